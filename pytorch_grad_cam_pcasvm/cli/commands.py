@@ -51,7 +51,10 @@ def atlas(options: Any) -> None:
 
 def evaluate(options: Any) -> None:
     """Write a report of whether maps can be believed."""
+    import json
+
     from pytorch_grad_cam_pcasvm import evaluation
+    from pytorch_grad_cam_pcasvm.evaluation.positions import found_in_words
     from pytorch_grad_cam_pcasvm.evaluation.report import CHECKS
     from pytorch_grad_cam_pcasvm.network.pools import is_dense
 
@@ -89,7 +92,11 @@ def evaluate(options: Any) -> None:
     checks: Any = {}
     if masks is not None:
         checks = {"checks": {name: {"masks": masks} if name == "localisation" else {} for name in CHECKS}}
-    print(f"open {study.report(options.out, **checks).resolve().as_uri()}")
+    page = study.report(options.out, **checks)
+    localised = json.loads((options.out / "report.json").read_text(encoding="utf-8"))["results"].get("localisation", {})
+    if "rows" in localised:
+        print(*found_in_words(evaluation.Result.from_dict(localised)), sep="\n")
+    print(f"open {page.resolve().as_uri()}")
 
 
 def _masks(options: Any, preparation: Any, folder: Any) -> Any:
@@ -119,12 +126,13 @@ def _measure_positions(study: Any, masks: Any, out: Path) -> None:
 
     import torch
 
-    from pytorch_grad_cam_pcasvm.evaluation.positions import values_of_positions
+    from pytorch_grad_cam_pcasvm.evaluation.positions import found_in_words, values_of_positions
     from pytorch_grad_cam_pcasvm.figures import plot_positions
     from pytorch_grad_cam_pcasvm.head.anomalies import tells_anomalies
 
     result = study.localisation(masks=masks)
     print(result)
+    print(*found_in_words(result), sep="\n")
     out.mkdir(parents=True, exist_ok=True)
     (out / "localisation.json").write_text(json.dumps(result.to_dict(), indent=1), encoding="utf-8")
     rows = [row for row in study.rows.tolist() if masks[row].any()][:_DRAWN]

@@ -1,6 +1,7 @@
 """Positions: how well a head that decides at every position, or a map, tells what lies inside of true masks."""
 
 import copy
+import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,6 +13,7 @@ from torch import Tensor
 from pytorch_grad_cam_pcasvm.evaluation.pixels import by_class, pixel_scores
 from pytorch_grad_cam_pcasvm.evaluation.regions import masks_of, regions_of
 from pytorch_grad_cam_pcasvm.evaluation.result import Result, Row
+from pytorch_grad_cam_pcasvm.evaluation.rivals import BLIND
 from pytorch_grad_cam_pcasvm.evaluation.subject import Subject, heat
 from pytorch_grad_cam_pcasvm.head.anomalies import tells_anomalies
 from pytorch_grad_cam_pcasvm.network.modules import evaluating
@@ -21,6 +23,26 @@ POINT = "pointing game"
 AUROC, AUPRO, F1, IMAGE_AUROC = "pixel AUROC", "AUPRO to 30 % of false positives", "best F1", "image AUROC"
 POSITIONS = "every position"  # of a head that decides there
 BACKGROUNDS = (0, "0", "background")  # names of the class outside of masks
+
+
+def found_in_words(result: Result) -> list[str]:
+    """Return in a sentence for each method in how many images its map finds what lies inside of masks.
+
+    Args:
+        result: of localisation; without masks there is nothing to say.
+    """
+    near = {
+        row.method: (row.estimate.mean, distance[1])
+        for row in result.rows
+        if (distance := re.fullmatch(f"{POINT}, within ([0-9.]+) pixels", row.measure))
+    }
+    return [
+        f"{'The values of every position find' if method == POSITIONS else f'The maps of {method} find'} the marked "
+        f"place in {share:.0%} of the images that have one: their strongest spot is on it, or at most {pixels} pixels "
+        "away" + (f" (a map that ignores the decision: {near[BLIND][0]:.0%})" if BLIND in near else "") + "."
+        for method, (share, pixels) in near.items()
+        if method != BLIND
+    ]
 
 
 class PixelValues:

@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 from pytorch_grad_cam_pcasvm.evaluation.completeness import completeness
 from pytorch_grad_cam_pcasvm.evaluation.faithfulness import KINDS, faithfulness
 from pytorch_grad_cam_pcasvm.evaluation.localisation import localisation
+from pytorch_grad_cam_pcasvm.evaluation.positions import found_in_words
 from pytorch_grad_cam_pcasvm.evaluation.result import BLANK, FAILED, PASSED, TOO_FEW, UNDECIDED, Result, Row, number
 from pytorch_grad_cam_pcasvm.evaluation.sensitivity import sensitivity
 from pytorch_grad_cam_pcasvm.evaluation.stability import stability
@@ -252,6 +253,7 @@ def _section(name: str, result: Any, pictures: Mapping[str, str]) -> str:
     rows = "\n".join(_row(row) for row in result.rows)
     parts = [
         f"<section><h2>{name.capitalize()}</h2><p>{html.escape(result.question.capitalize())}</p>",
+        *(f"<p>{html.escape(sentence)}</p>" for sentence in found_in_words(result)),
         f"<p><strong>If it fails:</strong> {IF_IT_FAILS[name]}</p>",
         '<table><thead><tr><th scope="col">method</th><th scope="col">measure</th><th scope="col">against</th>'
         '<th scope="col">mean ± standard error</th><th scope="col">n</th><th scope="col"></th></tr></thead>',

@@ -127,6 +127,8 @@ def test_pixels_are_measured_with_masks(parts, bank, tmp_path, capsys):
     maps = net.anomaly_map(torch.cat([good, spots]), size=(SIZE, SIZE))
     expected = roc_auc_score(truth.ravel(), maps.ravel())
     result = json.loads((tmp_path / "evaluation" / "localisation.json").read_text())
+    near = next(row["estimate"]["mean"] for row in result["rows"] if "within" in row["measure"])
+    assert f"The values of every position find the marked place in {near:.0%} of the images" in printed
     measured = {row["measure"]: row["estimate"]["mean"] for row in result["rows"]}
     assert measured["pixel AUROC"] == pytest.approx(expected, abs=1e-4)
     assert measured["image AUROC"] == 1.0

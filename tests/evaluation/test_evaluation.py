@@ -1,6 +1,7 @@
 """Evaluation: networks of which the answer is known."""
 
 import copy
+import html
 import json
 import sys
 import warnings
@@ -42,6 +43,7 @@ from pytorch_grad_cam_pcasvm.evaluation.localisation import (
     _scene,
     _tile_masks,
 )
+from pytorch_grad_cam_pcasvm.evaluation.positions import found_in_words
 from pytorch_grad_cam_pcasvm.evaluation.report import CHECKS
 from pytorch_grad_cam_pcasvm.evaluation.result import Result, Row
 from pytorch_grad_cam_pcasvm.evaluation.rivals import ANOTHER, BLIND, HEAD, RANDOM, RIVALS, Rivals
@@ -852,13 +854,25 @@ def test_rotations_that_do_not_change_a_target_are_told(corner, tmp_path, target
         assert told in page
 
 
-def test_images_without_an_object_are_told(corner):
+def test_images_without_an_object_are_told(corner, tmp_path):
     net, x, labels = corner
     masks = np.zeros((60, 12, 12))
     masks[:40, :6, :6] = 1
     found = E.localisation(net, (x, labels), ["features"], [ContributionCAM], masks=masks, images=None, **QUIET)
     assert found.settings["scenes"] == 40
     assert found.settings["not measured"] == "20 of 60 images: their mask or box is empty"
+    (sentence,) = found_in_words(found)
+    near, blind = (
+        next(row.estimate.mean for row in found.rows if row.method == name and "within" in row.measure and "," not in
+             row.measure.split("within")[1]) for name in ("ContributionCAM", BLIND)
+    )  # fmt: skip
+    assert sentence.startswith(f"The maps of ContributionCAM find the marked place in {near:.0%} of the images")
+    assert f"a map that ignores the decision: {blind:.0%}" in sentence
+    report = evaluation.report(
+        net, (x, labels), ["features"], [ContributionCAM], out=tmp_path, images=None, progress=False,
+        checks={"localisation": {"masks": masks}},
+    )  # fmt: skip
+    assert sentence in html.unescape(report.read_text())
 
 
 @pytest.mark.slow
