@@ -48,10 +48,18 @@ def export(options: Any) -> None:
     if not np.allclose(explainer.prepared(picture), transform(picture), atol=1e-4):
         options.out.unlink()
         raise ValueError(_OTHER)
-    print(f"wrote {options.out}: maps of {', '.join(metadata['titles'])}")
+    print(f"wrote {options.out}: maps of {_listed(metadata['titles'])}")
     print(f"differs from PyTorch by at most {max(metadata['differences'].values()):.0e} of the largest value")
     if options.page:
         print(f"open {export.page(options.out, options.page, options.runtime).resolve().as_uri()}")
+
+
+def _listed(titles: list[str]) -> str:
+    """Return what maps are of, components as one."""
+    others = [title for title in titles if not title.startswith("component ")]
+    count = len(titles) - len(others)
+    components = [titles[0] if count == 1 else f"{count} components"] if count else []
+    return ", ".join([*components, *others])
 
 
 def _some(images: Any, folder: Any) -> Any:
