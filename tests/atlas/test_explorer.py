@@ -698,6 +698,10 @@ def test_evidence_against_the_normal_class_is_shown_first(page: Page, tmp_path: 
     expect(page).to_have_url(re.compile("versus=null"))
     page.select_option("#category", "null")
     expect(page).not_to_have_url(re.compile("versus"))
+    expect(page.locator("#bars thead")).to_contain_text("its change")
+    page.check("#math")
+    expect(page.locator("#bars thead")).to_contain_text("secant g")
+    assert "math=true" in page.url
     with pytest.raises(ValueError, match="is not a class"):
         store.to_html(tmp_path / "page", normal="good")
     assert not complaints(page)

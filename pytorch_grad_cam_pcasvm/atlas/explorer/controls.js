@@ -92,8 +92,8 @@
       + ", explained by " + about.method + " at layer " + about.target_layer + from
       + ", maps " + about.height + " × " + about.width;
     of("help-method").textContent = about.addsUp
-      ? "These maps add up: each sums to the number minus its value at the baseline p₀, and the bars, "
-        + "g (p − p₀) with the secant g from the baseline, sum to the decision minus its value there."
+      ? "These maps add up: each sums to the number minus the one that it starts at, and the bars, the slope times the change, "
+        + "sum to the decision minus what that starts at. In symbols: p₀ is the baseline, g the secant from there, g (p − p₀) the bars."
       : "These maps are gradients: they show the effect of a very small change. The bars, g p, do not add up to "
         + "the decision unless the SVM is linear; deep inside a class, an RBF SVM’s gradient says little. "
         + "Contributions (ContributionCAM) add up.";
@@ -130,6 +130,8 @@
     tie("means-by", "by");
     for (const id of ["style", "scale", "colour", "judged"]) tie(id);
     of("opacity").addEventListener("input", () => atlas.view.set({ opacity: Number(of("opacity").value) }));
+    of("math").addEventListener("change", () => atlas.view.set({ math: of("math").checked }));
+    atlas.view.on(["math"], () => { of("math").checked = atlas.view.current.math; });
     atlas.view.on(["opacity"], () => { of("opacity").value = atlas.view.current.opacity; });
     atlas.view.on(["headData"], fillClasses);
     atlas.view.on(["headData"], fillColours);

@@ -37,7 +37,9 @@
     const shown = order.length > STRONGEST + 1 ? order.slice(0, STRONGEST) : order, others = order.slice(shown.length);
     const largest = Math.abs(found.parts[order[0]]);
     const sum = (numbers) => numbers.reduce((total, b) => total + found.parts[b], 0);
-    const names = ["Component", p0 ? "p − p₀" : "p", p0 ? "secant g" : "gradient g", p0 ? "g (p − p₀)" : "g p", ""];
+    const { said } = atlas.view;
+    const names = ["Component", ...(p0 ? [said("its change", "p − p₀"), said("slope", "secant g"), said("adds", "g (p − p₀)")]
+      : [said("its value", "p"), said("slope", "gradient g"), said("product", "g p")]), ""];
     const head = element("thead", {}, element("tr", {}, ...names.map((name) => element("th", { scope: "col" }, name))));
     const rows = shown.map((b) => {
       const go = element("button", { type: "button", className: "link" }, String(b + 1));
@@ -55,7 +57,9 @@
     };
     if (others.length) rows.push(line(others.length + " others", sum(others)));
     if (p0) {
-      rows.push(line("Sum = value − value at the baseline", sum(order), true), line("Baseline", found.baselineValue));
+      const start = Math.abs(found.baselineValue) < 1e-6 * Math.abs(found.value) ? 0 : found.baselineValue; // rounding
+      rows.push(line(said("Sum", "Sum = value − value at the baseline"), sum(order), true));
+      rows.push(line(said("Starts at", "Baseline"), start));
     } else {
       rows.push(line("Sum", sum(order), true));
       rows.push(line("Not in the gradient: intercept, curvature", found.value - sum(order)));
@@ -99,8 +103,9 @@
     }
     const size = (list) => list.reduce((total, { part }) => total + Math.abs(part), 0);
     const shown = parts.slice(0, STRONGEST);
+    const { said } = atlas.view;
     const share = Math.round((100 * size(shown)) / (size(parts) || 1));
-    note.textContent = "What each support vector adds to " + described(found) + " (α c K), strongest first: these " + shown.length
+    note.textContent = "What each support vector adds to " + described(found) + said("", " (α c K)") + ", strongest first: these " + shown.length
       + " of " + parts.length + " account for " + share + " % of the total, regardless of sign. Intercept: "
       + number(intercept) + ".";
     if (shown.some(({ row, training }) => row < 0 && !head.examples[training])) {
@@ -133,7 +138,7 @@
 
   /** Makes bars and support vectors follow the view. */
   function setUp() {
-    const names = ["row", "headData", "category", "versus"], { on } = atlas.view;
+    const names = ["row", "headData", "category", "versus", "math"], { on } = atlas.view;
     on(names, filling(document.getElementById("bars"), bars));
     on(names, filling(document.getElementById("vectors"), vectors));
   }

@@ -110,7 +110,7 @@
   /** Returns a bar of the colours of a map, with the numbers at its ends. */
   function colourBar(nu, logScale) {
     const bar = element("canvas", { role: "img", width: 120, height: 10, className: "colours" });
-    bar.setAttribute("aria-label", "colours from minus nu, blue, to nu, red");
+    bar.setAttribute("aria-label", "colours from blue, which lowers it, to red, which raises it");
     const context = bar.getContext("2d");
     for (let x = 0; x < 120; x++) {
       const value = (x - 59.5) / 59.5;
@@ -119,7 +119,7 @@
       context.fillRect(x, 0, 1, 10);
     }
     const top = number(nu, logScale);
-    return element("span", { className: "bar" }, MINUS + top, bar, top + " (nu)");
+    return element("span", { className: "bar" }, MINUS + top, bar, top + atlas.view.said("", " (nu)"));
   }
 
   /** Returns a text that breaks between the words of a file name, not within them. */

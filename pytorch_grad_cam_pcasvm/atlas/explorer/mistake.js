@@ -58,7 +58,7 @@
     }
     const tipped = tipping(found);
     return between + (tipped ? "Without " + listed(tipped) + " it would be " + truth + "."
-      : "No component tipped it: at the baseline, before any of them counts, " + predicted + " already wins.");
+      : "No component tipped it: where they start, before any of them counts, " + predicted + " already wins.");
   }
 
   /** Returns the tiles of the image, of the decision and of its parts, all on one scale. */
@@ -81,7 +81,7 @@
     }));
     const top = drawn.reduce((most, { map }) => map.reduce((far, value) => Math.max(far, Math.abs(value)), most), 0);
     const even = Math.abs(found.baselineValue) < 1e-6 * Math.abs(found.value);
-    const start = even ? "0, where the two are even," : number(found.baselineValue) + " at the baseline";
+    const start = even ? "0, where the two are even," : number(found.baselineValue) + ", where they start,";
     key.append("Red favours " + predicted + ", blue favours " + truth + ", on one scale: ",
       atlas.maps.colourBar(top, found.logScale), ". ",
       "The parts go from " + start + " to " + number(found.value) + ".",

@@ -2,7 +2,7 @@
 (function (atlas) {
   "use strict";
 
-  const { element, filling, number, tile } = atlas.maps;
+  const { element, filling, number, tile } = atlas.maps, { said } = atlas.view;
   const AT_FIRST = 24; // components that are drawn before all are asked for
   const AT_AN_END = 10;
   const LONGEST = 32; // characters of a name in a tile
@@ -95,8 +95,8 @@
     const note = document.getElementById("components-note");
     const less = parts && found.moved ? ", apart from a constant" : "";
     note.textContent = parts ? "Each map times its factor g, all on one scale: they add up to the map of the decision" + less + "."
-      : one === null ? "Each map on its own scale, nu. Click one to see the two ends of its component."
-        : "All on one scale, the largest nu of this image. Click one to see the two ends of its component.";
+      : one === null ? "Each map has a strongest colour of its own. Click one to see the two ends of its component."
+        : "All on one scale. Click one to see the two ends of its component.";
     const button = document.getElementById("every"), count = every ? about.components : Math.min(AT_FIRST, about.components);
     button.hidden = about.components <= AT_FIRST;
     button.textContent = every ? "Show the first " + AT_FIRST : "Show all " + about.components + " components";
@@ -105,9 +105,10 @@
       const title = "Component " + (b + 1) + ": " + number(p[b]), nu = parts ? Math.abs(strengths[b]) : maps.nu[b];
       const log = parts ? found.logScale : atlas.data.logScale ? atlas.data.logScale[row * about.components + b] : 0;
       const drawn = atlas.maps.canvases(picture, shown, 108, title);
-      const scaleLine = nu === 0 ? "blank (nu 0)" : (parts ? "nu of g·P " : "nu ") + number(nu, log);
+      const scaleLine = nu === 0 ? "blank" : said("strongest colour ", parts ? "nu of g·P " : "nu ") + number(nu, log);
       const start = p0 && Math.abs(p0[b]) > 1e-6 * Math.abs(p[b]) ? p0[b] : 0; // at the mean it is 0 but for rounding
-      const from = p0 ? ["from " + number(start) + " at the baseline"] : [];
+      const from = p0 && (start || atlas.view.current.math)
+        ? [said("starts at ", "from ") + number(start) + said("", " at the baseline")] : [];
       return tile(drawn, [title, ...from, scaleLine], title + ", " + scaleLine + ": show its two ends",
         () => atlas.view.set({ component: b }));
     });
@@ -130,9 +131,9 @@
     return rows.map((row, k) => {
       const nu = maps[k].nu[component], value = number(values[row * about.components + component]);
       const shown = shownOf(maps[k], component, strengths[k], scale === "one" ? largest : strengths[k]);
-      const title = titleOf(row), lines = ["p " + value, nu === 0 ? "blank" : "nu " + number(nu), title];
+      const title = titleOf(row), colour = nu === 0 ? "blank" : said("strongest colour ", "nu ") + number(nu);
       const label = "Image " + title + ", component " + (component + 1) + " " + value + ": show this image";
-      return tile(atlas.maps.canvases(pictures[k], shown, 96, title), lines, label, () => atlas.view.set({ row }));
+      return tile(atlas.maps.canvases(pictures[k], shown, 96, title), [said("value ", "p ") + value, colour, title], label, () => atlas.view.set({ row }));
     });
   }
 
@@ -157,14 +158,14 @@
     return found.groups.map((name, g) => {
       const alt = "mean map of " + name + ", component " + (component + 1);
       const drawn = atlas.maps.canvases(null, { map: of(g), divisor: largest }, 84, alt);
-      return tile(drawn, [name, found.counts[g] + (found.counts[g] === 1 ? " image" : " images"), "nu " + number(nus[g])]);
+      return tile(drawn, [name, found.counts[g] + (found.counts[g] === 1 ? " image" : " images"), said("strongest colour ", "nu ") + number(nus[g])]);
     });
   }
 
   /** Makes all panels follow the view. */
   function setUp() {
     const { on, set } = atlas.view, of = (id) => document.getElementById(id);
-    const drawing = ["style", "opacity"], decision = ["category", "versus"];
+    const drawing = ["style", "opacity", "math"], decision = ["category", "versus"];
     const redrawn = filling(of("components"), components);
     on(["row", "headData", "x", "y"], facts);
     on(["row", "headData", ...decision, ...drawing], filling(of("large"), large));

@@ -4,7 +4,7 @@
 
   const DEFAULTS = {
     x: 0, y: 1, colour: "class", head: 0, category: null, versus: null, style: "signed", scale: "own", opacity: 50,
-    row: 0, component: 0, class: null, judged: "all", low: null, high: null, by: null, why: false,
+    row: 0, component: 0, class: null, judged: "all", low: null, high: null, by: null, why: false, math: false,
   };
   const CHOICES = {
     colour: ["class", "prediction", "decision", "error"],
@@ -74,7 +74,7 @@
     for (const [name, choices] of Object.entries(CHOICES)) {
       if (choices.includes(words.get(name))) found[name] = words.get(name);
     }
-    found.why = words.get("why") === "true";
+    for (const name of ["why", "math"]) found[name] = words.get(name) === "true";
     found.head = integer(words.get("head"), about.heads.length, 0);
     const classes = (about.heads[found.head] && about.heads[found.head].classes) || [];
     found.category = integer(words.get("category"), classes.length, null);
@@ -122,5 +122,8 @@
 
   on(["class", "judged", "low", "high", "headData"], () => { selection = null; });
 
-  atlas.view = { DEFAULTS, current: view, groupOf, groupsOf, on, parsed, selected, set, start };
+  /** Returns words, or the symbols of the documentation if the reader wants to see the mathematics. */
+  const said = (words, symbols) => (view.math ? symbols : words);
+
+  atlas.view = { DEFAULTS, current: view, groupOf, groupsOf, on, parsed, said, selected, set, start };
 })((window.atlas = window.atlas || {}));
