@@ -5,7 +5,7 @@ from typing import Any
 
 import pytorch_grad_cam_pcasvm as package
 from pytorch_grad_cam_pcasvm.cli.folders import accuracy, classes_in, tell_bad
-from pytorch_grad_cam_pcasvm.cli.methods import layers_of, options_of
+from pytorch_grad_cam_pcasvm.cli.methods import coarsest_of, layers_of, options_of
 from pytorch_grad_cam_pcasvm.cli.networks import RUN, head_of, network
 from pytorch_grad_cam_pcasvm.cli.preparation import resize_of_masks, tell_whites
 
@@ -71,8 +71,15 @@ def evaluate(options: Any) -> None:
     methods = {name: getattr(package, name) for name in names}
     *finer, layer = layers = layers_of(options, net, preparation)
     method_options = options_of(options, [*methods.values()], net, layers, preparation) if not dense else {}
+    combines = [method for method in method_options if issubclass(method, package.ContributionCAM)]
+    if finer and not combines:
+        raise ValueError("--layer names several layers, which ContributionCAM alone makes one map of: name one")
     if finer:
-        method_options = {name: {"target_layers": layers, **more} for name, more in method_options.items()}
+        layer = coarsest_of(net, layers)
+        for method in combines:
+            method_options[method] = {"target_layers": layers, **method_options[method]}
+        if len(combines) < len(methods):
+            print(f"maps of methods other than ContributionCAM are of {layer} alone")
     folder = preparation.folder(options.images)
     tell_whites(preparation.white_level, folder.paths)
     masks = None if options.masks is None else _masks(options, preparation, folder)

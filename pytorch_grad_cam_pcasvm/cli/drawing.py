@@ -59,7 +59,8 @@ def explain(options: Any) -> None:
     first = list(islice(drawn, 1))  # what is wrong with all is said before anything is written
     out = options.out
     out.mkdir(parents=True, exist_ok=True)
-    gallery, written = Gallery(options.images.name), set[Path]()
+    explained = next((title for title in first[0].numbers if not title.startswith("share of")), "") if first else ""
+    gallery, written = Gallery(options.images.name, explained), set[Path]()
     with (out / "values.csv").open("w", newline="", encoding="utf-8") as file:
         table = csv.writer(file)
         for name, label, truth, numbers, sheet in tqdm(
@@ -75,7 +76,8 @@ def explain(options: Any) -> None:
             written.add(path)
             path.parent.mkdir(parents=True, exist_ok=True)
             sheet.save(path)
-            gallery.add(Card(path.relative_to(out).as_posix(), sheet, label, truth))
+            anomaly = next((number for title, number in numbers.items() if title.startswith("anomaly")), None)
+            gallery.add(Card(path.relative_to(out).as_posix(), sheet, label, truth, anomaly))
     tell_bad(bad)
     gallery.write(out / "index.html")
     print(f"wrote maps of {count - len(bad)} images and {out / 'values.csv'}")

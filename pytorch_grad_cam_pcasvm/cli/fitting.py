@@ -58,10 +58,14 @@ def fit(options: Any) -> None:
     unit = "images" if patches is None else "patches"
     if patches is not None:
         print(f"{len(features)} patches of {len(set(training.rows))} images")
+    most = max(1, min(features.shape) - 1)
+    if options.components > most and not options.components_typed:
+        options.components = most
+        print(f"{most} components, as there are {len(features)} {unit} with {features.shape[1]} features")
     if options.components > min(features.shape):
         raise ValueError(
-            f"{len(features)} {unit} with {features.shape[1]} features have fewer components: add images, or lower "
-            f"--components, to {min(features.shape) - 1} or fewer"
+            f"{len(features)} {unit} with {features.shape[1]} features have fewer components: lower --components, to "
+            f"{most} or fewer"
         )
     if of_good_parts:
         pipeline = _pipeline(options, len(features)).fit(features)
@@ -268,6 +272,7 @@ def _check(options: Any) -> None:
     """Refuse options before anything takes long."""
     from pytorch_grad_cam_pcasvm.network.pools import is_dense
 
+    options.components_typed = options.components is not None
     if options.components is None:
         options.components = _COMPONENTS.get(options.classifier, 8)
     if options.components < 1:

@@ -23,8 +23,8 @@ small {{ color: #555 }}
 </style></head><body>
 <h1>{title}</h1>
 <p>{summary}</p>
-<p><small>Left: the picture. Right: red raises what is explained, blue lowers it; each picture has its own strongest
-colour. Sheets with values and components lie beside this page.</small></p>
+<p><small>Beside each picture, red raises what is explained, and blue lowers it. Each map has a strongest colour of its
+own, so a pale value may look strong: the sheets beside this page say what it stands for.</small></p>
 <main>
 {cards}
 </main></body></html>
@@ -40,12 +40,14 @@ class Card:
         sheet: the sheet, of which the large pictures are shown.
         label: the predicted class, or None.
         truth: the class of its folder, or None.
+        anomaly: how unlike the training set it is, or None.
     """
 
     name: str
     sheet: Any
     label: Any
     truth: Any
+    anomaly: float | None = None
 
 
 class Gallery:
@@ -53,11 +55,12 @@ class Gallery:
 
     Args:
         name: of the folder of pictures.
+        explained: what the maps explain.
     """
 
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._cards: list[tuple[int, str]] = []
+    def __init__(self, name: str, explained: str) -> None:
+        self._name, self._explained = name, explained
+        self._cards: list[tuple[float, str]] = []
         self._wrong = self._judged = 0
 
     def add(self, card: Card) -> None:
@@ -74,9 +77,11 @@ class Gallery:
         if card.label is not None:
             mark = f", labelled {card.truth}" if wrong else ", right" if judged else ""
             words.insert(0, f"<b>{html.escape(f'{card.label}{mark}')}</b>")
+        if card.anomaly is not None:
+            words.insert(0, f"<b>anomaly {card.anomaly:.3g}</b>")
         text = base64.b64encode(file.getvalue()).decode()
         self._cards.append((
-            not wrong,
+            float(not wrong) if card.anomaly is None else -card.anomaly,
             f'<figure class="{"wrong" if wrong else "right" if judged else ""}">'
             f'<img loading="lazy" src="data:image/jpeg;base64,{text}" alt="{html.escape(card.name)} with its map">'
             f"<figcaption>{'<br>'.join(words)}</figcaption></figure>",
@@ -84,7 +89,7 @@ class Gallery:
 
     def write(self, path: Path) -> None:
         """Write the page."""
-        summary = f"{len(self._cards)} pictures"
+        summary = f"{len(self._cards)} pictures, and what the maps explain: {html.escape(self._explained)}"
         if self._judged:
             summary += f"; of {self._judged} with a label {self._wrong} are wrong" + ", these first" * bool(self._wrong)
         cards = "\n".join(text for _, text in sorted(self._cards, key=lambda card: card[0]))

@@ -48,6 +48,12 @@ def layers_of(options: Any, net: Any, preparation: Preparation) -> list[str]:
     return list(compared.settings["recommended"])
 
 
+def coarsest_of(net: Any, layers: Sequence[str]) -> str:
+    """Return the layer that runs last."""
+    order = [name for name, _ in net.feature_source()[0].named_modules()]
+    return max(layers, key=lambda name: max(n for n, inner in enumerate(order) if f"{inner}.".startswith(f"{name}.")))
+
+
 def options_of(
     options: Any, methods: Sequence[type], net: Any, layers: Sequence[str], preparation: Preparation
 ) -> dict[type, dict[str, Any]]:
@@ -88,6 +94,8 @@ def targets_of(options: Any, net: Any) -> list[Any]:
     if options.components is None and not dense and not anomalies:
         count = most
     category, versus = (_label(getattr(options, name), name, net.head) for name in ("category", "versus"))
+    if category is not None and category == versus:
+        raise ValueError(f"--class and --versus are both {category}: name two classes")
     decisions: list[Any] = [] if net.head.decision_position is None else [default_decision(net.head)]
     if category is not None or versus is not None:
         decisions = [package.SVMTarget(category, versus=versus, at=at)]

@@ -17,6 +17,7 @@ from pytorch_grad_cam_pcasvm.evaluation.rivals import BLIND, HEAD, Rivals
 from pytorch_grad_cam_pcasvm.evaluation.statistics import ALIKE, Estimate, rank_correlations
 from pytorch_grad_cam_pcasvm.evaluation.subject import Subject, generator, seeded, signed, with_head
 from pytorch_grad_cam_pcasvm.network.features import output_of
+from pytorch_grad_cam_pcasvm.network.grid import upsampled
 from pytorch_grad_cam_pcasvm.network.modules import evaluating
 from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
 from pytorch_grad_cam_pcasvm.targets import PCATarget, QuadraticTarget
@@ -100,7 +101,10 @@ def sensitivity(  # noqa: D417 - of the study its class tells
                     )
                     after.setdefault((name, measure, ""), torch.empty_like(first))[places] = randomised
         for key, randomised in after.items():
-            correlations = rank_correlations(*(tensor.cpu().numpy() for tensor in (before[key[0]], randomised)))
+            first = before[key[0]]
+            if randomised.shape != first.shape:  # controls are of one layer, and maps may be of several
+                randomised = upsampled(randomised.unsqueeze(1), first.shape[1:])[:, 0]
+            correlations = rank_correlations(*(tensor.cpu().numpy() for tensor in (first, randomised)))
             similarities[key].append(np.abs(correlations))
         for method, of_method in maps.items():
             changed = [

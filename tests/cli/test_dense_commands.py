@@ -108,6 +108,10 @@ def test_good_parts_alone(parts, bank, tmp_path, capsys):
     assert main([*command, "--at", "3,4", "--components", "1", "--out", str(tmp_path / "place")]) == 0
     with (tmp_path / "place" / "values.csv").open() as file:
         assert next(csv.reader(file))[3:] == ["component 1 at (3, 4)", "anomaly at (3, 4)"]
+    page = (tmp_path / "maps" / "index.html").read_text()
+    anomalies = [float(number) for number in re.findall(r"<b>anomaly ([0-9.e+-]+)</b>", page)]
+    assert len(anomalies) == 11
+    assert anomalies == sorted(anomalies, reverse=True)
 
 
 def test_pixels_are_measured_with_masks(parts, bank, tmp_path, capsys):

@@ -1,6 +1,7 @@
 """The command ``explain`` with a network and a head, as it is typed; and heads without a gradient in all commands."""
 
 import csv
+import json
 import sys
 from types import SimpleNamespace
 
@@ -91,7 +92,7 @@ def test_the_maps_of_a_head_are_those_of_its_method(typed, weights, tmp_path):
 
 
 @pytest.mark.slow
-def test_finer_layers_say_where(typed, weights, tmp_path):
+def test_finer_layers_say_where(typed, weights, tmp_path, capsys):
     head = tmp_path / "head.safetensors"
     fit = ["--images", str(typed.photos), *typed.network, "--components", "3", "--out", str(head)]
     assert main(["fit", *fit]) == 0
@@ -113,6 +114,14 @@ def test_finer_layers_say_where(typed, weights, tmp_path):
         drawn = np.asarray(sheet.convert("RGB"), float)[:, 478:936]
     assert min(np.abs(drawn[y : y + size[1]] - expected).max() for y in range(len(drawn) - size[1])) <= 12
     assert main(["atlas", *network, "--head", str(head), "--out", str(tmp_path / "atlas")]) == 2
+    capsys.readouterr()
+    few = ["--count", "4", "--batch-size", "2", "--out", str(tmp_path / "evaluation")]
+    assert main(["evaluate", *network, "--head", str(head), *few, "--method", "ClosedFormGradCAM"]) == 2
+    assert "which ContributionCAM alone makes one map of" in capsys.readouterr().err
+    assert main(["evaluate", *network, "--head", str(head), *few]) == 0
+    assert "maps of methods other than ContributionCAM are of features alone" in capsys.readouterr().out
+    results = json.loads((tmp_path / "evaluation" / "report.json").read_text())["results"]
+    assert "reason" not in results["sensitivity"]
 
 
 def test_a_few_components_or_none(typed, tmp_path):

@@ -29,6 +29,7 @@ from pytorch_grad_cam_pcasvm import (
     SVMTarget,
     evaluation,
     extract_features,
+    mean_activations,
 )
 from pytorch_grad_cam_pcasvm.data.images import stretched
 from pytorch_grad_cam_pcasvm.evaluation.completeness import CONTRADICTING, ERROR
@@ -1144,6 +1145,20 @@ def test_decisions_for_the_normal_class_are_left_out(corner):
     assert "decisions for 0 are left out" in study.localisation().question
     with pytest.raises(ValueError, match="is not a class"):
         evaluation.Study(net, (x, labels), ["features"], normal="good")
+
+
+def test_maps_of_several_layers_are_compared_with_controls_of_one():
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Conv2d(3, 6, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 8, 3, padding=1), nn.ReLU()
+    )
+    x, labels = torch.rand(12, 3, 16, 16), np.arange(12) % 2
+    features = net(x).mean((2, 3)).detach().numpy()
+    whole = PCASVMNet(net, make_pipeline(PCA(3), SVC()).fit(features, labels), "4", pool="mean").eval()
+    methods = {"both": (ContributionCAM, {"target_layers": ["1", "4"], "mean": [
+        mean_activations(whole, [x], layer, progress=False) for layer in ("1", "4")]})}  # fmt: skip
+    result = evaluation.sensitivity(whole, (x, labels), ["4"], methods, layers=1, images=None, progress=False)
+    assert {row.estimate.n for row in result.rows if row.measure == LIKENESS} == {12}
 
 
 def one_component(net, x, labels):
