@@ -122,10 +122,8 @@ def build(
     """
     if torch.is_autocast_enabled(device_of(net).type):
         raise ValueError("build an atlas outside autocast, which would not apply to other processes")
-    numbers = {
-        "batch_size": batch_size, "patches": patches, "shard_size": shard_size, "block": block, "processes": processes,
-    }  # fmt: skip
-    _check(net, target_layers, method, engine, numbers, options)
+    numbers = {"batch_size": batch_size, "patches": patches, "shard_size": shard_size, "block": block}
+    _check(net, target_layers, method, engine, numbers | {"processes": processes}, options)
     layer = str(layer_name(net.feature_source()[0], target_layers[0]))
     images = Images(dataset, transform, picture, thumbnails=THUMBNAIL if thumbnails else 0)
     block = block or BLOCK.get(device_of(net).type, BLOCK["cuda"])
@@ -137,24 +135,14 @@ def build(
             "an atlas is made of components, but this head has none: put a PCA in front, as in "
             "make_pipeline(StandardScaler(), PCA(16), SVC())"
         )
-    for target in targets or ():
-        if isinstance(encoded(target), str):
-            raise TypeError(
-                f"an atlas keeps maps of the package's own targets only, such as SVMTarget, got {target!r:.80}"
-            )
-        if is_dense(net.pool) and getattr(target, "at", None) is not None:
-            raise ValueError(f"an atlas chooses the patches itself, patches={patches}: leave at= out of {target!r:.80}")
+    _check_targets(targets or (), patches if is_dense(net.pool) else None)
     of_rows = partial(PatchExplainer, patches) if is_dense(net.pool) else Explainer
-    arguments = (net, method, layer, options), (output.components.shape[1], block)
-    explainer = of_rows(*arguments[0], targets or [], *arguments[1])
+    explainer = of_rows(net, method, layer, options, targets or [], output.components.shape[1], block)
     probe = explainer(first)
     if targets is None and not explainer.linear and output.decision is not None:
-        explainer = of_rows(*arguments[0], [SVMTarget()], *arguments[1])
+        explainer = of_rows(net, method, layer, options, [SVMTarget()], output.components.shape[1], block)
         probe = explainer(first)
-    if shard_size is None:
-        of_image = sum(array.nbytes for array in probe.values() if isinstance(array, np.ndarray))
-        shard_size = max(1, min(2048, SHARD_BYTES // of_image, -(-len(images) // 16)))  # a stop loses a 16th at most
-    shard_size = -(-shard_size // block) * block
+    shard_size = _shard_size(shard_size, probe, len(images), block)
     kinds: dict[str, str] = {}
     for name in ("label", "prediction"):
         if name in probe and probe[name][0] is not None:
@@ -220,6 +208,25 @@ def _check(
             not isinstance(number, int) or number < 1
         ):
             raise ValueError(f"{name} must be a positive integer, got {number!r}")
+
+
+def _shard_size(wanted: int | None, probe: Mapping[str, Any], images: int, block: int) -> int:
+    """Return the number of images per shard, a multiple of ``block``."""
+    if wanted is None:
+        of_image = sum(array.nbytes for array in probe.values() if isinstance(array, np.ndarray))
+        wanted = max(1, min(2048, SHARD_BYTES // of_image, -(-images // 16)))  # a stop loses a 16th at most
+    return -(-wanted // block) * block
+
+
+def _check_targets(targets: Sequence[Target], patches: int | None) -> None:
+    """Refuse targets that cannot be kept; those of patches, if rows are these, have no place of their own."""
+    for target in targets:
+        if isinstance(encoded(target), str):
+            raise TypeError(
+                f"an atlas keeps maps of the package's own targets only, such as SVMTarget, got {target!r:.80}"
+            )
+        if patches is not None and getattr(target, "at", None) is not None:
+            raise ValueError(f"an atlas chooses the patches itself, patches={patches}: leave at= out of {target!r:.80}")
 
 
 def _entries(

@@ -101,11 +101,7 @@ def sensitivity(  # noqa: D417 - of the study its class tells
                     )
                     after.setdefault((name, measure, ""), torch.empty_like(first))[places] = randomised
         for key, randomised in after.items():
-            first = before[key[0]]
-            if randomised.shape != first.shape:  # controls are of one layer, and maps may be of several
-                randomised = upsampled(randomised.unsqueeze(1), first.shape[1:])[:, 0]
-            correlations = rank_correlations(*(tensor.cpu().numpy() for tensor in (first, randomised)))
-            similarities[key].append(np.abs(correlations))
+            similarities[key].append(_likeness(before[key[0]], randomised))
         for method, of_method in maps.items():
             changed = [
                 parts[-1]
@@ -126,6 +122,13 @@ def sensitivity(  # noqa: D417 - of the study its class tells
         rows,
         target_layer=subject.layer,
     )
+
+
+def _likeness(maps: Tensor, others: Tensor) -> np.ndarray:
+    """Return the absolute rank correlation of two maps of each image, (N,)."""
+    if others.shape != maps.shape:  # controls are of one layer, and maps may be of several
+        others = upsampled(others.unsqueeze(1), maps.shape[1:])[:, 0]
+    return np.abs(rank_correlations(*(tensor.cpu().numpy() for tensor in (maps, others))))
 
 
 class Cascade:

@@ -146,10 +146,8 @@ def plot_mistake(
     # Of dense features, there is a row for each patch.
     grid = output.grid or Grid((), ())
     positions = grid.count if output.grid else 1
-    if features is None:
-        rows = values_of(net, x, batch_size)[0].movedim(1, -1).reshape(-1, len(p))
-    else:
-        rows = _components(net, features, len(x) * positions)
+    known = None if features is None else _components(net, features, len(x) * positions)
+    rows = values_of(net, x, batch_size)[0].movedim(1, -1).reshape(-1, len(p)) if known is None else known
     row_labels = majority(image_labels, grid.shape)[0].ravel() if masks else image_labels.repeat(positions)
     distances = (rows - p).norm(dim=1).numpy()
     distances[(x == one).flatten(1).all(1).cpu().numpy().repeat(positions)] = np.inf  # no image is its own neighbour
