@@ -127,8 +127,7 @@ def plot_mistake(
 
     p, predictions, output = values_of(net, one, 1)
     of_truth = float(SVMTarget(truth, at=at)(output))  # which refuses a place that there is not
-    here = (0, *at) if at else (0,)
-    p, predicted = p.movedim(1, -1)[here], predictions[here]
+    p, predicted = (values[(0, *(at or ()))] for values in (p.movedim(1, -1), predictions))
     predicted = predicted.item() if isinstance(predicted, np.generic) else predicted
     if predicted == truth:
         raise ValueError(
@@ -144,8 +143,7 @@ def plot_mistake(
     margins = [(names[predicted], float(SVMTarget(predicted, at=at)(output))), (names[truth], of_truth)]
 
     # Of dense features, there is a row for each patch.
-    grid = output.grid or Grid((), ())
-    positions = grid.count if output.grid else 1
+    grid, positions = output.grid or Grid((), ()), output.grid.count if output.grid else 1
     known = None if features is None else _components(net, features, len(x) * positions)
     rows = values_of(net, x, batch_size)[0].movedim(1, -1).reshape(-1, len(p)) if known is None else known
     row_labels = majority(image_labels, grid.shape)[0].ravel() if masks else image_labels.repeat(positions)
