@@ -20,7 +20,7 @@ def atlas(options: Any) -> None:
     net, preparation = network(options)
     method = getattr(package, options.method)
     *finer, layer = layers_of(options, net, preparation)
-    if finer and options.layer != ["auto"]:
+    if finer:
         raise ValueError("an atlas is made at one layer: name it once")
     folder = preparation.folder(options.images)
     tell_whites(preparation.white_level, folder.paths)

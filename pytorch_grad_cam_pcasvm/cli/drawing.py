@@ -26,6 +26,7 @@ class Drawn(NamedTuple):
         name: its name in the folder.
         label: its predicted class, or None.
         truth: the class of its folder, or None.
+        right: whether they are the same; None: there is no such class to predict, or none is.
         numbers: the values of the targets by their titles; of heads that decide at every position also the share of
             each class, or the highest anomaly.
         sheet: the picture to write.
@@ -34,6 +35,7 @@ class Drawn(NamedTuple):
     name: str
     label: Any
     truth: str | None
+    right: bool | None
     numbers: dict[str, float]
     sheet: Any
 
@@ -46,7 +48,8 @@ def _drawn(name: str, sheets: Any, outputs: Any, row: int, sheet: Any, truth: st
     if "anomaly" in outputs and not any(title.startswith("anomaly") for title in numbers):
         numbers = {"anomaly": float(outputs["anomaly"][row].max())} | numbers
     shares = {f"share of {name}": share for name, share in sheets.shares(outputs, row).items()}
-    return Drawn(name, None if shares else sheets.predicted(outputs, row), truth, shares | numbers, sheet)
+    label = None if shares else sheets.predicted(outputs, row)
+    return Drawn(name, label, truth, sheets.right(outputs, row, truth), shares | numbers, sheet)
 
 
 def explain(options: Any) -> None:
@@ -63,7 +66,7 @@ def explain(options: Any) -> None:
     gallery, written = Gallery(options.images.name, explained), set[Path]()
     with (out / "values.csv").open("w", newline="", encoding="utf-8") as file:
         table = csv.writer(file)
-        for name, label, truth, numbers, sheet in tqdm(
+        for name, label, truth, right, numbers, sheet in tqdm(
             chain(first, drawn), total=count, unit="image", leave=False, delay=_PATIENCE
         ):
             if not file.tell():
@@ -77,7 +80,7 @@ def explain(options: Any) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             sheet.save(path)
             anomaly = next((number for title, number in numbers.items() if title.startswith("anomaly")), None)
-            gallery.add(Card(path.relative_to(out).as_posix(), sheet, label, truth, anomaly))
+            gallery.add(Card(path.relative_to(out).as_posix(), sheet, label, truth, right, anomaly))
     tell_bad(bad)
     gallery.write(out / "index.html")
     print(f"wrote maps of {count - len(bad)} images and {out / 'values.csv'}")
@@ -156,9 +159,10 @@ def _with_network(options: Any, bad: list[str]) -> tuple[int, Iterator[Drawn]]:
     cam = method(net, layers, **options_of(options, [method], net, layers, preparation)[method])
     images = Images(preparation.folder(options.images), thumbnails=0)
     tell_whites(preparation.white_level, images.data.paths)
-    steps, drawn_components = preparation.steps, _COMPONENTS if options.components is None else options.components
+    steps, most = preparation.steps, options.components or _COMPONENTS
     decisions = [target for target in targets if not isinstance(target, package.PCATarget)]
-    ranked = bool(decisions) and net.head.component_position is not None and not is_dense(net.pool)
+    # Where components are wanted, and carry a decision.
+    ranked = len(decisions) < len(targets) and net.head.decision_position is not None and not is_dense(net.pool)
 
     def drawn(rows: range) -> Iterator[Drawn]:
         batch = images.read(rows)
@@ -171,7 +175,7 @@ def _with_network(options: Any, bad: list[str]) -> tuple[int, Iterator[Drawn]]:
         chosen, parts = targets, [[]] * len(x)  # type: list[Any], list[list[int]]
         if ranked:
             with torch.no_grad():
-                parts = strongest(net(x), decisions[0], drawn_components)
+                parts = strongest(net(x), decisions[0], most)
             carrying = sorted({b for of_image in parts for b in of_image})
             chosen = [*decisions, *map(package.PCATarget, carrying)]
         maps = cam.explain(x, chosen)

@@ -40,6 +40,7 @@ class Card:
         sheet: the sheet, of which the large pictures are shown.
         label: the predicted class, or None.
         truth: the class of its folder, or None.
+        right: whether they are the same, or None.
         anomaly: how unlike the training set it is, or None.
     """
 
@@ -47,7 +48,8 @@ class Card:
     sheet: Any
     label: Any
     truth: Any
-    anomaly: float | None = None
+    right: bool | None
+    anomaly: float | None
 
 
 class Gallery:
@@ -65,8 +67,7 @@ class Gallery:
 
     def add(self, card: Card) -> None:
         """Add a card; its picture is kept small."""
-        judged = card.label is not None and card.truth is not None
-        wrong = judged and str(card.label) != str(card.truth)
+        judged, wrong = card.right is not None, card.right is False
         self._judged += judged
         self._wrong += wrong
         picture = card.sheet.crop(card.sheet.info["pictures"])

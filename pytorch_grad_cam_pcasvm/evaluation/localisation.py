@@ -95,8 +95,7 @@ def localisation(  # noqa: D417 - of the study its class tells
     measured = defaultdict[Any, list[np.ndarray]](list)  # by method, measure and rival
     chances = []
     scenes = _tiled(subject, 0 if pasted else tiles) if masks is None else _masked(subject, masks)
-    for x, labels, where, rows_of in scenes:
-        targets = [SVMTarget(label) for label in labels] if masks is None else subject.targets(x)
+    for x, targets, where, rows_of in scenes:
         size = x.shape[2:]
         chances.append(where.reshape(len(where), -1).mean(1))
         shared = {name: heat(maps, size) for name, maps in against.next(x, targets, rows_of).items()}
@@ -160,7 +159,7 @@ def _rows(subject: Subject, against: Rivals, numbers_of: Mapping[Any, np.ndarray
 
 
 def _tiled(subject: Subject, tiles: int) -> Any:
-    """Yield scenes (N, ...), the class explained in each, where it is, (N, H, W), and its row; 0 tiles: pasted."""
+    """Yield scenes (N, ...), the target explained in each, where it is, (N, H, W), and its row; 0 tiles: pasted."""
     classes = subject.net.head.classes_
     assert classes is not None
     waiting: dict[Any, list[int]] = {label: [] for label in classes.tolist()}
@@ -187,10 +186,11 @@ def _tiled(subject: Subject, tiles: int) -> Any:
         raise ValueError("too few images of different classes are classified correctly to be put side by side")
     for number, part in enumerate(subject.parts(scenes, "localisation", "scene")):
         pictures = [subject.read(rows)[0] for rows, _, _ in part]
+        targets = [SVMTarget(label) for _, label, _ in part]
         if not tiles:
             pasted = [_pasted(x[0], x[1], places) for x, (_, _, places) in zip(pictures, part, strict=True)]
             stacked, where = torch.stack([scene for scene, _ in pasted]), np.stack([mask for _, mask in pasted])
-            yield stacked, [label for _, label, _ in part], where, [rows[0] for rows, _, _ in part]
+            yield stacked, targets, where, [rows[0] for rows, _, _ in part]
             continue
         stacked = torch.stack([
             _scene([x[n] for n in places], tiles) for x, (_, _, places) in zip(pictures, part, strict=True)
@@ -198,7 +198,7 @@ def _tiled(subject: Subject, tiles: int) -> Any:
         if number == 0:
             _check_size(subject.net, stacked, tiles)
         where = _tile_masks(stacked.shape[2:], tiles, [int(np.argmin(places)) for _, _, places in part])
-        yield stacked, [label for _, label, _ in part], where, [rows[0] for rows, _, _ in part]
+        yield stacked, targets, where, [rows[0] for rows, _, _ in part]
 
 
 def _chosen(waiting: dict[Any, int], tiles: int, random: np.random.Generator, normal: Any) -> list[Any]:
@@ -296,11 +296,11 @@ def _without_masks(subject: Subject, masks: Any) -> list[int]:
 
 
 def _masked(subject: Subject, masks: Any) -> Any:
-    """Yield images, their predicted classes, masks, and rows."""
+    """Yield images, their targets, masks, and rows."""
     regions, boxes = regions_of(len(subject.source), masks)
     for x, _, rows in subject.batches("localisation"):
         where = masks_of(regions, boxes, rows, tuple(x.shape[2:]))  # which refuses other sizes
-        yield x, subject.net.predict(x).tolist(), where, rows
+        yield x, subject.targets(x), where, rows
 
 
 def _shares(maps: np.ndarray, where: np.ndarray) -> np.ndarray:

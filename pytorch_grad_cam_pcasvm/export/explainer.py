@@ -203,6 +203,13 @@ class Sheets:
             return None
         return self.about["classes"][int(np.bincount(np.ravel(found["label"][row]).astype(int)).argmax())]
 
+    def right(self, found: dict[str, np.ndarray], row: int, truth: Any) -> bool | None:
+        """Return whether an image is taken for what it is labelled; None: not known, or not of the whole image."""
+        label = self.predicted(found, row)
+        if label is None or self.shares(found, row) or str(truth) not in map(str, self.about["classes"]):
+            return None
+        return str(label) == str(truth)
+
     def positions(
         self, picture: Image.Image, found: dict[str, np.ndarray], row: int = 0, frame: Any = WHOLE
     ) -> tuple[Any, str, Any] | None:
@@ -294,12 +301,11 @@ class Sheets:
 
     def _verdict(self, found: dict[str, np.ndarray], row: int, truth: Any) -> tuple[str, str]:
         """Return in words what is predicted, whether it is right, and the colour of these words."""
-        label = None if self.shares(found, row) else self.predicted(found, row)
-        if label is None:
+        label, right = self.predicted(found, row), self.right(found, row, truth)
+        if self.shares(found, row) or label is None:
             return ("" if truth is None else f"labelled: {truth}"), "black"
-        if truth is None or str(truth) not in map(str, self.about["classes"]):
+        if right is None:
             return f"predicted: {label}" + ("" if truth is None else f", labelled: {truth}"), "black"
-        right = str(truth) == str(label)
         return f"predicted: {label}, {'right' if right else f'wrong: labelled {truth}'}", RIGHT if right else WRONG
 
     def _part(

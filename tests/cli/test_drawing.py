@@ -91,6 +91,33 @@ def test_the_maps_of_a_head_are_those_of_its_method(typed, weights, tmp_path):
     assert "http" not in page
 
 
+def test_folders_that_are_no_classes_are_not_wrong(typed, tmp_path):
+    photos = folder(tmp_path / "photos", 3)
+    (photos / "cat").rename(photos / "monday")
+    command = ["explain", *typed.network, "--images", str(photos), "--head", str(typed.forest), "--components", "0"]
+    assert main([*command, "--out", str(tmp_path / "maps")]) == 0
+    _, rows = rows_of(tmp_path / "maps" / "values.csv")
+    judged = [row for row in rows if row[2] != "monday"]
+    assert 0 < len(judged) < len(rows)
+    page = (tmp_path / "maps" / "index.html").read_text()
+    assert page.count('class="wrong"') == sum(row[1] != row[2] for row in judged)
+    assert f"of {len(judged)} with a label" in page
+
+
+def test_what_a_reduction_alone_leaves_out_is_drawn(typed, tmp_path):
+    head, photos = tmp_path / "residual.safetensors", ["--images", str(typed.photos / "cat")]
+    fit = ["fit", *photos, *typed.network, "--classifier", "residual", "--components", "3", "--out", str(head)]
+    assert main(fit) == 0
+    heights = []
+    for count in ([], ["--components", "2"]):
+        out = tmp_path / f"maps{len(count)}"
+        assert main(["explain", *typed.network, *photos, "--head", str(head), *count, "--out", str(out)]) == 0
+        _, rows = rows_of(out / "values.csv")
+        with Image.open((out / rows[0][0]).with_suffix(".png")) as sheet:
+            heights.append(sheet.height)
+    assert heights[0] < heights[1]  # two components below what is left out
+
+
 @pytest.mark.slow
 def test_finer_layers_say_where(typed, weights, tmp_path, capsys):
     head = tmp_path / "head.safetensors"
