@@ -150,6 +150,7 @@ def _with_network(options: Any, bad: list[str]) -> tuple[int, Iterator[Drawn]]:
     from pytorch_grad_cam_pcasvm.export.outputs import outputs_of
     from pytorch_grad_cam_pcasvm.export.titles import about
     from pytorch_grad_cam_pcasvm.head.anomalies import tells_anomalies
+    from pytorch_grad_cam_pcasvm.maps.carried import carried
     from pytorch_grad_cam_pcasvm.network.modules import device_of
     from pytorch_grad_cam_pcasvm.network.pools import is_dense
 
@@ -175,7 +176,8 @@ def _with_network(options: Any, bad: list[str]) -> tuple[int, Iterator[Drawn]]:
         chosen, parts = targets, [[]] * len(x)  # type: list[Any], list[list[int]]
         if ranked:
             with torch.no_grad():
-                parts = strongest(net(x), decisions[0], most)
+                shares = carried(net(x), decisions[0]).abs()
+            parts = shares.argsort(descending=True, stable=True)[:, :most].tolist()
             carrying = sorted({b for of_image in parts for b in of_image})
             chosen = [*decisions, *map(package.PCATarget, carrying)]
         maps = cam.explain(x, chosen)
@@ -199,29 +201,3 @@ def _with_network(options: Any, bad: list[str]) -> tuple[int, Iterator[Drawn]]:
     parts = [every[first : first + options.batch_size] for first in every[:: options.batch_size]]
     ends = {} if not (is_dense(net.pool) and tells_anomalies(net.head)) else _ends(net, images, parts)
     return len(images), (one for rows in parts for one in drawn(rows))
-
-
-def strongest(output: Any, decision: Any, count: int) -> list[list[int]]:
-    """Return the components that carry most of a decision, of each image, the strongest first.
-
-    What component b carries is ``g_b p_b``, with the secant g of the decision from the mean, where components are 0.
-
-    Args:
-        output: the network's.
-        decision: the target.
-        count: how many, at most.
-    """
-    import torch
-
-    from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput
-    from pytorch_grad_cam_pcasvm.targets.output_gradients import gradients_of
-
-    components, head = output.components, output.head
-    behind = package.Head(list(head.stages)[head.component_position :])
-    with torch.no_grad():
-        here, mean = (
-            HeadOutput.of(behind, behind.resume(0, p)) for p in (components, torch.zeros_like(components[:1]))
-        )
-        slopes = gradients_of(here, [decision], components.dtype, mean).by_image[:, 0]
-    parts = (slopes * components).abs()
-    return parts.argsort(descending=True, stable=True)[:, :count].tolist()  # type: ignore[no-any-return]

@@ -2,9 +2,9 @@
 
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import cv2
 import numpy as np
@@ -15,7 +15,17 @@ from pytorch_grad_cam.utils.image import show_cam_on_image
 from pytorch_grad_cam.utils.model_targets import ClassifierOutputSoftmaxTarget, ClassifierOutputTarget
 from torch import Tensor
 
-from pytorch_grad_cam_pcasvm.figures.style import CHARACTER, bare, draw_signed, is_formula, literal, number
+from pytorch_grad_cam_pcasvm.figures.style import (
+    CHARACTER,
+    FAINT,
+    bare,
+    draw_outlines,
+    draw_signed,
+    is_formula,
+    literal,
+    number,
+)
+from pytorch_grad_cam_pcasvm.head.anomalies import tells_anomalies
 from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
 from pytorch_grad_cam_pcasvm.network.grid import upsampled
 from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput
@@ -34,8 +44,14 @@ from pytorch_grad_cam_pcasvm.targets.places import place_in_words, region_of, se
 
 GAP = 0.07  # between pictures, in inches
 IMAGE_WEIGHT = 0.45
-_FAINT = 0.1  # a map whose largest value is below this share of its scale says so
 OUTLINE = "#ffe600"  # of places and true masks
+_PREDICTED = "predicted class"
+_ROLES = {"runner-up": "the runner-up", "others": "the others"}  # in place of a class
+_OF_CLASSES = (
+    *(SVMTarget, LogRatioTarget, ProbabilityTarget, ScoreTarget),
+    *(ClassifierOutputTarget, ClassifierOutputSoftmaxTarget),
+)
+Way = Literal["overlay", "map", "outline"]  # in which maps are drawn
 _HALO = [withStroke(linewidth=3, foreground="black")]
 
 
@@ -62,7 +78,7 @@ class Block:
     def __init__(
         self, title: str, group: SignedMaps, k: int, signed: bool, size: Sequence[int], classes: Sequence[Any] | None
     ) -> None:
-        self.title, self.group, self.k, self.signed = title, group, k, signed
+        self.title, self.group, self.k, self.signed, self.classes = title, group, k, signed, classes
         self.columns = list(self._columns(size))
         self.captions = [caption(group, k, row, classes) for row in range(len(group.maps))]
         self.longest = max(len(self.end(row)) for row in range(len(group.maps))) + self.signed
@@ -76,12 +92,12 @@ class Block:
             parts = self.group.positive(scale="none"), self.group.negative(scale="none")
         positive, negative = (upsampled(part[:, k : k + 1], size)[:, 0].cpu().numpy() for part in parts)
         nu = self.group.nu[:, k].cpu().numpy()
-        name = heading(target, self.group.output)
+        name = title_of(target, self.group.output, self.classes)
         if self.signed:
             yield Column(name, positive - negative, nu, signed=True)
         elif isinstance(target, PCATarget):
-            yield Column(name[:-1] + "^+$", positive, nu)
-            yield Column(name[:-1] + "^-$", negative, nu)
+            yield Column(f"raises {name}", positive, nu)
+            yield Column(f"lowers {name}", negative, nu)
         else:
             yield Column(name, positive, positive.max((1, 2)))
 
@@ -106,33 +122,42 @@ class Block:
         return mask[np.ix_(*index)]
 
     def is_blank(self, row: int) -> bool:
-        """Return whether there is no gradient."""
+        """Return whether the map is 0 everywhere."""
         both = self.group.maps, self.group.opposite
         return not any(bool(maps[row, self.k].any()) for maps in both if maps is not None)
 
 
 def draw_map(
-    axis: Axes, picture: np.ndarray, block: Block, column: Column, row: int, overlay: bool, font: float
-) -> None:
-    """Draw the map of one image, and say why if there is nothing to see."""
+    axis: Axes, picture: np.ndarray, block: Block, column: Column, row: int, way: Way, font: float
+) -> list[float]:
+    """Draw the map of one image, and say why if there is nothing to see.
+
+    Returns:
+        Where outlines are on its scale.
+    """
     top = float(column.top[row])
     values = column.values[row] / (top or 1.0)
-    if column.signed:
-        draw_signed(axis, picture if overlay else None, values)
-    elif overlay:
+    marks: list[float] = []
+    if way == "outline":
+        marks = draw_outlines(axis, picture, values)
+    elif column.signed:
+        draw_signed(axis, picture if way == "overlay" else None, values)
+    elif way == "overlay":
         axis.imshow(overlaid(picture, values))
     else:
         axis.imshow(values, cmap=HEAT, vmin=0, vmax=1)
     bare(axis)
     largest = np.abs(values).max()
-    if largest < _FAINT:
-        note = f"at most\n{np.ceil(100 * largest):.0f} % of $\\nu$" if largest else "all evidence\nhas the\nother sign"
+    if largest < FAINT:
+        share = f"at most {np.ceil(100 * largest):.0f} %\nof the strong-\nest colour"
+        note = share if largest else "all evidence\nhas the\nother sign"
         if block.is_blank(row):
-            note = "no gradient"
+            note = "blank:\nall zero"
         style: dict[str, Any] = {"ha": "center", "va": "center", "color": "white", "path_effects": _HALO}
         axis.text(0.5, 0.5, note, transform=axis.transAxes, fontsize=font, **style)
     if (place := block.place(row, values.shape)) is not None:
         axis.contour(place, [0.5], colors=OUTLINE, linewidths=1.2)
+    return marks
 
 
 def overlaid(picture: np.ndarray, heat: np.ndarray) -> np.ndarray:
@@ -143,6 +168,39 @@ def overlaid(picture: np.ndarray, heat: np.ndarray) -> np.ndarray:
     """
     picture, heat = (np.concatenate([values, np.ones_like(values[:1])]) for values in (picture, heat))
     return show_cam_on_image(picture, heat, True, cv2.COLORMAP_INFERNO, IMAGE_WEIGHT)[:-1]
+
+
+def title_of(target: Any, output: Any, classes: Sequence[Any] | None) -> str:
+    """Return in plain words what a target is, the same for all images."""
+    where, against = place_in_words(target), getattr(target, "sign", "+") == "-"
+    if isinstance(target, PCATarget):
+        return f"{'minus ' * against}component {target.component + 1}{where}"
+    name = heading(target, output)
+    if labels_of(output) is None or not isinstance(target, _OF_CLASSES):
+        is_value = isinstance(target, SVMTarget)
+        if is_value and isinstance(output, HeadOutput) and tells_anomalies(output.head):
+            return ("anomaly" if against else "normality") + where
+        return f"{'minus the ' * (against and is_value)}{name}{where}"
+    words = literal(_sides(target, output, classes, against))
+    if not isinstance(target, SVMTarget):
+        words = name if words == _PREDICTED else f"{name}, {words}"
+    return words + where
+
+
+def _sides(target: Any, output: Any, classes: Sequence[Any] | None, against: bool) -> str:
+    """Return in words which classes a target speaks for and against."""
+    names = _names(target, output, classes)
+    category, versus = getattr(target, "category", None), getattr(target, "versus", None)
+    rivals = versus if isinstance(versus, tuple) else () if versus is None else (versus,)
+    own = _PREDICTED if category is None else _name(category, _ROLES | names)
+    others = ", ".join(_name(label, _ROLES | names) for label in rivals)
+    if category is None and not isinstance(versus, tuple) and _plain(versus) in (labels_of(output) or ()):
+        return f"{'for' if against else 'against'} {others}"  # by whichever other class is the strongest
+    if others:
+        return f"{others} rather than {own}" if against else f"{own} rather than {others}"
+    if category is None:
+        return f"against the {own}" if against else own
+    return f"{'against' if against else 'for'} {own}"
 
 
 def heading(target: Any, output: Any) -> str:
@@ -167,14 +225,19 @@ def heading(target: Any, output: Any) -> str:
 def caption(group: SignedMaps, k: int, row: int, classes: Sequence[Any] | None) -> str:
     """Return what a target is for this image, and its value."""
     target = group.targets[k]
-    value = number(float(group.values[row, k]))
-    where = place_in_words(target)
-    if isinstance(target, PCATarget):
-        return f"${'-' if target.sign == '-' else ''}p_{{{target.component + 1}}}$ = {value}{where}"
-    if labels_of(group.output) is None:
-        return (f"\N{MINUS SIGN} {value}" if getattr(target, "sign", "+") == "-" else value) + where
-    words = subject(target, group.output, row, classes) + where
-    return f"{words}: {value}" if words else value
+    value, where = _value(group, k, row), place_in_words(target)
+    words = subject(target, group.output, row, classes)
+    return f"{words}{where}: {value}" if words else f"value {value}{where}"
+
+
+def _value(group: SignedMaps, k: int, row: int) -> str:
+    """Return the value of a target for an image; what rounding leaves of a sum is 0."""
+    value = float(group.values[row, k])
+    if group.baseline_values is not None:
+        strongest = float(group.nu[row, k] * group.log_scale[row, k].exp())
+        least = 1e-4 * max(abs(float(group.baseline_values[row, k])), strongest)
+        value = value if abs(value) > least else 0.0
+    return number(value)
 
 
 def subject(target: Any, output: Any, row: int, classes: Sequence[Any] | None) -> str:
@@ -189,17 +252,28 @@ def subject(target: Any, output: Any, row: int, classes: Sequence[Any] | None) -
         category = int(_scores(output)[row].argmax())
     elif isinstance(category, int) and not of_svm:
         category = labels[category]
-    category, versus = _plain(category), _plain(versus)
+    category = _plain(category)
     if not isinstance(category, str | int | float):
         return ""
-    names = classes if classes is not None and len(classes) == len(labels) else [_class(label) for label in labels]
-    # Maps that were loaded have no head: which of the classes a label is, nobody knows.
-    name_of = dict(zip(labels, names, strict=True)) if isinstance(output, HeadOutput) or not of_svm else {}
-    words = ["against"] * (getattr(target, "sign", "+") == "-") + [str(name_of.get(category, _class(category)))]
+    names = _names(target, output, classes)
+    words = ["against"] * (getattr(target, "sign", "+") == "-") + [_name(category, names)]
     if versus is not None:
-        several = [_plain(label) for label in versus] if isinstance(versus, tuple) else [versus]
-        words.append("/ " + ", ".join(str(name_of.get(label, _class(label))) for label in several))
+        several = versus if isinstance(versus, tuple) else [versus]
+        words.append("/ " + ", ".join(_name(label, names) for label in several))
     return literal(" ".join(words))
+
+
+def _names(target: Any, output: Any, classes: Sequence[Any] | None) -> dict[Any, str]:
+    """Return the names of the classes by their labels, as far as a target's labels are known to be these."""
+    labels = labels_of(output) or []
+    if not isinstance(output, HeadOutput) and isinstance(target, SVMTarget | LogRatioTarget | ProbabilityTarget):
+        return {}  # maps that were loaded have no head: which of the classes a label is, nobody knows
+    names = classes if classes is not None and len(classes) == len(labels) else [_class(label) for label in labels]
+    return dict(zip(labels, map(str, names), strict=True))
+
+
+def _name(label: Any, names: Mapping[Any, str]) -> str:
+    return names.get(_plain(label), _class(_plain(label)))
 
 
 def _predicted(target: Any, output: HeadOutput, row: int) -> Any:

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 
 from pytorch_grad_cam_pcasvm.figures.grid import check_maps
 from pytorch_grad_cam_pcasvm.figures.steps import Steps, decision_of, stand_below
-from pytorch_grad_cam_pcasvm.figures.style import filled, laid_out
+from pytorch_grad_cam_pcasvm.figures.style import LINES, filled, laid_out
 from pytorch_grad_cam_pcasvm.head import Head
 from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
 from pytorch_grad_cam_pcasvm.runtime.pictures import as_pictures
@@ -30,6 +30,7 @@ def plot_decision(
     row: int = 0,
     count: int = 4,
     classes: Sequence[Any] | None = None,
+    outline: bool = False,
     size: tuple[float, float] | None = None,
 ) -> Figure:
     """Draw how a decision is composed: the map of each component times its weight g_b, and their sums as steps.
@@ -49,6 +50,7 @@ def plot_decision(
         row: which of the N images.
         count: number of components to draw, those with the largest steps; the others are summed.
         classes: names of the classes, in the order of ``classes_``; None: the labels.
+        outline: surround the strongest evidence by lines on the image instead of colouring it, see :func:`plot_maps`.
         size: width and height of the figure in inches, with a smaller font if needed; None: as large as needed.
 
     Returns:
@@ -74,11 +76,13 @@ def plot_decision(
     steps = Steps.of(components[row], head, decision_of(target, head, normal), count, classes)
     picture = pictures[row]
     width, height = steps.needed(picture)
+    note = f"{LINES}. {how_to_read(steps)}" if outline else how_to_read(steps)
     title = filled(steps.title, width - 0.3, "bold")
     with laid_out(
-        (width, height + 0.3 * (title.count("\n") + 1)), size, how_to_read(steps), layout="compressed", w_pad=0.15
+        (width, height + 0.3 * (title.count("\n") + 1)), size, note, layout="compressed", w_pad=0.15
     ) as figure:
-        axes = steps.draw(figure, figure.add_gridspec(2, steps.columns, height_ratios=steps.heights(picture)), picture)
+        grid = figure.add_gridspec(2, steps.columns, height_ratios=steps.heights(picture))
+        axes = steps.draw(figure, grid, picture, outline)
         figure.suptitle(title, x=0.01, ha="left", weight="bold", fontsize="medium")
     stand_below(*axes)
     return figure

@@ -10,13 +10,14 @@ from matplotlib.figure import Figure
 
 from pytorch_grad_cam_pcasvm.figures.blocks import Block, labels_of
 from pytorch_grad_cam_pcasvm.figures.layout import Layout
-from pytorch_grad_cam_pcasvm.figures.style import FONT, literal
+from pytorch_grad_cam_pcasvm.figures.style import FONT, LINES, literal
+from pytorch_grad_cam_pcasvm.maps.carried import carried
 from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
 from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput
 from pytorch_grad_cam_pcasvm.runtime.pictures import as_pictures
-from pytorch_grad_cam_pcasvm.targets import PCATarget
+from pytorch_grad_cam_pcasvm.targets import LogRatioTarget, PCATarget, ProbabilityTarget, SVMTarget
 
-MOST_COMPONENTS = 8  # of each head, where none are chosen
+MOST_COMPONENTS = 3  # of each head, where none are chosen
 
 
 def plot_maps(
@@ -29,13 +30,15 @@ def plot_maps(
     compare: bool | None = None,
     overlay: bool = True,
     signed: bool = False,
+    outline: bool = False,
     size: tuple[float, float] | None = None,
 ) -> Figure:
-    """Draw images and their maps, one image per row: input, P_b^+ and P_b^- of every component, other targets.
+    """Draw images and their maps, one image per row: the image, the decisions, then the components, P_b^+ and P_b^-.
 
-    P_b^+ and P_b^- share one scale, whose bar ends at nu_b. For every other target, the positive part is drawn; its bar
-    ends at the largest value. The target's value for the image is written above the maps. Maps that do not fit into the
-    width continue on another line.
+    P_b^+ and P_b^- share one scale, whose bar ends at the largest value of both. For every other target, the positive
+    part is drawn; its bar ends at the largest value. The target's value for the image is written above the maps; one
+    that is only rounding, below 1e-4 of the strongest colour, is written as 0. Maps that do not fit into the width
+    continue on another line.
 
     Args:
         images: the pictures to draw under the maps, shape (N, H, W, 3), (N, 3, H, W), (N, 1, H, W) or (N, H, W), in
@@ -46,13 +49,17 @@ def plot_maps(
         rows: a title for each image, such as its true class.
         classes: names of the classes, in the order of ``classes_`` or of a classifier's outputs; None: the labels. With
             several maps, they apply to those that have this many classes.
-        components: the components to draw: their numbers, from 0, or how many; None: the first 8 at most. The figure
-            says how many there are.
+        components: the components to draw: their numbers, from 0, in this order, or how many of the first (0: none);
+            None: the three that carry most of the first decision, as a mean over the images, or without one, those
+            with the strongest maps. The figure says how many there are.
         compare: draw several maps on separate lines, with the same targets below each other; otherwise, side by side.
             None: on separate lines if there are at least two maps and all have the same targets. Every picture keeps
             its own scale.
         overlay: draw the maps over the image (with pytorch-grad-cam's ``show_cam_on_image``); otherwise, without it.
-        signed: one picture per target, from -nu (blue: lowers it) through 0 (white) to nu (red: raises it).
+        signed: one picture per target, from blue (lowers it) through 0 (white) to red (raises it), on one scale.
+        outline: show the image in its own colours below each target, and surround the strongest evidence by lines,
+            where the map exceeds half of its own largest value of that sign: solid red raises the target, dashed blue
+            lowers it. A sign that nowhere reaches a tenth of the scale has no line. Takes the place of ``signed``.
         size: width and height of the figure in inches.
 
     Returns:
@@ -60,7 +67,7 @@ def plot_maps(
 
     Raises:
         ValueError: images, maps, titles, classes or components do not match, compared maps have different targets or
-            images, or the size is too small.
+            images, the size is too small, or outlines are to be drawn without the images.
 
     Example:
         >>> figure = plot_maps(images, cam.explain(images), components=2)
@@ -69,6 +76,8 @@ def plot_maps(
     for title, group in groups.items():
         check_maps(title, group, len(images))
     pictures = as_pictures(images)
+    if outline and not overlay:
+        raise ValueError("outline=True draws lines on the images, and overlay=False leaves the images out")
     if rows is not None and len(rows) != len(pictures):
         raise ValueError(f"{len(rows)} row titles for {len(pictures)} images: give one for each")
     check_classes(classes, groups)
@@ -77,23 +86,16 @@ def plot_maps(
         targets = [list(group.targets) for group in groups.values()]
         compare = all(len(group_targets) > 1 and group_targets == targets[0] for group_targets in targets)
     compare = compare and len(groups) > 1
-    blocks, notes = [], [_how_to_read(groups, signed)]
     if compare:
         _check_comparable(groups)
-        notes.append("Every scale ends at the number beside it.")
-    adding_up = [title for title, group in groups.items() if group.baseline_values is not None]
-    if adding_up:
-        which = f": {'; '.join(adding_up)}" if any(adding_up) else ""
-        others = (groups[title].remainder for title in adding_up)
-        tokens = (
-            " + remainder (class tokens, other inputs)" if any(r is not None and bool(r.any()) for r in others) else ""
-        )
-        notes.append(f"Sum of a map{tokens} + value at the baseline = the value above it{which}.")
+    blocks: list[Block] = []
+    notes = [_how_to_read(groups, signed, outline), *_sums(groups)]
+    first = selected(next(iter(groups.values())), components)
     for title, group in groups.items():
-        numbers, total = selected(group.targets, components)
-        blocks += [Block(title, group, k, signed, pictures.shape[1:3], classes) for k in numbers]
-        name = f"{title}: " if title else ""
-        notes += [name + note for note in left_out([group.targets[k] for k in numbers], total, components)]
+        # Those that are compared have the same targets, and show the same components.
+        numbers, left_out = first if compare else selected(group, components)
+        blocks += [Block(title, group, k, signed or outline, pictures.shape[1:3], classes) for k in numbers]
+        notes += [f"{title}: {note}" if title and not compare else note for note in left_out]
     if not blocks:
         raise ValueError(f"components={components!r} leaves nothing to draw: name at least one component")
     if compare:  # with equal widths they stand below each other
@@ -101,9 +103,22 @@ def plot_maps(
             longest = max(block.longest for block in same)
             for block in same:
                 block.longest = longest
+    notes = list(dict.fromkeys(notes))
     layout = Layout.fitting(blocks, pictures.shape, [literal(title) for title in rows or ()], notes, size, compare)
     with mpl.rc_context({"font.size": FONT}):
-        return layout.draw(pictures, overlay)
+        return layout.draw(pictures, "outline" if outline else "overlay" if overlay else "map")
+
+
+def _sums(groups: Mapping[str, SignedMaps]) -> list[str]:
+    """Return a note that says which maps add up, and to what."""
+    adding_up = [title for title, group in groups.items() if group.baseline_values is not None]
+    if not adding_up:
+        return []
+    which = f": {'; '.join(adding_up)}" if any(adding_up) else ""
+    remainders = (groups[title].remainder for title in adding_up)
+    has_tokens = any(remainder is not None and bool(remainder.any()) for remainder in remainders)
+    tokens = " + remainder (class tokens, other inputs)" if has_tokens else ""
+    return [f"Sum of a map{tokens} + value at the baseline = the value above it{which}."]
 
 
 def check_maps(title: str, group: SignedMaps, images: int) -> None:
@@ -165,31 +180,64 @@ def check_components(components: Any, groups: Mapping[str, SignedMaps]) -> None:
         )
 
 
-def selected(targets: Sequence[Any], components: int | Sequence[int] | None) -> tuple[list[int], int]:
-    """Return which targets are drawn, components in the requested order, and how many components there are."""
-    component = {k: target.component for k, target in enumerate(targets) if isinstance(target, PCATarget)}
+def selected(maps: SignedMaps, components: int | Sequence[int] | None) -> tuple[list[int], list[str]]:
+    """Return which targets are drawn, decisions first, and a note that says which components, unless all are."""
+    component = {k: target.component for k, target in enumerate(maps.targets) if isinstance(target, PCATarget)}
     available = list(dict.fromkeys(component.values()))
-    if components is None or isinstance(components, int | np.integer):
-        wanted = available[: MOST_COMPONENTS if components is None else components]
+    total = len(available)
+    wanted, why = available, ""
+    if components is None and total > MOST_COMPONENTS:
+        wanted, why = _strongest(maps, component)
+    elif isinstance(components, int | np.integer):
+        wanted = available[:components]
+    elif components is not None:
+        wanted = [b for b in components if b in available]
+    others = [k for k in range(len(maps.targets)) if k not in component]
+    drawn = sorted((k for k in component if component[k] in wanted), key=lambda k: wanted.index(component[k]))
+    shown = len(set(wanted))
+    if shown == total:
+        return others + drawn, []
+    of_count = isinstance(components, int | np.integer) and shown > 0
+    count = "The first" if of_count and shown == 1 else f"The first {shown}" if of_count else str(shown)
+    return others + drawn, [f"{count} of {total} components {'is' if shown == 1 else 'are'} shown{why}."]
+
+
+def _strongest(maps: SignedMaps, component: Mapping[int, int]) -> tuple[list[int], str]:
+    """Return the components that carry most of the first decision, as a mean over images, and in words why these.
+
+    Without a decision, or where its head is not known, those with the strongest maps.
+
+    Args:
+        maps: of decisions and components.
+        component: the component of each target that is one.
+    """
+    decisions = [t for t in maps.targets if isinstance(t, SVMTarget | LogRatioTarget | ProbabilityTarget)]
+    output = maps.output
+    if decisions and isinstance(output, HeadOutput) and output.grid is None and output.decision is not None:
+        # A log-ratio and a probability tell the same classes apart.
+        margin = SVMTarget(decisions[0].category, versus=getattr(decisions[0], "versus", None))
+        strength = carried(output, margin).abs().mean(0)
+        size = {b: float(strength[b]) for b in component.values()}
+        why = f": those that carry most of the {'first ' if len(decisions) > 1 else ''}decision"
     else:
-        wanted = list(components)
-    drawn = iter(sorted((k for k in component if component[k] in wanted), key=lambda k: wanted.index(component[k])))
-    positions = [k for k in range(len(targets)) if k not in component or component[k] in wanted]
-    return [next(drawn) if k in component else k for k in positions], len(available)
+        strength = (maps.nu * maps.log_scale.exp().to(maps.nu)).mean(0)
+        size = {b: float(strength[k]) for k, b in component.items()}
+        why = ": those with the strongest maps"
+    return sorted(size, key=lambda b: -size[b])[:MOST_COMPONENTS], why
 
 
-def left_out(drawn: Sequence[Any], total: int, components: Any) -> list[str]:
-    """Return a note that says how many components are drawn, unless all are."""
-    shown = len({target.component for target in drawn if isinstance(target, PCATarget)})
-    how = f" components={total} draws all, components=[0, {total - 1}] the first and the last."
-    return [f"{shown} of {total} components are drawn.{how if components is None else ''}"] if shown < total else []
-
-
-def _how_to_read(groups: Mapping[str, SignedMaps], signed: bool) -> str:
+def _how_to_read(groups: Mapping[str, SignedMaps], signed: bool, outline: bool) -> str:
+    ends = "The number beside a colour bar is the strongest colour of its map."
+    if outline:
+        return (
+            f"{LINES}: solid red raises the value above the picture, dashed blue lowers it. {ends} Black marks on it "
+            "show where the lines are."
+        )
     if signed:
-        return "Red raises the value above the map, blue lowers it."
+        return f"Red raises the value above the map, blue lowers it. {ends}"
     of_components = [isinstance(target, PCATarget) for group in groups.values() for target in group.targets]
     if not any(of_components):
-        return "Bright: raises the value above the map."
-    pair = "$P^+$ raises a component, $P^-$ lowers it: both on one scale, which ends at $\\nu$."
-    return pair if all(of_components) else f"{pair} Other maps: what raises the value above them."
+        return f"Bright colours raise the value above the map. {ends}"
+    pair = "Bright colours raise or lower the component, as its heading says, both on one scale."
+    others = "" if all(of_components) else " In the other maps they raise the value above the map."
+    return f"{pair}{others} {ends}"

@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from pytorch_grad_cam_pcasvm.figures.blocks import GAP, Block, Column, draw_map
+from pytorch_grad_cam_pcasvm.figures.blocks import GAP, Block, Column, Way, draw_map
 from pytorch_grad_cam_pcasvm.figures.style import FONT, bare, captioned, draw_bar, filled, fitted, new_figure
 
 _WIDEST, _PICTURE, _EDGE = 22, 1.5, 0.1  # in inches: the widest figure, a picture, what is around all
@@ -98,8 +98,8 @@ class Layout:
             return row == 0 and line is self.lines[0]
         return row == 0 or self.wrapped
 
-    def draw(self, pictures: np.ndarray, overlay: bool) -> Figure:
-        """Return the figure."""
+    def draw(self, pictures: np.ndarray, way: Way) -> Figure:
+        """Return the figure, with maps drawn in one way."""
         width, height = self.size or self.needed
         figure = new_figure((width, height), "none")
         top, left = height, _left(self.titles)
@@ -122,12 +122,12 @@ class Layout:
                     self._text(figure, self._start - 0.08, bottom + self.picture[1] / 2, name, **style)
                 for x, block, column in self._placed(line):
                     axis = self._axis(figure, x, bottom)
-                    draw_map(axis, picture, block, column, row, overlay, font)
+                    marks = draw_map(axis, picture, block, column, row, way, font)
                     if column is block.columns[0]:
                         axis.set_title(self._captioned(block, row), fontsize="small", loc="left", pad=4)
                     if column is block.columns[-1]:
                         bar = axis.inset_axes((1 + 0.09 / self.picture[0], 0, 0.15 / self.picture[0], 1))
-                        draw_bar(bar, block.end(row), block.signed)
+                        draw_bar(bar, block.end(row), block.signed, marks)
                 top = bottom - GAP
             if self.wrapped and row < len(pictures) - 1:
                 self._rule(figure, _EDGE, width - _EDGE, top - _LINE["medium"] / 2)
@@ -175,7 +175,8 @@ class Layout:
         return filled(run[0].title, width, "bold", break_long_words=False, break_on_hyphens=False)
 
     def _heading(self, block: Block, column: Column) -> str:
-        return captioned(column.heading, block.width(self.picture[0]), "medium")
+        alone = len(block.columns) == 1
+        return captioned(column.heading, block.width(self.picture[0]) if alone else self.picture[0] + GAP, "medium")
 
     def _captioned(self, block: Block, row: int) -> str:
         return captioned(block.captions[row], block.width(self.picture[0]), "small")

@@ -9,8 +9,8 @@ from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 
-from pytorch_grad_cam_pcasvm.figures.blocks import caption, heading
-from pytorch_grad_cam_pcasvm.figures.grid import check_classes, check_components, left_out, selected
+from pytorch_grad_cam_pcasvm.figures.blocks import caption, title_of
+from pytorch_grad_cam_pcasvm.figures.grid import check_classes, check_components, selected
 from pytorch_grad_cam_pcasvm.figures.style import draw_bar, laid_out, literal, number
 from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
 from pytorch_grad_cam_pcasvm.network.grid import upsampled
@@ -42,7 +42,8 @@ def plot_signal(
     Args:
         signals: the explained signals, in any units, shape (N, C, L).
         maps: their maps, from ``explain``, shape (N, K, L').
-        components: the components to draw: their numbers, from 0, or how many; None: the first 8 at most.
+        components: the components to draw: their numbers, from 0, or how many of the first; None: the three
+            that carry most of the first decision, see :func:`plot_maps`.
         channels: names of the channels, such as ``["I", "II", "V1"]``.
         rows: a title for each signal, such as its true class.
         classes: names of the classes, in the order of ``classes_`` or of a classifier's outputs; None: the labels.
@@ -63,7 +64,7 @@ def plot_signal(
     lines = _lines(signals, maps, channels, rows)
     check_classes(classes, {"": maps})
     check_components(components, {"": maps})
-    shown, total = selected(maps.targets, components)
+    shown, left_out = selected(maps, components)
     if not shown:
         raise ValueError(f"components={components!r} leaves nothing to draw: name at least one component")
     count, width, length = lines.shape
@@ -71,7 +72,7 @@ def plot_signal(
     down = count * -(-len(shown) // columns)
     needed = columns * (_PANEL + 0.7) + 0.5 * bool(channels), down * (_CHANNEL * width + 0.75) + 0.3
     note = "Red raises the value above a line, blue lowers it; grey does neither. "
-    note += "\n".join(left_out([maps.targets[k] for k in shown], total, components))
+    note += "\n".join(left_out)
     signed = maps.maps if maps.opposite is None else maps.maps.relu() - maps.opposite.relu()
     colours = upsampled(signed.double().cpu(), (length,)).numpy()
     times = np.arange(length) * interval
@@ -84,7 +85,7 @@ def plot_signal(
                 nu = float(maps.nu[row, k])
                 _draw(axis, times, lines[row], colours[row, k] / (nu or 1.0), channels)
                 words = caption(maps, k, row, classes)
-                words = words if ":" in words or "=" in words else f"{heading(maps.targets[k], maps.output)}: {words}"
+                words = words if ":" in words else f"{title_of(maps.targets[k], maps.output, classes)}: {words}"
                 title = words if rows is None else f"{literal(rows[row])}\n{words}"
                 axis.set_title(title, loc="left", fontsize="small")
                 draw_bar(axis.inset_axes((1.015, 0, 0.02, 1)), number(nu, float(maps.log_scale[row, k])), signed=True)

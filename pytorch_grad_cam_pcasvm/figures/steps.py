@@ -22,6 +22,7 @@ from pytorch_grad_cam_pcasvm.figures.style import (
     RED,
     bare,
     draw_bar,
+    draw_outlines,
     draw_signed,
     filled,
     number,
@@ -153,15 +154,17 @@ class Steps:
         lines = self.whole.label.count("\n") + 2 * self.has_tokens
         return 1.6 + COLUMN * self.columns, sum(self.heights(picture)) + _WORDS + 0.25 * lines
 
-    def draw(self, figure: FigureBase, grid: GridSpec, picture: np.ndarray) -> tuple[list[Axes], Axes]:
+    def draw(
+        self, figure: FigureBase, grid: GridSpec, picture: np.ndarray, outline: bool = False
+    ) -> tuple[list[Axes], Axes]:
         """Draw the maps into the first row of a grid and the bars into the second; see :func:`stand_below`."""
         above = [figure.add_subplot(grid[0, column]) for column in range(self.columns)]
         bars = figure.add_subplot(grid[1, : self.columns])
-        self._draw_maps(above, picture)
+        self._draw_maps(above, picture, outline)
         self._draw_bars(bars)
         return above, bars
 
-    def _draw_maps(self, axes: Sequence[Axes], picture: np.ndarray) -> None:
+    def _draw_maps(self, axes: Sequence[Axes], picture: np.ndarray, outline: bool) -> None:
         steps = [*self.parts, self.whole]
         raw = torch.stack([step.map for step in steps]).unsqueeze(0)
         maps = upsampled(raw, picture.shape[:2])[0].cpu().numpy()
@@ -169,7 +172,8 @@ class Steps:
         bare(axes[0]).imshow(picture)
         axes[0].set_title("input", fontsize="medium")
         for axis, step, values in zip(axes[1:], steps, maps, strict=True):
-            draw_signed(axis, picture, values / (top or 1.0))
+            draw = draw_outlines if outline else draw_signed
+            draw(axis, picture, values / (top or 1.0))
             axis.set_title(step.name, fontsize="medium")
         for axis in axes[2:]:
             style: dict[str, Any] = {"transform": axis.transAxes, "ha": "center", "va": "center", "in_layout": False}

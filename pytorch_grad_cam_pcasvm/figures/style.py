@@ -17,7 +17,9 @@ from pytorch_grad_cam_pcasvm.runtime.pictures import DIVERGING, HEAT, OVER_PICTU
 FONT = 15  # still readable where the figure is shown at half its size
 SMALLEST = 0.6  # size of a text that is shrunk rather than broken
 CHARACTER = {"bold": 0.145, "medium": 0.125, "small": 0.1}  # widths in inches
-RED, BLUE = "#b2182b", "#2166ac"
+RED, BLUE = "#b2182b", "#2166ac"  # of the dark ends of the colours of signed maps
+LINES = "Lines surround the strongest evidence, where a map exceeds half of its own largest value of that sign"
+FAINT = 0.1  # what is below this share of its scale is too faint to be seen
 # A marker for each class: with the colours, either alone tells the classes apart.
 MARKERS = "os^vDP*X<>"
 
@@ -96,11 +98,28 @@ def draw_signed(axis: Axes, picture: np.ndarray | None, values: np.ndarray) -> N
     bare(axis).imshow(values, cmap=DIVERGING if picture is None else OVER_PICTURES, vmin=-1, vmax=1)
 
 
-def draw_bar(bar: Axes, top: str, signed: bool) -> None:
-    """Draw the colours of a scale from 0 to ``top``, or from minus that if ``signed``."""
+def draw_outlines(axis: Axes, picture: np.ndarray, values: np.ndarray) -> list[float]:
+    """Draw a picture (H, W, 3) and surround the strongest evidence of a signed map (H, W) in [-1, 1] by lines.
+
+    Returns:
+        Where the lines are: half of the largest value, and half of the smallest, unless they are too faint.
+    """
+    bare(axis).imshow(picture)
+    ends = ((float(values.max()), RED, "solid"), (float(values.min()), BLUE, "dashed"))
+    lines = [(end / 2, colour, style) for end, colour, style in ends if end * (1 if colour == RED else -1) >= FAINT]
+    for level, colour, style in lines:
+        for width, ink, dashes in ((3.6, "white", "solid"), (2.0, colour, style)):  # seen on dark and on light
+            axis.contour(values, [level], colors=ink, linewidths=width, linestyles=dashes)
+    return [level for level, _, _ in lines]
+
+
+def draw_bar(bar: Axes, top: str, signed: bool, marks: Sequence[float] = ()) -> None:
+    """Draw the colours of a scale from 0 to ``top``, or from minus that if ``signed``, with marks at shares of it."""
     bottom = -1 if signed else 0
     colours = np.linspace(1, bottom, 256)[:, None]
     bar.imshow(colours, cmap=DIVERGING if signed else HEAT, aspect="auto", extent=(0, 1, bottom, 1))
+    for mark in marks:
+        bar.axhline(mark, color="black", linewidth=2)
     bar.set_xticks([])
     bar.yaxis.tick_right()
     bar.set_yticks([bottom, 1], labels=[f"\N{MINUS SIGN}{top}" if signed else "0", top], fontsize="small")
@@ -113,7 +132,7 @@ def draw_bar(bar: Axes, top: str, signed: bool) -> None:
 def number(value: float, log_scale: float = 0.0) -> str:
     """Return ``value * exp(log_scale)`` with two digits, even below the smallest float."""
     if log_scale == 0 or value == 0:
-        return f"{float(f'{value:.2g}'):g}".replace("-", "\N{MINUS SIGN}")
+        return f"{float(f'{value:.2g}') or 0.0:g}".replace("-", "\N{MINUS SIGN}")
     exponent, fraction = divmod(math.log10(value) + log_scale / math.log(10), 1)
     return f"{10**fraction:.1f}e{exponent:.0f}"
 

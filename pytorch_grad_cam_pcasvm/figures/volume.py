@@ -8,8 +8,8 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from pytorch_grad_cam_pcasvm.figures.blocks import GAP, caption, heading
-from pytorch_grad_cam_pcasvm.figures.grid import check_classes, check_components, left_out, selected
+from pytorch_grad_cam_pcasvm.figures.blocks import GAP, caption, title_of
+from pytorch_grad_cam_pcasvm.figures.grid import check_classes, check_components, selected
 from pytorch_grad_cam_pcasvm.figures.style import bare, captioned, draw_bar, draw_signed, filled, laid_out, number
 from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
 from pytorch_grad_cam_pcasvm.network.grid import upsampled
@@ -51,7 +51,8 @@ def plot_volume(
         axis: the dimension to slice along: 0 (D), 1 (H) or 2 (W).
         slices: the slices' numbers, from 0, or how many, equally spaced; None: five of those where the drawn maps are
             largest, not too close to each other (for blank maps, five equally spaced ones).
-        components: the components to draw: their numbers, from 0, or how many; None: the first 8 at most.
+        components: the components to draw: their numbers, from 0, or how many of the first; None: the three
+            that carry most of the first decision, see :func:`plot_maps`.
         title: a title for the volume.
         classes: names of the classes, in the order of ``classes_`` or of a classifier's outputs; None: the labels.
         overlay: draw the maps over the slices; otherwise, without them.
@@ -80,7 +81,7 @@ def plot_volume(
         raise ValueError(f"axis must be 0, 1 or 2, for slices along D, H or W, got {axis!r}")
     if len(spacing) != 3 or not all(0 < size < np.inf for size in spacing):
         raise ValueError(f"spacing must be three positive numbers, the size of a voxel along D, H, W, got {spacing!r}")
-    shown, total = selected(maps.targets, components)
+    shown, left_out = selected(maps[[image]], components)
     if not shown:
         raise ValueError(f"components={components!r} leaves nothing to draw: name at least one component")
 
@@ -91,7 +92,7 @@ def plot_volume(
 
     rows, columns = len(shown) + 1, len(chosen)
     needed = (_TITLE + columns * (width + GAP) + 1.1, rows * (height + GAP) + 0.6)
-    note = "\n".join(_notes(maps, image, how, shown, total, components))
+    note = "\n".join(_notes(maps, image, how, left_out))
     with laid_out(needed, None, note, layout="compressed", w_pad=GAP / 2, h_pad=GAP / 2) as figure:
         axes = figure.subplots(rows, columns, squeeze=False)
         for row, k in zip(axes, [None, *shown], strict=True):
@@ -217,17 +218,17 @@ def _picture_size(shape: Sequence[int], spacing: Sequence[float], count: int) ->
 
 def _title(maps: SignedMaps, k: int, image: int, classes: Sequence[Any] | None) -> str:
     """Return what a target is, and its value."""
-    words = [heading(maps.targets[k], maps.output), caption(maps, k, image, classes)]
+    words = [title_of(maps.targets[k], maps.output, classes), caption(maps, k, image, classes)]
     if not maps.nu[image, k]:
-        words.append("no gradient")
+        words.append("blank: all zero")
     return "\n".join(captioned(text, _TITLE, "medium") for text in words)
 
 
-def _notes(maps: SignedMaps, image: int, how: str, shown: Sequence[int], total: int, components: Any) -> list[str]:
+def _notes(maps: SignedMaps, image: int, how: str, left_out: Sequence[str]) -> list[str]:
     """Return how the figure is read, and what it leaves out."""
     notes = [how, "Red raises the value on the left, blue lowers it; each scale ends at the number beside it."]
     if maps.baseline_values is not None:
         tokens = maps.remainder is not None and bool(maps.remainder[image].any())
         more = " + remainder (class tokens, other inputs)" if tokens else ""
         notes.append(f"Sum of a map over the whole volume{more} + value at the baseline = the value on the left.")
-    return notes + left_out([maps.targets[k] for k in shown], total, components)
+    return [*notes, *left_out]

@@ -54,9 +54,10 @@ from pytorch_grad_cam_pcasvm.figures import (
     plot_support_vector_effect,
     plot_support_vectors,
 )
-from pytorch_grad_cam_pcasvm.figures.blocks import IMAGE_WEIGHT, caption, heading, overlaid
+from pytorch_grad_cam_pcasvm.figures.blocks import IMAGE_WEIGHT, caption, heading, overlaid, title_of
 from pytorch_grad_cam_pcasvm.figures.jacobian import _dense_stages, _gradients
 from pytorch_grad_cam_pcasvm.figures.style import BLUE, RED, number
+from pytorch_grad_cam_pcasvm.maps.carried import carried
 
 RNG = np.random.default_rng(0)
 PICTURES = RNG.random((3, 24, 20, 3)).astype(np.float32)
@@ -101,7 +102,7 @@ def test_a_pair_shares_its_scale_and_its_bar_ends_at_nu(problem, maps):
         row = pictures[n * columns : (n + 1) * columns]
         assert relative(row[0].get_array(), PICTURES[n]) == 0
         for b in range(problem.components):
-            for image, part in zip(row[1 + 2 * b : 3 + 2 * b], (maps.positive(size), maps.negative(size)), strict=True):
+            for image, part in zip(row[2 + 2 * b : 4 + 2 * b], (maps.positive(size), maps.negative(size)), strict=True):
                 assert np.abs(np.asarray(image.get_array()) - part[n, b].numpy()).max() < 1e-12
                 assert image.get_clim() == (0, 1)
     bars = [axis.child_axes[0] for axis in figure.axes if axis.child_axes]
@@ -109,19 +110,19 @@ def test_a_pair_shares_its_scale_and_its_bar_ends_at_nu(problem, maps):
     raised = maps.positive(size, scale="none").amax((2, 3))
     for n in range(3):
         of_row = ends[n * (problem.components + 1) : (n + 1) * (problem.components + 1)]
-        assert of_row[:-1] == [["0", f"{float(nu):.2g}"] for nu in maps.nu[n, :-1]]
-        assert of_row[-1] == ["0", f"{float(raised[n, -1]):.2g}"]
+        assert of_row[1:] == [["0", f"{float(nu):.2g}"] for nu in maps.nu[n, :-1]]
+        assert of_row[0] == ["0", f"{float(raised[n, -1]):.2g}"]  # of the decision, which comes first
 
 
 def test_titles_name_components_classes_and_values(problem, maps):
     figure = plot_maps(PICTURES, {"PCA": maps}, rows=["first", "second", "third"])
     texts = texts_of(figure)
-    for title in ("input", "$P_{1}^+$", "$P_{2}^-$", "margin", "PCA"):
+    for title in ("input", "raises\ncomponent 1", "lowers\ncomponent 2", "predicted class", "PCA"):
         assert texts.count(title) == 1
     predicted = problem.net.predict(problem.x)
     for n in range(3):
         assert f"{predicted[n]}: {written(maps.values[n, -1])}" in texts
-        assert f"$p_{{2}}$ = {written(maps.values[n, 1])}" in texts
+        assert f"value {written(maps.values[n, 1])}" in texts
     assert [axis.get_ylabel() for axis in figure.axes if axis.get_ylabel()] == ["first", "second", "third"]
 
 
@@ -136,7 +137,7 @@ def test_overlays_are_those_of_the_host(maps):
         colormap=cv2.COLORMAP_INFERNO,
         image_weight=IMAGE_WEIGHT,
     )[:-1]
-    assert (np.asarray(pictures[3].get_array()) == expected).all()
+    assert (np.asarray(pictures[4].get_array()) == expected).all()
 
 
 def test_overlays_share_their_colours():
@@ -155,10 +156,10 @@ def test_signed_maps_are_centred_at_zero(problem, maps):
     pictures = pictures_of(figure)
     assert len(pictures) == 3 * (1 + problem.components + 1)
     signed = maps.positive((24, 20)) - maps.negative((24, 20))
-    assert np.abs(np.asarray(pictures[2].get_array()) - signed[0, 1].numpy()).max() < 1e-6
+    assert np.abs(np.asarray(pictures[3].get_array()) - signed[0, 1].numpy()).max() < 1e-6
     assert pictures[2].get_clim() == (-1, 1)
     bar = next(axis.child_axes[0] for axis in figure.axes if axis.child_axes)
-    nu = f"{float(maps.nu[0, 0]):.2g}"
+    nu = f"{float(maps.nu[0, -1]):.2g}"
     assert [label.get_text() for label in bar.get_yticklabels()] == [f"\N{MINUS SIGN}{nu}", nu]
 
 
@@ -171,8 +172,8 @@ def test_blank_and_faint_maps_say_why(maps):
     object.__setattr__(changed, "maps", raw)
     object.__setattr__(changed, "nu", raw.abs().amax((2, 3)))
     texts = texts_of(plot_maps(PICTURES, changed))
-    assert "no gradient" in texts
-    assert "at most\n3 % of $\\nu$" in texts
+    assert "blank:\nall zero" in texts
+    assert "at most 3 %\nof the strong-\nest colour" in texts
     assert "all evidence\nhas the\nother sign" in texts
 
 
@@ -181,6 +182,7 @@ def test_tiny_gradients_are_written_with_their_factor():
     assert number(2.0, -1000 * np.log(10)) == "2.0e-1000"
     assert number(0.0, -5.0) == "0"
     assert number(-173.0) == "\N{MINUS SIGN}170"
+    assert number(-0.0) == "0"
 
 
 @pytest.mark.parametrize(
@@ -221,7 +223,7 @@ def test_several_networks_and_heads_are_told_apart(problem, maps):
     assert f"{classes[best[0]]}: {written(cnn.values[0, 0])}" in texts_of(figure)
     # The title of a group begins where its first column does, above the heading of that.
     place = {text.get_text(): text.get_position() for text in reversed(figure.texts)}
-    for title, first in (("Grad-CAM", "class score"), ("RBF", "$P_{1}^+$")):
+    for title, first in (("Grad-CAM", "class score"), ("RBF", "predicted class")):
         assert place[title][0] == place[first][0]
         assert place[title][1] > place[first][1]
     assert place["other"][0] > place["RBF"][0]
@@ -245,11 +247,17 @@ class SimpleTarget:
 
 @pytest.fixture(scope="module")
 def wide():
-    """Maps of 12 components and a decision, of one image."""
+    """Maps of 12 components, the fourth the strongest, and a decision, of one image, as from a file."""
     maps = explained(Problem(seed=1, n=1, components=4), None)
     wide = copy.copy(maps)
     raw = torch.cat([maps.maps[:, :1]] * 12 + [maps.maps[:, -1:]], 1)
-    changes = {"maps": raw, "nu": raw.abs().amax((2, 3)), "targets": [*map(PCATarget, range(12)), SVMTarget()]}
+    raw = raw * torch.tensor([1, 2, 1, 4, 1, 1, 1, 1, 1, 1, 1, 3, 9], dtype=torch.float64)[:, None, None]
+    changes = {
+        "maps": raw,
+        "nu": raw.abs().amax((2, 3)),
+        "output": maps.output.margins,
+        "targets": [*map(PCATarget, range(12)), SVMTarget()],
+    }
     for name in ("values", "log_scale"):
         changes[name] = torch.linspace(0, 1, 13, dtype=torch.float64)[None] * (name == "values")
     for name, value in changes.items():
@@ -257,36 +265,140 @@ def wide():
     return wide
 
 
-def test_many_components_wrap_and_the_figure_says_how_many_it_leaves_out(wide):
-    figure = plot_maps(PICTURES[:1], wide, rows=["sick"])
+def headings(maps, **options):
+    """Return what stands above the maps of a figure, and the note below, each on one line."""
+    *above, note = [
+        text.get_text().replace("\n", " ") for text in plot_maps(PICTURES[: len(maps)], maps, **options).texts
+    ]
+    return [text for text in above if text not in ("", "input")], note
+
+
+def test_all_components_wrap(wide):
+    figure = plot_maps(PICTURES[:1], wide, rows=["sick"], components=12)
     texts = texts_of(figure)
-    assert [f"$P_{{{b + 1}}}^+$" in texts for b in range(12)] == [True] * 8 + [False] * 4
-    assert any("8 of 12 components are drawn. components=12 draws all" in text for text in texts)
+    assert all(f"raises\ncomponent {b + 1}" in texts for b in range(12))
     boxes = [axis.get_position() for axis in figure.axes]
-    assert len({round(box.y0, 3) for box in boxes}) == 2
+    assert len({round(box.y0, 3) for box in boxes}) == 3
     assert all(box.x1 < 1 and box.y0 > 0 for box in boxes)
     assert not any(first.overlaps(second) for first, second in itertools.combinations(boxes, 2))
-    assert figure.get_figwidth() < 21
+    assert figure.get_figwidth() < 22
+    three = plot_maps(PICTURES[:1], wide, rows=["sick"])
+    assert len({round(axis.get_position().y0, 3) for axis in three.axes}) == 1
+    assert three.get_figwidth() < 17  # half of it is the width of a README, where the letters are still readable
     assert all(axis.get_position().width * figure.get_figwidth() == pytest.approx(1.5) for axis in figure.axes)
 
 
-def test_components_are_chosen_by_number_or_count(wide):
-    def headings(components, signed=True):
-        figure = plot_maps(PICTURES[:1], wide, components=components, signed=signed)
-        return [text.get_text() for text in figure.texts[1:-1]], figure.texts[-1].get_text()
+def test_the_decision_comes_first_and_three_components_that_carry_most_of_it():
+    problem = Problem(seed=1, n=3, components=6)
+    targets = [*map(PCATarget, range(6)), SVMTarget("ant")]
+    maps = ContributionCAM(problem.net, [problem.target_layer]).explain(problem.x, targets)
+    shares = carried(problem.net(problem.x), SVMTarget("ant"))
+    pairwise = copy.deepcopy(problem.head[-1]).set_params(decision_function_shape="ovo").decision_function
+    rise = maps.values[:, -1].numpy() - pairwise(np.zeros((1, 6)))[:, :2].sum(1)  # from the mean, where p = 0
+    assert shares.sum(1).numpy() == pytest.approx(rise)
+    strongest = shares.abs().mean(0).argsort(descending=True)[:3].tolist()
+    drawn, note = headings(maps, signed=True)
+    assert drawn == ["for ant", *(f"component {b + 1}" for b in strongest)]
+    assert note.endswith(" 3 of 6 components are shown: those that carry most of the decision.")
+    assert "components=" not in note
 
-    assert headings([10, 0]) == (
-        ["$P_{11}$", "$P_{1}$", "margin"],
-        "Red raises the value above the map, blue lowers it.\n2 of 12 components are drawn.",
+
+def test_without_a_head_the_strongest_maps_are_drawn(wide):
+    drawn, note = headings(wide, signed=True)
+    assert drawn == ["predicted class", "component 4", "component 12", "component 2"]
+    assert note.endswith(" 3 of 12 components are shown: those with the strongest maps.")
+
+
+def test_components_are_chosen_by_number_or_count(wide):
+    assert headings(wide, signed=True, components=[10, 0]) == (
+        ["predicted class", "component 11", "component 1"],
+        "Red raises the value above the map, blue lowers it. The number beside a colour bar is the strongest colour of "
+        "its map. 2 of 12 components are shown.",
     )
-    assert headings(np.array([3]), signed=False)[0] == ["$P_{4}^+$", "$P_{4}^-$", "margin"]
-    assert headings(0)[0] == ["margin"]
-    drawn, note = headings(12)
-    assert [text for text in drawn if text.startswith("$P")] == [f"$P_{{{b + 1}}}$" for b in range(12)]
-    assert "components" not in note
+    assert headings(wide, components=np.array([3]))[0] == [
+        "predicted class",
+        "raises component 4",
+        "lowers component 4",
+    ]
+    drawn, note = headings(wide, signed=True, components=0)
+    assert drawn == ["predicted class"]
+    assert note.endswith("0 of 12 components are shown.")
+    drawn, note = headings(wide, signed=True, components=2)
+    assert drawn[1:] == ["component 1", "component 2"]
+    assert note.endswith("The first 2 of 12 components are shown.")
+    drawn, note = headings(wide, signed=True, components=12)
+    components = [text for text in drawn if text.startswith("component")]
+    assert components == [f"component {b + 1}" for b in range(12)]
+    assert "shown" not in note
     for wrong in ([12], [-1], -1, True, "all", ["0"]):
         with pytest.raises(ValueError, match="must be a count, or numbers from 0"):
             plot_maps(PICTURES[:1], wide, components=wrong)
+
+
+def test_several_decisions_have_headings_of_their_own(problem):
+    targets = [PCATarget(0), SVMTarget(), SVMTarget("cat"), SVMTarget("bee", versus="cat"), SVMTarget("cat", sign="-")]
+    targets += [SVMTarget(versus="runner-up"), SVMTarget(versus="ant")]
+    drawn, _ = headings(explained(problem, targets)[:1], signed=True, classes=["ant", "$bee", "feline"])
+    assert drawn == [
+        *("predicted class", "for feline", r"\$bee rather than feline", "against feline"),
+        *("predicted class rather than the runner-up", "against ant", "component 1"),
+    ]
+    output = problem.net(problem.x)
+    titles = [title_of(target, output, None) for target in (ProbabilityTarget("bee"), ProbabilityTarget())]
+    assert titles == ["probability, for bee", "probability"]
+    assert title_of(SVMTarget(2), torch.zeros(1, 3), ["a", "b", "c"]) == "for class 2"  # of a file, which has no head
+
+
+def test_what_rounding_leaves_of_a_sum_is_written_as_0(problem):
+    maps = ContributionCAM(problem.net, [problem.target_layer]).explain(problem.x)
+    maps = dataclasses.replace(maps, values=torch.full_like(maps.values, -1e-9))
+    texts = texts_of(plot_maps(PICTURES, maps))
+    assert "value 0" in texts
+    assert not any("e-" in text for text in texts)
+
+
+def lines_in(axis):
+    """Return the colours and levels of the lines in a picture, without the white around them."""
+    drawn = [(to_hex(lines.get_edgecolor()[0]), lines.levels[0]) for lines in axis.collections]
+    return [(colour, level) for colour, level in drawn if colour != "#ffffff"]
+
+
+def test_outlines_surround_the_strongest_evidence_on_the_picture_itself(maps):
+    raw = torch.zeros_like(maps.maps)
+    raw[:, :, 0, 0], raw[:, :, -1, -1] = 2.0, -1.0
+    raw[1, :, -1, -1] = -0.1  # is too faint
+    changed = dataclasses.replace(maps, maps=raw, nu=raw.abs().amax((2, 3)))
+    figure = plot_maps(PICTURES, changed, outline=True)
+    axes = [axis for axis in figure.axes if axis.images]
+    assert len(axes) == 3 * (1 + 3)  # one for each target, whether signed or not
+    for row in range(3):
+        for axis in axes[4 * row : 4 * row + 4]:
+            assert relative(axis.images[0].get_array(), PICTURES[row]) == 0  # in its own colours
+        assert not lines_in(axes[4 * row])
+        values = (changed.positive((24, 20)) - changed.negative((24, 20)))[row, 0].numpy()
+        half = [(RED, pytest.approx(values.max() / 2)), (BLUE, pytest.approx(values.min() / 2))]
+        assert lines_in(axes[4 * row + 1]) == half[: 1 if row == 1 else 2]
+        (line,) = [lines for lines in axes[4 * row + 1].collections if to_hex(lines.get_edgecolor()[0]) == RED]
+        corner = line.get_paths()[0].vertices
+        assert (corner < 10).all()  # around the first position, and not the last
+    marks = [line.get_ydata()[0] for line in bars_of(figure)[0].lines]
+    assert marks == [level for _, level in lines_in(axes[1])]
+    assert not any(lines_in(axis) for axis in plot_maps(PICTURES, changed, signed=True).axes)
+    assert "solid red raises" in figure.texts[-1].get_text().replace("\n", " ")
+
+
+def test_outlines_need_the_pictures(maps):
+    with pytest.raises(ValueError, match="overlay=False leaves the images out"):
+        plot_maps(PICTURES, maps, outline=True, overlay=False)
+
+
+def test_outlines_of_a_decision(apart):
+    problem, maps = apart
+    figure = plot_decision(PICTURES, maps, problem.net.head, row=1, count=2, outline=True)
+    first, *others = [axis for axis in figure.axes if axis.images]
+    assert not lines_in(first)
+    assert all(relative(axis.images[-1].get_array(), PICTURES[1]) == 0 for axis in others)
+    assert {colour for axis in others for colour, _ in lines_in(axis)} == {RED, BLUE}
 
 
 def test_nothing_left_to_draw_is_refused(problem):
@@ -479,7 +591,8 @@ def test_one_class_of_target_only(problem):
     maps = explained(problem, [SVMTarget("ant", versus="bee"), PCATarget(0, sign="-")])
     texts = texts_of(plot_maps(PICTURES, {"pair": maps}))
     assert f"ant / bee: {written(maps.values[0, 0])}" in texts
-    assert "$(-P_{1})^+$" in texts
+    assert "ant rather than\nbee" in texts
+    assert "raises minus\ncomponent 1" in texts
 
 
 def captions(maps, classes=None):
@@ -522,8 +635,8 @@ def test_captions_say_for_and_against_whom():
         f"against malignant: {values[1]}",
         f"malignant / benign: {values[2]}",
         f"{predicted} / runner-up: {values[3]}",
-        f"$-p_{{2}}$ = {values[4]}",
-        values[5],
+        f"value {values[4]}",
+        f"value {values[5]}",
     ]
     assert captions(maps)[:2] == [f"class -1: {values[0]}", f"against class 1: {values[1]}"]
 
@@ -533,9 +646,14 @@ def test_maps_that_were_loaded_are_drawn_without_their_head(problem, tmp_path):
     explained(problem, targets).save(tmp_path / "maps.safetensors")
     maps = SignedMaps.load(tmp_path / "maps.safetensors")
     values = [written(value) for value in maps.values[0]]
-    assert captions(maps) == [f"$p_{{2}}$ = {values[0]}", f"ant / bee: {values[1]}", values[2], values[3]]
+    assert captions(maps) == [
+        f"value {values[0]}",
+        f"ant / bee: {values[1]}",
+        f"value {values[2]}",
+        f"value {values[3]}",
+    ]
     texts = texts_of(plot_maps(PICTURES, maps))
-    assert {"decision", "margin"} < set(texts)
+    assert {"ant rather than\nbee", "predicted class"} < set(texts)
     assert any("tumour_score" in text.replace("\n", "") for text in texts)
 
 
@@ -545,7 +663,7 @@ def test_classes_of_an_output_with_logits_are_named(problem, maps):
     object.__setattr__(changed, "output", SimpleNamespace(logits=torch.randn(3, 3)))
     assert captions(changed, ["a", "b", "c"])[0] == f"c: {written(maps.values[0, 0])}"
     object.__setattr__(changed, "output", [torch.randn(3, 3)] * 2)
-    assert captions(changed, ["a", "b", "c"])[0] == written(maps.values[0, 0])
+    assert captions(changed, ["a", "b", "c"])[0] == f"value {written(maps.values[0, 0])}"
 
 
 def test_colours_come_again_with_other_markers():
@@ -606,7 +724,7 @@ def test_methods_stand_below_each_other_each_on_its_own_scale(problem):
     groups = by_method(problem)
     figure = plot_maps(PICTURES, groups, overlay=False)
     texts = texts_of(figure)
-    assert texts.count("$P_{1}^+$") == texts.count("margin") == texts.count("input") == 1
+    assert texts.count("raises\ncomponent 1") == texts.count("predicted class") == texts.count("input") == 1
     assert all(texts.count(name) == 3 for name in groups)
     columns = 2 * problem.components + 1
     axes = [axis for axis in figure.axes if axis.images]
@@ -617,14 +735,15 @@ def test_methods_stand_below_each_other_each_on_its_own_scale(problem):
     assert np.ptp(lefts, 0).max() < 1e-12
     for line, (n, made) in zip(lines, itertools.product(range(3), groups.values()), strict=True):
         for b in range(problem.components):
-            for axis, part in zip(line[2 * b : 2 * b + 2], (made.positive, made.negative), strict=True):
+            for axis, part in zip(line[2 * b + 1 : 2 * b + 3], (made.positive, made.negative), strict=True):
                 expected = part((24, 20))[n, b].numpy()
                 assert np.abs(np.asarray(axis.images[0].get_array()) - expected).max() < 1e-12
     assert groups["LayerCAM"].opposite is not None
     ends = iter([bar.get_yticklabels()[1].get_text() for bar in bars_of(figure)])
     for n, made in itertools.product(range(3), groups.values()):
+        next(ends)  # of the decision
         assert next(ends) == written(made.nu[n, 0])
-        list(itertools.islice(ends, problem.components))
+        list(itertools.islice(ends, problem.components - 1))
     sentence = "Sum of a map + value at the baseline = the value above it: contributions."
     assert any(sentence in text.replace("\n", " ") for text in texts)
 
@@ -632,7 +751,7 @@ def test_methods_stand_below_each_other_each_on_its_own_scale(problem):
 @pytest.mark.slow
 def test_methods_that_wrap_have_headings_in_every_line(problem):
     figure = plot_maps(PICTURES, by_method(problem), size=(9, 60))
-    assert texts_of(figure).count("margin") == 3 * 3
+    assert texts_of(figure).count("predicted class") == 3 * 3
     assert texts_of(figure).count("input") == 3
     assert all(axis.get_position().x1 < 1 for axis in figure.axes)
 
@@ -648,7 +767,7 @@ def test_maps_of_other_targets_or_images_are_not_compared(problem):
     with pytest.raises(ValueError, match="'Grad-CAM' and 'other' are of different images"):
         plot_maps(PICTURES, flipped)
     flipped = {name: flipped[name][:, [0, 2]] for name in ("Grad-CAM", "other")}
-    assert texts_of(plot_maps(PICTURES, flipped, compare=False)).count("margin") == 2
+    assert texts_of(plot_maps(PICTURES, flipped, compare=False)).count("predicted class") == 2
     decisions = {name: made[:, -1] for name, made in groups.items()}
     place = {text.get_text(): text.get_position() for text in plot_maps(PICTURES, decisions).texts}
     assert place["Grad-CAM"][1] == place["LayerCAM"][1]  # of one target each, side by side
@@ -660,7 +779,7 @@ def test_a_map_whose_opposite_is_not_blank_has_evidence_of_the_other_sign(proble
     object.__setattr__(changed, "maps", torch.zeros_like(maps.maps))
     texts = texts_of(plot_maps(PICTURES, changed))
     assert "all evidence\nhas the\nother sign" in texts
-    assert "no gradient" not in texts
+    assert "blank:\nall zero" not in texts
 
 
 @pytest.fixture(scope="module")

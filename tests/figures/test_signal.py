@@ -40,7 +40,7 @@ def test_lines_are_red_where_the_map_raises_and_blue_where_it_lowers():
     axis = figure.axes[0]
     assert [tick.get_text() for tick in axis.get_yticklabels()] == ["I", "II"]
     assert axis.get_xlabel() == "ms"
-    assert axis.get_title(loc="left") == "$p_{1}$ = 0"
+    assert axis.get_title(loc="left") == "component 1: value 0"
 
 
 def test_maps_are_brought_to_the_length_of_signals_and_end_at_their_own_nu():
@@ -49,7 +49,7 @@ def test_maps_are_brought_to_the_length_of_signals_and_end_at_their_own_nu():
     assert len(lines) == 2 * 2 * 2
     for number, line in enumerate(lines):
         red, _, blue, _ = line.get_colors().T
-        rising = 1 if number % 4 < 2 else -1  # of each signal the first target, then the second
+        rising = -1 if number % 4 < 2 else 1  # of each signal the decision, then the component
         assert rising * (red - blue)[-1] > 0.2 > -0.2 > rising * (red - blue)[0]
 
 

@@ -89,17 +89,17 @@ def test_a_row_for_the_volume_and_for_each_target(maps):
     assert len(drawn) == 3 * (1 + 4)
     assert slices_of(figure) == [2, 5, 6]
     exact = F.interpolate(maps.maps, SIZE, mode="trilinear", align_corners=False)[1]
-    for k in range(4):
+    for line, k in enumerate([3, 0, 1, 2]):  # the decision first
         for column, n in enumerate([2, 5, 6]):
-            assert relative(drawn[3 + 3 * k + column], exact[k, n] / maps.nu[1, k]) < 1e-5
+            assert relative(drawn[3 + 3 * line + column], exact[k, n] / maps.nu[1, k]) < 1e-5
     assert all((picture.norm.vmin, picture.norm.vmax) == (-1, 1) for picture in pictures(figure)[3:])
     bars = [axis.child_axes[0] for axis in figure.axes if axis.child_axes]
     tops = [bar.get_yticklabels()[1].get_text() for bar in bars]
-    assert tops == [number(float(nu)) for nu in maps.nu[1]]
+    assert tops == [number(float(nu)) for nu in maps.nu[1, [3, 0, 1, 2]]]
     text = "\n".join(words(figure))
     label, value = maps.output.labels()[1], number(float(maps.values[1, 3]))
-    assert f"margin\n{label}: {value}" in text
-    assert f"$P_{{1}}$\n$p_{{1}}$ = {number(float(maps.values[1, 0]))}" in text
+    assert f"predicted class\n{label}: {value}" in text
+    assert f"component 1\nvalue {number(float(maps.values[1, 0]))}" in text
     assert "Sum of a map over the whole volume + value at the baseline" in text
     assert "slice of 8" in text
 
@@ -114,7 +114,7 @@ def test_words_are_readable_where_a_readme_shows_them(maps, tmp_path):
     figure.savefig(tmp_path / "volume.png")
     boxes = [text.get_window_extent() for text in texts_of(figure)]
     assert all(box.x0 >= 0 and box.y0 >= 0 and box.x1 <= figure.bbox.x1 and box.y1 <= figure.bbox.y1 for box in boxes)
-    titles = [box for text, box in zip(texts_of(figure), boxes, strict=True) if "=" in text.get_text()[:30]]
+    titles = [box for text, box in zip(texts_of(figure), boxes, strict=True) if "value" in text.get_text()[:30]]
     assert titles
     assert all(box.x1 < min(a.get_window_extent().x0 for a in figure.axes) for box in titles)
 
@@ -156,7 +156,7 @@ def test_the_slices_where_the_maps_are_largest():
     assert 10 not in slices_of(only)
     blank = plot_volume(torch.rand(2, 40, 3, 3), made(values), image=0)
     assert slices_of(blank) == [4, 12, 20, 28, 36]
-    assert any("no gradient" in text for text in words(blank))
+    assert any("blank: all zero" in text for text in words(blank))
     assert "equally spaced" in " ".join(words(blank))
 
 
@@ -182,10 +182,10 @@ def test_targets_and_names_are_chosen_as_in_plot_maps(maps):
     figure = plot_volume(X[:3], maps, components=[2, 0], classes=["good", "bad"], title="scan 7", slices=2)
     text = "\n".join(words(figure))
     assert len(arrays(figure)) == 2 * 4
-    assert text.index("$P_{3}$") < text.index("$P_{1}$")
-    assert "$P_{2}$" not in text
+    assert text.index("component 3") < text.index("component 1")
+    assert "component 2" not in text
     assert "scan 7" in text
-    assert "2 of 3 components are drawn." in text
+    assert "2 of 3 components are shown." in text
     assert ("good" if maps.output.labels()[0] == "benign" else "bad") in text
     one = plot_volume(X[:3], maps[:, [3]], slices=2)
     assert len(arrays(one)) == 2 * 2
