@@ -43,7 +43,9 @@ def export(options: Any) -> None:
             x = torch.stack([transform(picture.rotate(90 * turn)) for turn in range(_TRIED)])
         else:
             x = _some(Images(preparation.folder(options.images), thumbnails=0), options.images)
-        metadata = export.onnx(cam, x, options.out, targets_of(options, net), **steps, **preparation.whites)
+        metadata = export.onnx(
+            cam, x, options.out, targets_of(options, net), **steps, **preparation.whites, progress=True
+        )
     explainer = export.Explainer(options.out)
     if not np.allclose(explainer.prepared(picture), transform(picture), atol=1e-4):
         options.out.unlink()

@@ -10,19 +10,16 @@ from pytorch_grad_cam_pcasvm.cli.preparation import Preparation
 from pytorch_grad_cam_pcasvm.cli.training import layers_for_maps, training_set
 
 _COMPARED = 50  # images, for --layer auto
+_NAMED = 3  # layers, where another is to be chosen
 
 
 def layers_of(options: Any, net: Any, preparation: Preparation) -> list[str]:
     """Return the target layers: those named, or those that are recommended after comparing them on the images.
 
     Raises:
-        ValueError: there is no such layer, or there are no images to compare layers on.
+        ValueError: there are no images to compare layers on.
     """
-    from pytorch_grad_cam_pcasvm.network.features import FeatureSource
-
     if options.layer != ["auto"]:
-        for layer in options.layer:
-            FeatureSource.of(net.feature_source()[0], layer)  # which refuses a name that there is not
         return list(dict.fromkeys(options.layer))
     if options.images is None:
         raise ValueError("images are needed, --images FOLDER: --layer auto compares layers on them")
@@ -43,7 +40,7 @@ def layers_of(options: Any, net: Any, preparation: Preparation) -> list[str]:
     with_means(options, net, candidates, preparation)
     reshape = "tokens" if options.tokens else None
     settings = {"images": _COMPARED, "batch_size": min(options.batch_size, 16)}
-    compared = evaluation.layers(net, images.data, candidates, reshape_transform=reshape, **settings)
+    compared = evaluation.layers(net, images.data, reshape_transform=reshape, **settings)
     print(compared.question)
     return list(compared.settings["recommended"])
 
@@ -126,13 +123,14 @@ def with_means(options: Any, net: Any, layers: Sequence[str], preparation: Prepa
     """Add to the head the means of layers that it neither has nor knows from its features.
 
     Raises:
-        ValueError: there are no training images to take them from.
+        ValueError: there are no training images to take them from, or a layer does not run before the features.
     """
     means = net.head.training_set.means
     derived = None if options.tokens or pool(options) != "mean" else source(options)
     missing = [layer for layer in layers if layer not in means and layer != derived]
     if not missing:
         return
+    _refuse_behind(net, missing, preparation)  # where training images are of no help
     if options.train is None:
         raise ValueError(
             f"contributions at {', '.join(map(repr, missing))} start near the mean of the training images there, which "
@@ -145,6 +143,33 @@ def with_means(options: Any, net: Any, layers: Sequence[str], preparation: Prepa
         if layer not in training.means:
             raise ValueError(f"the layer {layer!r} has no positions on the image: name another")
         means[layer] = training.means[layer]
+
+
+def _refuse_behind(net: Any, layers: Sequence[str], preparation: Preparation) -> None:
+    """Refuse layers that do not run before the features."""
+    import torch
+    from PIL import Image
+
+    from pytorch_grad_cam_pcasvm.network.features import output_of
+    from pytorch_grad_cam_pcasvm.network.modules import device_of, evaluating
+    from pytorch_grad_cam_pcasvm.runtime.hooks import hooked
+
+    x = preparation.transform(Image.new("RGB", (480, 320)))[None].to(device_of(net))
+    backbone, source = net.feature_source(x)
+    names = [name for name, _ in backbone.named_modules() if name]
+    before: list[str] = []
+    with evaluating(backbone), torch.no_grad(), hooked() as hooks:
+        for name in {*names, *layers}:
+            hooks.after_call(backbone, name, lambda name, _: before.append(name))
+        output_of(backbone, source, x, ends=True)
+    behind = [layer for layer in layers if layer not in before]
+    if behind and before:
+        block = before[-1].rpartition(".")[0]
+        last = [name for name in dict.fromkeys(before) if name.rpartition(".")[0] == block][-_NAMED:]
+        raise ValueError(
+            f"--layer {behind[0]} does not run before the features, {source}: name a layer that does, such as "
+            f"{', '.join(last)}"
+        )
 
 
 def _held(means: Any) -> str:

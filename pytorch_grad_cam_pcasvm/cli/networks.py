@@ -13,16 +13,31 @@ import pytorch_grad_cam_pcasvm as package
 from pytorch_grad_cam_pcasvm.cli.preparation import Preparation, preparation_of
 
 RUN = "python -m pytorch_grad_cam_pcasvm"
+_FORMS = "a backbone is a torchvision name, timm:NAME, or module:function for a network of your own"
 
 
 def network(options: Any) -> tuple[Any, Preparation]:
-    """Return a backbone with its head, and the preparation of pictures that the head was fitted with."""
+    """Return a backbone with its head, and the preparation of pictures that the head was fitted with.
+
+    Raises:
+        ValueError: there is no such backbone, or none of the layers named.
+    """
     head = head_of(options.head, options.trust)  # before weights are downloaded
     if isinstance(head, package.Head):  # and not of skops, which says nothing
         as_fitted(options, head.training_set.preparation or {})
     backbone, transform, own = backbone_of(options)
+    _check_layers(backbone, options.layer)
     net = package.PCASVMNet(backbone, head, source(options), pool=pool(options))
     return net, preparation_of(transform, own, options, net.head.training_set.preparation)
+
+
+def _check_layers(backbone: Any, layers: Sequence[str]) -> None:
+    """Refuse names of layers that there are not, before anything else takes long."""
+    from pytorch_grad_cam_pcasvm.network.features import FeatureSource
+    from pytorch_grad_cam_pcasvm.network.modules import network_of
+
+    for layer in layers if layers != ["auto"] else ():
+        FeatureSource.of(network_of(backbone), layer)
 
 
 def as_fitted(options: Any, recorded: Mapping[str, Any]) -> None:
@@ -107,6 +122,10 @@ def backbone_of(options: Any) -> tuple[Any, Callable[[Any], Any], bool]:
         except OSError as error:
             raise OSError(f"the weights cannot be downloaded ({error}): give a file, --weights FILE") from error
         transform = weights.transforms()
+    elif library == "torchvision":
+        raise ValueError(
+            f"--backbone {options.backbone}: torchvision's own have no prefix, --backbone {name}; {_FORMS}"
+        )
     else:
         net, transform, own = _own(library, name)
     if has_weights:
@@ -131,8 +150,7 @@ def _own(module: str, name: str) -> tuple[Any, Any, bool]:
     from pytorch_grad_cam_pcasvm.network.modules import network_of
 
     option = f"--backbone {module}:{name}"
-    meant = "a backbone is a torchvision name, timm:NAME, or module:function for a network of your own"
-    returned = made_by("--backbone", module, name, meant)
+    returned = made_by("--backbone", module, name, _FORMS)
     net, *transform = returned if isinstance(returned, tuple) and len(returned) == 2 else (returned,)
     if not isinstance(net, nn.Module) or not all(map(callable, transform)):
         type_name = type(returned).__name__ if not isinstance(returned, tuple) else f"tuple of {len(returned)}"
@@ -177,7 +195,8 @@ def made_by(option: str, module: str, name: str, meant: str) -> Any:
             name, [attribute for attribute, value in vars(imported).items() if callable(value)], n=1
         )
         problem = f"has no function {name!r}" if function is None else f"has {name!r}, which is no function"
-        raise ValueError(f"{option}: {imported.__file__} {problem}" + (f"; did you mean {near[0]!r}?" if near else ""))
+        hint = f"did you mean {near[0]!r}?" if near else meant
+        raise ValueError(f"{option}: {imported.__file__} {problem}; {hint}")
     try:
         return function()
     except Exception as error:

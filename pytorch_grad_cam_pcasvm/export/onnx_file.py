@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.export import ExportedProgram
 
 from pytorch_grad_cam_pcasvm import __version__
 from pytorch_grad_cam_pcasvm.export.explainer import FORMAT, KEY
@@ -42,6 +43,7 @@ def onnx(
     interpolation: str = "bilinear",
     white_level: float | None = None,
     float_white: float | None = None,
+    progress: bool = False,
 ) -> dict[str, Any]:
     """Write the computation of ``cam.explain(images, targets)`` to one file for onnxruntime, for any number of images.
 
@@ -71,6 +73,7 @@ def onnx(
         interpolation: ``"bilinear"`` or ``"bicubic"``, both antialiased as in Pillow.
         white_level: the integer that is white in pictures of more than 8 bits; None: the largest of their type.
         float_white: the number that is white in floating-point pictures; None: these are refused.
+        progress: print what is being done, which takes longer the more operations follow the target layer.
 
     Returns:
         The metadata.
@@ -94,6 +97,8 @@ def onnx(
         raise ValueError(f"there is no folder {path.parent}")
     if interpolation not in ("bilinear", "bicubic"):
         raise ValueError(f"interpolation must be 'bilinear' or 'bicubic', got {interpolation!r}")
+    tell = print if progress else _silent
+    tell(f"tracing the maps of {type(cam).__name__}")
     program, maps, prepared = traced_program(cam, images, targets, size, decompositions())
     if isinstance(resize, str) and resize != "pad":
         raise ValueError(f"resize must be a number of pixels, 'pad' or None, got {resize!r}")
@@ -108,6 +113,30 @@ def onnx(
     if sum(value.nbytes for value in (*cam.model.parameters(), *cam.model.buffers())) > _MOST_BYTES:
         raise NoProgramError("a network of more than 2 GB does not fit into one ONNX file", "use export.program")
     names = [*outputs_of(maps, size)]
+    count = sum(node.op == "call_function" for node in program.graph.nodes)
+    tell(f"traced {count:,} operations; converting them to ONNX")
+    model = _converted(program, names, opset)
+    tell("comparing the file with explain")
+    metadata = _metadata(cam, maps, prepared, pictures)
+    session = runtime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+
+    def run(x: Tensor) -> dict[str, Any]:
+        return dict(zip(names, session.run(names, {"images": x.cpu().numpy()}), strict=True))
+
+    ways_out = ("use export.program", "see whether explain changes as much with net.double()", "report this network")
+    metadata["differences"] = checked(run, cam, maps, prepared, size, "onnxruntime", ways_out)
+    model.metadata_props.add(key=KEY, value=json.dumps(metadata))
+    with atomically(path) as file:
+        file.write(model.SerializeToString())
+    return metadata
+
+
+def _silent(text: str) -> None:
+    """Say nothing."""
+
+
+def _converted(program: ExportedProgram, names: Sequence[str], opset: int | None) -> Any:
+    """Return a program as a model of ONNX, with named outputs, in which N is the number of images."""
     try:
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")  # torch's own, about itself
@@ -125,24 +154,13 @@ def onnx(
         ) from error
     assert converted is not None
     _simplify(converted.model)
-    metadata = _metadata(cam, maps, prepared, pictures)
     model = converted.model_proto
     symbol = model.graph.input[0].type.tensor_type.shape.dim[0].dim_param
     for value in (*model.graph.input, *model.graph.output, *model.graph.value_info):
         for dim in value.type.tensor_type.shape.dim:
             if dim.dim_param:
                 dim.dim_param = dim.dim_param.replace(symbol, "N")
-    session = runtime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-
-    def run(x: Tensor) -> dict[str, Any]:
-        return dict(zip(names, session.run(names, {"images": x.cpu().numpy()}), strict=True))
-
-    ways_out = ("use export.program", "see whether explain changes as much with net.double()", "report this network")
-    metadata["differences"] = checked(run, cam, maps, prepared, size, "onnxruntime", ways_out)
-    model.metadata_props.add(key=KEY, value=json.dumps(metadata))
-    with atomically(path) as file:
-        file.write(model.SerializeToString())
-    return metadata
+    return model
 
 
 def _simplify(model: Any) -> None:

@@ -93,4 +93,6 @@ def _trunk(module: nn.Module, name: str, passed: dict[str, tuple[Sequence[Any], 
             continue
         inner = names[child]
         trunk += [*(_trunk(inner, child, passed) if isinstance(inner, nn.Sequential) else []), child]
-    return trunk
+    # The features may come from the middle of a sequence, which then has not ended.
+    unended = [child for child, inner in names.items() if child not in passed and isinstance(inner, nn.Sequential)]
+    return trunk + [block for child in unended for block in _trunk(names[child], child, passed)]

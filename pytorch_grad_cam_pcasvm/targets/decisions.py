@@ -62,7 +62,7 @@ class SVMTarget(PlacedTarget, ClosedFormTarget):
             if array or isinstance(label, tuple) or not isinstance(label, Hashable):
                 raise TypeError(f"a class label must be one value of classes_, got {label!r:.80}")
         if self.category is not None and self.category in rivals:
-            raise ValueError(f"versus must be another class than the category, got {self.category!r} for both")
+            raise ValueError(f"{self.category!r} cannot be compared with itself: versus must name another class")
         if self.strength != 1.0 and not (isinstance(self.versus, tuple) or self.versus == "others"):
             raise ValueError('strength is for several classes: versus=["b", "c"] or versus="others"')
         if not 0 <= self.strength < float("inf"):

@@ -178,6 +178,16 @@ def test_errors_are_one_line(network, head, tmp_path, capsys, command, change, m
     assert match in line
 
 
+@pytest.mark.parametrize("command", ["explain", "evaluate", "atlas", "export"])
+def test_a_layer_that_there_is_not_is_refused_before_anything_takes_long(
+    network, head, tmp_path, capsys, monkeypatch, command
+):
+    monkeypatch.setattr(package, "PCASVMNet", None)  # which comes right behind the backbone
+    options = [*network[:-1], "fetures", "--head", str(head), "--out", str(tmp_path / "out")]
+    assert main([command, *options]) == 2
+    assert "has no layer 'fetures'; did you mean 'features'?" in capsys.readouterr().err
+
+
 @pytest.fixture
 def fit(network, photos, tmp_path):
     """A folder of photos that may be changed, and the command that fits a head on them."""
@@ -449,6 +459,8 @@ def test_a_network_of_ones_own_with_its_transform(own, network, tmp_path, capsys
         ("mine.broken:network", "mine.broken cannot be imported: ModuleNotFoundError: No module named 'nothing_of_tha"),
         ("mine.networks:netwrok", "networks.py has no function 'netwrok'; did you mean 'network'?"),
         ("mine.networks:number", "networks.py has 'number', which is no function"),
+        ("mine.networks:xyz", "has no function 'xyz'; a backbone is a torchvision name, timm:NAME, or module:function"),
+        ("torchvision:mobilenet_v2", "--backbone mobilenet_v2; a backbone is a torchvision name, timm:NAME, or module"),
         ("mine.networks:of_classes", "of_classes(), which is called without arguments, failed: TypeError: "),
         (
             "mine.networks:nothing",

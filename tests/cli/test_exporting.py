@@ -3,6 +3,8 @@
 import csv
 import subprocess
 import sys
+from contextlib import redirect_stdout
+from io import StringIO
 from types import SimpleNamespace
 
 import numpy as np
@@ -30,8 +32,15 @@ def made(weights, tmp_path_factory):
     photos, head, model = folder(root / "photos", 6), root / "head.safetensors", root / "explainer.onnx"
     network = ["--backbone", "squeezenet1_1", "--weights", str(weights), "--layer", "features"]
     assert main(["fit", "--images", str(photos), *network, "--components", "3", "--out", str(head)]) == 0
-    assert main(["export", *network, "--head", str(head), "--components", "1", "--out", str(model)]) == 0
-    return SimpleNamespace(photos=photos, head=head, network=network, model=model)
+    with redirect_stdout(StringIO()) as printed:
+        assert main(["export", *network, "--head", str(head), "--components", "1", "--out", str(model)]) == 0
+    return SimpleNamespace(photos=photos, head=head, network=network, model=model, printed=printed.getvalue())
+
+
+@pytest.mark.optional
+def test_it_is_said_what_takes_long_and_what_was_written(made):
+    starts = "tracing the maps of", "traced ", "comparing the file", "wrote ", "differs from PyTorch by at most "
+    assert [line.startswith(start) for line, start in zip(made.printed.splitlines(), starts, strict=True)] == [True] * 5
 
 
 @pytest.mark.optional

@@ -347,6 +347,16 @@ def test_contributions_at_inner_layers_do_not_depend_on_the_pictures_at_hand(
         assert relative(by_head.maps, by_hand.maps) < 1e-3
 
 
+@pytest.mark.parametrize("behind", ["features", "features.12"])  # the block around the features, and a later one
+def test_layers_behind_the_features_have_no_use_for_training_images(fitted, run, long_photos, tmp_path, behind):
+    head, _ = fitted(layer="features.10")
+    for options in ([], ["--train", long_photos]):
+        done = run("atlas", long_photos, "--head", head, "--out", tmp_path / "atlas", *options, layer=behind)
+        assert done.code == 2
+        assert f"--layer {behind} does not run before the features, 'features.10': name a layer that does" in done.err
+        assert done.err.endswith("such as features.8, features.9, features.10\n")
+
+
 def test_means_of_another_network_are_refused(fitted, long_photos):
     head = Head.load(fitted()[0])
     inner = next(name for name in head.training_set.means if name != "features")

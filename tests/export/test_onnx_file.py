@@ -1,6 +1,7 @@
 """ONNX files: onnxruntime gives what ``explain`` gives, in a process without torch, and a file says what it is of."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -68,6 +69,18 @@ def test_onnxruntime_gives_what_explain_gives_for_any_number_of_images(case, tmp
         expected = outputs_of(cam.explain(images, targets))
         found = dict(zip(expected, session.run([*expected], {"images": images.numpy()}), strict=True))
         assert max(compared(found, expected).values()) < 1e-5
+
+
+@pytest.mark.parametrize("progress", [True, False])
+def test_what_is_being_done_is_said_if_it_is_wanted(tmp_path, capsys, progress):
+    cam, x, targets = made(*CASES[0])
+    export.onnx(cam, x, tmp_path / "explainer.onnx", targets, progress=progress)
+    lines = [
+        r"tracing the maps of ContributionCAM",
+        r"traced \d+ operations; converting them to ONNX",
+        r"comparing the file with explain",
+    ]
+    assert re.fullmatch("\n".join([*lines, ""]) if progress else "", capsys.readouterr().out)
 
 
 @pytest.mark.parametrize("classes", [2, 3])

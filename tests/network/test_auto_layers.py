@@ -25,6 +25,12 @@ def test_last_blocks_of_known_networks(name):
     assert found == expected
 
 
+def test_features_from_the_middle_of_a_sequence_have_blocks_before_them():
+    net = torchvision.models.squeezenet1_1(weights=None).eval()
+    found = last_blocks(net, FeatureSource.of(net, "features.10"), torch.zeros(2, 3, 224, 224))
+    assert found == ["features.0", "features.4", "features.7", "features.10"]
+
+
 class Ways(nn.Module):
     """Two ways beside each other, then one; features are means."""
 

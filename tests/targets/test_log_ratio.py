@@ -398,7 +398,7 @@ def test_evidence_of_one_sign_is_refused(intercept):
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda: LogRatioTarget("a", versus="a"), ValueError, "versus must be another class than the category"),
+        (lambda: LogRatioTarget("a", versus="a"), ValueError, "'a' cannot be compared with itself"),
         (lambda: LogRatioTarget("a", sign="x"), ValueError, "sign must be"),
         (lambda: LogRatioTarget(["a"]), TypeError, "a class label must be one value of classes_"),
         (lambda: LogRatioTarget("fox")(output_of(svm(1.0, 0.2), inputs(2))), ValueError, "'fox' is not a class"),
