@@ -1,5 +1,6 @@
 """The commands that explain: each takes its options, and imports what it needs when it runs."""
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -91,19 +92,40 @@ def evaluate(options: Any) -> None:
         images=options.count,
         batch_size=options.batch_size,
         seed=options.seed,
+        stop_early=not options.all_images,
     )
     if dense:
         _measure_positions(study, masks, options.out)
         return
     _tell_accuracy(study)
-    checks: Any = {}
-    if masks is not None:
-        checks = {"checks": {name: {"masks": masks} if name == "localisation" else {} for name in CHECKS}}
-    page = study.report(options.out, **checks)
-    localised = json.loads((options.out / "report.json").read_text(encoding="utf-8"))["results"].get("localisation", {})
+    checks = {name: {"masks": masks} if name == "localisation" and masks is not None else {} for name in CHECKS}
+    ways = {
+        name: _to_explain(options, name, method_options[method].get("target_layers", [layer]))
+        for name, method in methods.items()
+    }
+    page = study.report(options.out, checks=checks, commands=ways)
+    written = json.loads((options.out / "report.json").read_text(encoding="utf-8"))
+    print(*(verdict["sentence"] for verdict in written["verdicts"]), sep="\n")
+    localised = written["results"].get("localisation", {})
     if "rows" in localised:
         print(*found_in_words(evaluation.Result.from_dict(localised)), sep="\n")
+    usable = [verdict["method"] for verdict in written["verdicts"] if verdict["verdict"] == "use"]
+    print(*(f"maps of {name}: {ways[name]}" for name in usable), sep="\n", end="\n" * bool(usable))
     print(f"open {page.resolve().as_uri()}")
+
+
+def _to_explain(options: Any, method: str, layers: Any) -> str:
+    """Return the command that draws the maps that were evaluated."""
+    words = [RUN, "explain"]
+    common = "images backbone weights features pool resize white_level device head trust baseline train tokens"
+    for name in common.split():
+        value = getattr(options, name)
+        if value in (None, False, "neutral", []):
+            continue
+        values = value if isinstance(value, list) else [value]
+        words += [f"--{name.replace('_', '-')}" + f" {shlex.quote(str(one))}" * (one is not True) for one in values]
+    words += [f"--layer {shlex.quote(layer)}" for layer in layers]
+    return " ".join([*words, f"--method {method}", "--out maps"])
 
 
 def _masks(options: Any, preparation: Any, folder: Any) -> Any:

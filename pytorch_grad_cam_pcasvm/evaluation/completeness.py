@@ -43,12 +43,31 @@ def completeness(study: Subject) -> Result:
     """
     subject = study.fresh()
     against = Rivals(subject, (ANOTHER, HEAD))
-    values = []
+    values: list[np.ndarray] = []
     promised: set[str] = set()  # methods whose maps have a value at a baseline to add to
     differences = defaultdict[Any, list[np.ndarray]](list)  # by method and rival
     contradicting = defaultdict[str, list[bool]](list)
     decides = isinstance(subject.target, ClosedFormTarget) and subject.target.boundaries(subject.net.head) > 0
-    for x, _, rows_of in subject.batches("completeness"):
+
+    def measured() -> list[Row]:
+        spread = float(np.concatenate(values).std())
+        if not spread > SAME * np.abs(np.concatenate(values)).max():
+            raise ValueError("the target has the same value for all images: there is no scale to measure distances on")
+        distances = {key: np.concatenate(parts) / spread for key, parts in differences.items()}
+        rows = []
+        for method in subject.named:
+            own, passes = distances[method, ""], method in promised
+            rows.append(Row(method, ERROR, "", Estimate.of(own), EXACT if passes else None, below=True))
+            rows += [
+                Row(method, ERROR, rival, Estimate.of(distances[method, rival] - own), 0.0 if passes else None)
+                for rival in against.names
+            ]
+            if decides:
+                share = Estimate.of(contradicting[method])
+                rows.append(Row(method, CONTRADICTING, "", share, MOST_CONTRADICTING, below=True))
+        return rows
+
+    for x, _, rows_of in subject.batches("completeness", lambda: [row for row in measured() if row.verdict]):
         targets = subject.targets(x)
         values.append(subject.values(x, targets))
         against.next(x, targets, rows_of)
@@ -63,26 +82,10 @@ def completeness(study: Subject) -> Result:
             signs = [float(image_map.maps.double().sum()) * float(image_map.values) for image_map in maps]
             contradicting[method] += [sign < 0 for sign in signs]
             subject.add(method, differences[method, ""][-1], rows_of, x, maps)
-    spread = float(np.concatenate(values).std())
-    if not spread > SAME * np.abs(np.concatenate(values)).max():
-        raise ValueError("the target has the same value for all images: there is no scale to measure distances on")
-    distances = {key: np.concatenate(parts) / spread for key, parts in differences.items()}
-    rows = []
-    for method in subject.named:
-        own = distances[method, ""]
-        passes = method in promised
-        rows.append(Row(method, ERROR, "", Estimate.of(own), EXACT if passes else None, below=True))
-        rows += [
-            Row(method, ERROR, rival, Estimate.of(distances[method, rival] - own), 0.0 if passes else None)
-            for rival in against.names
-        ]
-        if decides:
-            share = Estimate.of(contradicting[method])
-            rows.append(Row(method, CONTRADICTING, "", share, MOST_CONTRADICTING, below=True))
     return subject.result(
         "completeness",
         "how far are the sums of maps from the values that they explain? (in standard deviations of the values)",
-        rows,
+        measured(),
     )
 
 

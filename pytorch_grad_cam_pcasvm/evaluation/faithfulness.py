@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - torch's own habit
 
 from pytorch_grad_cam_pcasvm.evaluation.result import Result, Row
-from pytorch_grad_cam_pcasvm.evaluation.rivals import BLIND, RANDOM, RIVALS, Rivals
+from pytorch_grad_cam_pcasvm.evaluation.rivals import BLIND, RANDOM, RIVALS, SHARED, Rivals
 from pytorch_grad_cam_pcasvm.evaluation.statistics import SAME, Estimate
 from pytorch_grad_cam_pcasvm.evaluation.subject import Subject, heat, seeded
 from pytorch_grad_cam_pcasvm.network.modules import evaluating
@@ -70,8 +70,16 @@ def faithfulness(  # noqa: D417 - of the study its class tells
     subject = study.fresh()
     against = Rivals(subject, rivals)
     change, of_host = (defaultdict[Any, list[np.ndarray]](list) for _ in range(2))
-    values = []
-    for x, _, rows_of in subject.batches("faithfulness"):
+    values: list[np.ndarray] = []
+
+    def measured() -> tuple[list[Row], dict[Any, np.ndarray]]:
+        spread = float(np.concatenate(values).std())
+        if not spread > SAME * np.abs(np.concatenate(values)).max():
+            raise ValueError("the target has the same value for all images: there is nothing that could fall")
+        mean = {key: np.concatenate(parts) / spread for key, parts in change.items()}
+        return [row for method in subject.named for row in _compared(method, mean, against)], mean
+
+    for x, _, rows_of in subject.batches("faithfulness", lambda: [r for r in measured()[0] if r.against == RANDOM]):
         targets = subject.targets(x)
         value = subject.values(x, targets)
         values.append(value)
@@ -96,19 +104,12 @@ def faithfulness(  # noqa: D417 - of the study its class tells
             subject.add(method, stays - falls, rows_of, x, maps[""])
             if arcc:
                 of_host[method].append(_arcc(subject, method, x, targets))
-    spread = float(np.concatenate(values).std())
-    if not spread > SAME * np.abs(np.concatenate(values)).max():
-        raise ValueError("the target has the same value for all images: there is nothing that could fall")
-    mean = {key: np.concatenate(parts) / spread for key, parts in change.items()}
-    rows = []
-    for method in subject.named:
-        others: dict[str, Any] = {rival: rival if rival in ranked else (method, rival) for rival in against.names}
-        others |= {rival: (rival, "") for rival in against.methods if rival != method}
-        rows += _compared(method, mean, others)
-        if arcc:
-            blank = np.isnan(mean[(method, ""), "deletion"]).any(1)
-            rows.append(Row(method, "ARCC", "", Estimate.of(np.where(blank, np.nan, np.concatenate(of_host[method])))))
-    sources = [*((method, (method, "")) for method in subject.named), *((r, r) for r in (RANDOM, BLIND) if r in ranked)]
+    rows, mean = measured()
+    for method, scores in of_host.items():
+        blank = np.isnan(mean[(method, ""), "deletion"]).any(1)
+        rows.append(Row(method, "ARCC", "", Estimate.of(np.where(blank, np.nan, np.concatenate(scores)))))
+    sources: list[tuple[str, Any]] = [(method, (method, "")) for method in subject.named]
+    sources += [(rival, rival) for rival in (RANDOM, BLIND) if rival in against.names]
     curves = {
         measure: {name: [Estimate.of(column).mean for column in mean[source, measure].T] for name, source in sources}
         for measure in KINDS
@@ -134,8 +135,10 @@ def _check(fill: str, patches: int | None, fractions: Sequence[float]) -> None:
         raise ValueError(f"fractions must be numbers between 0 and 1, such as (0.1, 0.3, 0.5), got {fractions}")
 
 
-def _compared(method: str, mean: Mapping[Any, np.ndarray], others: Mapping[str, Any]) -> list[Row]:
-    """Return how much more a method's maps change the value than others do, by the name of these."""
+def _compared(method: str, mean: Mapping[Any, np.ndarray], against: Rivals) -> list[Row]:
+    """Return how much more a method's maps change the value than controls and other methods do."""
+    others: dict[str, Any] = {rival: rival if rival in SHARED else (method, rival) for rival in against.names}
+    others |= {rival: (rival, "") for rival in against.methods if rival != method}
     rows = []
     for measure in KINDS:
         sign = -1 if measure == "deletion" else 1

@@ -17,9 +17,11 @@ from pytorch_grad_cam_pcasvm.network.auto_layers import last_blocks
 from pytorch_grad_cam_pcasvm.network.mean_activations import mean_activations
 from pytorch_grad_cam_pcasvm.network.modules import evaluating, layer_name
 from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
+from pytorch_grad_cam_pcasvm.runtime.progress import progress_bar
 
 PATCHES = 14  # on the longer side of an image
 _AMONG = 4  # of the coarsest map sizes, unless candidates are given
+_TOGETHER = 2, 3  # of these, the coarsest
 
 
 def layers(
@@ -47,7 +49,7 @@ def layers(
         data: as for :class:`Study`.
         candidates: layers, lists of layers whose maps become one, or a dict of these by name; None: the last block of
             each of the four coarsest map sizes (for a transformer, the norms before its last attention layers), and the
-            two coarsest together, combined as ``"shared"`` and as ``"mean"``.
+            two and the three coarsest together, combined as ``"shared"`` and as ``"mean"``.
         reshape_transform: as for the methods.
         images: number of images, chosen at random; None: all.
         batch_size: number of images at a time.
@@ -74,7 +76,7 @@ def layers(
     if candidates is None:
         with evaluating(net):
             blocks = last_blocks(backbone, source, x)[-_AMONG:]
-        candidates = [*blocks, *([blocks[-2:]] if len(blocks) > 1 else [])]
+        candidates = [*blocks, *(blocks[-number:] for number in _TOGETHER if number <= len(blocks))]
     named = _named(backbone, candidates)
     means = _means(net, subject, named, x[0].numel())
     methods: dict[str, Any] = {}
@@ -103,6 +105,7 @@ def layers(
         for title, method in methods.items():
             # On its own: one may refuse what others explain.
             alone = Subject(net, data, named[last][-1:], {title: method}, **common)
+            alone.title = f"{title}, {layout}: "
             try:
                 more = localisation(alone, pasted=layout == "pasted", rivals=(RANDOM,))
             except ValueError as error:
@@ -149,13 +152,17 @@ def _unfit(net: PCASVMNet, subject: Subject, methods: dict[str, Any]) -> dict[st
         for n, target in enumerate(subject.targets(x)):
             firsts.setdefault(target, x[n : n + 1])
     unfit = {}
-    for title, (method, options) in methods.items():
-        try:
-            cam = method(net, **options)
-            for target, image in firsts.items():
-                cam.explain(image, [target])
-        except ValueError as error:
-            unfit[title] = str(error)
+    with progress_bar(
+        subject.progress, total=len(methods) * len(firsts), desc="which layers can be explained?", unit="map"
+    ) as bar:
+        for title, (method, options) in methods.items():
+            try:
+                cam = method(net, **options)
+                for target, image in firsts.items():
+                    cam.explain(image, [target])
+                    bar.update(1)
+            except ValueError as error:
+                unfit[title] = str(error)
     return unfit
 
 

@@ -1,7 +1,8 @@
 """Localisation: does the evidence for a class lie where the class is?"""
 
+import contextlib
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,12 +11,13 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - torch's own habit
 
 from pytorch_grad_cam_pcasvm.evaluation.pixels import TOLERANCE
-from pytorch_grad_cam_pcasvm.evaluation.positions import POINT, PixelValues, of_positions
+from pytorch_grad_cam_pcasvm.evaluation.positions import ABOUT, CENTRE, POINT, PixelValues, of_positions
 from pytorch_grad_cam_pcasvm.evaluation.regions import OF_VOLUMES, masks_of, regions_of
 from pytorch_grad_cam_pcasvm.evaluation.result import Result, Row
 from pytorch_grad_cam_pcasvm.evaluation.rivals import BLIND, RIVALS, Rivals
 from pytorch_grad_cam_pcasvm.evaluation.statistics import SAME, Estimate
 from pytorch_grad_cam_pcasvm.evaluation.subject import Subject, generator, heat
+from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
 from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
 from pytorch_grad_cam_pcasvm.network.pools import is_dense
 from pytorch_grad_cam_pcasvm.targets import SVMTarget, default_decision
@@ -48,7 +50,9 @@ def localisation(  # noqa: D417 - of the study its class tells
 
     With masks, it is also measured how well the maps tell pixels inside of masks from all others, of all images: those
     with an empty mask, on which there is nothing, too. See :func:`pixel_scores` for the measures; of several classes,
-    each is also measured by itself, with the images on which there is nothing.
+    each is also measured by itself, with the images on which there is nothing. The pointing game with tolerance is also
+    played by the maps of the true class, by those of the predicted one if there is a normal class, and by the centre of
+    the image.
 
     A head that decides at every position, ``pool="dense"``, is measured by these alone: by its anomalies, or by the
     margin of a class at every position.
@@ -90,11 +94,19 @@ def localisation(  # noqa: D417 - of the study its class tells
         raise ValueError("localisation explains classes, and this head has none: measure faithfulness instead")
     subject = study.fresh(default_decision(study.net.head, study.normal))
     on_nothing = [] if masks is None else _without_masks(subject, masks)
-    pixels = PixelValues()
+    pixels, answers = PixelValues(), PixelValues()
     against = Rivals(subject, rivals)
     measured = defaultdict[Any, list[np.ndarray]](list)  # by method, measure and rival
-    chances = []
-    scenes = _tiled(subject, 0 if pasted else tiles) if masks is None else _masked(subject, masks)
+    chances: list[np.ndarray] = []
+
+    def rows_so_far() -> list[Row]:
+        numbers = {key: np.concatenate(parts) for key, parts in measured.items()}
+        return _rows(subject, against, numbers, np.concatenate(chances))
+
+    def deciding() -> list[Row]:
+        return [row for row in rows_so_far() if row.measure == SHARE and row.against in (CHANCE, BLIND)]
+
+    scenes = _tiled(subject, 0 if pasted else tiles, deciding) if masks is None else _masked(subject, masks)
     for x, targets, where, rows_of in scenes:
         size = x.shape[2:]
         chances.append(where.reshape(len(where), -1).mean(1))
@@ -110,21 +122,23 @@ def localisation(  # noqa: D417 - of the study its class tells
         if masks is not None:
             own_maps = {method: against.of(method)[""] for method in subject.named}
             pixels.add(where, rows_of, own_maps | {BLIND: subject.blind(x)})
+            others = _of_other_questions(subject, x, targets, rows_of, own_maps)
+            answers.add(where, rows_of, others | {CENTRE: _centre(x)})
     if not chances:
         raise ValueError("there is nothing to find: every mask is empty")
-    chance = np.concatenate(chances)
-    rows = _rows(subject, against, {key: np.concatenate(parts) for key, parts in measured.items()}, chance)
+    chance, rows = np.concatenate(chances), rows_so_far()
     if masks is not None:
         for part in subject.parts(on_nothing, "images on which there is nothing", "image") if on_nothing else ():
             x, _ = subject.read(part)
             targets = subject.targets(x)
             own_maps = {method: subject.explained(method, x, targets) for method in subject.named}
             pixels.add(np.zeros((len(x), *x.shape[2:]), bool), part, own_maps | {BLIND: subject.blind(x)})
-        rows += pixels.rows(subject, tolerance)
+        rows += pixels.rows(subject, tolerance) + answers.pointing(tolerance)
     return subject.result(
         "localisation",
-        "does the positive evidence for a class lie on the image of that class"
-        + ("?" + subject.without_normal if masks is None else ", inside its mask?"),
+        "does the evidence for a class lie on the image of that class?" + subject.without_normal
+        if masks is None
+        else "does the evidence lie inside of the masks?",
         rows,
         scenes=len(chance),
         tiles=tiles if masks is None and not pasted else None,
@@ -158,7 +172,41 @@ def _rows(subject: Subject, against: Rivals, numbers_of: Mapping[Any, np.ndarray
     return rows
 
 
-def _tiled(subject: Subject, tiles: int) -> Any:
+def _of_other_questions(
+    subject: Subject, x: Tensor, targets: Sequence[Any], rows: Sequence[int], own: Mapping[str, list[SignedMaps]]
+) -> dict[str, list[SignedMaps]]:
+    """Return the maps of the true class, and of the predicted one where that is not what is explained, by method.
+
+    Args:
+        subject: what is measured.
+        x: images, shape (N, ...).
+        targets: what is explained in each.
+        rows: of the images.
+        own: the maps of these targets, by method.
+    """
+    questions = {} if subject.normal is None else {"the predicted class": subject.fresh(SVMTarget()).targets(x)}
+    labels = subject.source.labels(rows)
+    with contextlib.suppress(ValueError):  # labels that are no classes of the head
+        questions |= {"the true class": [SVMTarget(label) for label in _labels_of(subject, labels or [None])]}
+    maps = {}
+    for question, asked in questions.items():
+        differ = [n for n, (target, usual) in enumerate(zip(asked, targets, strict=True)) if target != usual]
+        for method in subject.named:
+            of_method = list(own[method])
+            others = subject.explained(method, x[differ], [asked[n] for n in differ]) if differ else []
+            for n, image_map in zip(differ, others, strict=True):
+                of_method[n] = image_map
+            maps[f"{method}{ABOUT}{question}"] = of_method
+    return maps
+
+
+def _centre(x: Tensor) -> Tensor:
+    """Return maps (N, H, W) that are largest in the centre of each image, whatever is in it."""
+    axes = torch.meshgrid(*(torch.linspace(-1, 1, side) for side in x.shape[2:]), indexing="ij")
+    return -sum(axis.square() for axis in axes).expand(len(x), *x.shape[2:])  # type: ignore[union-attr]
+
+
+def _tiled(subject: Subject, tiles: int, deciding: Callable[[], list[Row]]) -> Any:
     """Yield scenes (N, ...), the target explained in each, where it is, (N, H, W), and its row; 0 tiles: pasted."""
     classes = subject.net.head.classes_
     assert classes is not None
@@ -184,7 +232,7 @@ def _tiled(subject: Subject, tiles: int) -> Any:
         scenes.append(([available[label].pop() for label in chosen], chosen[0], places))
     if not scenes:
         raise ValueError("too few images of different classes are classified correctly to be put side by side")
-    for number, part in enumerate(subject.parts(scenes, "localisation", "scene")):
+    for number, part in enumerate(subject.parts(scenes, "localisation", "scene", deciding)):
         pictures = [subject.read(rows)[0] for rows, _, _ in part]
         targets = [SVMTarget(label) for _, label, _ in part]
         if not tiles:

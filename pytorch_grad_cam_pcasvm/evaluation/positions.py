@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.evaluation.pixels import by_class, pixel_scores
 from pytorch_grad_cam_pcasvm.evaluation.regions import masks_of, regions_of
-from pytorch_grad_cam_pcasvm.evaluation.result import Result, Row
+from pytorch_grad_cam_pcasvm.evaluation.result import Result, Row, in_words
 from pytorch_grad_cam_pcasvm.evaluation.rivals import BLIND
 from pytorch_grad_cam_pcasvm.evaluation.subject import Subject, heat
 from pytorch_grad_cam_pcasvm.head.anomalies import tells_anomalies
@@ -22,6 +22,8 @@ from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
 POINT = "pointing game"
 AUROC, AUPRO, F1, IMAGE_AUROC = "pixel AUROC", "AUPRO to 30 % of false positives", "best F1", "image AUROC"
 POSITIONS = "every position"  # of a head that decides there
+CENTRE = "the centre of the image"
+ABOUT = ", asked about "  # between a method and a question other than that of the study
 BACKGROUNDS = (0, "0", "background")  # names of the class outside of masks
 
 
@@ -36,13 +38,25 @@ def found_in_words(result: Result) -> list[str]:
         for row in result.rows
         if (distance := re.fullmatch(f"{POINT}, within ([0-9.]+) pixels", row.measure))
     }
-    return [
-        f"{'The values of every position find' if method == POSITIONS else f'The maps of {method} find'} the marked "
-        f"place in {share:.0%} of the images that have one: their strongest spot is on it, or at most {pixels} pixels "
-        "away" + (f" (a map that ignores the decision: {near[BLIND][0]:.0%})" if BLIND in near else "") + "."
-        for method, (share, pixels) in near.items()
-        if method != BLIND
-    ]
+    controls = [f"{in_words(name)}: {near[name][0]:.0%}" for name in (BLIND, CENTRE) if name in near]
+    sentences = []
+    for method, (share, pixels) in near.items():
+        if method in (BLIND, CENTRE) or ABOUT in method:
+            continue
+        others = [
+            f"{name.removeprefix(method + ABOUT)} in {share_of:.0%}"
+            for name, (share_of, _) in near.items()
+            if name.startswith(method + ABOUT)
+        ]
+        sentences.append(
+            f"{'The values of every position find' if method == POSITIONS else f'The maps of {method} find'} the "
+            f"marked place in {share:.0%} of the images that have one: their strongest spot is on it, or at most "
+            f"{pixels} pixels of the network's input away"
+            + (f" ({'; '.join(controls)})" if controls else "")
+            + (f". Those of {' and of '.join(others)}" if others else "")
+            + "."
+        )
+    return sentences
 
 
 class PixelValues:
@@ -95,6 +109,16 @@ class PixelValues:
                     if estimate.n
                 ]
         return rows
+
+    def pointing(self, tolerance: float) -> list[Row]:
+        """Return how often the largest value of each map is at most so many pixels away from a mask."""
+        masks, measure = np.concatenate(self._masks), f"{POINT}, within {tolerance:g} pixels"
+        scores = {
+            name: pixel_scores(np.concatenate(parts), masks, tolerance=tolerance)
+            for name, parts in self._values.items()
+            if not masks.all()
+        }
+        return [Row(name, measure, "", of_maps.near) for name, of_maps in scores.items()]
 
 
 def of_positions(study: Subject, masks: Any, category: Any, tolerance: float) -> Result:

@@ -12,13 +12,25 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from matplotlib.figure import Figure
 
 from pytorch_grad_cam_pcasvm.evaluation.completeness import completeness
+from pytorch_grad_cam_pcasvm.evaluation.duration import expected, in_minutes
 from pytorch_grad_cam_pcasvm.evaluation.faithfulness import KINDS, faithfulness
 from pytorch_grad_cam_pcasvm.evaluation.localisation import localisation
 from pytorch_grad_cam_pcasvm.evaluation.positions import found_in_words
-from pytorch_grad_cam_pcasvm.evaluation.result import BLANK, FAILED, PASSED, TOO_FEW, UNDECIDED, Result, Row, number
+from pytorch_grad_cam_pcasvm.evaluation.result import (
+    BLANK,
+    FAILED,
+    PASSED,
+    TOO_FEW,
+    UNDECIDED,
+    Result,
+    Row,
+    in_words,
+    number,
+)
 from pytorch_grad_cam_pcasvm.evaluation.sensitivity import sensitivity
 from pytorch_grad_cam_pcasvm.evaluation.stability import stability
 from pytorch_grad_cam_pcasvm.evaluation.subject import Subject
@@ -29,7 +41,7 @@ from pytorch_grad_cam_pcasvm.runtime.errors import warn
 from pytorch_grad_cam_pcasvm.runtime.files import atomically
 from pytorch_grad_cam_pcasvm.targets import SVMTarget
 
-FORMAT = "pytorch_grad_cam_pcasvm evaluation 2"
+FORMAT = "pytorch_grad_cam_pcasvm evaluation 3"
 CHECKS: dict[str, Callable[..., Result]] = {
     "faithfulness": faithfulness,
     "localisation": localisation,
@@ -37,33 +49,42 @@ CHECKS: dict[str, Callable[..., Result]] = {
     "completeness": completeness,
     "stability": stability,
 }
+_LOOKED_AT = 8  # images, to find one that is a good example
 NOT_PASSED = (BLANK, FAILED, UNDECIDED, TOO_FEW)
 IF_IT_FAILS = {
     "faithfulness": "the pixels marked as important matter no more than those of the control. Against random maps: "
-    "do not use this method here. Against the blind map only: the object fills the picture, and "
-    "localisation is more informative.",
+    "do not use this method here. Only against a map that ignores the decision: the object fills the picture, and "
+    "localisation says more.",
     "localisation": "the map shows where something is, but not which class it supports. Do not use it to compare "
     "classes.",
     "sensitivity": "the map hardly depends on what was randomised. If only the head is affected, the map shows what "
     "the network sees rather than what the SVM decides; the component maps say more.",
-    "completeness": "the map does not add up to the value it explains, so sums over regions mean nothing. If maps "
-    "contradict the decision, they are blue for the predicted class: do not use this method here.",
+    "completeness": "the map does not add up to the value it explains, so sums over regions mean nothing. Maps that "
+    "contradict the decision are mostly blue for the class that is predicted: do not use this method here.",
     "stability": "small changes to the image change the map: average over noise (smoothed), or use a coarser layer.",
 }
 
 
 def report(  # noqa: D417 - of the study its class tells
-    study: Subject, out: str | Path, *, checks: Sequence[str] | Mapping[str, Mapping[str, Any]] = tuple(CHECKS)
+    study: Subject,
+    out: str | Path,
+    *,
+    checks: Sequence[str] | Mapping[str, Mapping[str, Any]] = tuple(CHECKS),
+    commands: Mapping[str, str] | None = None,
 ) -> Path:
     """Run all checks, and write ``report.json`` and ``index.html``, a self-contained page.
+
+    With ``progress``, it prints about how long this will take, and after each check the verdict so far.
 
     Args:
         out: the folder to write to.
         checks: names of the checks, or a dict from these to their options, such as
             ``{"localisation": {"tiles": 4}}``.
+        commands: by method, what to run to get its maps, for the page; None: a line of Python.
 
     Returns:
-        The path of the page. Both files begin with a one-sentence verdict for each method. Checks that cannot be run
+        The path of the page. Both files begin with a one-sentence verdict for each method, which the page shows with a
+        picture and the line to run; all numbers are folded below. Checks that cannot be run
         (such as localisation without labels) and pictures that cannot be drawn are listed with the reason.
 
     Raises:
@@ -97,11 +118,15 @@ def report(  # noqa: D417 - of the study its class tells
         "network": type(study.net.backbone).__name__,
         "layer": str(study.layer),
         "layers": {method: _layers(study, options) for method, (_, options) in study.named.items()},
-        "target": "" if study.target == SVMTarget() else repr(study.target),
+        "target": _in_words(study.target),
         "methods": list(study.named),
+        "commands": {method: (commands or {}).get(method) or _line(study, method) for method in study.named},
+        "examples": _examples(subject),
         "results": results,
         "pictures": pictures,
     }
+    if study.progress:
+        print(f"this will take {in_minutes(expected(study, options))}" + ", or less" * study.stop_early, flush=True)
     file = Path(out) / "report.json"
     file.parent.mkdir(parents=True, exist_ok=True)
     for name, of_check in options.items():
@@ -120,10 +145,50 @@ def report(  # noqa: D417 - of the study its class tells
         except Exception as error:
             results[name]["settings"]["pictures"] = f"not drawn: {_reason(error)}"
             warn(f"the worst images of the check {name!r} were not drawn: {_reason(error)}", UserWarning)
+        if study.progress and name != list(options)[-1]:
+            print("so far:", *(judgement.sentence for judgement in _verdicts(entries)), sep="\n  ", flush=True)
     if all("reason" in result for result in results.values()):
         raise ValueError(f"no check could be made: {next(iter(results.values()))['reason']}")
     _write(file, entries)
     return page(file)
+
+
+def _in_words(target: Any) -> str:
+    """Return what is explained, behind "to explain"; empty for the predicted class."""
+    if target == SVMTarget():
+        return ""
+    against = getattr(target, "versus", None)
+    return f"the evidence against {against!r}" if target == SVMTarget(versus=against) else repr(target)
+
+
+def _line(study: Subject, method: str) -> str:
+    """Return the line of Python that makes a method's maps."""
+    cam_class, options = study.named[method]
+    layers = options.get("target_layers", [study.layer])
+    backbone = study.net.feature_source()[0]
+    names = layers if isinstance(layers, str) else [layer_name(backbone, layer) or str(layer) for layer in layers]
+    others = [
+        f", {name}={option!r}" for name, option in options.items() if isinstance(option, str | int | float | bool)
+    ]
+    return f"maps = {cam_class.__name__}(net, {names!r}{''.join(others)}).explain(images)"
+
+
+def _examples(subject: Subject) -> dict[str, str]:
+    """Return a picture of the same image and its map for each method, as PNG; volumes and spectra are not drawn."""
+    x, _ = subject.read(subject.rows[:_LOOKED_AT].tolist())
+    if x.dim() != 4 or x.shape[1] not in (1, 3):
+        return {}
+    place = int(np.argmin(subject.for_normal(x)))  # the first that is not taken for the normal class
+    image, (target,) = x[place : place + 1], subject.targets(x[place : place + 1])
+    picture = subject.source.picture(image[0].cpu()).clamp(0, 1)[None]
+    examples = {}
+    for method in subject.named:
+        try:
+            (maps,) = subject.explained(method, image, [target])
+            examples[method] = _png(plot_maps(picture, maps.cpu(), signed=True))
+        except Exception as error:  # whatever it is, the checks say it, too
+            warn(f"the example of {method} was not drawn: {_reason(error)}", UserWarning)
+    return examples
 
 
 def _reason(error: Exception) -> str:
@@ -163,11 +228,13 @@ def page(written: str | Path) -> Path:
     if not isinstance(entries, dict) or entries.get("format") != FORMAT:
         raise ValueError(f"{path} is not a report of this version: make one with evaluation.report(..., out=FOLDER)")
     results = _results(entries)
+    verdicts = sorted(_verdicts(entries), key=lambda judgement: (USE, OPEN, DO_NOT).index(judgement.verdict))
     sections = "\n".join(_section(name, result, entries["pictures"].get(name, {})) for name, result in results.items())
     template = string.Template((Path(__file__).parent / "report.html").read_text(encoding="utf-8"))
     text = template.substitute(
-        title=f"Can these maps be trusted? {html.escape(entries['network'])} at {html.escape(entries['layer'])}",
-        verdicts="\n".join(_told(judgement) for judgement in _verdicts(entries)),
+        title="Can these maps be trusted?",
+        network=f"{html.escape(entries['network'])}, maps at {html.escape(entries['layer'])}",
+        verdicts="\n".join(_told(judgement, entries["examples"], entries["commands"]) for judgement in verdicts),
         summary="\n".join(_summary(entries["methods"], results)),
         sections=sections,
     )
@@ -204,12 +271,19 @@ def _verdicts(entries: Mapping[str, Any]) -> list[Verdict]:
     ]
 
 
-def _told(judgement: Verdict) -> str:
-    """Return a verdict as HTML."""
+def _told(judgement: Verdict, examples: Mapping[str, str], commands: Mapping[str, str]) -> str:
+    """Return a verdict as HTML, with a picture, and what to run if the method may be used."""
     mark = {USE: PASSED, DO_NOT: FAILED}.get(judgement.verdict, "open")
     lead = "Open:" if judgement.verdict == OPEN else "Decided by"
-    by = f'<span class="note">{lead} {html.escape("; ".join(judgement.decided_by))}.</span>'
-    return f'<li class="verdict {mark}">{html.escape(judgement.sentence)}{by if judgement.decided_by else ""}</li>'
+    parts = [f"<p>{html.escape(judgement.sentence)}</p>"]
+    if judgement.method in examples:
+        parts.append(_image(examples[judgement.method], f"an image and its map by {judgement.method}"))
+    if judgement.verdict != DO_NOT and judgement.method in commands:
+        parts.append(f"<pre>{html.escape(commands[judgement.method])}</pre>")
+    if judgement.decided_by:
+        reasons = html.escape("; ".join(judgement.decided_by))
+        parts.append(f"<details><summary>the numbers</summary><p>{lead} {reasons}.</p></details>")
+    return f'<li class="verdict {mark}">{"".join(parts)}</li>'
 
 
 def _summary(methods: Sequence[str], results: Mapping[str, Any]) -> list[str]:
@@ -221,7 +295,7 @@ def _summary(methods: Sequence[str], results: Mapping[str, Any]) -> list[str]:
                 continue
             rows = [row for row in result.rows if row.method == method and row.verdict]
             failures = {
-                verdict: [f"{row.measure} against {row.against}" if row.against else row.measure for row in rows_of]
+                verdict: [_compared(row) for row in rows_of]
                 for verdict in NOT_PASSED
                 if (rows_of := [row for row in rows if row.verdict == verdict])
             }
@@ -247,12 +321,18 @@ def _summary(methods: Sequence[str], results: Mapping[str, Any]) -> list[str]:
     return lines
 
 
+def _compared(row: Row) -> str:
+    """Return what a row is of, in words."""
+    return in_words(row.measure) + (f" against {in_words(row.against)}" if row.against else "")
+
+
 def _section(name: str, result: Any, pictures: Mapping[str, str]) -> str:
+    head = f"<details><summary>{name.capitalize()}</summary>"
     if isinstance(result, str):
-        return f"<section><h2>{name.capitalize()}</h2><p>Not run: {html.escape(result)}</p></section>"
+        return f"{head}<p>Not run: {html.escape(result)}</p></details>"
     rows = "\n".join(_row(row) for row in result.rows)
     parts = [
-        f"<section><h2>{name.capitalize()}</h2><p>{html.escape(result.question.capitalize())}</p>",
+        f"{head}<p>{html.escape(result.question.capitalize())}</p>",
         *(f"<p>{html.escape(sentence)}</p>" for sentence in found_in_words(result)),
         f"<p><strong>If it fails:</strong> {IF_IT_FAILS[name]}</p>",
         '<table><thead><tr><th scope="col">method</th><th scope="col">measure</th><th scope="col">against</th>'
@@ -268,7 +348,7 @@ def _section(name: str, result: Any, pictures: Mapping[str, str]) -> str:
         f"<ol>{''.join(map(_name, result.names[method]))}</ol>"
         for method, picture in pictures.items()
     ]
-    return "\n".join([*parts, "</section>"])
+    return "\n".join([*parts, "</details>"])
 
 
 def _name(path: str) -> str:
@@ -283,7 +363,8 @@ def _name(path: str) -> str:
 
 def _row(row: Row) -> str:
     mark = {PASSED: PASSED, FAILED: FAILED, BLANK: FAILED}.get(row.verdict, "note")
-    cells = (row.method, row.measure, row.against, number(row), str(row.estimate.n))
+    words = [in_words(name) for name in (row.method, row.measure, row.against)]
+    cells = (*words, number(row), str(row.estimate.n))
     return f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in cells)}<td class='{mark}'>{row.verdict}</td></tr>"
 
 
@@ -297,7 +378,7 @@ def _curves(result: Result) -> str:
     figure = Figure(figsize=(9, 3.4), layout="constrained")
     for axis, measure in zip(figure.subplots(1, 2, sharey=True), KINDS, strict=True):
         for name, values in curves[measure].items():
-            axis.plot(curves["fractions"], values, marker="o", markersize=3, label=name)
+            axis.plot(curves["fractions"], values, marker="o", markersize=3, label=in_words(name))
         axis.set_title(
             f"{measure}: part of the image {'removed' if measure == 'deletion' else 'kept'}", fontsize="medium"
         )

@@ -7,12 +7,26 @@ from typing import Any
 
 from torch import Tensor
 
-from pytorch_grad_cam_pcasvm.evaluation.statistics import Estimate
+from pytorch_grad_cam_pcasvm.evaluation.statistics import LEVEL, Estimate
 from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
 
 FEW = 10  # images, below which a standard error says little
 PASSED, FAILED, UNDECIDED, TOO_FEW = "passed", "failed", "undecided", "too few images to say"
 BLANK = "without any map to judge"
+
+
+IN_WORDS = {
+    "the blind map": "a map that ignores the decision",
+    "a randomised head's map": "the map of a classifier that has learned nothing",
+    "another image's map": "the map of another image",
+    "components rotated": "components replaced by random directions",
+    "likeness": "similarity",
+}
+
+
+def in_words(name: str) -> str:
+    """Return the name of a control or of a measure as people read it."""
+    return IN_WORDS.get(name, name)
 
 
 @dataclass(frozen=True)
@@ -24,8 +38,9 @@ class Row:
         measure: what was measured, such as ``"deletion"``.
         against: what the method was compared with, such as ``"random maps"``; empty: nothing.
         estimate: mean, standard error, n.
-        limit: the limit above which the mean's 95 % confidence interval has to lie; None: there is nothing to pass.
+        limit: the limit above which the mean's confidence interval has to lie; None: there is nothing to pass.
         below: whether it has to lie below the limit instead.
+        level: of the interval instead of 95 %, where a measurement may stop early.
 
     Example:
         >>> row = evaluation.Row("ContributionCAM", "deletion", "", evaluation.Estimate(1.0, 0.1, 100), limit=0)
@@ -39,13 +54,15 @@ class Row:
     estimate: Estimate
     limit: float | None = None
     below: bool = False
+    level: float = LEVEL
 
     @property
     def passed(self) -> bool | None:
         """Whether the whole confidence interval is on the right side of the limit; None without a limit."""
         if self.limit is None:
             return None
-        return self.estimate.below(self.limit) if self.below else self.estimate.above(self.limit)
+        side = self.estimate.below if self.below else self.estimate.above
+        return side(self.limit, self.level)
 
     @property
     def verdict(self) -> str:
@@ -62,8 +79,8 @@ class Row:
             return TOO_FEW
         if self.passed:
             return PASSED
-        wrong = self.estimate.above(self.limit) if self.below else self.estimate.below(self.limit)
-        return FAILED if wrong else UNDECIDED
+        wrong_side = self.estimate.above if self.below else self.estimate.below
+        return FAILED if wrong_side(self.limit, self.level) else UNDECIDED
 
 
 @dataclass
@@ -161,9 +178,9 @@ class Result:
 
 def sentence(row: Row) -> str:
     """Return a row in words."""
-    against = f" against {row.against}" if row.against else ""
+    against = f" against {in_words(row.against)}" if row.against else ""
     end = f" ({row.verdict})" if row.verdict else ""
-    return f"{row.method}, {row.measure}{against}: {number(row)}, n = {row.estimate.n}{end}"
+    return f"{in_words(row.method)}, {in_words(row.measure)}{against}: {number(row)}, n = {row.estimate.n}{end}"
 
 
 def number(row: Row) -> str:

@@ -18,6 +18,7 @@ from pytorch_grad_cam_pcasvm.targets import HotellingTarget, ResidualTarget
 
 RANDOM, ANOTHER, BLIND, HEAD = "random maps", "another image's map", "the blind map", "a randomised head's map"
 RIVALS = (RANDOM, ANOTHER, BLIND, HEAD)
+SHARED = (RANDOM, BLIND)  # by all methods
 
 
 class Rivals:

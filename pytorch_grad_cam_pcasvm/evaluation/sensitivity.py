@@ -74,7 +74,18 @@ def sensitivity(  # noqa: D417 - of the study its class tells
     cascade = Cascade(subject, layers)
     similarities = defaultdict[Any, list[np.ndarray]](list)  # by method, measure, rival
     draws: list[int] = []
-    for x, _, rows_of in subject.batches("sensitivity"):
+
+    def measured() -> list[Row]:
+        order = [*subject.named, BLIND]
+        rows = []
+        for (name, measure, rival), parts in sorted(similarities.items(), key=lambda item: order.index(item[0][0])):
+            estimate = Estimate.of(np.concatenate(parts), None if measure in (COMPONENTS, LIKENESS) else draws)
+            unlabelled = measure == LABELS and isinstance(subject.target, PCATarget | QuadraticTarget)
+            limit = None if name == BLIND or measure == LIKENESS or unlabelled else ALIKE
+            rows.append(Row(name, measure, rival, estimate, limit, below=True))
+        return rows
+
+    for x, _, rows_of in subject.batches("sensitivity", lambda: [row for row in measured() if row.verdict]):
         targets = subject.targets(x)
         shared = against.next(x, targets, rows_of)
         maps = {method: against.of(method) for method in subject.named}
@@ -109,17 +120,11 @@ def sensitivity(  # noqa: D417 - of the study its class tells
                 if name == method and measure != LIKENESS
             ]
             subject.add(method, np.mean(changed or [np.full(len(x), np.nan)], 0), rows_of, x, of_method[""])
-    rows = []
-    for (name, measure, rival), parts in sorted(similarities.items(), key=lambda item: [*before].index(item[0][0])):
-        estimate = Estimate.of(np.concatenate(parts), None if measure in (COMPONENTS, LIKENESS) else draws)
-        unlabelled = measure == LABELS and isinstance(subject.target, PCATarget | QuadraticTarget)
-        limit = None if name == BLIND or measure == LIKENESS or unlabelled else ALIKE
-        rows.append(Row(name, measure, rival, estimate, limit, below=True))
     return subject.result(
         "sensitivity",
         "do maps change when what was learned is randomised? (absolute rank correlation of the maps before and after; "
         "near 1 the map does not show what was learned)",
-        rows,
+        measured(),
         target_layer=subject.layer,
     )
 

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from pytorch_grad_cam_pcasvm.evaluation.result import Result, Row
-from pytorch_grad_cam_pcasvm.evaluation.rivals import Rivals
+from pytorch_grad_cam_pcasvm.evaluation.rivals import RANDOM, Rivals
 from pytorch_grad_cam_pcasvm.evaluation.statistics import ALIKE, Estimate, rank_correlations
 from pytorch_grad_cam_pcasvm.evaluation.subject import Subject, generator, heat
 
@@ -49,7 +49,22 @@ def stability(  # noqa: D417 - of the study its class tells
     subject = study.fresh()
     against = Rivals(subject)
     correlations = defaultdict[Any, list[np.ndarray]](list)  # by method, change and rival
-    for x, _, rows_of in subject.batches("stability"):
+
+    def measured() -> list[Row]:
+        numbers = {key: np.concatenate(parts) for key, parts in correlations.items()}
+        rows = []
+        for method in subject.named:
+            for change in (NOISE, SHIFT):
+                own = numbers[method, change, ""]
+                rows.append(Row(method, change, "", Estimate.of(own), ALIKE))
+                for rival in against.names:
+                    rows.append(Row(method, change, rival, Estimate.of(own - numbers[method, change, rival]), 0.0))
+        return rows
+
+    def deciding() -> list[Row]:
+        return [row for row in measured() if row.against in ("", RANDOM)]
+
+    for x, _, rows_of in subject.batches("stability", deciding):
         targets, size = subject.targets(x), x.shape[2:]
         shared = {name: heat(maps, size) for name, maps in against.next(x, targets, rows_of).items()}
         pixels = max(1, round(shift * size[-1])) if shift else 0
@@ -73,18 +88,10 @@ def stability(  # noqa: D417 - of the study its class tells
                     correlations[method, change, source].append(rank_correlations(first, second))
             similarity = correlations[method, NOISE, ""][-1] + correlations[method, SHIFT, ""][-1]
             subject.add(method, -similarity, rows_of, x, maps[""])
-    numbers = {key: np.concatenate(parts) for key, parts in correlations.items()}
-    rows = []
-    for method in subject.named:
-        for change in (NOISE, SHIFT):
-            own = numbers[method, change, ""]
-            rows.append(Row(method, change, "", Estimate.of(own), ALIKE))
-            for rival in against.names:
-                rows.append(Row(method, change, rival, Estimate.of(own - numbers[method, change, rival]), 0.0))
     return subject.result(
         "stability",
         "does the map stay the same under noise, and move with the image? (rank correlation)",
-        rows,
+        measured(),
         noise=noise,
         shift=shift,
     )

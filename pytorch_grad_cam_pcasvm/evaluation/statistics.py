@@ -8,6 +8,7 @@ from scipy.stats import rankdata
 from scipy.stats import t as student
 
 SAME = 1e-6  # of the largest value: values that differ by less are the same but for rounding
+LEVEL = 0.95  # of confidence intervals
 ALIKE = 0.5  # the rank correlation above which two maps look the same to the eye
 
 
@@ -60,16 +61,20 @@ class Estimate:
     @property
     def interval(self) -> tuple[float, float]:
         """The 95 % confidence interval of the mean, by Student's t; NaN where there is no standard error."""
-        half = self.standard_error * float(student.ppf(0.975, (self.draws or self.n) - 1))
+        return self.interval_at(LEVEL)
+
+    def interval_at(self, level: float) -> tuple[float, float]:
+        """Return the confidence interval of the mean at a level, such as 0.99."""
+        half = self.standard_error * float(student.ppf((1 + level) / 2, (self.draws or self.n) - 1))
         return self.mean - half, self.mean + half
 
-    def above(self, value: float) -> bool:
+    def above(self, value: float, level: float = LEVEL) -> bool:
         """Return whether the whole interval is above a value."""
-        return self.interval[0] > value
+        return self.interval_at(level)[0] > value
 
-    def below(self, value: float) -> bool:
+    def below(self, value: float, level: float = LEVEL) -> bool:
         """Return whether the whole interval is below a value."""
-        return self.interval[1] < value
+        return self.interval_at(level)[1] < value
 
     def __str__(self) -> str:
         if self.n < 2:

@@ -38,6 +38,9 @@ class Study(Subject):
         normal: the class that is an absence, such as ``"good"``. Then the default target is the evidence for any other
             class against it, and faithfulness and localisation leave out decisions for it. None: the one that the head
             knows, if any.
+        stop_early: look at what decides after a quarter and a half of the images, and stop if it is clear, or can
+            hardly become clear. Confidence intervals allow for three looks: they are of 99.5 % at the first two, and of
+            96 % at the last, instead of 95 %.
 
     Raises:
         TypeError: an argument has the wrong type.

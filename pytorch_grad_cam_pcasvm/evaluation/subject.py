@@ -16,7 +16,9 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import TensorDataset
 
 from pytorch_grad_cam_pcasvm.data.images import Images
-from pytorch_grad_cam_pcasvm.evaluation.result import Pictures, Result, Row
+from pytorch_grad_cam_pcasvm.evaluation.looks import EARLY, LAST, looks, settled, so_far
+from pytorch_grad_cam_pcasvm.evaluation.result import FAILED, PASSED, Pictures, Result, Row
+from pytorch_grad_cam_pcasvm.evaluation.statistics import LEVEL
 from pytorch_grad_cam_pcasvm.maps.scale import check_finite
 from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
 from pytorch_grad_cam_pcasvm.methods import ClosedFormGradCAM, ContributionCAM
@@ -55,6 +57,7 @@ class Subject:
     progress: bool = True
     transform: Callable[[Any], Tensor] | None = None
     normal: Any = None
+    stop_early: bool = False
 
     def __post_init__(self) -> None:
         self.layer = layer_of(self.net, self.target_layers)
@@ -71,13 +74,14 @@ class Subject:
         self.rows = np.random.default_rng(self.seed).permutation(len(self.source))[: self.images]
         if len(self.rows) < 3:
             raise ValueError(f"{len(self.rows)} images are too few to measure anything: give at least 3, ideally 100")
-        self.made = Made()
+        self.made, self.title = Made(), ""  # in front of what progress bars say
         self._warnings = WarnOnce()
         self._channels_last = True
         self._forget()
 
     def _forget(self) -> None:
         self.missing: dict[str, str] = {}  # what cannot be measured, and why
+        self.stopped, self.level = "", LEVEL
         self._cams: dict[tuple[str, PCASVMNet], ClosedFormCAM] = {}
         self._seen: dict[str, list[bool]] = {method: [] for method in self.named}
         self._worst: dict[str, list[tuple[float, int, Tensor, SignedMaps]]] = {method: [] for method in self.named}
@@ -96,19 +100,43 @@ class Subject:
         copied._forget()
         return copied
 
-    def batches(self, description: str) -> Iterator[tuple[Tensor, list[Any], list[int]]]:
+    def batches(
+        self, description: str, deciding: Callable[[], list[Row]] | None = None
+    ) -> Iterator[tuple[Tensor, list[Any], list[int]]]:
         """Yield images (N, ...), their labels and rows, at least two at a time."""
-        for rows in self.parts(self.rows.tolist(), description, "image"):
+        for rows in self.parts(self.rows.tolist(), description, "image", deciding):
             yield *self.read(rows), rows
 
-    def parts(self, items: list[Any], description: str, unit: str) -> Iterator[list[Any]]:
-        """Yield items, such as rows, a batch at a time, with a progress bar; at least two at a time if possible."""
-        count = max(2, min(self.batch_size, len(items) // 4))  # so that the progress of few images is seen, too
-        ends = np.linspace(0, len(items), -(-len(items) // count) + 1).round().astype(int)
-        with progress_bar(self.progress, total=len(items), desc=description, unit=unit) as bar:
-            for start, end in itertools.pairwise(ends):
-                yield items[start:end]
-                bar.update(end - start)
+    def parts(
+        self, items: list[Any], description: str, unit: str, deciding: Callable[[], list[Row]] | None = None
+    ) -> Iterator[list[Any]]:
+        """Yield items, such as rows, a batch at a time, with a progress bar; at least two at a time if possible.
+
+        Args:
+            items: what is measured.
+            description: in front of the bar.
+            unit: of the items.
+            deciding: where a study may stop early, returns the rows that decide, of the items so far. Once these are
+                clear, or cannot become clear, no more items come.
+        """
+        stops = looks(len(items)) if self.stop_early and deciding else []
+        if stops:
+            self.level = LAST
+        with progress_bar(self.progress, total=len(items), desc=self.title + description, unit=unit) as bar:
+            for first, last in itertools.pairwise([0, *stops, len(items)]):
+                number = last - first
+                count = max(2, min(self.batch_size, len(items) // 4))  # so that the progress of few is seen, too
+                for start, end in itertools.pairwise(np.linspace(first, last, -(-number // count) + 1).round()):
+                    yield items[int(start) : int(end)]
+                    bar.update(int(end - start))
+                if last in stops and deciding:
+                    rows = [replace(row, level=EARLY) for row in deciding()]
+                    share, clear = last / len(items), all(row.verdict in (PASSED, FAILED) for row in rows)
+                    bar.write(f"{self.title}{description}, {last} of {len(items)} {unit}s: {so_far(rows)}")
+                    if settled(rows, share):
+                        why = "the answer is clear" if clear else "more would hardly make it clear"
+                        self.stopped, self.level = f"after {last} of {len(items)} {unit}s: {why}", EARLY
+                        return
 
     def read(self, rows: list[int]) -> tuple[Tensor, list[Any]]:
         """Return images (N, ...) on the network's device, and their labels."""
@@ -200,7 +228,10 @@ class Subject:
         common: dict[str, Any] = {"images": len(self.rows), "seed": self.seed, "target": repr(self.target)}
         if self.missing:
             common["not measured"] = "; ".join(f"{part}: {why}" for part, why in self.missing.items())
-        result = Result(check, question, rows, blank, common | settings, curves)
+        if self.stopped:
+            common["stopped"] = self.stopped
+        at_level = [replace(row, level=self.level) for row in rows]
+        result = Result(check, question, at_level, blank, common | settings, curves)
         for method, worst in self._worst.items():
             if worst:
                 _, result.worst[method], images, maps = map(list, zip(*worst, strict=True))

@@ -7,6 +7,7 @@ from typing import Any
 from pytorch_grad_cam_pcasvm.evaluation.completeness import CONTRADICTING, ERROR
 from pytorch_grad_cam_pcasvm.evaluation.faithfulness import KINDS
 from pytorch_grad_cam_pcasvm.evaluation.localisation import CHANCE, SHARE
+from pytorch_grad_cam_pcasvm.evaluation.looks import HOPELESS, chance_of_clarity
 from pytorch_grad_cam_pcasvm.evaluation.positions import POINT
 from pytorch_grad_cam_pcasvm.evaluation.result import (
     BLANK,
@@ -17,6 +18,7 @@ from pytorch_grad_cam_pcasvm.evaluation.result import (
     UNDECIDED,
     Result,
     Row,
+    in_words,
     number,
 )
 from pytorch_grad_cam_pcasvm.evaluation.rivals import BLIND, RANDOM
@@ -100,7 +102,9 @@ def verdict(method: str, where: str, results: Mapping[str, Result]) -> Verdict:
         return _made(evidence, OPEN, sentence, [])
     if unclear:
         clauses = _clauses(evidence, unclear, "not clearly better than")
-        sentence = f"Undecided {whether}: {'; '.join(clauses)}. More images may settle it."
+        hopeless = any(chance_of_clarity(row, 0.5) < HOPELESS for _, row in unclear)
+        more = "Even twice as many images would hardly settle it." if hopeless else "More images may settle it."
+        sentence = f"Undecided {whether}: {'; '.join(clauses)}. {more}"
         return _made(evidence, OPEN, sentence, unclear)
     sentence = f"Use {method} {where}: it {_praise(evidence)}{_but(evidence)}."
     return _made(evidence, USE, sentence, evidence.required)
@@ -115,8 +119,8 @@ def _can_veto(check: str, row: Row) -> bool:
 def _made(evidence: _Found, verdict: str, sentence: str, rows: Sequence[tuple[str, Row]]) -> Verdict:
     reasons = []
     for _, row in rows:
-        against = f" against {row.against}" if row.against else ""
-        reasons.append(f"{row.measure}{against}: {number(row)}, n = {row.estimate.n} ({row.verdict})")
+        against = f" against {in_words(row.against)}" if row.against else ""
+        reasons.append(f"{in_words(row.measure)}{against}: {number(row)}, n = {row.estimate.n} ({row.verdict})")
     if evidence.blank:
         reasons.append(f"{evidence.blank:.0%} of the maps are blank")
     return Verdict(evidence.method, verdict, sentence, reasons)
@@ -130,7 +134,7 @@ def _clauses(evidence: _Found, rows: Sequence[tuple[str, Row]], than: str) -> li
     kinds = [row.measure for check, row in rows if check == "faithfulness"]
     clauses += [f"{_listed(kinds)} {'is' if len(kinds) == 1 else 'are'} {than} with random maps"] if kinds else []
     for measure in (SHARE, POINT):
-        rivals = [row.against for check, row in rows if check == "localisation" and row.measure == measure]
+        rivals = [in_words(row.against) for check, row in rows if check == "localisation" and row.measure == measure]
         if rivals:
             phrase = _share(evidence) if measure == SHARE else f"has its largest value {_place(evidence)}"
             clauses.append(f"it {phrase}, {than} {_listed(rivals)}")
@@ -156,12 +160,12 @@ def _but(evidence: _Found) -> str:
     failed = evidence.with_verdict(FAILED, evidence.rows)
     parts = []
     for measure in KINDS:
-        rivals = [row.against for check, row in failed if check == "faithfulness" and row.measure == measure]
+        rivals = [in_words(row.against) for check, row in failed if check == "faithfulness" and row.measure == measure]
         parts += [f"{measure} is worse than with {_listed(rivals)}"] if rivals else []
-    rivals = sorted({row.against for check, row in failed if check == "localisation"})
+    rivals = sorted({in_words(row.against) for check, row in failed if check == "localisation"})
     parts += [f"it localises worse than {_listed(rivals)}"] if rivals else []
     parts += ["its maps do not add up"] if any(check == "completeness" for check, _ in failed) else []
-    unchanged = [row.measure for check, row in failed if check == "sensitivity"]
+    unchanged = [in_words(row.measure) for check, row in failed if check == "sensitivity"]
     parts += [f"its maps hardly change with {_listed(unchanged)}"] if unchanged else []
     moved = {row.measure for check, row in failed if check == "stability"}
     parts += [

@@ -11,9 +11,14 @@ class _Hidden:
     def update(self, steps: int = 1) -> None:
         """Count nothing."""
 
+    def write(self, text: str) -> None:
+        """Say nothing."""
+
 
 def progress_bar(shown: bool | None, **options: Any) -> AbstractContextManager[Any]:
-    """Return a context with ``update(steps)``: tqdm's bar with these options, or nothing; None: only on a terminal.
+    """Return a context with ``update(steps)`` and ``write(text)``: tqdm's bar with these options, or nothing.
+
+    If ``shown`` is None, it is shown on a terminal only.
 
     Not ``tqdm(disable=True)``: that, too, takes a lock which all threads and forked processes share, and Ctrl-C at the
     wrong moment leaves it taken for good.

@@ -762,7 +762,7 @@ def test_a_report_is_one_page(corner, tmp_path):
     assert "<b>" not in text
     assert "&lt;b&gt;turned&lt;/b&gt;" in text
     assert "http" not in text.replace("http-equiv", "")
-    assert text.count("data:image/png;base64,") == 1 + 4  # curves, and the worst of four checks
+    assert text.count("data:image/png;base64,") == 1 + 1 + 4  # an example, curves, and the worst of four checks
     turned = Result.from_dict(entries["results"]["faithfulness"])
     verdicts = [row.verdict for row in turned.rows]
     assert verdicts.count("failed") > 0

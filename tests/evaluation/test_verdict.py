@@ -64,7 +64,7 @@ def test_what_passes_is_to_be_used_and_says_why():
         "deletion against random maps",
         "insertion against random maps",
         "share of positive evidence against chance",
-        "share of positive evidence against the blind map",
+        "share of positive evidence against a map that ignores the decision",
         "maps that contradict the decision",
     ]
 
@@ -82,12 +82,12 @@ def test_what_passes_is_to_be_used_and_says_why():
         (
             ("localisation", SHARE, BLIND),
             LOST,
-            "it puts 91% of the evidence on the right one of two images, worse than the blind map",
+            "it puts 91% of the evidence on the right one of two images, worse than a map that ignores the decision",
         ),
         (
             ("localisation", POINT, BLIND),
             LOST,
-            "it has its largest value on the right one of two images, worse than the blind map",
+            "it has its largest value on the right one of two images, worse than a map that ignores the decision",
         ),
         (("stability", NOISE, RANDOM), LOST, "its maps are worse than random maps in stability (the image with noise)"),
         (("completeness", CONTRADICTING, ""), (0.52, 0.08), "52% of its maps contradict the decision"),
@@ -126,10 +126,18 @@ def test_no_method_is_to_be_used_that_has_not_passed_what_decides(row):
 @pytest.mark.parametrize(
     ("row", "numbers", "but"),
     [
-        (("faithfulness", "deletion", BLIND), LOST, "deletion is worse than with the blind map"),
-        (("faithfulness", "insertion", HEAD), LOST, "insertion is worse than with a randomised head's map"),
-        (("localisation", SHARE, ANOTHER), LOST, "it localises worse than another image's map"),
-        (("sensitivity", COMPONENTS, ""), (0.9, 0.01), "its maps hardly change with components rotated"),
+        (("faithfulness", "deletion", BLIND), LOST, "deletion is worse than with a map that ignores the decision"),
+        (
+            ("faithfulness", "insertion", HEAD),
+            LOST,
+            "insertion is worse than with the map of a classifier that has learned nothing",
+        ),
+        (("localisation", SHARE, ANOTHER), LOST, "it localises worse than the map of another image"),
+        (
+            ("sensitivity", COMPONENTS, ""),
+            (0.9, 0.01),
+            "its maps hardly change with components replaced by random directions",
+        ),
         (("stability", NOISE, ""), (0.1, 0.01), "its maps change under noise"),
         (("stability", SHIFT, ""), (0.1, 0.01), "its maps do not move with the image"),
     ],
@@ -210,8 +218,8 @@ def test_an_open_question_is_told():
     found = judged({("faithfulness", "deletion", RANDOM): OPEN_YET, ("localisation", SHARE, BLIND): OPEN_YET})
     assert found.sentence == (
         "Undecided whether to use Method at layer4 for this head: deletion is not clearly better than with random "
-        "maps; it puts 91% of the evidence on the right one of two images, not clearly better than the blind map. More "
-        "images may settle it."
+        "maps; it puts 91% of the evidence on the right one of two images, not clearly better than a map that "
+        "ignores the decision. Even twice as many images would hardly settle it."
     )
 
 

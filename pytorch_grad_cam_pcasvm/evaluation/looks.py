@@ -1,0 +1,56 @@
+"""Looks: when a measurement asks whether its answer is clear, and stops if it is, or can hardly become so."""
+
+import math
+from collections.abc import Sequence
+
+from scipy.stats import norm
+
+from pytorch_grad_cam_pcasvm.evaluation.result import FAILED, FEW, PASSED, UNDECIDED, Row, in_words
+
+_SHARES = 0.25, 0.5  # of the items, before the last look at all of them
+_LEAST = 20  # items at the first look
+EARLY, LAST = 0.995, 0.96  # levels of the intervals: at most 5 % of all answers are wrong, however the three looks fall
+HOPELESS = 0.05  # the chance to become clear, below which it is not tried
+
+
+def looks(count: int) -> list[int]:
+    """Return after how many of the items to look, but for the last look, at all of them."""
+    return sorted({look for share in _SHARES if _LEAST <= (look := round(share * count)) < count})
+
+
+def settled(rows: Sequence[Row], share: float) -> bool:
+    """Return whether each row is clear, or cannot be expected to become so.
+
+    Args:
+        rows: what is to be decided, at the level of this look.
+        share: of the items that were measured.
+    """
+    return bool(rows) and all(
+        row.verdict in (PASSED, FAILED) or (row.verdict == UNDECIDED and chance_of_clarity(row, share) < HOPELESS)
+        for row in rows
+    )
+
+
+def chance_of_clarity(row: Row, share: float) -> float:
+    """Return the probability that a row is clear once all items are measured.
+
+    With the mean m and the standard error s so far, from a share f of the items, the mean of all of them is normal
+    around m with the variance s² (1 - f), and its standard error will be s sqrt(f).
+    """
+    estimate, limit = row.estimate, row.limit
+    assert limit is not None
+    if estimate.n < FEW or not estimate.standard_error > 0:
+        return float(estimate.n < FEW)
+    distance = (estimate.mean - limit) / estimate.standard_error
+    needed, spread = norm.ppf((1 + LAST) / 2) * math.sqrt(share), math.sqrt(1 - share)
+    return float(norm.cdf((distance - needed) / spread) + norm.cdf((-distance - needed) / spread))
+
+
+def so_far(rows: Sequence[Row]) -> str:
+    """Return which rows have passed, failed, or are open, in a line."""
+    words = {PASSED: "passed", FAILED: "failed"}
+    parts: dict[str, list[str]] = {}
+    for row in rows:
+        against = f" against {in_words(row.against)}" if row.against else ""
+        parts.setdefault(words.get(row.verdict, "open"), []).append(f"{row.method} in {in_words(row.measure)}{against}")
+    return "; ".join(f"{verdict}: {', '.join(of_verdict)}" for verdict, of_verdict in parts.items())

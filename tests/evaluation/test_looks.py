@@ -1,0 +1,99 @@
+import json
+
+import numpy as np
+import pytest
+from test_evaluation import Corner, problem
+
+from pytorch_grad_cam_pcasvm import ContributionCAM, evaluation
+from pytorch_grad_cam_pcasvm.evaluation.duration import expected, in_minutes
+from pytorch_grad_cam_pcasvm.evaluation.looks import EARLY, LAST, chance_of_clarity, looks, settled
+from pytorch_grad_cam_pcasvm.evaluation.result import FAILED, PASSED, UNDECIDED, Row
+from pytorch_grad_cam_pcasvm.evaluation.rivals import RANDOM
+from pytorch_grad_cam_pcasvm.evaluation.statistics import Estimate
+
+
+@pytest.fixture(scope="module")
+def corner():
+    return problem(Corner())
+
+
+def row_of(values, level):
+    return Row("Method", "deletion", RANDOM, Estimate.of(values), 0.0, level=level)
+
+
+@pytest.mark.parametrize(("count", "stops"), [(200, [50, 100]), (60, [30]), (80, [20, 40]), (39, [20]), (30, [])])
+def test_there_are_few_looks_and_none_at_few_images(count, stops):
+    assert looks(count) == stops
+
+
+def test_looking_three_times_is_wrong_no_more_often_than_once():
+    random, wrong = np.random.default_rng(0), 0
+    for _ in range(2000):
+        values = random.normal(size=200)  # there is nothing to find
+        verdicts = [row_of(values[:stop], EARLY).verdict for stop in looks(200)]
+        wrong += any(verdict in (PASSED, FAILED) for verdict in [*verdicts, row_of(values, LAST).verdict])
+    assert wrong / 2000 < 0.05 + 3 * np.sqrt(0.05 * 0.95 / 2000)
+    assert wrong > 2000 * 0.025  # the limits are not so wide that nothing could be found
+
+
+@pytest.mark.parametrize("shift", [0.0, 0.05, 0.15, 0.3])
+def test_the_chance_to_become_clear_is_how_often_it_does(shift):
+    random = np.random.default_rng(1)
+    start = random.normal(size=50)
+    start += shift - start.mean()
+    row = row_of(start, EARLY)
+    spread = start.std(ddof=1)
+    draws = []
+    for _ in range(2000):
+        # What is not known is drawn, too: the true mean, given what was seen.
+        mean = random.normal(shift, spread / np.sqrt(50))
+        values = np.concatenate([start, random.normal(mean, spread, 150)])
+        draws.append(row_of(values, LAST).verdict != UNDECIDED)
+    assert chance_of_clarity(row, 0.25) == pytest.approx(np.mean(draws), abs=0.05)
+
+
+def test_what_is_clear_or_hopeless_is_settled():
+    random = np.random.default_rng(2)
+    noise = random.normal(size=100)
+    noise -= noise.mean()
+    clear, hopeless, open_yet = (row_of(noise + shift, EARLY) for shift in (0.5, 0.0, 0.2))
+    assert (clear.verdict, hopeless.verdict, open_yet.verdict) == (PASSED, UNDECIDED, UNDECIDED)
+    assert settled([clear, hopeless], 0.5)
+    assert not settled([clear, open_yet], 0.5)
+    assert not settled([row_of(noise[:5] + 9, EARLY)], 0.5)  # too few to say
+    assert not settled([], 0.5)
+
+
+def test_a_study_may_stop_early_and_says_so(corner, capsys):
+    net, x, labels = corner
+    call, options = [net, (x, labels), ["features"], [ContributionCAM]], {"images": 60, "progress": False}
+    early, again = (
+        evaluation.Study(*call, **options, batch_size=size, stop_early=True).completeness() for size in (16, 7)
+    )
+    assert early.settings["stopped"] == "after 30 of 60 images: the answer is clear"
+    assert {row.estimate.n for row in early.rows} == {30}
+    assert {row.level for row in early.rows} == {EARLY}
+    assert [row.verdict for row in again.rows] == [row.verdict for row in early.rows]
+    np.testing.assert_allclose(again.rows[0].estimate.mean, early.rows[0].estimate.mean, atol=1e-6)
+    half = evaluation.Study(*call, **options | {"images": 30}).completeness()  # the same images
+    assert half.rows[0].estimate.n == 30
+    np.testing.assert_allclose(half.rows[-1].estimate.mean, early.rows[-1].estimate.mean, rtol=1e-6)
+    whole = evaluation.Study(*call, **options).completeness()
+    assert "stopped" not in whole.settings
+    assert {row.estimate.n for row in whole.rows} == {60}
+    json.dumps(early.to_dict(), allow_nan=False)
+    assert evaluation.Result.from_dict(early.to_dict()).rows == early.rows
+
+
+def test_how_long_it_takes_is_said_first(corner, tmp_path, capsys):
+    net, x, labels = corner
+    study = evaluation.Study(net, (x, labels), ["features"], [ContributionCAM], images=20, stop_early=True)
+    assert expected(study, ["faithfulness", "completeness"]) > expected(study, ["completeness"]) > 0
+    study.report(tmp_path, checks=["completeness", "stability"])
+    printed = capsys.readouterr().out
+    assert printed.startswith("this will take less than a minute, or less\nso far:\n  It is unclear whether to use ")
+    assert [in_minutes(seconds) for seconds in (3, 62, 600)] == [
+        "less than a minute",
+        "about 1 minute",
+        "about 10 minutes",
+    ]
