@@ -168,6 +168,8 @@ def _add_explain(places: Any) -> None:
     of_method(command)
     _of_targets(command, "number of components to draw, those that carry most of the decision; 0: none (default: 3; of "
                 "heads at every position none)")  # fmt: skip
+    command.add_argument("--outline", action="store_true",
+                         help="surround the strongest evidence by lines, in place of colours over it")  # fmt: skip
     command.add_argument("--out", required=True, type=Path, metavar="FOLDER", help="folder for pictures and values.csv")
     command.add_argument("--batch-size", type=int, default=16, help="images to explain at a time (default: 16)")
     _of_bad_images(command)

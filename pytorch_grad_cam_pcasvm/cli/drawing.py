@@ -116,6 +116,7 @@ def _with_file(options: Any, bad: list[str]) -> tuple[int, Iterator[Drawn]]:
     if not paths:
         raise FileNotFoundError(f"there are no images in {folder}: {', '.join(_SUFFIXES)}")
     explainer = Explainer(options.model)
+    explainer.outline = options.outline
     tell_whites(explainer.about["input"].get("white_level"), paths)
 
     def drawn(path: Path) -> Iterator[Drawn]:
@@ -151,6 +152,7 @@ def _with_network(options: Any, bad: list[str]) -> tuple[int, Iterator[Drawn]]:
     from pytorch_grad_cam_pcasvm.export.titles import about
     from pytorch_grad_cam_pcasvm.head.anomalies import tells_anomalies
     from pytorch_grad_cam_pcasvm.maps.carried import carried
+    from pytorch_grad_cam_pcasvm.methods.outside_training import unlike
     from pytorch_grad_cam_pcasvm.network.modules import device_of
     from pytorch_grad_cam_pcasvm.network.pools import is_dense
 
@@ -181,7 +183,9 @@ def _with_network(options: Any, bad: list[str]) -> tuple[int, Iterator[Drawn]]:
             carrying = sorted({b for of_image in parts for b in of_image})
             chosen = [*decisions, *map(package.PCATarget, carrying)]
         maps = cam.explain(x, chosen)
+        far = unlike(maps.output)
         sheets = Sheets(about(maps.targets, net) | ends)
+        sheets.outline = options.outline
         outputs = {name: tensor.double().cpu().numpy() for name, tensor in outputs_of(maps).items()}
         for place, row in enumerate(batch.rows):
             picture: Any = as_picture(images.picture(batch.images[place].float()))
@@ -194,7 +198,8 @@ def _with_network(options: Any, bad: list[str]) -> tuple[int, Iterator[Drawn]]:
             shown = None
             if ranked:
                 shown = [*range(len(decisions)), *(chosen.index(package.PCATarget(b)) for b in parts[place])]
-            sheet = sheets.drawn(picture, outputs, place, frame=frame, truth=truth, shown=shown)
+            note = "unlike the training pictures" if far[place] else ""
+            sheet = sheets.drawn(picture, outputs, place, frame=frame, truth=truth, shown=shown, note=note)
             yield _drawn(images.id(row), sheets, outputs, place, sheet, truth)
 
     every = range(len(images))

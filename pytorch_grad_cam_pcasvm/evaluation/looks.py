@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from scipy.stats import norm
 
-from pytorch_grad_cam_pcasvm.evaluation.result import FAILED, FEW, PASSED, UNDECIDED, Row, in_words
+from pytorch_grad_cam_pcasvm.evaluation.result import FAILED, FEW, PASSED, UNDECIDED, Row
 
 _SHARES = 0.25, 0.5  # of the items, before the last look at all of them
 _LEAST = 20  # items at the first look
@@ -47,10 +47,7 @@ def chance_of_clarity(row: Row, share: float) -> float:
 
 
 def so_far(rows: Sequence[Row]) -> str:
-    """Return which rows have passed, failed, or are open, in a line."""
-    words = {PASSED: "passed", FAILED: "failed"}
-    parts: dict[str, list[str]] = {}
-    for row in rows:
-        against = f" against {in_words(row.against)}" if row.against else ""
-        parts.setdefault(words.get(row.verdict, "open"), []).append(f"{row.method} in {in_words(row.measure)}{against}")
-    return "; ".join(f"{verdict}: {', '.join(of_verdict)}" for verdict, of_verdict in parts.items())
+    """Return how many comparisons have passed, failed, or are open, in words."""
+    verdicts = [row.verdict if row.verdict in (PASSED, FAILED) else "open" for row in rows]
+    counts = [f"{count} {verdict}" for verdict in (PASSED, FAILED, "open") if (count := verdicts.count(verdict))]
+    return f"of {len(rows)} comparisons that decide, {' and '.join(counts)}"

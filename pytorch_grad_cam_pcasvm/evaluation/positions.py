@@ -44,7 +44,7 @@ def found_in_words(result: Result) -> list[str]:
         if method in (BLIND, CENTRE) or ABOUT in method:
             continue
         others = [
-            f"{name.removeprefix(method + ABOUT)} in {share_of:.0%}"
+            f"maps of {name.removeprefix(method + ABOUT)} in {share_of:.0%}"
             for name, (share_of, _) in near.items()
             if name.startswith(method + ABOUT)
         ]
@@ -53,7 +53,7 @@ def found_in_words(result: Result) -> list[str]:
             f"marked place in {share:.0%} of the images that have one: their strongest spot is on it, or at most "
             f"{pixels} pixels of the network's input away"
             + (f" ({'; '.join(controls)})" if controls else "")
-            + (f". Those of {' and of '.join(others)}" if others else "")
+            + (f"; {' and '.join(others)}" if others else "")
             + "."
         )
     return sentences

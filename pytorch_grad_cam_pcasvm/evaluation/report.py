@@ -19,7 +19,7 @@ from pytorch_grad_cam_pcasvm.evaluation.completeness import completeness
 from pytorch_grad_cam_pcasvm.evaluation.duration import expected, in_minutes
 from pytorch_grad_cam_pcasvm.evaluation.faithfulness import KINDS, faithfulness
 from pytorch_grad_cam_pcasvm.evaluation.localisation import localisation
-from pytorch_grad_cam_pcasvm.evaluation.positions import found_in_words
+from pytorch_grad_cam_pcasvm.evaluation.positions import ABOUT, CENTRE, found_in_words
 from pytorch_grad_cam_pcasvm.evaluation.result import (
     BLANK,
     FAILED,
@@ -31,6 +31,7 @@ from pytorch_grad_cam_pcasvm.evaluation.result import (
     in_words,
     number,
 )
+from pytorch_grad_cam_pcasvm.evaluation.rivals import BLIND
 from pytorch_grad_cam_pcasvm.evaluation.sensitivity import sensitivity
 from pytorch_grad_cam_pcasvm.evaluation.stability import stability
 from pytorch_grad_cam_pcasvm.evaluation.subject import Subject
@@ -127,6 +128,7 @@ def report(  # noqa: D417 - of the study its class tells
     }
     if study.progress:
         print(f"this will take {in_minutes(expected(study, options))}" + ", or less" * study.stop_early, flush=True)
+    said: list[str] = []
     file = Path(out) / "report.json"
     file.parent.mkdir(parents=True, exist_ok=True)
     for name, of_check in options.items():
@@ -145,8 +147,10 @@ def report(  # noqa: D417 - of the study its class tells
         except Exception as error:
             results[name]["settings"]["pictures"] = f"not drawn: {_reason(error)}"
             warn(f"the worst images of the check {name!r} were not drawn: {_reason(error)}", UserWarning)
-        if study.progress and name != list(options)[-1]:
-            print("so far:", *(judgement.sentence for judgement in _verdicts(entries)), sep="\n  ", flush=True)
+        sentences = [judgement.sentence for judgement in _verdicts(entries)]
+        if study.progress and sentences != said:
+            print("so far:", *sentences, sep="\n  ", flush=True)
+            said = sentences
     if all("reason" in result for result in results.values()):
         raise ValueError(f"no check could be made: {next(iter(results.values()))['reason']}")
     _write(file, entries)
@@ -234,7 +238,7 @@ def page(written: str | Path) -> Path:
     text = template.substitute(
         title="Can these maps be trusted?",
         network=f"{html.escape(entries['network'])}, maps at {html.escape(entries['layer'])}",
-        verdicts="\n".join(_told(judgement, entries["examples"], entries["commands"]) for judgement in verdicts),
+        verdicts="\n".join(_told(judgement, entries, results) for judgement in verdicts),
         summary="\n".join(_summary(entries["methods"], results)),
         sections=sections,
     )
@@ -271,11 +275,17 @@ def _verdicts(entries: Mapping[str, Any]) -> list[Verdict]:
     ]
 
 
-def _told(judgement: Verdict, examples: Mapping[str, str], commands: Mapping[str, str]) -> str:
+def _told(judgement: Verdict, entries: Mapping[str, Any], results: Mapping[str, Any]) -> str:
     """Return a verdict as HTML, with a picture, and what to run if the method may be used."""
+    examples, commands, localised = entries["examples"], entries["commands"], results.get("localisation")
     mark = {USE: PASSED, DO_NOT: FAILED}.get(judgement.verdict, "open")
     lead = "Open:" if judgement.verdict == OPEN else "Decided by"
     parts = [f"<p>{html.escape(judgement.sentence)}</p>"]
+    if isinstance(localised, Result):
+        of_method = [row for row in localised.rows if row.method.split(ABOUT)[0] in (judgement.method, BLIND, CENTRE)]
+        parts += [
+            f"<div>{html.escape(sentence)}</div>" for sentence in found_in_words(replace(localised, rows=of_method))
+        ]
     if judgement.method in examples:
         parts.append(_image(examples[judgement.method], f"an image and its map by {judgement.method}"))
     if judgement.verdict != DO_NOT and judgement.method in commands:

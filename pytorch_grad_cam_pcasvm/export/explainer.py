@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageChops, ImageDraw, ImageFilter, ImageFont
 
 KEY = "pytorch_grad_cam_pcasvm"  # of the metadata
 FORMAT = 2
 TILE, TEXT, GAP = 224, 15, 10  # pixels of a sheet
 LARGE = 2 * TILE + GAP  # a tile of two columns
+FAINT = 0.1  # of the scale of a map: less has no line around it
 WHOLE = (0.0, 0.0, 1.0, 1.0)
 RIGHT, WRONG = "#1b7837", "#b2182b"
 
@@ -177,7 +178,10 @@ class Sheets:
         about: ``titles`` of the targets, ``classes`` or None, and ``colours`` of maps from -1 to 1. Of dense features
             also ``label_colours``, ``absent``, the classes that have none, ``heat``, the colours of anomalies, and
             ``anomaly_range``, where these start and end; what a photo has beyond that moves its own.
+        outline: surround the strongest evidence by lines on the photo, instead of colours over it.
     """
+
+    outline = False
 
     def __init__(self, about: dict[str, Any]) -> None:
         self.about = about
@@ -196,6 +200,24 @@ class Sheets:
         place = np.clip((0.5 + 0.5 * values) * count, 0, count - 1).astype(int)
         opacity = 0.95 * np.abs(np.linspace(-1, 1, count)[place])[..., None] ** 0.7
         return _mixed(opacity, self._colours[place], _grey(picture))
+
+    def outlined(self, picture: Image.Image, values: np.ndarray, frame: Any = WHOLE) -> Image.Image:
+        """Return a picture with lines around where a map (H, W) exceeds half of its largest value of either sign.
+
+        What is below a tenth of the scale has no line. The arguments are those of :meth:`overlay`.
+        """
+        values = _placed(values.astype(np.float32), picture.size, frame, Image.Resampling.BILINEAR, 0.0)
+        drawn = picture.convert("RGB")
+        for signed, colour in ((values, WRONG), (-values, "#2166ac")):
+            if signed.max() < FAINT:
+                continue
+            inside = Image.fromarray(np.where(signed >= signed.max() / 2, 255, 0).astype(np.uint8))
+            for width, ink in ((7, "white"), (3, colour)):  # seen on dark and on light
+                edge = ImageChops.difference(
+                    inside.filter(ImageFilter.MaxFilter(width)), inside.filter(ImageFilter.MinFilter(width))
+                )
+                drawn.paste(ink, mask=edge)
+        return drawn
 
     def predicted(self, found: dict[str, np.ndarray], row: int = 0) -> Any:
         """Return the predicted class of an image, or None if there are no classes; of dense features the commonest."""
@@ -267,6 +289,7 @@ class Sheets:
         frame: Any = WHOLE,
         truth: Any = None,
         shown: Any = None,
+        note: str = "",
     ) -> Image.Image:
         """Return a sheet: whether it is right, the picture and the decision, then components, with titles and values.
 
@@ -279,6 +302,7 @@ class Sheets:
             frame: the part of the picture that the network saw, see :func:`frame_of`.
             truth: the class that the picture is labelled; None: not known.
             shown: the numbers of the targets to draw, in their order; None: decisions, then components.
+            note: what else to say above.
 
         Raises:
             ValueError: the maps are not finite.
@@ -297,7 +321,8 @@ class Sheets:
             parts.append(
                 self._part(large if first else small, found, row, k, titles[k], frame, LARGE if first else TILE)
             )
-        return self._arranged(parts, self._verdict(found, row, truth))
+        words, colour = self._verdict(found, row, truth)
+        return self._arranged(parts, ("; ".join(filter(None, (words, note))), colour))
 
     def _verdict(self, found: dict[str, np.ndarray], row: int, truth: Any) -> tuple[str, str]:
         """Return in words what is predicted, whether it is right, and the colour of these words."""
@@ -316,11 +341,13 @@ class Sheets:
         if "opposite" in found:  # the map's positive part speaks for the target, and this one's against it
             numbers["maps"] = np.maximum(numbers["maps"], 0) - np.maximum(found["opposite"][row, k], 0)
         start = found["baseline_values"][row, k] if "baseline_values" in found else 0.0
-        least = 1e-4 * max(abs(numbers["values"]), abs(start), numbers["nu"])  # less is rounding
+        # Of maps that add up, less is rounding.
+        least = 1e-4 * max(abs(start), numbers["nu"]) if "baseline_values" in found else 0.0
         value = f"value {numbers['values'] if abs(numbers['values']) > least else 0:.3g}"
         value += f", starts at {start:.3g}" if abs(start) > least else ""
         end = f"{numbers['nu']:.3g}" + (f" x exp({numbers['log_scale']:.4g})" if numbers["log_scale"] else "")
-        drawn = self.overlay(picture, numbers["maps"] / (numbers["nu"] or 1.0), frame)
+        draw = self.outlined if self.outline else self.overlay
+        drawn = draw(picture, numbers["maps"] / (numbers["nu"] or 1.0), frame)
         return _Part(drawn, title, value, f"strongest colour = {end}" if numbers["nu"] else "blank: all zero", size)
 
     def _arranged(self, parts: "list[_Part]", verdict: tuple[str, str]) -> Image.Image:

@@ -14,8 +14,8 @@ from pytorch_grad_cam_pcasvm.runtime.pictures import as_pictures
 from pytorch_grad_cam_pcasvm.targets import Target
 
 _NOTE = (
-    "Red raises the value, blue lowers it; all maps share one scale. The steps lead from the value at the baseline, "
-    "with this layer's activations replaced, to the final value. Each is the sum of the map above it"
+    "Red raises the value, blue lowers it; all maps share one scale. The steps lead from the value at the start, with "
+    "this layer's activations replaced, to that of the image. Each is the sum of the map above it"
 )
 _TOKENS = " plus the remainder (class tokens, other inputs): both parts are printed below it"
 

@@ -118,7 +118,7 @@ def _sums(groups: Mapping[str, SignedMaps]) -> list[str]:
     remainders = (groups[title].remainder for title in adding_up)
     has_tokens = any(remainder is not None and bool(remainder.any()) for remainder in remainders)
     tokens = " + remainder (class tokens, other inputs)" if has_tokens else ""
-    return [f"Sum of a map{tokens} + value at the baseline = the value above it{which}."]
+    return [f"Value at the start + everything on the map{tokens} = the value above it{which}."]
 
 
 def check_maps(title: str, group: SignedMaps, images: int) -> None:

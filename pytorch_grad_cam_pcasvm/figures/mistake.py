@@ -57,7 +57,7 @@ def plot_mistake(
 
     The upper part shows the decision ``SVMTarget(predicted, versus=truth)`` as maps and steps of the components (see
     :func:`~pytorch_grad_cam_pcasvm.figures.plot_decision`): red is evidence for the predicted class, blue for the true
-    one. The title has the margins of both classes, and the components that tipped the decision: the smallest number of
+    one. The title says which components tipped the decision: the smallest number of
     components, largest part first, without which the true class would have won. The lower part shows the nearest
     training images of both classes, with their Euclidean distances in the space of all components; a copy of the image
     itself is left out.
@@ -126,7 +126,7 @@ def plot_mistake(
     drawn = as_pictures(drawn if drawn.ndim == 4 else drawn[None])[0]
 
     p, predictions, output = values_of(net, one, 1)
-    of_truth = float(SVMTarget(truth, at=at)(output))  # which refuses a place that there is not
+    SVMTarget(truth, at=at)(output)  # refuses a place that there is not
     p, predicted = (values[(0, *(at or ()))] for values in (p.movedim(1, -1), predictions))
     predicted = predicted.item() if isinstance(predicted, np.generic) else predicted
     if predicted == truth:
@@ -140,7 +140,6 @@ def plot_mistake(
     components, (target,) = at_place(components, SVMTarget(predicted, versus=truth), at)
     in_order = None if classes is None else list(names.values())
     steps, all_steps = (Steps.of(components, net.head, target, most, in_order) for most in (count, len(p)))
-    margins = [(names[predicted], float(SVMTarget(predicted, at=at)(output))), (names[truth], of_truth)]
 
     # Of dense features, there is a row for each patch.
     grid, positions = output.grid or Grid((), ()), output.grid.count if output.grid else 1
@@ -160,7 +159,7 @@ def plot_mistake(
         for label, some in zip((predicted, truth), nearest, strict=True)
     ]
     outline = None if around is None else around.patch(int(np.ravel_multi_index(at or (), grid.shape)))
-    return _drawn(drawn, steps, _sentence(all_steps, margins), near, size, outline)
+    return _drawn(drawn, steps, _sentence(all_steps, names[predicted], names[truth]), near, size, outline)
 
 
 class _Near(NamedTuple):
@@ -206,10 +205,9 @@ def _nearest(distances: np.ndarray, labels: np.ndarray, label: Any) -> np.ndarra
     return rows[np.argsort(distances[rows], kind="stable")]
 
 
-def _sentence(steps: Steps, margins: Sequence[tuple[str, float]]) -> str:
+def _sentence(steps: Steps, predicted: str, truth: str) -> str:
     """Return what was predicted, what it is, and why."""
-    (predicted, of_predicted), (truth, of_truth) = margins
-    outcome = f'predicted "{predicted}" ({number(of_predicted)}), but it is "{truth}" ({number(of_truth)})'
+    outcome = f'predicted "{predicted}", but it is "{truth}"'
     if steps.value <= 0:  # of three or more classes, where the others' votes decide
         return f'{outcome}: between these two alone, "{truth}" would win'
     tipped, left, least = [], steps.value, _ROUNDING * steps.value
@@ -218,7 +216,7 @@ def _sentence(steps: Steps, margins: Sequence[tuple[str, float]]) -> str:
             tipped.append(str(part.components[0] + 1))
             left -= part.rise
     if left > least:
-        return f'{outcome}: no component tipped it; "{predicted}" already wins at the baseline'
+        return f'{outcome}: no component tipped it; "{predicted}" already wins at the start'
     if len(tipped) > _MOST_NAMED + 1:
         tipped[_MOST_NAMED:] = [f"{len(tipped) - _MOST_NAMED} others"]
     *most, last = tipped

@@ -15,7 +15,7 @@ from matplotlib.patheffects import withStroke
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
-from pytorch_grad_cam_pcasvm.figures.blocks import heading, subject
+from pytorch_grad_cam_pcasvm.figures.blocks import heading, subject, title_of
 from pytorch_grad_cam_pcasvm.figures.grid import check_classes
 from pytorch_grad_cam_pcasvm.figures.style import (
     BLUE,
@@ -109,11 +109,12 @@ class Steps:
         check_classes(classes, {"": whole})
         value, start = float(whole.values), float(whole.baseline_values)
         parts = _parts(components, head, target, whole, count)
-        name, words = heading(target, whole.output), subject(target, whole.output, 0, classes)
-        title = f"{name}, {words}" if words else name
+        title, words = title_of(target, whole.output, classes), subject(target, whole.output, 0, classes)
+        title += f", {words}" if getattr(target, "category", words) is None and words else ""
         label = filled(title, COLUMN, "medium", break_long_words=False)
         numbers, tokens = [b for part in parts for b in part.components], sum(part.tokens for part in parts)
-        last = Step(name, label, numbers, whole.maps[0, 0], value - start, tokens)
+        name = heading(target, whole.output)
+        last = Step("decision" if name == "margin" else name, label, numbers, whole.maps[0, 0], value - start, tokens)
         return cls(parts, last, start, float(whole.log_scale), title)
 
     @property
@@ -200,14 +201,14 @@ class Steps:
         low, high = min(0.0, *totals), max(0.0, *totals)
         room = 0.18 * (high - low or 1.0)
         axis.set(ylim=(low - (room if low < 0 else 0), high + room))
-        labels = ["baseline", *(self._label(step) for step in (*self.parts, self.whole))]
+        labels = ["start", *(self._label(step) for step in (*self.parts, self.whole))]
         axis.set_xticks(range(len(heights)), labels=labels, linespacing=1.1)
         axis.yaxis.set_major_locator(MaxNLocator(4))
         axis.tick_params(axis="x", length=0)
         axis.spines[["top", "right", "bottom"]].set_visible(False)
         rise = round(end, self.places) - round(start, self.places)  # of what is written
         begin, change, last = self._written(start), self._written(rise, True, " "), self._written(end)
-        sentence = f"{last} = {begin} at the baseline {change} from the components"
+        sentence = f"{last} = {begin} at the start {change} from the components"
         axis.set_title(sentence + (f", all {power}" if power else ""), loc="left", fontsize="medium")
 
     def _label(self, step: Step) -> str:
@@ -249,11 +250,8 @@ def _parts(components: SignedMaps, head: Any, target: Any, whole: SignedMaps, co
     rises = maps.sum((1, 2)) * factor + tokens
     order = rises.abs().argsort(descending=True).tolist()
     shown = order if len(order) == count + 1 else order[:count]  # nothing is gained by calling a single one "others"
-    formula = "$g_{{{0}}}\\,(p_{{{0}}} - p_{{{0}}}^0)$"
-    steps = [
-        Step(f"component {b + 1}", formula.format(b + 1), [b], maps[b], float(rises[b]), float(tokens[b]))
-        for b in shown
-    ]
+    names = {b: f"component {b + 1}" for b in shown}
+    steps = [Step(name, name, [b], maps[b], float(rises[b]), float(tokens[b])) for b, name in names.items()]
     rest = order[len(shown) :]
     if rest:
         name = f"{len(rest)} others"

@@ -230,5 +230,5 @@ def _notes(maps: SignedMaps, image: int, how: str, left_out: Sequence[str]) -> l
     if maps.baseline_values is not None:
         tokens = maps.remainder is not None and bool(maps.remainder[image].any())
         more = " + remainder (class tokens, other inputs)" if tokens else ""
-        notes.append(f"Sum of a map over the whole volume{more} + value at the baseline = the value on the left.")
+        notes.append(f"Value at the start + everything on the map of the whole volume{more} = the value on the left.")
     return [*notes, *left_out]

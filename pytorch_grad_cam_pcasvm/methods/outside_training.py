@@ -71,6 +71,13 @@ def measures(output: OfHead) -> Iterator[Measure]:
             return
 
 
+def unlike(output: Any) -> list[bool]:
+    """Return of each image whether it is unlike those that the head was fitted on, as far as that can be known."""
+    known = measures(output) if isinstance(output, OfHead) else ()
+    far = [measure.distances > measure.limit_of(1) for measure in known]
+    return np.any(far, 0).tolist() if far else [False] * len(output)
+
+
 def _steps(stages: Sequence[Any], values: Sequence[Any], zeros: Tensor) -> Iterator[Step]:
     """Yield the stages one after another; of several side by side the first, which stands for the others."""
     for stage, (x, y) in zip(stages, pairwise(values), strict=True):

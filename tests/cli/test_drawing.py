@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 import sys
 from types import SimpleNamespace
 
@@ -17,6 +18,7 @@ from pytorch_grad_cam_pcasvm import ContributionCAM, Head, PCASVMNet, PCATarget,
 from pytorch_grad_cam_pcasvm.cli import main
 from pytorch_grad_cam_pcasvm.export.explainer import Sheets
 from pytorch_grad_cam_pcasvm.export.titles import about
+from pytorch_grad_cam_pcasvm.runtime.pictures import colour_table
 
 IMAGENET = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 OWN = """
@@ -249,3 +251,45 @@ def test_what_is_said_of_a_fitted_head(typed, tmp_path, capsys):
     assert "without a gradient" not in said
     said, head = fitted("--classifier", "sklearn.svm:NuSVC", "--components", "2")
     assert "small pictures of" in said
+
+
+def test_outlines_surround_the_strongest_evidence_and_leave_it_uncovered():
+    sheets = Sheets({"titles": [], "classes": None, "colours": colour_table()})
+    photo = Image.new("RGB", (80, 80), "#777777")
+    values = np.zeros((8, 8))
+    values[2:4, 2:4], values[6, 6] = 1.0, -0.05  # the second is too faint
+    drawn = np.asarray(sheets.outlined(photo, values)).astype(int)
+    changed = (drawn != 0x77).any(-1)
+    assert not changed[28:32, 28:32].any()  # the middle of what is surrounded
+    assert not changed[:8].any()
+    assert not changed[56:, 56:].any()
+    rows, columns = np.nonzero(changed)
+    assert 15 < rows.min() < 22 < 38 < rows.max() < 45
+    assert 15 < columns.min() < 22 < 38 < columns.max() < 45
+    inks = {tuple(pixel) for pixel in drawn[changed]}
+    assert inks == {(255, 255, 255), (0xB2, 0x18, 0x2B)}
+    opposite = np.asarray(sheets.outlined(photo, -values))
+    assert (0x21, 0x66, 0xAC) in {tuple(pixel) for pixel in opposite[changed]}
+
+
+def test_photos_unlike_those_of_the_training_set_say_so(typed, tmp_path, monkeypatch):
+    head, photos = tmp_path / "head.safetensors", ["--images", str(typed.photos)]
+    assert main(["fit", *photos, *typed.network, "--components", "3", "--out", str(head)]) == 0
+    folder = tmp_path / "mixed"
+    folder.mkdir()
+    first = min(path for path in typed.photos.rglob("*") if path.is_file())
+    shutil.copy(first, folder / "same.png")
+    Image.fromarray(np.random.default_rng(0).integers(0, 2, (64, 64, 3), np.uint8) * 255).save(folder / "noise.png")
+    notes = []
+    draw = Sheets.drawn
+    monkeypatch.setattr(
+        Sheets, "drawn", lambda *args, note, **named: notes.append(note) or draw(*args, note=note, **named)
+    )
+    explain = ["explain", "--images", str(folder), *typed.network, "--head", str(head)]
+    assert main([*explain, "--out", str(tmp_path / "maps")]) == 0
+    assert notes == ["unlike the training pictures", ""]  # noise, same
+    assert main([*explain, "--outline", "--components", "0", "--out", str(tmp_path / "lines")]) == 0
+    with Image.open(tmp_path / "maps" / "same.png") as coloured, Image.open(tmp_path / "lines" / "same.png") as lines:
+        assert coloured.height > lines.height
+        left = coloured.crop((0, 0, 468, 300)), lines.crop((0, 0, 468, 300))
+        assert np.array_equal(*map(np.asarray, left))

@@ -744,7 +744,7 @@ def test_methods_stand_below_each_other_each_on_its_own_scale(problem):
         next(ends)  # of the decision
         assert next(ends) == written(made.nu[n, 0])
         list(itertools.islice(ends, problem.components - 1))
-    sentence = "Sum of a map + value at the baseline = the value above it: contributions."
+    sentence = "Value at the start + everything on the map = the value above it: contributions."
     assert any(sentence in text.replace("\n", " ") for text in texts)
 
 
@@ -818,8 +818,11 @@ def test_the_steps_of_a_decision_add_up_to_its_margin(apart):
     assert heights[1:4] == pytest.approx([parts[b] for b in order[:3]])
     assert heights[4] == pytest.approx(sum(parts[b] for b in order[3:]))
     labels = [label.get_text() for label in axis.get_xticklabels()]
-    assert labels[0] == "baseline"
-    assert labels[4:] == ["3 others", f"margin, {problem.net.predict(problem.x)[1]}"]  # which one it is
+    assert labels[0] == "start"
+    assert [label.replace("\n", " ") for label in labels[4:]] == [
+        "3 others",
+        f"predicted class, {problem.net.predict(problem.x)[1]}",
+    ]  # which one it is
     assert f"component {order[0] + 1}" in texts_of(figure)
     colours = [to_hex(bar.get_facecolor()) for bar in axis.patches]
     assert colours[1:5] == [RED if height > 0 else BLUE for height in heights[1:5]]
@@ -839,11 +842,11 @@ def test_the_maps_of_a_decision_add_up_on_one_scale(apart):
     scale = np.abs(expected).max() / np.abs(drawn[-1]).max()
     assert relative(drawn[-1] * scale, expected) < 1e-12
     assert bars_of(figure)[0].get_yticklabels()[1].get_text() == written(scale)
-    (sentence,) = [text for text in texts_of(figure) if "at the baseline" in text and "=" in text]
-    end, start, sign, rise = re.match(r"(\S+) = (\S+) at the baseline (.) (\S+) from", sentence).groups()
+    (sentence,) = [text for text in texts_of(figure) if " at the start " in text and " = " in text]
+    end, start, sign, rise = re.match(r"(\S+) = (\S+) at the start (.) (\S+) from", sentence).groups()
     numbers = [float(text.replace("\N{MINUS SIGN}", "-")) for text in (end, start, sign + rise)]
     assert numbers[0] == pytest.approx(numbers[1] + numbers[2], abs=0.02 * abs(numbers[2]))
-    assert "decision, ant / bee" in texts_of(figure)
+    assert "ant rather than bee" in texts_of(figure)
 
 
 @pytest.mark.slow
@@ -856,7 +859,7 @@ def test_a_decision_of_another_head_and_without_others(apart):
         _, _, heights = steps_of(figure)
         assert len(heights) == 1 + 6 + 1
         assert sum(heights[:-1]) == pytest.approx(heights[-1])
-    assert {"margin, low", "margin, high"} & set(texts_of(figure))
+    assert {"predicted class, low", "predicted class, high"} & set(texts_of(figure))
 
 
 @pytest.fixture(scope="module")
@@ -892,8 +895,7 @@ def test_what_tokens_of_no_patch_give_to_a_decision_stands_below_its_steps(of_to
     assert any("the map above it plus the remainder (class tokens, other inputs)" in text for text in texts)
     texts = [text.replace("\n", " ") for text in texts_of(plot_maps(PICTURES, maps))]
     assert any(
-        "map + remainder (class tokens, other inputs) + value at the baseline = the value above it." in text
-        for text in texts
+        "everything on the map + remainder (class tokens, other inputs) = the value above it." in text for text in texts
     )
     # Of a network without such tokens nothing is said of them.
     without = dataclasses.replace(maps, remainder=torch.full_like(maps.remainder, 1e-9))

@@ -100,7 +100,7 @@ def test_a_row_for_the_volume_and_for_each_target(maps):
     label, value = maps.output.labels()[1], number(float(maps.values[1, 3]))
     assert f"predicted class\n{label}: {value}" in text
     assert f"component 1\nvalue {number(float(maps.values[1, 0]))}" in text
-    assert "Sum of a map over the whole volume + value at the baseline" in text
+    assert "Value at the start + everything on the map of the whole volume = " in text
     assert "slice of 8" in text
 
 
