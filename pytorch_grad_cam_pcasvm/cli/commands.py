@@ -70,7 +70,7 @@ def evaluate(options: Any) -> None:
     usual = ["ClosedFormGradCAM", "ContributionCAM"] if net.head.enumerated is None else ["ContributionCAM", "LIFTCAM"]
     names = options.method or usual
     methods = {name: getattr(package, name) for name in names}
-    *finer, layer = layers = layers_of(options, net, preparation)
+    *finer, layer = layers = layers_of(options, net, preparation, [*methods.values()])
     method_options = options_of(options, [*methods.values()], net, layers, preparation) if not dense else {}
     combines = [method for method in method_options if issubclass(method, package.ContributionCAM)]
     if finer and not combines:
@@ -98,12 +98,14 @@ def evaluate(options: Any) -> None:
         _measure_positions(study, masks, options.out)
         return
     _tell_accuracy(study)
-    checks = {name: {"masks": masks} if name == "localisation" and masks is not None else {} for name in CHECKS}
+    checks: Any = {}
+    if masks is not None:
+        checks = {"checks": {name: {"masks": masks} if name == "localisation" else {} for name in CHECKS}}
     ways = {
         name: _to_explain(options, name, method_options[method].get("target_layers", [layer]))
         for name, method in methods.items()
     }
-    page = study.report(options.out, checks=checks, commands=ways)
+    page = study.report(options.out, **checks, commands=ways)
     written = json.loads((options.out / "report.json").read_text(encoding="utf-8"))
     print(*(verdict["sentence"] for verdict in written["verdicts"]), sep="\n")
     localised = written["results"].get("localisation", {})

@@ -158,7 +158,8 @@ def _with_network(options: Any, bad: list[str]) -> tuple[int, Iterator[Drawn]]:
 
     net, preparation = network(options)
     targets = targets_of(options, net)
-    method, layers = getattr(package, options.method), layers_of(options, net, preparation)
+    method = getattr(package, options.method)
+    layers = layers_of(options, net, preparation, [method])
     cam = method(net, layers, **options_of(options, [method], net, layers, preparation)[method])
     images = Images(preparation.folder(options.images), thumbnails=0)
     tell_whites(preparation.white_level, images.data.paths)

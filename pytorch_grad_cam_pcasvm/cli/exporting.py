@@ -34,7 +34,7 @@ def export(options: Any) -> None:
     if steps is None:
         raise ValueError(_OTHER)
     method = getattr(package, options.method)
-    layers = layers_of(options, net, preparation)
+    layers = layers_of(options, net, preparation, [method])
     cam = method(net, layers, **options_of(options, [method], net, layers, preparation)[method])
     picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (300, 400, 3), np.uint8))
     with warnings.catch_warnings():

@@ -13,8 +13,14 @@ _COMPARED = 50  # images, for --layer auto
 _NAMED = 3  # layers, where another is to be chosen
 
 
-def layers_of(options: Any, net: Any, preparation: Preparation) -> list[str]:
+def layers_of(options: Any, net: Any, preparation: Preparation, methods: Sequence[type] = ()) -> list[str]:
     """Return the target layers: those named, or those that are recommended after comparing them on the images.
+
+    Args:
+        options: ``layer`` and what is needed to compare.
+        net: the network.
+        preparation: of the images.
+        methods: whose maps are wanted; those of several layers are only compared if one of them can join them.
 
     Raises:
         ValueError: there are no images to compare layers on.
@@ -40,7 +46,9 @@ def layers_of(options: Any, net: Any, preparation: Preparation) -> list[str]:
     with_means(options, net, candidates, preparation)
     reshape = "tokens" if options.tokens else None
     settings = {"images": _COMPARED, "batch_size": min(options.batch_size, 16)}
-    compared = evaluation.layers(net, images.data, reshape_transform=reshape, **settings)
+    joined = any(issubclass(method, package.ContributionCAM) for method in methods)
+    groups = None if joined else candidates
+    compared = evaluation.layers(net, images.data, groups, reshape_transform=reshape, combine=["shared"], **settings)
     print(compared.question)
     return list(compared.settings["recommended"])
 

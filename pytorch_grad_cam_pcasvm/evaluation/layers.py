@@ -21,6 +21,7 @@ from pytorch_grad_cam_pcasvm.runtime.progress import progress_bar
 
 PATCHES = 14  # on the longer side of an image
 _AMONG = 4  # of the coarsest map sizes, unless candidates are given
+COMBINED = "shared", "mean"
 _TOGETHER = 2, 3  # of these, the coarsest
 
 
@@ -35,6 +36,7 @@ def layers(
     seed: int = 0,
     progress: bool = True,
     transform: Any = None,
+    combine: Sequence[str] = COMBINED,
 ) -> Result:
     """Compare target layers for contributions, and recommend one or several.
 
@@ -49,13 +51,14 @@ def layers(
         data: as for :class:`Study`.
         candidates: layers, lists of layers whose maps become one, or a dict of these by name; None: the last block of
             each of the four coarsest map sizes (for a transformer, the norms before its last attention layers), and the
-            two and the three coarsest together, combined as ``"shared"`` and as ``"mean"``.
+            two and the three coarsest together.
         reshape_transform: as for the methods.
         images: number of images, chosen at random; None: all.
         batch_size: number of images at a time.
         seed: random seed of all draws.
         progress: show progress bars.
         transform: turns a PIL image into a tensor for the network; for a folder or a data set of PIL images.
+        combine: how several layers become one map, ``"shared"`` and ``"mean"``, or one of these.
 
     Returns:
         The numbers of every candidate; ``settings["recommended"]`` is a list of layers, ``settings["combine"]`` is how
@@ -63,12 +66,15 @@ def layers(
 
     Raises:
         TypeError: an argument has the wrong type.
-        ValueError: there are too few images, a layer is unknown, or the head has nothing to explain.
+        ValueError: there are too few images, a layer or a way to combine several is unknown, or the head has nothing to
+            explain.
 
     Example:
         >>> result = evaluation.layers(net, (training_images, labels), images=6, progress=False)
         >>> cam = ContributionCAM(net, result.settings["recommended"])
     """
+    if not combine or not set(combine) <= set(COMBINED):
+        raise ValueError(f"combine must name some of {', '.join(COMBINED)}, got {combine!r}")
     common = {"images": images, "batch_size": batch_size, "seed": seed, "progress": progress, "transform": transform}
     subject = Subject(net, data, [next(iter(net.backbone.children()))], **common)
     x = subject.read(subject.rows[:2].tolist())[0]
@@ -83,9 +89,9 @@ def layers(
     for title, names in named.items():
         options: dict[str, Any] = {"target_layers": names, "reshape_transform": reshape_transform}
         options["mean"] = [means[name] for name in names] if _lacks(net, names) else None
-        methods[title] = ContributionCAM, options
-        if len(names) > 1:
-            methods[f"{title}, mean"] = ContributionCAM, options | {"combine": "mean"}
+        for how in combine if len(names) > 1 else COMBINED[:1]:
+            of_several = {} if how == COMBINED[0] else {"combine": how}
+            methods[title + ", mean" * bool(of_several)] = ContributionCAM, options | of_several
     # A container ends with the last layer in it.
     places = [name for name, _ in backbone.named_modules()]
     ends = {

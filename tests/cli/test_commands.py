@@ -6,6 +6,7 @@ import json
 import pickle
 import re
 import runpy
+import shlex
 import shutil
 import subprocess
 import sys
@@ -28,6 +29,8 @@ import pytorch_grad_cam_pcasvm as package
 from pytorch_grad_cam_pcasvm import ContributionCAM, Head, PCASVMNet, atlas, evaluation, extract_features
 from pytorch_grad_cam_pcasvm.atlas.manifest import ANOTHER_FOLDER
 from pytorch_grad_cam_pcasvm.cli import _TYPED, main
+from pytorch_grad_cam_pcasvm.cli.arguments import parser
+from pytorch_grad_cam_pcasvm.cli.commands import _to_explain
 from pytorch_grad_cam_pcasvm.evaluation.subject import Subject
 from pytorch_grad_cam_pcasvm.runtime.errors import Way, refuse
 
@@ -90,7 +93,11 @@ def test_photos_are_evaluated(network, head, tmp_path, capsys, monkeypatch):
     read = Subject.read
     monkeypatch.setattr(Subject, "read", lambda subject, rows: sizes.append(subject.batch_size) or read(subject, rows))
     assert main(["evaluate", *network, "--head", str(head), *options]) == 0
-    accuracy, page = capsys.readouterr().out.splitlines()
+    accuracy, duration, verdict, page = capsys.readouterr().out.splitlines()
+    assert duration == "this will take less than a minute, or less"
+    assert verdict.startswith(
+        "It is unclear whether to use ContributionCAM at features for this head: 4 images are too few"
+    )
     assert re.fullmatch(r"4 images: \d+% correct, balanced accuracy \d+% \(cat \d+%, dog \d+%\)", accuracy)
     assert page.startswith("open file://")
     results = json.loads((tmp_path / "report.json").read_text())["results"]
@@ -100,6 +107,30 @@ def test_photos_are_evaluated(network, head, tmp_path, capsys, monkeypatch):
     assert row["method"] == "ContributionCAM"
     assert row["estimate"]["mean"] < 1e-3
     assert row["verdict"] == "too few images to say"
+
+
+def test_what_was_evaluated_can_be_drawn_by_a_command_to_paste(tmp_path):
+    typed = [
+        "evaluate",
+        "--images",
+        "my photos",
+        "--backbone",
+        "timm:vit_tiny",
+        "--layer",
+        "blocks.3",
+        "--layer",
+        "norm",
+    ]
+    typed += ["--features", "a", "--features", "b", "--pool", "mean", "--head", "h.safetensors", "--out", str(tmp_path)]
+    typed += ["--trust", "own.Type", "--tokens", "--baseline", "mean", "--count", "20", "--masks", "m"]
+    evaluated = parser().parse_args(typed)
+    command = _to_explain(evaluated, "ContributionCAM", ["blocks.3", "norm"])
+    python, _, package, *words = shlex.split(command)
+    assert (python, package) == ("python", "pytorch_grad_cam_pcasvm")
+    drawn = vars(parser().parse_args(words))
+    same = "images backbone weights layer features pool resize white_level device head trust tokens baseline train"
+    assert {name: drawn[name] for name in same.split()} == {name: vars(evaluated)[name] for name in same.split()}
+    assert drawn["method"] == "ContributionCAM"
 
 
 @pytest.mark.slow
@@ -390,6 +421,20 @@ def test_the_layer_is_found_among_several_and_contributions_start_near_the_train
     options = ["--images", str(flat), *network[2:-1], "auto", "--features", "features", "--head", str(head)]
     assert main(["atlas", *options, "--out", str(tmp_path / "again")]) == 0
     assert "layer: features, the last" in capsys.readouterr().out
+    # Maps of contributions may be of several layers, which are compared, too; those of other methods may not.
+    groups = []
+
+    def joined(net, data, candidates, **options):
+        groups.append((candidates is None, options["combine"]))
+        found = layers(net, data, ["features"], **options | {"images": 4, "progress": False})
+        found.settings["recommended"] = ["features.7", "features"] if candidates is None else ["features"]
+        return found
+
+    monkeypatch.setattr(evaluation, "layers", joined)
+    options = [*network[:-1], "auto", "--head", str(head), "--components", "0"]
+    for method in ("ContributionCAM", "ClosedFormGradCAM"):
+        assert main(["explain", *options, "--method", method, "--out", str(tmp_path / method)]) == 0
+    assert groups == [(True, ["shared"]), (False, ["shared"])]
 
 
 OWN = """

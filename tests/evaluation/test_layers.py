@@ -73,7 +73,11 @@ def test_candidates_are_found_by_themselves(found):
     named = {row.method for row in result.rows}
     assert "features" in named
     assert any(" + features" in name for name in named)
+    assert any(name.endswith(", mean") for name in named)
     assert "labels" in result.settings["not side by side"]
+    options = {"images": None, "progress": False, "combine": ["shared"]}
+    shared = evaluation.layers(p.net, data[0][:6], ["features.1", ["features.1", "features"]], **options)
+    assert {row.method for row in shared.rows} == {"features.1", "features.1 + features"}
 
 
 def test_means_that_the_head_has_are_its_own(monkeypatch):
@@ -93,10 +97,29 @@ def test_means_that_the_head_has_are_its_own(monkeypatch):
     assert len(methods["both"][1]["mean"]) == 2
 
 
+def test_two_and_three_layers_are_compared_together(monkeypatch):
+    p, module = explained("pooled", "rbf", 2, size="square"), importlib.import_module(evaluation.layers.__module__)
+    titles = []
+
+    def stopped(net, subject, named):
+        titles.extend(named)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "_unfit", stopped)
+    blocks = ["features.0", "features.1", "features"]
+    monkeypatch.setattr(module, "last_blocks", lambda *_: blocks)
+    with pytest.raises(KeyboardInterrupt):
+        evaluation.layers(p.net, p.images(6, seed=11), progress=False)
+    two, three = " + ".join(blocks[1:]), " + ".join(blocks)
+    assert titles == [*blocks, two, f"{two}, mean", three, f"{three}, mean"]
+
+
 def test_bad_candidates(found):
     p, data, _ = found
     with pytest.raises(ValueError, match="candidates is empty"):
         evaluation.layers(p.net, data, [], progress=False)
+    with pytest.raises(ValueError, match=r"combine must name some of shared, mean, got \['sum'\]"):
+        evaluation.layers(p.net, data, combine=["sum"], progress=False)
     with pytest.raises(ValueError, match="no layer 'nowhere'"):
         evaluation.layers(p.net, data, ["nowhere"], progress=False)
 
