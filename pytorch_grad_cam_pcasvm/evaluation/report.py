@@ -148,7 +148,7 @@ def report(  # noqa: D417 - of the study its class tells
             results[name]["settings"]["pictures"] = f"not drawn: {_reason(error)}"
             warn(f"the worst images of the check {name!r} were not drawn: {_reason(error)}", UserWarning)
         sentences = [judgement.sentence for judgement in _verdicts(entries)]
-        if study.progress and sentences != said:
+        if study.progress and sentences != said and name != list(options)[-1]:
             print("so far:", *sentences, sep="\n  ", flush=True)
             said = sentences
     if all("reason" in result for result in results.values()):
