@@ -40,6 +40,8 @@ def page() -> str:
     kept = {title: table for title, table in methods.items() if title not in baselines} | baselines
     kept |= {f"Trees, {title}": table for title, table in comparison.tables(found("which_trees")).items()}
     kept |= {f"Layers, {title}": table for title, table in which_layer.tables(found("which_layer")).items()}
+    together = which_layer.tables(found("which_layers_together"))
+    kept |= {f"Layers together, {title}": table for title, table in together.items() if "half" not in title}
     return HEAD + "".join(f"\n## {title}\n\n{table}\n" for title, table in kept.items())
 
 

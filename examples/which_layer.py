@@ -3,8 +3,9 @@
     python examples/which_layer.py --root data --weights mobilenet_v2.pth
 
 For every data set in --sets, a scaler, PCA(16) and an SVM are fitted on the means of an ImageNet classifier's
-convolutions. ``evaluation.layers`` then compares the last block of each map size, and the two coarsest together, on one
-half of the test images, and recommends a layer. The other half tests the recommendation.
+convolutions. ``evaluation.layers`` then compares the last block of each map size, and the coarsest together, on one
+half of the test images, and recommends a layer. The other half tests the recommendation. --candidates names layers
+instead, those that become one map with a plus between them: features features.13+features.
 
 It prints Markdown, and writes which_layer.md and .json to --out; sets that are already there are not measured again.
 """
@@ -52,6 +53,7 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     add("--size", type=int, default=224, help="side of the input in pixels (default: 224)")
     add("--images", type=int, default=40, help="test images in each half, at most (default: 40)")
     add("--limit", type=int, default=100, help="training images per class (default: 100)")
+    add("--candidates", nargs="+", help="layers, and layers+layers, to compare (default: the last of each map size)")
     add("--components", type=int, default=16, help="principal components (default: 16)")
     add("--kernel", default="rbf", choices=["rbf", "linear"], help="of the SVM (default: rbf)")
     add("--seed", type=int, default=0, help="of choices and random maps (default: 0)")
@@ -76,7 +78,11 @@ def measured(name: str, options: argparse.Namespace, conv: nn.Module) -> dict[st
     for start in (0, 1):
         index = order[start::2]
         half = images(test, index, options.size), torch.from_numpy(test.labels[index])
-        halves.append(evaluation.layers(net, half, images=options.images, batch_size=8, seed=options.seed))
+        common = {"images": options.images, "batch_size": 8, "seed": options.seed}
+        if options.candidates:
+            groups = [names.split("+") for names in options.candidates]
+            common |= {"candidates": groups, "combine": ["shared"]}
+        halves.append(evaluation.layers(net, half, **common))
     return {
         "accuracy": accuracy(net, test, order, options),
         "halves": [each.to_dict() for each in halves],
