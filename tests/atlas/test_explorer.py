@@ -297,7 +297,7 @@ def test_a_step_that_is_not_affine_is_said_to_be_beyond_the_page() -> None:
     fitted = make_pipeline(Nystroem(n_components=8), LinearSVC()).fit(p, labels)
     assert KernelMap.__name__ in machine_data(Head.of(fitted), p)["reason"]
     clipped = make_pipeline(MinMaxScaler(clip=True), SVC()).fit(p, labels)
-    assert "not affine" in machine_data(Head.of(clipped), p)["reason"]
+    assert "cannot take this head's decision apart" in machine_data(Head.of(clipped), p)["reason"]
 
 
 def test_support_vectors_are_found_among_the_rows() -> None:
@@ -617,8 +617,8 @@ def mistake_compared(store: Any, head: Any, row: int, found: dict[str, Any]) -> 
     said = store.predictions[row] if head is None else head.predict(store.components[[row]])[0]
     predicted, truth = said.item(), store.labels[row].item()
     assert [found["predicted"], found["truth"]] == [str(predicted), str(truth)]
-    alone = store.explain([row], [SVMTarget(predicted), SVMTarget(truth)], head=fitted).values[0].numpy()
-    np.testing.assert_allclose(found["margins"], alone, rtol=1e-6, atol=1e-6)
+    between = float(store.explain([row], [SVMTarget(predicted, versus=truth)], head=fitted).values)
+    np.testing.assert_allclose(found["value"], between, rtol=1e-6, atol=1e-6)
     for label, near in zip((predicted, truth), found["near"], strict=True):
         distances = np.linalg.norm(store.components - store.components[row], axis=1)
         distances[(store.labels != label) | (np.arange(len(store)) == row)] = np.inf
@@ -754,7 +754,7 @@ def test_the_view_of_a_mistake_is_offered_where_there_is_one(
     expect(page).to_have_url(re.compile("why=true"))
     expect(page.locator("#mistake-title")).to_have_text(f"Why {predicted}, and not {truth}?")
     note = page.locator("#mistake-note")
-    expect(note).to_have_text(re.compile(rf"^Predicted: {predicted} \(margin .*Labelled: {truth} \(margin "))
+    expect(note).to_have_text(re.compile(rf"^Predicted: {predicted}\. Labelled: {truth}\. Between "))
     expect(page.locator("#mistake-key")).to_contain_text(f"Red favours {predicted}, blue favours {truth}")
     # The amounts below the maps, after the first, which is all of them, are the parts of all components.
     lines = page.locator("#mistake .line:nth-child(3)").all_text_contents()
@@ -874,11 +874,11 @@ def test_heads_that_the_page_cannot_compute_are_said_to_be_so(page: Page, tmp_pa
     beyond = make_pipeline(Nystroem(n_components=8), LinearSVC()).fit(store.components, store.labels)
     file = write_page(store, tmp_path / "page", heads={"beyond": beyond})
     visit(page, file.as_uri() + "#head=1&colour=error")
-    expect(page.locator("#parts-note")).to_contain_text("not affine")
+    expect(page.locator("#parts-note")).to_contain_text("cannot take this head's decision apart")
     page.locator("#components canvas").first.wait_for()
     row = wrong(store, beyond)[0]
     page.evaluate(f"atlas.view.set({{row: {row}, why: true}})")
-    expect(page.locator("#mistake-note")).to_contain_text("not affine")
+    expect(page.locator("#mistake-note")).to_contain_text("cannot take this head's decision apart")
     expect(page.locator("#near-truth .tile")).to_have_count(5)
     right = int((beyond.predict(store.components) == store.labels).sum())
     page.evaluate("atlas.view.set({judged: 'right'})")

@@ -10,6 +10,7 @@ import torch
 from pytorch_grad_cam_pcasvm.atlas.explorer.encoding import packed
 from pytorch_grad_cam_pcasvm.atlas.explorer.machine import machine_data
 from pytorch_grad_cam_pcasvm.head import Head
+from pytorch_grad_cam_pcasvm.head.anomalies import tells_anomalies
 from pytorch_grad_cam_pcasvm.head.multiclass import OneClass, Regression
 from pytorch_grad_cam_pcasvm.maps.recombination import steps_of, tail_of
 from pytorch_grad_cam_pcasvm.targets import SVMTarget
@@ -201,6 +202,8 @@ class Contents:
         task = (
             "one-class"
             if isinstance(voting, OneClass)
+            else "anomaly"
+            if tells_anomalies(tail)
             else "regression"
             if isinstance(voting, Regression)
             else "classes"

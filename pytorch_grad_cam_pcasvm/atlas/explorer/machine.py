@@ -148,8 +148,8 @@ def _through(stage: Stage, affine: _Affine) -> _Affine:
         )
     if not stage.linear:
         raise NotInPageError(
-            f"This page cannot compute this head's decision: {type(stage).__name__}, after the components, is "
-            "not affine. Its predictions were made in Python; explain them with store.explain."
+            f"This page cannot take this head's decision apart: what follows the components, {type(stage).__name__}, "
+            "needs Python. The command 'explain' draws its maps, as store.explain does in Python."
         )
     return affine.then(stage)
 

@@ -16,14 +16,12 @@
     return { row, head, predicted: head.classes[head.predictions[row]], truth: about.labels[labels[row]] };
   }
 
-  /** Returns the decision between both classes, with parts where they add up, and both margins; or {reason}. */
+  /** Returns the decision between both classes, with parts where they add up; or {reason}. */
   async function explained({ row, head, truth }) {
     const first = head.predictions[row], second = head.classes.indexOf(truth);
     if (second < 0) return { reason: "This head has no class " + truth + "." };
-    const pairs = [[first, second], [first, null], [second, null]];
-    const [found, ...margins] = await Promise.all(
-      pairs.map(([category, versus]) => atlas.explain(row, { head: head.number, category, versus })));
-    return { ...found, parts: found.p0 && found.parts, margins: margins.map(({ value }) => value) };
+    const found = await atlas.explain(row, { head: head.number, category: first, versus: second });
+    return { ...found, parts: found.p0 && found.parts };
   }
 
   /** Returns the fewest components, from the largest part on, without whose parts it would be right; null if none. */
@@ -47,12 +45,12 @@
   /** Returns in a sentence or two why it is wrong. */
   function why(found, { predicted, truth }) {
     if (found.reason) return found.reason;
-    const margins = "Predicted: " + predicted + " (margin " + number(found.margins[0]) + "). Labelled: " + truth + " (margin "
-      + number(found.margins[1]) + "). ";
+    const outcome = "Predicted: " + predicted + ". Labelled: " + truth + ". ";
     if (found.value <= 0) {
-      return margins + "Between these two alone, " + truth + " would win (" + number(found.value) + "): other classes decided.";
+      return outcome + "Between these two alone, " + truth + " would win by " + number(-found.value)
+        + ": other classes decided.";
     }
-    const between = margins + "Between the two, " + predicted + " wins by " + number(found.value) + ". ";
+    const between = outcome + "Between the two, " + predicted + " wins by " + number(found.value) + ". ";
     if (!found.parts) {
       return between + "With " + atlas.data.about.method + ", the component maps do not add up to it, so none are shown.";
     }

@@ -72,8 +72,8 @@
       const verdict = !head.correct ? "" : head.correct[row] ? " ✓ right" : " ✗ wrong";
       pairs.push(["Predicted", head.classes[head.predictions[row]] + verdict], ["Margin", number(head.margins[row])]);
     } else if (head) {
-      const name = head.kind === "one-class" ? "Value (above 0: inlier)" : "Predicted value";
-      pairs.push([name, number(head.margins[row])]);
+      const value = head.margins[row], named = { "one-class": "Value (above 0: inlier)", anomaly: "Anomaly" };
+      pairs.push([named[head.kind] || "Predicted value", number(head.kind === "anomaly" ? -value : value)]);
     }
     document.getElementById("image-id").textContent = ids[row] + " (row " + row + ")";
     document.getElementById("facts").replaceChildren(
