@@ -122,10 +122,11 @@ def _to_explain(options: Any, method: str, layers: Any) -> str:
     common = "images backbone weights features pool resize white_level device head trust baseline train tokens"
     for name in common.split():
         value = getattr(options, name)
-        if value in (None, False, "neutral", []):
+        if value in (None, False, []) or (name, value) == ("baseline", "neutral"):
             continue
-        values = value if isinstance(value, list) else [value]
-        words += [f"--{name.replace('_', '-')}" + f" {shlex.quote(str(one))}" * (one is not True) for one in values]
+        for part in value if isinstance(value, list) else [value]:
+            gap = "=" if str(part).startswith("-") else " "
+            words.append(f"--{name.replace('_', '-')}" + f"{gap}{shlex.quote(str(part))}" * (part is not True))
     words += [f"--layer {shlex.quote(layer)}" for layer in layers]
     return " ".join([*words, f"--method {method}", "--out maps"])
 
@@ -139,7 +140,7 @@ def _masks(options: Any, preparation: Any, folder: Any) -> Any:
 
     images, resize = Images(folder, thumbnails=0), resize_of_masks(preparation, options.backbone)
     masks = MaskFolder(options.masks, [images.id(row) for row in range(len(images))], folder.paths)
-    print(f"masks of {masks.count} of {len(masks)} images; on the others there is nothing")
+    print(f"{masks.count} of {len(masks)} images have a mask; the others count as without a defect")
     size = tuple(folder[0][0].shape[1:]) if isinstance(folder[0], tuple) else tuple(folder[0].shape[1:])
     return np.stack([_inside(masks.of(row, size, resize)) for row in range(len(masks))])
 

@@ -30,6 +30,7 @@ class Drawn(NamedTuple):
         numbers: the values of the targets by their titles; of heads that decide at every position also the share of
             each class, or the highest anomaly.
         sheet: the picture to write.
+        note: what else is to be known of it.
     """
 
     name: str
@@ -38,9 +39,10 @@ class Drawn(NamedTuple):
     right: bool | None
     numbers: dict[str, float]
     sheet: Any
+    note: str = ""
 
 
-def _drawn(name: str, sheets: Any, outputs: Any, row: int, sheet: Any, truth: str | None) -> Drawn:
+def _drawn(name: str, sheets: Any, outputs: Any, row: int, sheet: Any, truth: str | None, note: str = "") -> Drawn:
     numbers = dict(zip(sheets.about["titles"], outputs["values"][row].tolist(), strict=True))
     if "components" in outputs and outputs["components"].ndim == 2:  # all, whichever are drawn
         numbers = {title: number for title, number in numbers.items() if not title.startswith("component ")}
@@ -49,7 +51,7 @@ def _drawn(name: str, sheets: Any, outputs: Any, row: int, sheet: Any, truth: st
         numbers = {"anomaly": float(outputs["anomaly"][row].max())} | numbers
     shares = {f"share of {name}": share for name, share in sheets.shares(outputs, row).items()}
     label = None if shares else sheets.predicted(outputs, row)
-    return Drawn(name, label, truth, sheets.right(outputs, row, truth), shares | numbers, sheet)
+    return Drawn(name, label, truth, sheets.right(outputs, row, truth), shares | numbers, sheet, note)
 
 
 def explain(options: Any) -> None:
@@ -66,13 +68,13 @@ def explain(options: Any) -> None:
     gallery, written = Gallery(options.images.name, explained), set[Path]()
     with (out / "values.csv").open("w", newline="", encoding="utf-8") as file:
         table = csv.writer(file)
-        for name, label, truth, right, numbers, sheet in tqdm(
+        for name, label, truth, right, numbers, sheet, note in tqdm(
             chain(first, drawn), total=count, unit="image", leave=False, delay=_PATIENCE
         ):
             if not file.tell():
-                table.writerow(["image", "predicted", *["labelled"][: truth is not None], *numbers])
+                table.writerow(["image", "predicted", *["labelled"][: truth is not None], *numbers, "note"])
             words = ["" if label is None else label, *[truth][: truth is not None]]
-            table.writerow([name, *words, *(f"{number:.9g}" for number in numbers.values())])
+            table.writerow([name, *words, *(f"{number:.9g}" for number in numbers.values()), note])
             path = out / Path(name).with_suffix(".png")
             if path in written:  # of a picture of the same name, but for its ending
                 path = out / f"{name}.png"
@@ -80,7 +82,8 @@ def explain(options: Any) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             sheet.save(path)
             anomaly = next((number for title, number in numbers.items() if title.startswith("anomaly")), None)
-            gallery.add(Card(path.relative_to(out).as_posix(), sheet, label, truth, right, anomaly))
+            value = numbers.get(explained)
+            gallery.add(Card(path.relative_to(out).as_posix(), sheet, label, truth, right, anomaly, value, note))
     tell_bad(bad)
     gallery.write(out / "index.html")
     print(f"wrote maps of {count - len(bad)} images and {out / 'values.csv'}")
@@ -201,7 +204,7 @@ def _with_network(options: Any, bad: list[str]) -> tuple[int, Iterator[Drawn]]:
                 shown = [*range(len(decisions)), *(chosen.index(package.PCATarget(b)) for b in parts[place])]
             note = "unlike the training pictures" if far[place] else ""
             sheet = sheets.drawn(picture, outputs, place, frame=frame, truth=truth, shown=shown, note=note)
-            yield _drawn(images.id(row), sheets, outputs, place, sheet, truth)
+            yield _drawn(images.id(row), sheets, outputs, place, sheet, truth, note)
 
     every = range(len(images))
     parts = [every[first : first + options.batch_size] for first in every[:: options.batch_size]]

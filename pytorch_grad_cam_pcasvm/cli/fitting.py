@@ -120,14 +120,15 @@ def _check_normal(options: Any, classes: Sequence[str] | None, of_good_parts: bo
         likely = [name for name in classes or () if name.lower() in _NORMAL]
         if likely and not of_good_parts:
             print(
-                f"hint: if {likely[0]!r} means that nothing is there, add --normal {likely[0]}: no map shows an absence"
+                f"hint: if {likely[0]!r} means that there is no defect, add --normal {likely[0]}: maps then show what "
+                "speaks against it"
             )
         return
     if of_good_parts:
         raise ValueError(f"--classifier {options.classifier} learns from good parts alone: leave out --normal")
     if options.normal not in (classes or ()):
         folders = f"the folders are {', '.join(classes)}" if classes else "there are no folders of classes"
-        raise ValueError(f"--normal {options.normal} is no class: {folders}")
+        raise ValueError(f"--normal: there is no class {options.normal!r}, {folders}")
 
 
 def _patches(options: Any, preparation: Preparation, folder: Any) -> PatchOptions | None:

@@ -19,12 +19,13 @@ figure {{ margin: 0; padding: .6rem; background: white; border: 1px solid #d7dae
 img {{ width: 100%; display: block }}
 figcaption {{ margin-top: .4rem; overflow-wrap: anywhere }}
 .wrong {{ border-color: #b2182b }} .wrong b {{ color: #b2182b }} .right b {{ color: #1b7837 }}
+.unlike {{ border: 2px solid #b45309 }} .unlike b, i {{ color: #b45309 }}
 small {{ color: #555 }}
 </style></head><body>
 <h1>{title}</h1>
 <p>{summary}</p>
-<p><small>Beside each picture, red raises what is explained, and blue lowers it. Each map has a strongest colour of its
-own, so a pale value may look strong: the sheets beside this page say what it stands for.</small></p>
+<p><small>Red raises the value below a picture, and blue lowers it. Each map has a strongest colour of its own, so the
+map of a small value may look as strong as that of a large one: compare the values.</small></p>
 <main>
 {cards}
 </main></body></html>
@@ -42,6 +43,8 @@ class Card:
         truth: the class of its folder, or None.
         right: whether they are the same, or None.
         anomaly: how unlike the training set it is, or None.
+        value: the value of what is explained, or None.
+        note: what else is to be known of it, such as that it is unlike the training pictures; empty: nothing.
     """
 
     name: str
@@ -50,6 +53,8 @@ class Card:
     truth: Any
     right: bool | None
     anomaly: float | None
+    value: float | None = None
+    note: str = ""
 
 
 class Gallery:
@@ -76,23 +81,29 @@ class Gallery:
         picture.save(file, "JPEG", quality=_QUALITY)
         words = [html.escape(card.name)]
         if card.label is not None:
-            mark = f", labelled {card.truth}" if wrong else ", right" if judged else ""
-            words.insert(0, f"<b>{html.escape(f'{card.label}{mark}')}</b>")
+            verdict = f", labelled {card.truth}" if wrong else ", right" if judged else ""
+            words.insert(0, f"<b>{html.escape(f'{card.label}{verdict}')}</b>")
         if card.anomaly is not None:
             words.insert(0, f"<b>anomaly {card.anomaly:.3g}</b>")
+        elif card.value is not None:
+            words.insert(1, f"{html.escape(self._explained)}: {card.value:.3g}")
+        if card.note:
+            words.insert(1, f"<i>{html.escape(card.note)}</i>")
+        mark = "unlike" if card.note else "wrong" if wrong else "right" if judged else ""
         text = base64.b64encode(file.getvalue()).decode()
         self._cards.append((
             float(not wrong) if card.anomaly is None else -card.anomaly,
-            f'<figure class="{"wrong" if wrong else "right" if judged else ""}">'
+            f'<figure class="{mark}">'
             f'<img loading="lazy" src="data:image/jpeg;base64,{text}" alt="{html.escape(card.name)} with its map">'
             f"<figcaption>{'<br>'.join(words)}</figcaption></figure>",
         ))
 
     def write(self, path: Path) -> None:
         """Write the page."""
-        summary = f"{len(self._cards)} pictures, and what the maps explain: {html.escape(self._explained)}"
+        summary = f"{len(self._cards)} pictures. The maps explain: {html.escape(self._explained)}."
         if self._judged:
-            summary += f"; of {self._judged} with a label {self._wrong} are wrong" + ", these first" * bool(self._wrong)
+            wrong = f"{self._wrong} predicted wrongly, shown first" if self._wrong else "all predicted rightly"
+            summary += f" Of the {self._judged} with a label, {wrong}."
         cards = "\n".join(text for _, text in sorted(self._cards, key=lambda card: card[0]))
         title = html.escape(f"Maps of {self._name}")
         path.write_text(_PAGE.format(title=title, summary=summary, cards=cards), encoding="utf-8")

@@ -124,7 +124,7 @@ def _label(typed: str | None, name: str, head: Any) -> Any:
             return label
     option = "--class" if name == "category" else f"--{name}"
     classes = f"its classes are {', '.join(map(str, names))}" if names else "it has no classes"
-    raise ValueError(f"{option} {typed} is no class of this head: {classes}")
+    raise ValueError(f"{option}: this head has no class {typed!r}, {classes}")
 
 
 def with_means(options: Any, net: Any, layers: Sequence[str], preparation: Preparation) -> None:

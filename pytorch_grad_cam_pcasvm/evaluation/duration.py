@@ -1,7 +1,7 @@
 """Duration: about how long checks will take, from the time that two runs of the network and of each method take."""
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from pytorch_grad_cam_pcasvm.evaluation.subject import Subject
@@ -10,15 +10,15 @@ _FRACTIONS, _KINDS = 3, 2  # of deletion and insertion
 _LAYERS, _DRAWS = 3, 10  # of the sensitivity check
 
 
-def expected(study: Subject, checks: Iterable[str]) -> float:
-    """Return about how many seconds checks with their usual options take, at most.
+def expected(study: Subject, checks: Mapping[str, Mapping[str, Any]]) -> float:
+    """Return about how many seconds checks take on all images.
 
     A few images are run and explained. From there it is counted: how often each check runs the network, explains an
     image, or explains one with another head, which looks for a new baseline.
 
     Args:
         study: what will be measured.
-        checks: their names.
+        checks: the options of each, by name; of these only ``masks`` counts.
     """
     subject = study.fresh()
     x, _ = subject.read(subject.rows[: min(4, subject.batch_size)].tolist())
@@ -31,14 +31,18 @@ def expected(study: Subject, checks: Iterable[str]) -> float:
     sources = 2 + 3 * len(subject.named)  # random and blind maps; those of the method, of others, of a random head
     batches = -(-len(subject.rows) // subject.batch_size)
     images = len(subject.rows)
+    of_maps = images * (2 * warm + first)  # of the image, of another one, and of a random head
+    with_masks = checks.get("localisation", {}).get("masks") is not None
     seconds = {
-        "faithfulness": images * ((1 + sources * _FRACTIONS * _KINDS) * run + 2 * warm + first),
-        "localisation": images * (run + 2 * warm + first / 2),  # half as many scenes, twice as wide
+        "faithfulness": images * (1 + sources * _FRACTIONS * _KINDS) * run,
+        # Half as many scenes, twice as wide; or maps of three questions.
+        "localisation": images * (run + 2 * warm) + of_maps if with_masks else images * run + of_maps,
         "sensitivity": batches * min(_DRAWS, subject.batch_size) * _LAYERS * first,
         "completeness": images * run,
         "stability": images * 2 * warm,
     }
-    return sum(seconds[name] for name in checks)
+    shared = of_maps if set(checks) - {"localisation"} else 0.0  # made for the first, and kept
+    return shared + sum(seconds[name] for name in checks)
 
 
 def in_minutes(seconds: float) -> str:

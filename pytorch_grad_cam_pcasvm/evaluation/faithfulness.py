@@ -57,7 +57,7 @@ def faithfulness(  # noqa: D417 - of the study its class tells
     Raises:
         ImportError: ``arcc`` with a version of grad-cam that does not have it.
         ValueError: a control or the fill is unknown, fractions are not between 0 and 1, or all images have the same
-            value.
+            value, as they are or once parts of them are removed.
 
     Example:
         >>> result = evaluation.faithfulness(
@@ -71,6 +71,7 @@ def faithfulness(  # noqa: D417 - of the study its class tells
     against = Rivals(subject, rivals)
     change, of_host = (defaultdict[Any, list[np.ndarray]](list) for _ in range(2))
     values: list[np.ndarray] = []
+    changed_values: list[np.ndarray] = []
 
     def measured() -> tuple[list[Row], dict[Any, np.ndarray]]:
         spread = float(np.concatenate(values).std())
@@ -97,13 +98,15 @@ def faithfulness(  # noqa: D417 - of the study its class tells
             nonzero = heatmaps.reshape(len(heatmaps), -1).any(1, keepdims=True)
             for measure in KINDS:
                 after = [subject.values(without(filled, order, measure, f), targets) for f in fractions]
-                changed = np.stack(after, 1) - value[:, None]
+                changed_values.append(np.stack(after, 1))
+                changed = changed_values[-1] - value[:, None]
                 change[source, measure].append(np.where(nonzero & ~left_out, changed, np.nan))
         for method, maps in maps_of.items():
             stays, falls = (change[(method, ""), measure][-1].mean(1) for measure in KINDS)
             subject.add(method, stays - falls, rows_of, x, maps[""])
             if arcc:
                 of_host[method].append(_arcc(subject, method, x, targets))
+    _refuse_constant(np.concatenate(changed_values))
     rows, mean = measured()
     for method, scores in of_host.items():
         blank = np.isnan(mean[(method, ""), "deletion"]).any(1)
@@ -133,6 +136,16 @@ def _check(fill: str, patches: int | None, fractions: Sequence[float]) -> None:
         raise ValueError(f"patches must be an integer from 2, or None, got {patches!r}")
     if np.ndim(fractions) != 1 or not len(fractions) or not all(0 < fraction < 1 for fraction in fractions):
         raise ValueError(f"fractions must be numbers between 0 and 1, such as (0.1, 0.3, 0.5), got {fractions}")
+
+
+def _refuse_constant(values: np.ndarray) -> None:
+    """Refuse values (., F) that are the same whatever was removed."""
+    if not np.ptp(values) > SAME * np.abs(values).max():
+        raise ValueError(
+            f"once parts of an image are removed, the target has the same value, {values.flat[0]:.3g}, whatever they "
+            "are, as such images are far from all training images: this says nothing about the maps. A larger gamma "
+            "makes this more likely, a smaller one or a linear kernel less"
+        )
 
 
 def _compared(method: str, mean: Mapping[Any, np.ndarray], against: Rivals) -> list[Row]:

@@ -14,7 +14,7 @@ from pytorch_grad_cam_pcasvm.evaluation.pixels import TOLERANCE
 from pytorch_grad_cam_pcasvm.evaluation.positions import ABOUT, CENTRE, POINT, PixelValues, of_positions
 from pytorch_grad_cam_pcasvm.evaluation.regions import OF_VOLUMES, masks_of, regions_of
 from pytorch_grad_cam_pcasvm.evaluation.result import Result, Row
-from pytorch_grad_cam_pcasvm.evaluation.rivals import BLIND, RIVALS, Rivals
+from pytorch_grad_cam_pcasvm.evaluation.rivals import BLIND, RANDOM, RIVALS, Rivals
 from pytorch_grad_cam_pcasvm.evaluation.statistics import SAME, Estimate
 from pytorch_grad_cam_pcasvm.evaluation.subject import Subject, generator, heat
 from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
@@ -104,7 +104,7 @@ def localisation(  # noqa: D417 - of the study its class tells
         return _rows(subject, against, numbers, np.concatenate(chances))
 
     def deciding() -> list[Row]:
-        return [row for row in rows_so_far() if row.measure == SHARE and row.against in (CHANCE, BLIND)]
+        return [row for row in rows_so_far() if row.verdict and row.against in (CHANCE, BLIND, RANDOM)]
 
     scenes = _tiled(subject, 0 if pasted else tiles, deciding) if masks is None else _masked(subject, masks)
     for x, targets, where, rows_of in scenes:

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 
 from scipy.stats import norm
 
-from pytorch_grad_cam_pcasvm.evaluation.result import FAILED, FEW, PASSED, UNDECIDED, Row
+from pytorch_grad_cam_pcasvm.evaluation.result import BLANK, FAILED, FEW, PASSED, UNDECIDED, Row
 
 _SHARES = 0.25, 0.5  # of the items, before the last look at all of them
 _LEAST = 20  # items at the first look
 EARLY, LAST = 0.995, 0.96  # levels of the intervals: at most 5 % of all answers are wrong, however the three looks fall
-HOPELESS = 0.05  # the chance to become clear, below which it is not tried
+HOPELESS = 0.1  # the chance to become clear, below which it is not tried
 
 
 def looks(count: int) -> list[int]:
@@ -26,7 +26,8 @@ def settled(rows: Sequence[Row], share: float) -> bool:
         share: of the items that were measured.
     """
     return bool(rows) and all(
-        row.verdict in (PASSED, FAILED) or (row.verdict == UNDECIDED and chance_of_clarity(row, share) < HOPELESS)
+        row.verdict in (PASSED, FAILED, BLANK)
+        or (row.verdict == UNDECIDED and chance_of_clarity(row, share) < HOPELESS)
         for row in rows
     )
 
@@ -39,15 +40,12 @@ def chance_of_clarity(row: Row, share: float) -> float:
     """
     estimate, limit = row.estimate, row.limit
     assert limit is not None
-    if estimate.n < FEW or not estimate.standard_error > 0:
+    mean, error = estimate.mean, estimate.standard_error
+    if estimate.share:  # none of a few may be one of many
+        mean = (mean * estimate.n + 1) / (estimate.n + 2)
+        error = math.sqrt(mean * (1 - mean) / estimate.n)
+    if estimate.n < FEW or not error > 0:
         return float(estimate.n < FEW)
-    distance = (estimate.mean - limit) / estimate.standard_error
+    distance = (mean - limit) / error
     needed, spread = norm.ppf((1 + LAST) / 2) * math.sqrt(share), math.sqrt(1 - share)
     return float(norm.cdf((distance - needed) / spread) + norm.cdf((-distance - needed) / spread))
-
-
-def so_far(rows: Sequence[Row]) -> str:
-    """Return how many comparisons have passed, failed, or are open, in words."""
-    verdicts = [row.verdict if row.verdict in (PASSED, FAILED) else "open" for row in rows]
-    counts = [f"{count} {verdict}" for verdict in (PASSED, FAILED, "open") if (count := verdicts.count(verdict))]
-    return f"of {len(rows)} comparisons that decide, {' and '.join(counts)}"

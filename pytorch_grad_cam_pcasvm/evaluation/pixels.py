@@ -96,7 +96,7 @@ def pixel_scores(scores: Any, masks: Any, *, tolerance: float = TOLERANCE, seed:
         (~inside, None), (inside, None), (inside, weights[inside]),
     )]  # fmt: skip
     f1 = _f1(*counts[:2])
-    near = [_pointing(image, mask, tolerance) for image, mask in zip(numbers[masked], inside[masked], strict=True)]
+    near = [pointing(image, mask, tolerance) for image, mask in zip(numbers[masked], inside[masked], strict=True)]
     peaks = numbers.reshape(len(numbers), -1).max(1)
     errors = _standard_errors(numbers, inside, weights, seed)
     count = len(numbers)
@@ -166,7 +166,7 @@ def _f1(outside: np.ndarray, inside: np.ndarray) -> np.ndarray:
     return result
 
 
-def _pointing(numbers: np.ndarray, mask: np.ndarray, tolerance: float) -> tuple[float, float]:
+def pointing(numbers: np.ndarray, mask: np.ndarray, tolerance: float) -> tuple[float, float]:
     """Return whether the largest number lies in a mask, and whether at most so far away; equal ones share."""
     largest = numbers == numbers.max()
     away = ndimage.distance_transform_edt(~mask)[largest]

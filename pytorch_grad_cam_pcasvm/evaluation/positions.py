@@ -10,10 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pytorch_grad_cam_pcasvm.evaluation.pixels import by_class, pixel_scores
+from pytorch_grad_cam_pcasvm.evaluation.pixels import by_class, pixel_scores, pointing
 from pytorch_grad_cam_pcasvm.evaluation.regions import masks_of, regions_of
 from pytorch_grad_cam_pcasvm.evaluation.result import Result, Row, in_words
 from pytorch_grad_cam_pcasvm.evaluation.rivals import BLIND
+from pytorch_grad_cam_pcasvm.evaluation.statistics import Estimate
 from pytorch_grad_cam_pcasvm.evaluation.subject import Subject, heat
 from pytorch_grad_cam_pcasvm.head.anomalies import tells_anomalies
 from pytorch_grad_cam_pcasvm.network.modules import evaluating
@@ -36,25 +37,24 @@ def found_in_words(result: Result) -> list[str]:
     near = {
         row.method: (row.estimate.mean, distance[1])
         for row in result.rows
-        if (distance := re.fullmatch(f"{POINT}, within ([0-9.]+) pixels", row.measure))
+        if (distance := re.fullmatch(rf"{POINT}, within (\S+) pixels", row.measure))
     }
-    controls = [f"{in_words(name)}: {near[name][0]:.0%}" for name in (BLIND, CENTRE) if name in near]
+    controls = [f"{in_words(name)} does so in {near[name][0]:.0%}" for name in (BLIND, CENTRE) if name in near]
     sentences = []
     for method, (share, pixels) in near.items():
         if method in (BLIND, CENTRE) or ABOUT in method:
             continue
         others = [
-            f"maps of {name.removeprefix(method + ABOUT)} in {share_of:.0%}"
+            f"Maps of {name.removeprefix(method + ABOUT)}: {share_of:.0%}"
             for name, (share_of, _) in near.items()
             if name.startswith(method + ABOUT)
         ]
         sentences.append(
             f"{'The values of every position find' if method == POSITIONS else f'The maps of {method} find'} the "
-            f"marked place in {share:.0%} of the images that have one: their strongest spot is on it, or at most "
-            f"{pixels} pixels of the network's input away"
-            + (f" ({'; '.join(controls)})" if controls else "")
-            + (f"; {' and '.join(others)}" if others else "")
-            + "."
+            f"marked place in {share:.0%} of the images that have one: the strongest evidence is on it, or at most "
+            f"{pixels} pixels beside it, as the network sees them."
+            + (f" To compare, {' and '.join(controls)}." if controls else "")
+            + (f" {'; '.join(others)}." if others else "")
         )
     return sentences
 
@@ -113,12 +113,15 @@ class PixelValues:
     def pointing(self, tolerance: float) -> list[Row]:
         """Return how often the largest value of each map is at most so many pixels away from a mask."""
         masks, measure = np.concatenate(self._masks), f"{POINT}, within {tolerance:g} pixels"
-        scores = {
-            name: pixel_scores(np.concatenate(parts), masks, tolerance=tolerance)
+        near = {
+            name: [
+                pointing(values, mask, tolerance)[1]
+                for values, mask in zip(np.concatenate(parts), masks, strict=True)
+                if mask.any()
+            ]
             for name, parts in self._values.items()
-            if not masks.all()
         }
-        return [Row(name, measure, "", of_maps.near) for name, of_maps in scores.items()]
+        return [Row(name, measure, "", Estimate.of(shares)) for name, shares in near.items() if not masks.all()]
 
 
 def of_positions(study: Subject, masks: Any, category: Any, tolerance: float) -> Result:

@@ -40,7 +40,7 @@ from pytorch_grad_cam_pcasvm.figures import plot_maps
 from pytorch_grad_cam_pcasvm.network.modules import layer_name
 from pytorch_grad_cam_pcasvm.runtime.errors import warn
 from pytorch_grad_cam_pcasvm.runtime.files import atomically
-from pytorch_grad_cam_pcasvm.targets import SVMTarget
+from pytorch_grad_cam_pcasvm.targets import SVMTarget, default_decision
 
 FORMAT = "pytorch_grad_cam_pcasvm evaluation 3"
 CHECKS: dict[str, Callable[..., Result]] = {
@@ -127,7 +127,8 @@ def report(  # noqa: D417 - of the study its class tells
         "pictures": pictures,
     }
     if study.progress:
-        print(f"this will take {in_minutes(expected(study, options))}" + ", or less" * study.stop_early, flush=True)
+        sooner = "; it stops sooner where the answer is clear" * study.stop_early
+        print(f"this will take {in_minutes(expected(study, options))}{sooner}", flush=True)
     said: list[str] = []
     file = Path(out) / "report.json"
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -172,9 +173,13 @@ def _line(study: Subject, method: str) -> str:
     backbone = study.net.feature_source()[0]
     names = layers if isinstance(layers, str) else [layer_name(backbone, layer) or str(layer) for layer in layers]
     others = [
-        f", {name}={option!r}" for name, option in options.items() if isinstance(option, str | int | float | bool)
+        f", {name}={option!r}" if isinstance(option, str | int | float | bool) else f", {name}=..."
+        for name, option in options.items()
+        if name != "target_layers" and option is not None
     ]
-    return f"maps = {cam_class.__name__}(net, {names!r}{''.join(others)}).explain(images)"
+    usual = default_decision(study.net.head) if study.net.head.decision_position is not None else None
+    target = "" if study.target in (usual, None) else f", {study.target!r}"
+    return f"maps = {cam_class.__name__}(net, {names!r}{''.join(others)}).explain(images{target})"
 
 
 def _examples(subject: Subject) -> dict[str, str]:
@@ -269,9 +274,14 @@ def _verdicts(entries: Mapping[str, Any]) -> list[Verdict]:
     measured = {name: result for name, result in _results(entries).items() if isinstance(result, Result)}
     layers, target = entries.get("layers", {}), entries.get("target", "")
     explained = f"to explain {target}" if target else "for this head"
-    return [
+    verdicts = [
         verdict(method, f"at {layers.get(method, entries['layer'])} {explained}", measured)
         for method in entries["methods"]
+    ]
+    failed = entries["results"].get("faithfulness", {}).get("reason")
+    why = f" These cannot be measured here: {failed}." if failed else ""
+    return [
+        replace(judgement, sentence=judgement.sentence + why * (judgement.verdict == OPEN)) for judgement in verdicts
     ]
 
 
@@ -288,8 +298,9 @@ def _told(judgement: Verdict, entries: Mapping[str, Any], results: Mapping[str, 
         ]
     if judgement.method in examples:
         parts.append(_image(examples[judgement.method], f"an image and its map by {judgement.method}"))
-    if judgement.verdict != DO_NOT and judgement.method in commands:
-        parts.append(f"<pre>{html.escape(commands[judgement.method])}</pre>")
+    if judgement.verdict != DO_NOT:
+        lead_in = "To draw such maps:" if judgement.verdict == USE else "To draw such maps all the same:"
+        parts.append(f"<div>{lead_in}</div><pre>{html.escape(commands[judgement.method])}</pre>")
     if judgement.decided_by:
         reasons = html.escape("; ".join(judgement.decided_by))
         parts.append(f"<details><summary>the numbers</summary><p>{lead} {reasons}.</p></details>")
@@ -349,7 +360,11 @@ def _section(name: str, result: Any, pictures: Mapping[str, str]) -> str:
         '<th scope="col">mean ± standard error</th><th scope="col">n</th><th scope="col"></th></tr></thead>',
         f"<tbody>{rows}</tbody></table>",
     ]
-    settings = ", ".join(f"{key}: {value}" for key, value in result.settings.items() if value is not None)
+    settings = ", ".join(
+        f"{key}: {f'{value:.3g}' if isinstance(value, float) else value}"
+        for key, value in result.settings.items()
+        if value is not None and value is not False
+    )
     parts.append(f'<p class="note">{html.escape(settings)}</p>')
     if result.curves:
         parts.append(_image(_curves(result), "Deletion and insertion curves"))

@@ -1,10 +1,10 @@
 """Statistics: a mean over images, and how far it can be trusted."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from scipy.stats import rankdata
+from scipy.stats import beta, rankdata
 from scipy.stats import t as student
 
 SAME = 1e-6  # of the largest value: values that differ by less are the same but for rounding
@@ -22,6 +22,7 @@ class Estimate:
             than two images. If several images share a random draw, the standard error of the draws' means.
         n: number of images.
         draws: number of random draws, if several images share one; None: each image has its own.
+        share: whether each image's number is 0 or 1.
 
     Example:
         >>> evaluation.Estimate.of([1.0, 2.0, 3.0]).mean
@@ -32,6 +33,7 @@ class Estimate:
     standard_error: float
     n: int
     draws: int | None = None
+    share: bool = field(default=False, compare=False)
 
     @staticmethod
     def of(values: Any, draws: Any = None) -> "Estimate":
@@ -56,15 +58,23 @@ class Estimate:
         sums = np.bincount(cluster, numbers - mean)
         count = len(sums)
         error = np.sqrt(count / (count - 1) * (sums**2).sum()) / len(numbers) if count > 1 else float("nan")
-        return Estimate(float(mean), float(error), len(numbers), None if draws is None else count)
+        share = draws is None and bool(np.isin(numbers, (0, 1)).all())
+        return Estimate(float(mean), float(error), len(numbers), None if draws is None else count, share)
 
     @property
     def interval(self) -> tuple[float, float]:
-        """The 95 % confidence interval of the mean, by Student's t; NaN where there is no standard error."""
+        """The 95 % confidence interval of the mean, see :meth:`interval_at`."""
         return self.interval_at(LEVEL)
 
     def interval_at(self, level: float) -> tuple[float, float]:
-        """Return the confidence interval of the mean at a level, such as 0.99."""
+        """Return the confidence interval of the mean at a level, such as 0.99; NaN where there is no standard error.
+
+        It is by Student's t; of a share, which may be 0 of many, by Clopper and Pearson.
+        """
+        if self.share and self.n > 1:
+            count, rest = round(self.mean * self.n), round((1 - self.mean) * self.n)
+            low = float(beta.ppf((1 - level) / 2, count, rest + 1)) if count else 0.0
+            return low, float(beta.ppf((1 + level) / 2, count + 1, rest)) if rest else 1.0
         half = self.standard_error * float(student.ppf((1 + level) / 2, (self.draws or self.n) - 1))
         return self.mean - half, self.mean + half
 

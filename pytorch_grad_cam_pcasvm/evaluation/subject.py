@@ -1,10 +1,10 @@
 """The subject of a measurement: a network, images, one target for each, and the methods that explain it."""
 
+import contextlib
 import copy
 import itertools
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, replace
 from numbers import Integral
 from typing import Any
@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import TensorDataset
 
 from pytorch_grad_cam_pcasvm.data.images import Images
-from pytorch_grad_cam_pcasvm.evaluation.looks import EARLY, LAST, looks, settled, so_far
+from pytorch_grad_cam_pcasvm.evaluation.looks import EARLY, LAST, looks, settled
 from pytorch_grad_cam_pcasvm.evaluation.result import FAILED, PASSED, Pictures, Result, Row
 from pytorch_grad_cam_pcasvm.evaluation.statistics import LEVEL
 from pytorch_grad_cam_pcasvm.maps.scale import check_finite
@@ -120,8 +120,6 @@ class Subject:
                 clear, or cannot become clear, no more items come.
         """
         stops = looks(len(items)) if self.stop_early and deciding else []
-        if stops:
-            self.level = LAST
         with progress_bar(self.progress, total=len(items), desc=self.title + description, unit=unit) as bar:
             for first, last in itertools.pairwise([0, *stops, len(items)]):
                 number = last - first
@@ -130,12 +128,17 @@ class Subject:
                     yield items[int(start) : int(end)]
                     bar.update(int(end - start))
                 if last in stops and deciding:
-                    rows = [replace(row, level=EARLY) for row in deciding()]
-                    share, clear = last / len(items), all(row.verdict in (PASSED, FAILED) for row in rows)
-                    bar.write(f"{self.title}{description}, {last} of {len(items)} {unit}s: {so_far(rows)}")
-                    if settled(rows, share):
+                    rows = []
+                    with contextlib.suppress(ValueError):  # such as values of these few that are all the same
+                        rows = [replace(row, level=EARLY) for row in deciding()]
+                    if not rows:
+                        continue
+                    self.level = LAST
+                    if settled(rows, last / len(items)):
+                        clear = all(row.verdict in (PASSED, FAILED) for row in rows)
                         why = "the answer is clear" if clear else "more would hardly make it clear"
-                        self.stopped, self.level = f"after {last} of {len(items)} {unit}s: {why}", EARLY
+                        self.stopped, self.level = f"after {last} of {len(items)} {unit}s, as {why}", EARLY
+                        bar.write(f"{self.title}{description} stops {self.stopped}")
                         return
 
     def read(self, rows: list[int]) -> tuple[Tensor, list[Any]]:
@@ -267,7 +270,7 @@ def with_head(net: PCASVMNet, head: Any) -> PCASVMNet:
     return other
 
 
-@contextmanager
+@contextlib.contextmanager
 def seeded(seed: int) -> Iterator[None]:
     """Seed torch's generators on every device, and restore the user's state afterwards."""
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):

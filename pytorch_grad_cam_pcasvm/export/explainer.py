@@ -18,7 +18,7 @@ TILE, TEXT, GAP = 224, 15, 10  # pixels of a sheet
 LARGE = 2 * TILE + GAP  # a tile of two columns
 FAINT = 0.1  # of the scale of a map: less has no line around it
 WHOLE = (0.0, 0.0, 1.0, 1.0)
-RIGHT, WRONG = "#1b7837", "#b2182b"
+RIGHT, WRONG, UNLIKE = "#1b7837", "#b2182b", "#b45309"
 
 
 class UnreadableImageError(OSError):
@@ -322,7 +322,7 @@ class Sheets:
                 self._part(large if first else small, found, row, k, titles[k], frame, LARGE if first else TILE)
             )
         words, colour = self._verdict(found, row, truth)
-        return self._arranged(parts, ("; ".join(filter(None, (words, note))), colour))
+        return self._arranged(parts, ("; ".join(filter(None, (words, note))), UNLIKE if note else colour))
 
     def _verdict(self, found: dict[str, np.ndarray], row: int, truth: Any) -> tuple[str, str]:
         """Return in words what is predicted, whether it is right, and the colour of these words."""
@@ -405,7 +405,8 @@ class Sheets:
             draw.text((x + size, y + TEXT // 2 + 2), f"unlike, to {end[1]}", "black", font, anchor="ra")
         elif end:
             scale = self.overlay(Image.new("RGB", (size, TEXT // 2), "white"), np.linspace(-1, 1, size)[None])
-            sheet.paste(scale, (x, y))
+            if not self.outline:
+                sheet.paste(scale, (x, y))
             y += TEXT // 2 + 2
             draw.text((x, y), "lowers", "#2166ac", font)
             draw.text((x + size, y), "raises", WRONG, font, anchor="ra")

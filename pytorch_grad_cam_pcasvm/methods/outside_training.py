@@ -72,8 +72,11 @@ def measures(output: OfHead) -> Iterator[Measure]:
 
 
 def unlike(output: Any) -> list[bool]:
-    """Return of each image whether it is unlike those that the head was fitted on, as far as that can be known."""
-    known = measures(output) if isinstance(output, OfHead) else ()
+    """Return of each image whether it is unlike those that the head was fitted on, as far as that can be known.
+
+    Of dense features nothing is said: positions unlike others are what is looked for.
+    """
+    known = measures(output) if isinstance(output, OfHead) and output.grid is None else ()
     far = [measure.distances > measure.limit_of(1) for measure in known]
     return np.any(far, 0).tolist() if far else [False] * len(output)
 

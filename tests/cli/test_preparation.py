@@ -537,7 +537,7 @@ def test_a_good_score_needs_no_hint(fitted):
 
 
 def test_a_class_can_be_an_absence(fitted, run, long_photos, tmp_path):
-    assert "hint: if 'good' means that nothing is there, add --normal good" in fitted()[1]
+    assert "hint: if 'good' means that there is no defect, add --normal good" in fitted()[1]
     head, _ = fitted("--normal", "good", name="normal.safetensors")
     assert Head.load(head).normal == "good"
     assert run("fit", long_photos, "--normal", "fine", "--out", head).code == 2
@@ -552,7 +552,7 @@ def test_a_class_can_be_an_absence(fitted, run, long_photos, tmp_path):
         for row in rows:
             assert (float(row[heading]) > 0) == (row["predicted"] == ("good" if heading == "good" else "hole"))
     done = run("explain", long_photos, "--head", head, "--class", "fine", "--out", tmp_path / "maps")
-    assert "--class fine is no class of this head: its classes are good, hole" in done.err
+    assert "--class: this head has no class 'fine', its classes are good, hole" in done.err
 
 
 def test_cost_and_gamma(fitted, run, long_photos, tmp_path):

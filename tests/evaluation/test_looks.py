@@ -1,12 +1,15 @@
 import json
+import sys
 
 import numpy as np
 import pytest
+import torch
 from test_evaluation import Corner, problem
 
-from pytorch_grad_cam_pcasvm import ContributionCAM, evaluation
+from pytorch_grad_cam_pcasvm import ContributionCAM, PCATarget, SVMTarget, evaluation
 from pytorch_grad_cam_pcasvm.evaluation.duration import expected, in_minutes
 from pytorch_grad_cam_pcasvm.evaluation.looks import EARLY, LAST, chance_of_clarity, looks, settled
+from pytorch_grad_cam_pcasvm.evaluation.report import _line
 from pytorch_grad_cam_pcasvm.evaluation.result import FAILED, PASSED, UNDECIDED, Row
 from pytorch_grad_cam_pcasvm.evaluation.rivals import RANDOM
 from pytorch_grad_cam_pcasvm.evaluation.statistics import Estimate
@@ -66,11 +69,12 @@ def test_what_is_clear_or_hopeless_is_settled():
 
 def test_a_study_may_stop_early_and_says_so(corner, capsys):
     net, x, labels = corner
-    call, options = [net, (x, labels), ["features"], [ContributionCAM]], {"images": 60, "progress": False}
+    call = [net, (x, labels), ["features"], [ContributionCAM], PCATarget(0)]
+    options = {"images": 60, "progress": False}
     early, again = (
         evaluation.Study(*call, **options, batch_size=size, stop_early=True).completeness() for size in (16, 7)
     )
-    assert early.settings["stopped"] == "after 30 of 60 images: the answer is clear"
+    assert early.settings["stopped"] == "after 30 of 60 images, as the answer is clear"
     assert {row.estimate.n for row in early.rows} == {30}
     assert {row.level for row in early.rows} == {EARLY}
     assert [row.verdict for row in again.rows] == [row.verdict for row in early.rows]
@@ -88,12 +92,84 @@ def test_a_study_may_stop_early_and_says_so(corner, capsys):
 def test_how_long_it_takes_is_said_first(corner, tmp_path, capsys):
     net, x, labels = corner
     study = evaluation.Study(net, (x, labels), ["features"], [ContributionCAM], images=20, stop_early=True)
-    assert expected(study, ["faithfulness", "completeness"]) > expected(study, ["completeness"]) > 0
+    alone = expected(study, {"completeness": {}})
+    assert expected(study, {"faithfulness": {}, "completeness": {}}) > alone > 0
     study.report(tmp_path, checks=["completeness", "stability"])
     printed = capsys.readouterr().out
-    assert printed.startswith("this will take less than a minute, or less\nso far:\n  It is unclear whether to use ")
+    assert printed.startswith(
+        "this will take less than a minute; it stops sooner where the answer is clear\nso far:\n  It is unclear"
+    )
     assert [in_minutes(seconds) for seconds in (3, 62, 600)] == [
         "less than a minute",
         "about 1 minute",
         "about 10 minutes",
     ]
+
+
+@pytest.mark.parametrize("share", [0.1, 0.12, 0.15])
+def test_shares_pass_by_chance_no_more_often_than_said(share):
+    random, passed = np.random.default_rng(3), 0
+    for _ in range(1000):
+        values = (random.random(80) < share).astype(float)
+        rows = [
+            Row("Method", "wrong maps", "", Estimate.of(values[:stop]), 0.1, below=True, level=level)
+            for stop, level in ((20, EARLY), (40, EARLY), (80, LAST))
+        ]
+        passed += any(row.verdict == PASSED for row in rows)
+    assert passed / 1000 < 0.025 + 3 * np.sqrt(0.025 * 0.975 / 1000)
+
+
+def test_none_of_a_few_may_be_one_of_many():
+    none = Row("Method", "wrong maps", "", Estimate.of(np.zeros(20)), 0.1, below=True)
+    assert none.verdict == UNDECIDED
+    assert none.estimate.interval == pytest.approx((0.0, 1 - 0.025 ** (1 / 20)))
+    assert chance_of_clarity(none, 0.25) > 0.1
+    many = Row("Method", "wrong maps", "", Estimate.of(np.zeros(40)), 0.1, below=True)
+    assert many.verdict == PASSED
+    assert Estimate.of(np.ones(40)).interval == pytest.approx((0.025 ** (1 / 40), 1.0))
+    assert Estimate.of([0.0, 1.0, 0.5]).share is False
+
+
+def test_a_look_at_values_that_are_all_the_same_goes_on(corner):
+    net, x, labels = corner
+    study = evaluation.Study(
+        net, (x, labels), ["features"], [ContributionCAM], PCATarget(0), images=60, progress=False, stop_early=True
+    )
+    same = np.isin(np.arange(len(x)), study.rows[:30])
+    x = x.detach().clone()
+    x[same] = x[study.rows[0]].clone()
+    study = evaluation.Study(
+        net, (x, labels), ["features"], [ContributionCAM], PCATarget(0), images=60, progress=False, stop_early=True
+    )
+    result = study.completeness()
+    assert result.rows[0].estimate.n == 60
+    assert "stopped" not in result.settings
+
+
+def test_where_nothing_is_left_once_parts_are_removed_that_is_said(corner, tmp_path, monkeypatch):
+    net, x, labels = corner
+    call = [net, (x, labels), ["features"], [ContributionCAM]]
+    module = sys.modules["pytorch_grad_cam_pcasvm.evaluation.faithfulness"]
+    monkeypatch.setattr(module, "without", lambda _, order, *__: torch.zeros(len(order), *x.shape[1:]))
+    with pytest.raises(ValueError, match="once parts of an image are removed, the target has the same value, "):
+        evaluation.faithfulness(*call, SVMTarget(labels[0]), images=12, progress=False)
+    options = {"images": 12, "progress": False, "checks": ["faithfulness", "completeness"]}
+    with pytest.warns(UserWarning, match="'faithfulness' was not run: once parts"):
+        page = evaluation.report(*call, target=SVMTarget(labels[0]), out=tmp_path, **options)
+    assert "These cannot be measured here: once parts of an image are removed" in page.read_text()
+
+
+@pytest.mark.parametrize(
+    ("target", "options", "line"),
+    [
+        (None, {}, "maps = ContributionCAM(net, ['features']).explain(images)"),
+        (PCATarget(0), {}, "maps = ContributionCAM(net, ['features']).explain(images, PCATarget(component=0))"),
+        (None, {"baseline": "zero"}, "maps = ContributionCAM(net, ['features'], baseline='zero').explain(images)"),
+        (None, {"mean": [torch.zeros(1)]}, "maps = ContributionCAM(net, ['features'], mean=...).explain(images)"),
+    ],
+)
+def test_the_line_of_python_is_of_what_was_measured(corner, target, options, line):
+    net, x, _ = corner
+    methods = {"<method>": (ContributionCAM, options)}
+    study = evaluation.Study(net, x, ["features"], methods, target, images=4, progress=False)
+    assert _line(study, "<method>") == line.replace("PCATarget(component=0)", repr(PCATarget(0)))

@@ -93,7 +93,7 @@
       + ", maps " + about.height + " × " + about.width;
     of("help-method").textContent = about.addsUp
       ? "These maps add up: each sums to the number minus the one that it starts at, and the bars, the slope times the change, "
-        + "sum to the decision minus what that starts at. In symbols: p₀ is the baseline, g the secant from there, g (p − p₀) the bars."
+        + "sum to the decision minus what that starts at."
       : "These maps are gradients: they show the effect of a very small change. The bars, g p, do not add up to "
         + "the decision unless the SVM is linear; deep inside a class, an RBF SVM’s gradient says little. "
         + "Contributions (ContributionCAM) add up.";

@@ -105,7 +105,9 @@
     const shown = parts.slice(0, STRONGEST);
     const { said } = atlas.view;
     const share = Math.round((100 * size(shown)) / (size(parts) || 1));
-    note.textContent = "What each support vector adds to " + described(found) + said("", " (α c K)") + ", strongest first: these " + shown.length
+    const alone = size(parts) < 1e-6 * Math.abs(intercept);
+    note.textContent = alone ? "No support vector is near: the decision is the intercept alone, " + number(intercept) + "."
+      : "What each support vector adds to " + described(found) + said("", " (α c K)") + ", strongest first: these " + shown.length
       + " of " + parts.length + " account for " + share + " % of the total, regardless of sign. Intercept: "
       + number(intercept) + ".";
     if (shown.some(({ row, training }) => row < 0 && !head.examples[training])) {
