@@ -132,7 +132,7 @@ WITHOUT = {
     "cli/methods.py: --at names a position": "tests/cli/test_dense_commands.py follows it",
     "cli/methods.py: start near the mean of the training images": "tests/cli/test_preparation.py follows it",
     "export/outputs.py: whitening divides component": "tests/head/test_alike.py follows it",
-    "atlas/explorer/machine.py: after the components, is": "tests/atlas/test_explorer.py follows it",
+    "atlas/explorer/machine.py: take this head's decision apart": "tests/atlas/test_explorer.py follows it",
     "atlas/explorer/machine.py: needs Python": "tests/methods/test_enumerated.py follows it",
     "head/enumerated.py: self.reason, *self.ways_out": "passes on why there is no closed form, which has a row",
     "head/storage.py: has other values than when it was written": "needs two versions of a library",

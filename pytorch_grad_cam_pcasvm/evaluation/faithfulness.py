@@ -71,7 +71,7 @@ def faithfulness(  # noqa: D417 - of the study its class tells
     against = Rivals(subject, rivals)
     change, of_host = (defaultdict[Any, list[np.ndarray]](list) for _ in range(2))
     values: list[np.ndarray] = []
-    changed_values: list[np.ndarray] = []
+    ranges: list[np.ndarray] = []  # of the values of each image, over all that was removed
 
     def measured() -> tuple[list[Row], dict[Any, np.ndarray]]:
         spread = float(np.concatenate(values).std())
@@ -93,20 +93,27 @@ def faithfulness(  # noqa: D417 - of the study its class tells
         if patches is not None:
             ranked = {source: in_patches(heatmaps, patches) for source, heatmaps in ranked.items()}
         filled, left_out = FILLS[fill](x), subject.for_normal(x)[:, None]
+        of_parts: list[np.ndarray] = []
         for source, heatmaps in ranked.items():
             order = ranks(heatmaps, shared[RANDOM])
             nonzero = heatmaps.reshape(len(heatmaps), -1).any(1, keepdims=True)
             for measure in KINDS:
                 after = [subject.values(without(filled, order, measure, f), targets) for f in fractions]
-                changed_values.append(np.stack(after, 1))
-                changed = changed_values[-1] - value[:, None]
+                of_parts += after
+                changed = np.stack(after, 1) - value[:, None]
                 change[source, measure].append(np.where(nonzero & ~left_out, changed, np.nan))
+        ranges.append(np.ptp(of_parts, axis=0)[~left_out[:, 0]])
         for method, maps in maps_of.items():
             stays, falls = (change[(method, ""), measure][-1].mean(1) for measure in KINDS)
             subject.add(method, stays - falls, rows_of, x, maps[""])
             if arcc:
                 of_host[method].append(_arcc(subject, method, x, targets))
-    _refuse_constant(np.concatenate(changed_values))
+    if not np.concatenate(ranges).max(initial=0.0) > SAME * np.abs(np.concatenate(values)).max():
+        raise ValueError(
+            "once parts of an image are removed, the target has the same value whichever they are, as such images are "
+            "far from all training images. This says nothing about the maps. A smaller gamma or a linear kernel "
+            "reaches farther"
+        )
     rows, mean = measured()
     for method, scores in of_host.items():
         blank = np.isnan(mean[(method, ""), "deletion"]).any(1)
@@ -136,16 +143,6 @@ def _check(fill: str, patches: int | None, fractions: Sequence[float]) -> None:
         raise ValueError(f"patches must be an integer from 2, or None, got {patches!r}")
     if np.ndim(fractions) != 1 or not len(fractions) or not all(0 < fraction < 1 for fraction in fractions):
         raise ValueError(f"fractions must be numbers between 0 and 1, such as (0.1, 0.3, 0.5), got {fractions}")
-
-
-def _refuse_constant(values: np.ndarray) -> None:
-    """Refuse values (., F) that are the same whatever was removed."""
-    if not np.ptp(values) > SAME * np.abs(values).max():
-        raise ValueError(
-            f"once parts of an image are removed, the target has the same value, {values.flat[0]:.3g}, whatever they "
-            "are, as such images are far from all training images: this says nothing about the maps. A larger gamma "
-            "makes this more likely, a smaller one or a linear kernel less"
-        )
 
 
 def _compared(method: str, mean: Mapping[Any, np.ndarray], against: Rivals) -> list[Row]:

@@ -45,7 +45,7 @@ def found_in_words(result: Result) -> list[str]:
         if method in (BLIND, CENTRE) or ABOUT in method:
             continue
         others = [
-            f"Maps of {name.removeprefix(method + ABOUT)}: {share_of:.0%}"
+            f"of {name.removeprefix(method + ABOUT)}: {share_of:.0%}"
             for name, (share_of, _) in near.items()
             if name.startswith(method + ABOUT)
         ]
@@ -54,7 +54,7 @@ def found_in_words(result: Result) -> list[str]:
             f"marked place in {share:.0%} of the images that have one: the strongest evidence is on it, or at most "
             f"{pixels} pixels beside it, as the network sees them."
             + (f" To compare, {' and '.join(controls)}." if controls else "")
-            + (f" {'; '.join(others)}." if others else "")
+            + (f" Maps {', '.join(others)}." if others else "")
         )
     return sentences
 
