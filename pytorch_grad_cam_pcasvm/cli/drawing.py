@@ -83,7 +83,7 @@ def explain(options: Any) -> None:
             sheet.save(path)
             anomaly = next((number for title, number in numbers.items() if title.startswith("anomaly")), None)
             value = numbers.get(explained)
-            gallery.add(Card(path.relative_to(out).as_posix(), sheet, label, truth, right, anomaly, value, note))
+            gallery.add(Card(name, sheet, label, truth, right, anomaly, value, note))
     tell_bad(bad)
     gallery.write(out / "index.html")
     print(f"wrote maps of {count - len(bad)} images and {out / 'values.csv'}")

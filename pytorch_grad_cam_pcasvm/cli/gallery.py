@@ -37,7 +37,7 @@ class Card:
     """A picture of the gallery.
 
     Attributes:
-        name: the file of its sheet, beside the page.
+        name: of the picture.
         sheet: the sheet, of which the large pictures are shown.
         label: the predicted class, or None.
         truth: the class of its folder, or None.
@@ -86,7 +86,7 @@ class Gallery:
         if card.anomaly is not None:
             words.insert(0, f"<b>anomaly {card.anomaly:.3g}</b>")
         elif card.value is not None:
-            words.insert(1, f"{html.escape(self._explained)}: {card.value:.3g}")
+            words.insert(1, f"value {card.value:.3g}")
         if card.note:
             words.insert(1, f"<i>{html.escape(card.note)}</i>")
         mark = "unlike" if card.note else "wrong" if wrong else "right" if judged else ""

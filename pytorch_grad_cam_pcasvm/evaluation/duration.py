@@ -4,9 +4,13 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
+
+from pytorch_grad_cam_pcasvm.evaluation.faithfulness import ranks
 from pytorch_grad_cam_pcasvm.evaluation.subject import Subject
 
 _FRACTIONS, _KINDS = 3, 2  # of deletion and insertion
+_BESIDES = 1.5  # times as long as what is counted, for reading images, and for enlarging and comparing maps
 _LAYERS, _DRAWS = 3, 10  # of the sensitivity check
 
 
@@ -28,13 +32,15 @@ def expected(study: Subject, checks: Mapping[str, Mapping[str, Any]]) -> float:
     for method in subject.named:
         first += _seconds(lambda method=method: subject.explained(method, x[:1], targets[:1]))  # type: ignore[misc]
         warm += _seconds(lambda method=method: subject.explained(method, x, targets), 2) / len(x)  # type: ignore[misc]
+    maps = np.random.default_rng(0).random((len(x), *x.shape[2:]))
+    ranking = _seconds(lambda: ranks(maps, maps)) / len(x)
     sources = 2 + 3 * len(subject.named)  # random and blind maps; those of the method, of others, of a random head
     batches = -(-len(subject.rows) // subject.batch_size)
     images = len(subject.rows)
     of_maps = images * (2 * warm + first)  # of the image, of another one, and of a random head
     with_masks = checks.get("localisation", {}).get("masks") is not None
     seconds = {
-        "faithfulness": images * (1 + sources * _FRACTIONS * _KINDS) * run,
+        "faithfulness": images * (run + sources * (ranking + _FRACTIONS * _KINDS * run)),
         # Half as many scenes, twice as wide; or maps of three questions.
         "localisation": images * (run + 2 * warm) + of_maps if with_masks else images * run + of_maps,
         "sensitivity": batches * min(_DRAWS, subject.batch_size) * _LAYERS * first,
@@ -42,7 +48,7 @@ def expected(study: Subject, checks: Mapping[str, Mapping[str, Any]]) -> float:
         "stability": images * 2 * warm,
     }
     shared = of_maps if set(checks) - {"localisation"} else 0.0  # made for the first, and kept
-    return shared + sum(seconds[name] for name in checks)
+    return _BESIDES * (shared + sum(seconds[name] for name in checks))
 
 
 def in_minutes(seconds: float) -> str:
