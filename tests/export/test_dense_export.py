@@ -56,7 +56,7 @@ def explained(name):
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if name != "anomalies" else ()) for name in HEADS]
+    "name", [pytest.param(name, marks=pytest.mark.slow if name != "residual" else ()) for name in HEADS]
 )
 def test_a_file_gives_scores_and_maps_of_every_position(name, tmp_path):
     cam, x, targets = explained(name)
