@@ -1,6 +1,7 @@
 """The report: every check in one JSON and one page."""
 
 import base64
+import contextlib
 import html
 import inspect
 import io
@@ -127,8 +128,9 @@ def report(  # noqa: D417 - of the study its class tells
         "pictures": pictures,
     }
     if study.progress:
-        sooner = "; it stops sooner where the answer is clear" * study.stop_early
-        print(f"this will take {in_minutes(expected(study, options))}{sooner}", flush=True)
+        with contextlib.suppress(Exception):  # whatever it is, the checks say it, too
+            sooner = "; it stops sooner where the answer is clear" * study.stop_early
+            print(f"this will take {in_minutes(expected(study, options))}{sooner}", flush=True)
     said: list[str] = []
     file = Path(out) / "report.json"
     file.parent.mkdir(parents=True, exist_ok=True)

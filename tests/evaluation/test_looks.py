@@ -13,6 +13,7 @@ from pytorch_grad_cam_pcasvm.evaluation.report import _line
 from pytorch_grad_cam_pcasvm.evaluation.result import FAILED, PASSED, UNDECIDED, Row
 from pytorch_grad_cam_pcasvm.evaluation.rivals import RANDOM
 from pytorch_grad_cam_pcasvm.evaluation.statistics import Estimate
+from pytorch_grad_cam_pcasvm.evaluation.subject import Subject
 
 
 @pytest.fixture(scope="module")
@@ -89,16 +90,29 @@ def test_a_study_may_stop_early_and_says_so(corner, capsys):
     assert evaluation.Result.from_dict(early.to_dict()).rows == early.rows
 
 
-def test_how_long_it_takes_is_said_first(corner, tmp_path, capsys):
+def test_how_long_it_takes_is_said_first(corner, tmp_path, capsys, monkeypatch):
     net, x, labels = corner
+    module = sys.modules["pytorch_grad_cam_pcasvm.evaluation.duration"]
+    monkeypatch.setattr(module, "_seconds", lambda call, runs=1: 0.04)  # of four images, or one
     study = evaluation.Study(net, (x, labels), ["features"], [ContributionCAM], images=20, stop_early=True)
-    alone = expected(study, {"completeness": {}})
-    assert expected(study, {"faithfulness": {}, "completeness": {}}) > alone > 0
+    maps, run = 20 * (2 * 0.01 + 0.04), 20 * 0.01
+    assert expected(study, {"completeness": {}}) == pytest.approx(1.5 * (maps + run))
+    two = expected(study, {"completeness": {}, "stability": {}})
+    assert two == pytest.approx(1.5 * (maps + run + 20 * 2 * 0.01))  # maps are made once
     study.report(tmp_path, checks=["completeness", "stability"])
     printed = capsys.readouterr().out
     assert printed.startswith(
         "this will take less than a minute; it stops sooner where the answer is clear\nso far:\n  It is unclear"
     )
+    monkeypatch.setattr(module, "_seconds", lambda call, runs=1: call())
+    monkeypatch.setattr(Subject, "explained", lambda *_: 1 / 0)
+    broken = evaluation.Study(net, (x, labels), ["features"], [ContributionCAM], images=20)
+    with (
+        pytest.warns(UserWarning, match="ZeroDivisionError"),
+        pytest.raises(ValueError, match="no check could be made"),
+    ):
+        broken.report(tmp_path, checks=["completeness"])  # rather than an error of the estimate
+    assert "this will take" not in capsys.readouterr().out
     assert [in_minutes(seconds) for seconds in (3, 62, 600)] == [
         "less than a minute",
         "about 1 minute",
