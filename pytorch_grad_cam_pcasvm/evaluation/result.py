@@ -184,7 +184,7 @@ def sentence(row: Row) -> str:
 
 
 def number(row: Row) -> str:
-    """Return the number of a row; a small limit needs more than two digits."""
+    """Return the number of a row, with a sign if it is a difference; a small limit needs more than two digits."""
     if row.limit and row.limit < 0.01 and row.estimate.n > 1:
         return f"{row.estimate.mean:.1g} ± {row.estimate.standard_error:.1g}"
-    return str(row.estimate)
+    return str(row.estimate) if row.against else str(row.estimate).removeprefix("+")

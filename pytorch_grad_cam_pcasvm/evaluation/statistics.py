@@ -87,9 +87,10 @@ class Estimate:
         return self.interval_at(level)[1] < value
 
     def __str__(self) -> str:
+        mean = f"{round(self.mean, 2) or 0.0:+.2f}"  # not -0.00
         if self.n < 2:
-            return "–" if self.n == 0 else f"{self.mean:+.2f}"
-        return f"{self.mean:+.2f} ± {self.standard_error:.2f}"
+            return "–" if self.n == 0 else mean
+        return f"{mean} ± {self.standard_error:.2f}"
 
 
 def rank_correlations(first: np.ndarray, second: np.ndarray) -> np.ndarray:

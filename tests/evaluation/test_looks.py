@@ -10,7 +10,7 @@ from pytorch_grad_cam_pcasvm import ContributionCAM, PCATarget, SVMTarget, evalu
 from pytorch_grad_cam_pcasvm.evaluation.duration import expected, in_minutes
 from pytorch_grad_cam_pcasvm.evaluation.looks import EARLY, LAST, chance_of_clarity, looks, settled
 from pytorch_grad_cam_pcasvm.evaluation.report import _line
-from pytorch_grad_cam_pcasvm.evaluation.result import FAILED, PASSED, UNDECIDED, Row
+from pytorch_grad_cam_pcasvm.evaluation.result import FAILED, PASSED, UNDECIDED, Row, number
 from pytorch_grad_cam_pcasvm.evaluation.rivals import RANDOM
 from pytorch_grad_cam_pcasvm.evaluation.statistics import Estimate
 from pytorch_grad_cam_pcasvm.evaluation.subject import Subject
@@ -142,6 +142,12 @@ def test_none_of_a_few_may_be_one_of_many():
     assert many.verdict == PASSED
     assert Estimate.of(np.ones(40)).interval == pytest.approx((0.025 ** (1 / 40), 1.0))
     assert Estimate.of([0.0, 1.0, 0.5]).share is False
+
+
+def test_numbers_are_written_as_people_read_them():
+    assert str(Estimate(-0.001, 0.02, 20)) == "+0.00 ± 0.02"
+    share, difference = (Row("Method", "pointing game", to, Estimate(0.65, 0.1, 20)) for to in ("", RANDOM))
+    assert (number(share), number(difference)) == ("0.65 ± 0.10", "+0.65 ± 0.10")
 
 
 def test_a_look_at_values_that_are_all_the_same_goes_on(corner):
