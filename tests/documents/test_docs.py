@@ -108,7 +108,7 @@ def test_the_example_of_a_mistake_runs(noise, monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["mistake.py", *given, "--components", "3"])
     mistake.main()
     assert (noise / "new" / "m.png").read_bytes().startswith(b"\x89PNG")
-    assert re.search(r"m.png: predicted \"(cat|dog)\" .*, but it is \"(cat|dog)\"", capsys.readouterr().out)
+    assert re.search(r"m.png: predicted \"(cat|dog)\", but it is \"(cat|dog)\"", capsys.readouterr().out)
 
 
 def test_a_wheel_has_every_folder():

@@ -156,7 +156,7 @@ def test_the_title_says_what_it_was_taken_for_and_which_components_tipped_it(cas
         named = [int(b) for b in re.findall(r"\d+", "".join(re.findall(r": components? (.*) tipped it$", title)))]
         axis, heights = steps_of(figure)
         labels = [label.get_text() for label in axis.get_xticklabels()][1:-1]
-        numbers = [int(re.search(r"p_\{(\d+)\}", label).group(1)) for label in labels]
+        numbers = [int(re.search(r"component (\d+)", label).group(1)) for label in labels]
         parts = dict(zip(numbers, heights[1:-1], strict=True))
         if named:  # the fewest, from the largest on, without which it would be the other class
             found += 1
