@@ -18,7 +18,7 @@ from pytorch_grad_cam_pcasvm.methods.explanation import Explanation
 from pytorch_grad_cam_pcasvm.methods.grad_cam_protocol import ClosedFormCAM
 from pytorch_grad_cam_pcasvm.methods.starts import BaselineCAM
 from pytorch_grad_cam_pcasvm.network.features import one_input
-from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput, PlainOutput
+from pytorch_grad_cam_pcasvm.network.outputs import OfHead, PlainOutput
 from pytorch_grad_cam_pcasvm.runtime.progress import progress_bar
 from pytorch_grad_cam_pcasvm.targets import SVMTarget
 from pytorch_grad_cam_pcasvm.targets.output_gradients import values_of
@@ -120,7 +120,7 @@ class ClosedFormScoreCAM(PerturbationCAM, ScoreCAM):
     def _output(self, images: Tensor) -> Any:
         """Return what the network computes for M images."""
         output = self.model(images)
-        return output if isinstance(output, HeadOutput) else PlainOutput(output, len(images))
+        return output if isinstance(output, OfHead) else PlainOutput(output, len(images))
 
 
 def _masks(channels: Tensor, size: Sequence[int]) -> Tensor:
