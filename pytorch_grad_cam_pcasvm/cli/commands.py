@@ -1,6 +1,7 @@
 """The commands that explain: each takes its options, and imports what it needs when it runs."""
 
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -52,10 +53,7 @@ def atlas(options: Any) -> None:
 
 def evaluate(options: Any) -> None:
     """Write a report of whether maps can be believed."""
-    import json
-
     from pytorch_grad_cam_pcasvm import evaluation
-    from pytorch_grad_cam_pcasvm.evaluation.positions import found_in_words
     from pytorch_grad_cam_pcasvm.evaluation.report import CHECKS
     from pytorch_grad_cam_pcasvm.network.pools import is_dense
 
@@ -106,14 +104,24 @@ def evaluate(options: Any) -> None:
         for name, method in methods.items()
     }
     page = study.report(options.out, **checks, commands=ways)
-    written = json.loads((options.out / "report.json").read_text(encoding="utf-8"))
+    _tell_verdicts(options.out / "report.json", ways)
+    print(f"open {page.resolve().as_uri()}")
+
+
+def _tell_verdicts(file: Path, ways: Mapping[str, str]) -> None:
+    """Say what a report found, and which commands draw maps that may be used."""
+    import json
+
+    from pytorch_grad_cam_pcasvm import evaluation
+    from pytorch_grad_cam_pcasvm.evaluation.positions import found_in_words
+
+    written = json.loads(file.read_text(encoding="utf-8"))
     print(*(verdict["sentence"] for verdict in written["verdicts"]), sep="\n")
     localised = written["results"].get("localisation", {})
     if "rows" in localised:
         print(*found_in_words(evaluation.Result.from_dict(localised)), sep="\n")
     usable = [verdict["method"] for verdict in written["verdicts"] if verdict["verdict"] == "use"]
     print(*(f"maps of {name}: {ways[name]}" for name in usable), sep="\n", end="\n" * bool(usable))
-    print(f"open {page.resolve().as_uri()}")
 
 
 def _to_explain(options: Any, method: str, layers: Any) -> str:

@@ -187,22 +187,19 @@ def _with_network(options: Any, bad: list[str]) -> tuple[int, Iterator[Drawn]]:
             carrying = sorted({b for of_image in parts for b in of_image})
             chosen = [*decisions, *map(package.PCATarget, carrying)]
         maps = cam.explain(x, chosen)
-        far = unlike(maps.output)
         sheets = Sheets(about(maps.targets, net) | ends)
         sheets.outline = options.outline
         outputs = {name: tensor.double().cpu().numpy() for name, tensor in outputs_of(maps).items()}
-        for place, row in enumerate(batch.rows):
+        for place, (row, far) in enumerate(zip(batch.rows, unlike(maps.output), strict=True)):
             picture: Any = as_picture(images.picture(batch.images[place].float()))
             frame: Any = WHOLE
             if steps is not None:  # the picture itself, in its own shape
                 picture = images.data.loader(images.data.paths[row])
-                height, width = batch.images.shape[2:]
-                frame = frame_of(picture.size, (height, width), steps["resize"])
+                frame = frame_of(picture.size, (x.shape[2], x.shape[3]), steps["resize"])
             truth = None if images.names is None else images.names[batch.labels[place]]
-            shown = None
-            if ranked:
-                shown = [*range(len(decisions)), *(chosen.index(package.PCATarget(b)) for b in parts[place])]
-            note = "unlike the training pictures" if far[place] else ""
+            strongest = [chosen.index(package.PCATarget(b)) for b in parts[place]]
+            shown = [*range(len(decisions)), *strongest] if ranked else None
+            note = "unlike the training pictures" if far else ""
             sheet = sheets.drawn(picture, outputs, place, frame=frame, truth=truth, shown=shown, note=note)
             yield _drawn(images.id(row), sheets, outputs, place, sheet, truth, note)
 

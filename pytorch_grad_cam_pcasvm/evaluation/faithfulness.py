@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - torch's own habit
 
 from pytorch_grad_cam_pcasvm.evaluation.result import Result, Row
-from pytorch_grad_cam_pcasvm.evaluation.rivals import BLIND, RANDOM, RIVALS, SHARED, Rivals
+from pytorch_grad_cam_pcasvm.evaluation.rivals import RANDOM, RIVALS, SHARED, Rivals
 from pytorch_grad_cam_pcasvm.evaluation.statistics import SAME, Estimate
 from pytorch_grad_cam_pcasvm.evaluation.subject import Subject, heat, seeded
 from pytorch_grad_cam_pcasvm.network.modules import evaluating
@@ -108,28 +108,19 @@ def faithfulness(  # noqa: D417 - of the study its class tells
             subject.add(method, stays - falls, rows_of, x, maps[""])
             if arcc:
                 of_host[method].append(_arcc(subject, method, x, targets))
-    if not np.concatenate(ranges).max(initial=0.0) > SAME * np.abs(np.concatenate(values)).max():
-        raise ValueError(
-            "once parts of an image are removed, the target has the same value whichever they are, as such images are "
-            "far from all training images. This says nothing about the maps. A smaller gamma or a linear kernel "
-            "reaches farther"
-        )
+    _refuse_constant(np.concatenate(ranges), np.concatenate(values))
     rows, mean = measured()
     for method, scores in of_host.items():
         blank = np.isnan(mean[(method, ""), "deletion"]).any(1)
         rows.append(Row(method, "ARCC", "", Estimate.of(np.where(blank, np.nan, np.concatenate(scores)))))
-    sources: list[tuple[str, Any]] = [(method, (method, "")) for method in subject.named]
-    sources += [(rival, rival) for rival in (RANDOM, BLIND) if rival in against.names]
-    curves = {
-        measure: {name: [Estimate.of(column).mean for column in mean[source, measure].T] for name, source in sources}
-        for measure in KINDS
-    }
+    sources: dict[str, Any] = {method: (method, "") for method in subject.named}
+    sources |= {rival: rival for rival in SHARED if rival in against.names}
     return subject.result(
         "faithfulness",
         "does the value fall more than with a control when the map's most relevant pixels are removed, and less when "
         "only they are kept? (in standard deviations of the value)" + subject.without_normal,
         rows,
-        {"fractions": list(fractions), **curves},
+        {"fractions": list(fractions), **_curves(mean, sources)},
         fill=fill,
         fractions=list(fractions),
         patches=patches,
@@ -143,6 +134,26 @@ def _check(fill: str, patches: int | None, fractions: Sequence[float]) -> None:
         raise ValueError(f"patches must be an integer from 2, or None, got {patches!r}")
     if np.ndim(fractions) != 1 or not len(fractions) or not all(0 < fraction < 1 for fraction in fractions):
         raise ValueError(f"fractions must be numbers between 0 and 1, such as (0.1, 0.3, 0.5), got {fractions}")
+
+
+def _refuse_constant(ranges: np.ndarray, values: np.ndarray) -> None:
+    """Refuse values (N,) that keep to one for each image, by ranges (N',) over all that is removed from an image."""
+    if not ranges.max(initial=0.0) > SAME * np.abs(values).max():
+        raise ValueError(
+            "once parts of an image are removed, the target has the same value whichever they are, as such images are "
+            "far from all training images. This says nothing about the maps. A smaller gamma or a linear kernel "
+            "reaches farther"
+        )
+
+
+def _curves(mean: Mapping[Any, np.ndarray], sources: Mapping[str, Any]) -> dict[str, dict[str, list[float]]]:
+    """Return the mean change at each fraction, of what is named, by measure."""
+    return {
+        measure: {
+            name: [Estimate.of(column).mean for column in mean[source, measure].T] for name, source in sources.items()
+        }
+        for measure in KINDS
+    }
 
 
 def _compared(method: str, mean: Mapping[Any, np.ndarray], against: Rivals) -> list[Row]:

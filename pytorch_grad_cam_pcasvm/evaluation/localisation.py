@@ -103,10 +103,7 @@ def localisation(  # noqa: D417 - of the study its class tells
         numbers = {key: np.concatenate(parts) for key, parts in measured.items()}
         return _rows(subject, against, numbers, np.concatenate(chances))
 
-    def deciding() -> list[Row]:
-        return [row for row in rows_so_far() if row.verdict and row.against in (CHANCE, BLIND, RANDOM)]
-
-    scenes = _tiled(subject, 0 if pasted else tiles, deciding) if masks is None else _masked(subject, masks)
+    scenes = _tiled(subject, 0 if pasted else tiles, rows_so_far) if masks is None else _masked(subject, masks)
     for x, targets, where, rows_of in scenes:
         size = x.shape[2:]
         chances.append(where.reshape(len(where), -1).mean(1))
@@ -206,8 +203,12 @@ def _centre(x: Tensor) -> Tensor:
     return -sum(axis.square() for axis in axes).expand(len(x), *x.shape[2:])  # type: ignore[union-attr]
 
 
-def _tiled(subject: Subject, tiles: int, deciding: Callable[[], list[Row]]) -> Any:
+def _tiled(subject: Subject, tiles: int, rows_so_far: Callable[[], list[Row]]) -> Any:
     """Yield scenes (N, ...), the target explained in each, where it is, (N, H, W), and its row; 0 tiles: pasted."""
+
+    def deciding() -> list[Row]:
+        return [row for row in rows_so_far() if row.verdict and row.against in (CHANCE, BLIND, RANDOM)]
+
     classes = subject.net.head.classes_
     assert classes is not None
     waiting: dict[Any, list[int]] = {label: [] for label in classes.tolist()}

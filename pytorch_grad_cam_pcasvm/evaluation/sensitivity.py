@@ -3,7 +3,7 @@
 import copy
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from numbers import Integral
 from typing import Any
 
@@ -76,14 +76,7 @@ def sensitivity(  # noqa: D417 - of the study its class tells
     draws: list[int] = []
 
     def measured() -> list[Row]:
-        order = [*subject.named, BLIND]
-        rows = []
-        for (name, measure, rival), parts in sorted(similarities.items(), key=lambda item: order.index(item[0][0])):
-            estimate = Estimate.of(np.concatenate(parts), None if measure in (COMPONENTS, LIKENESS) else draws)
-            unlabelled = measure == LABELS and isinstance(subject.target, PCATarget | QuadraticTarget)
-            limit = None if name == BLIND or measure == LIKENESS or unlabelled else ALIKE
-            rows.append(Row(name, measure, rival, estimate, limit, below=True))
-        return rows
+        return _rows(subject, similarities, draws)
 
     for x, _, rows_of in subject.batches("sensitivity", lambda: [row for row in measured() if row.verdict]):
         targets = subject.targets(x)
@@ -127,6 +120,20 @@ def sensitivity(  # noqa: D417 - of the study its class tells
         measured(),
         target_layer=subject.layer,
     )
+
+
+def _rows(
+    subject: Subject, similarities: Mapping[tuple[str, str, str], list[np.ndarray]], draws: Sequence[int]
+) -> list[Row]:
+    """Return the rows of similarities by method, measure and rival, of images with these draws."""
+    order = [*subject.named, BLIND]
+    rows = []
+    for (name, measure, rival), parts in sorted(similarities.items(), key=lambda item: order.index(item[0][0])):
+        estimate = Estimate.of(np.concatenate(parts), None if measure in (COMPONENTS, LIKENESS) else draws)
+        unlabelled = measure == LABELS and isinstance(subject.target, PCATarget | QuadraticTarget)
+        limit = None if name == BLIND or measure == LIKENESS or unlabelled else ALIKE
+        rows.append(Row(name, measure, rival, estimate, limit, below=True))
+    return rows
 
 
 def _likeness(maps: Tensor, others: Tensor) -> np.ndarray:
