@@ -819,7 +819,7 @@ def test_what_fails_in_a_report_is_told_and_stops_nothing(corner, tmp_path, monk
     with pytest.warns(UserWarning, match="the check 'stability' was not run: TypeError: "):
         found = E.report(*call, checks={"stability": {"noise": "much"}, "completeness": {}}, **options)
     assert "not run" in found.read_text()
-    monkeypatch.setattr(sys.modules[E.page.__module__], "plot_maps", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr(sys.modules["pytorch_grad_cam_pcasvm.evaluation.report"], "plot_maps", lambda *_, **__: 1 / 0)
     with pytest.warns(UserWarning, match="the worst images of the check 'completeness' were not drawn: ZeroDivision"):
         found = E.report(*call, checks="completeness", **options)
     assert "pictures: not drawn: ZeroDivisionError" in found.read_text()

@@ -9,7 +9,7 @@ from test_evaluation import Corner, Turned, problem
 from pytorch_grad_cam_pcasvm import ContributionCAM, PCATarget, evaluation
 from pytorch_grad_cam_pcasvm.evaluation.completeness import CONTRADICTING, ERROR
 from pytorch_grad_cam_pcasvm.evaluation.localisation import CHANCE, POINT, SHARE
-from pytorch_grad_cam_pcasvm.evaluation.report import _name
+from pytorch_grad_cam_pcasvm.evaluation.report_page import _name
 from pytorch_grad_cam_pcasvm.evaluation.result import Result, Row
 from pytorch_grad_cam_pcasvm.evaluation.rivals import ANOTHER, BLIND, HEAD, RANDOM
 from pytorch_grad_cam_pcasvm.evaluation.sensitivity import COMPONENTS
