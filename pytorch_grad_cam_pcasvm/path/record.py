@@ -18,6 +18,7 @@ from pytorch_grad_cam_pcasvm.runtime.rollback import Rollback, set_gradients, wi
 from pytorch_grad_cam_pcasvm.tape.python_calls import Calls
 from pytorch_grad_cam_pcasvm.tape.recorder import Recorder
 from pytorch_grad_cam_pcasvm.tape.tape import frozen, has_gradient
+from pytorch_grad_cam_pcasvm.tape.values import unseen_write
 
 
 class Path:
@@ -130,6 +131,10 @@ class Path:
                         "enter it before the network runs, as in with mode: cam.explain(images)",
                     )
                 return ClosedFormPass(recorder.finish(output), self._names)
+        except RuntimeError as error:
+            if "a leaf Variable that requires grad" not in str(error):
+                raise
+            raise unseen_write("an autograd.Function that marks its argument dirty, or another thread,") from error
         except NoClosedFormError as error:
             error.tape = f"{recorder.tape}\n      <-- {error.reason}".lstrip("\n")
             raise

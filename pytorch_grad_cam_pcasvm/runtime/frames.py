@@ -6,6 +6,8 @@ from typing import Any
 
 from torch import nn
 from torch.autograd.function import Function
+from torch.nn.modules._functions import BackwardHookFunction
+from torch.utils.hooks import BackwardHook
 
 _MODULE_CALL = nn.Module._call_impl.__code__
 
@@ -19,7 +21,7 @@ def module_around(frame: FrameType | None) -> nn.Module | None:
 
 def function_around(frame: FrameType | None) -> type[Function]:
     """Return the ``autograd.Function`` whose forward a frame is in, or was, or ``Function`` itself."""
-    functions: dict[Any, type[Function]] = {}
+    functions: dict[Any, type[Function]] = {BackwardHook._apply_on_tensors.__code__: BackwardHookFunction}
     kinds = [Function]
     for function_class in kinds:  # which grows
         kinds += function_class.__subclasses__()

@@ -14,7 +14,8 @@ from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError, refuse
 from pytorch_grad_cam_pcasvm.runtime.hooks import Hooks
 from pytorch_grad_cam_pcasvm.runtime.rollback import Mode, Rollback
 from pytorch_grad_cam_pcasvm.tape.recorder import Recorder, explanation
-from pytorch_grad_cam_pcasvm.tape.values import unseen_write
+from pytorch_grad_cam_pcasvm.tape.tape import mapped
+from pytorch_grad_cam_pcasvm.tape.values import gradient_hook, unseen_write
 
 _READING = {
     *(Tensor.numpy, Tensor.tolist, Tensor.__array__, Tensor.__dlpack__, Tensor.__deepcopy__),
@@ -51,6 +52,7 @@ class Calls(Mode):
         elif func in _READING:
             self._recorder.check_functions(args[:1])
             self._recorder.expose(args[:1])
+            args = mapped(tuple(args), _without_graph)  # or torch would warn of it, or refuse to read
         elif func in _DIFFERENTIATING:
             refuse(NoClosedFormError, "the network calls autograd itself", "compute it before the network runs")
         elif func is Tensor.retain_grad:
@@ -58,17 +60,20 @@ class Calls(Mode):
         elif func == Tensor.data.__set__ and self._recorder.depends(args[:1]):  # type: ignore[attr-defined]
             raise unseen_write("x.data = ...")
         elif func is Tensor.register_hook and self._recorder.depends(args[:1]):
-            raise _hooked("the network registers a hook on a tensor")
-        elif (call := whole_of(func)) is not None:
-            whole = self._recorder.begin(call, tuple(args), kwargs)
-            result = None
-            try:
-                result = func(*args, **kwargs)
-            finally:
-                if whole is not None:
-                    self._recorder.end(whole, result)
-            return result
-        return func(*args, **kwargs)
+            raise gradient_hook("the network registers a hook on a tensor")
+        elif func == Tensor.is_leaf.__get__ and self._recorder.depends(args):  # type: ignore[attr-defined]
+            return False  # nor would it be one with a graph
+        elif func == Tensor.grad_fn.__get__ and self._recorder.depends(args):  # type: ignore[union-attr]
+            raise gradient_hook("the network looks at the graph of a tensor on the path")
+        whole = self._recorder.begin(call, tuple(args), kwargs) if (call := whole_of(func)) is not None else None
+        result = None
+        try:
+            result = func(*args, **kwargs)
+        finally:
+            if whole is not None:
+                self._recorder.end(whole, result)
+        self._recorder.mark()
+        return result
 
     def watch(self, modules: Sequence[nn.Module], rollback: Rollback, hooks: Hooks) -> None:
         """Record layers that have rules of their own as one step each, and refuse what may change gradients unseen.
@@ -106,13 +111,13 @@ class Calls(Mode):
 
     def _refuse_hooked(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         if self._recorder.depends((args, kwargs)):
-            raise _hooked(f"{type(module).__name__} has a backward hook on the path")
+            raise gradient_hook(f"{type(module).__name__} has a backward hook on the path")
 
     def _refuse_compiled(self, module: Any, args: Any) -> None:
         if not self._recorder.depends((args,)):
             return
         if torch_module._global_backward_hooks or torch_module._global_backward_pre_hooks:
-            raise _hooked(f"{module.original_name} has a backward hook on the path")
+            raise gradient_hook(f"{module.original_name} has a backward hook on the path")
         unseen = next(filter(_is_unseen, _nodes(module.inlined_graph)), None)
         if unseen is not None:
             refuse(
@@ -147,5 +152,5 @@ def _is_checkpoint() -> bool:
 _SWITCHING = {"torch.autograd.grad_mode", "torch.utils._contextlib"}
 
 
-def _hooked(reason: str) -> NoClosedFormError:
-    return NoClosedFormError(f"{reason}, which may change gradients unseen", "remove the hook")
+def _without_graph(item: Any) -> Any:
+    return item.detach() if isinstance(item, Tensor) and item.requires_grad else item

@@ -12,11 +12,13 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from threading import get_ident
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
+from torch.nn.modules._functions import BackwardHookFunction
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode, _pop_mode, _push_mode
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.checkpoint import CheckpointFunction
@@ -46,7 +48,7 @@ from pytorch_grad_cam_pcasvm.tape.tape import (
     memory_of,
     version_of,
 )
-from pytorch_grad_cam_pcasvm.tape.values import Values, hidden_write, unseen_write
+from pytorch_grad_cam_pcasvm.tape.values import Values, gradient_hook, hidden_write, other_thread, unseen_write
 
 # What is noted of a call that has a rule as a whole, while it runs, and the ids of its tensors.
 Whole = tuple[tuple[Any, ...], set[int]]
@@ -68,6 +70,8 @@ class Recorder(Values, TorchDispatchMode):
         Values.__init__(self, keeps_all=keeps_all)
         self._halves = halves
         self.explanation = explanation.get()
+        self._thread = get_ident()
+        self._forked: str | None = None  # the first operation on the path that another thread ran
         self._cast: dict[int, tuple[Tensor, Tensor]] = {}  # constants in half precision, and as they were, by id
         self._foreign: set[Any] = set()  # functions that were noted
         self.enabled = True  # whether Python has gradients switched on: in an autograd.Function torch has them off
@@ -75,7 +79,16 @@ class Recorder(Values, TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operation, and record it if it depends on a target layer."""
-        kwargs = kwargs or {}
+        around, self._dispatching = self._dispatching, True
+        try:
+            return self._dispatch(func, args, kwargs or {})
+        finally:
+            self._dispatching = around
+
+    def _dispatch(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if get_ident() != self._thread:  # torch.jit.fork takes modes along
+            self._note_fork(func, args, kwargs)
+            return func(*args, **kwargs)
         if explanation.get() is not self.explanation:
             return func(*args, **kwargs)
         op = operation(func)
@@ -110,11 +123,18 @@ class Recorder(Values, TorchDispatchMode):
             with self._listening():
                 return parts(*args, **kwargs)
         call = self._noted(*plain(func, args), kwargs, smooth=smooth)
-        result = func(*args, **kwargs)
+        result = self._run(func, args, kwargs)
         if self._note(call, result, smooth=smooth):
             gradients = torch.is_grad_enabled() and self.enabled and not is_constant(func)
             self._note_views(func, args, kwargs, result, switch=not smooth and not gradients)
         return result
+
+    def _note_fork(self, func: Any, args: Any, kwargs: Any) -> None:
+        """Note an operation on the path in another thread, which must not fail there."""
+        if self.tape.roots and self._forked is None:
+            aliases = (self._aliases.get(id(tensor)) for tensor in tensors_in((args, kwargs)))
+            if any(alias is not None and alias.value is not None for alias in aliases):
+                self._forked = operation(func).name
 
     def begin(self, call: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Whole | None:
         """Begin a call that has a rule as a whole; return what :meth:`end` needs, or None if its parts are recorded."""
@@ -153,6 +173,7 @@ class Recorder(Values, TorchDispatchMode):
                 self._aliases[id(following)].view = View(output, torch.ops.aten.alias.default, (), {}, False)
                 self._add(Step(torch.ops.aten.alias.default, (Ref(source),), {}, (source,), (index,), True, False))
         self.tape.roots[name] = index
+        self.mark()
         return following
 
     def copied(self, tensor: Tensor) -> Tensor:
@@ -166,6 +187,8 @@ class Recorder(Values, TorchDispatchMode):
 
     def finish(self, output: Any) -> Tape:
         """Return the tape of a pass that returned ``output``."""
+        if self._forked is not None:
+            raise other_thread(self._forked)
         for tensor, before, memory in self._exposed:
             if memory not in self._memories and not torch.equal(tensor, before):
                 raise hidden_write("something that cannot be seen")
@@ -178,6 +201,7 @@ class Recorder(Values, TorchDispatchMode):
 
     def clear(self) -> None:
         """Forget the tensors of the pass, whose callbacks hold this recorder, and with it all that it kept."""
+        self._unmark()
         self._aliases.clear()
         self._cast.clear()
         self._constants.clear()
@@ -199,6 +223,8 @@ class Recorder(Values, TorchDispatchMode):
             return False
         if not torch._C._is_fwd_grad_enabled() and not (inference and grad):
             function = function_around(sys._getframe(2))
+            if function is BackwardHookFunction:
+                raise gradient_hook("a module has a backward hook on the path")
             if function is not CheckpointFunction:
                 raise NoClosedFormError(
                     f"{function.__name__} is an autograd.Function, whose gradient is defined by its own backward",

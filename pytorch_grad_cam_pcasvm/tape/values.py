@@ -14,7 +14,7 @@ from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError
 from pytorch_grad_cam_pcasvm.runtime.frames import module_around
 from pytorch_grad_cam_pcasvm.tape.aliases import Alias, Memory
 from pytorch_grad_cam_pcasvm.tape.operations import tensors_in
-from pytorch_grad_cam_pcasvm.tape.tape import Ref, Step, Tape, has_gradient, memory_of, version_of
+from pytorch_grad_cam_pcasvm.tape.tape import Ref, Step, Tape, has_gradient, mapped, memory_of, version_of
 
 _PLAIN = (Tensor, FakeTensor)
 
@@ -40,6 +40,9 @@ class Values:
         self._constants: dict[int, list[Tensor]] = {}  # that steps use, by their memory
         self._tensors: list[Any] = []  # of each value, while it lives
         self._nothing: dict[tuple[torch.dtype, torch.device], Tensor] = {}
+        self._dispatching = False  # whether an operation is running, whose outputs may still become views
+        self._unmarked: list[Any] = []  # new values, and those that were made to require gradients
+        self._marked: list[Any] = []
         self._exposed: list[tuple[Tensor, Tensor, int | None]] = []  # as they are, and as they were
         self._written: set[int] | None = None  # memories, by a call that is one step as a whole; None: there is none
 
@@ -47,14 +50,17 @@ class Values:
         """Return whether any tensor among arguments depends on a target layer."""
         for tensor in tensors_in(arguments):
             alias = self._aliases.get(id(tensor))
-            if alias is None:
-                self._check_unknown(tensor)
-            elif alias.value is not None or alias.memory in self._memories:
+            if alias is not None and (alias.value is not None or alias.memory in self._memories):
                 return True
+            self._check_constant(tensor, alias)
         return False
 
-    def _check_unknown(self, tensor: Tensor) -> None:
-        """Refuse a tensor that nothing is known of in memory that is known."""
+    def _check_constant(self, tensor: Tensor, alias: Alias | None) -> None:
+        """Refuse a tensor of another thread that depends on the path; or unknown, but in memory that is known."""
+        if tensor.grad_fn is not None and self._is_of_thread(tensor):
+            raise other_thread(tensor.grad_fn.name())
+        if alias is not None:
+            return
         memory = memory_of(tensor)
         if memory in self._memories:
             raise unseen_write(self._memories[memory].by)  # type: ignore[index]
@@ -64,6 +70,22 @@ class Values:
                 "tensor of another class",
                 "use plain tensors there",
             )
+
+    def _is_of_thread(self, tensor: Tensor) -> bool:
+        """Return whether another thread made a tensor of values of the path.
+
+        These are leaves that require gradients. This thread is below autograd and records no graph; others do.
+        """
+        nodes: list[Any] = [tensor.grad_fn]
+        visited = set(nodes)
+        for node in nodes:
+            leaf = getattr(node, "variable", None)
+            if leaf is not None and self._shares(leaf):
+                return True
+            following = {parent for parent, _ in node.next_functions if parent is not None} - visited
+            visited |= following
+            nodes.extend(following)
+        return False
 
     def expose(self, arguments: Any) -> None:
         """Note that numbers are read, or may be written, where the dispatcher does not see it."""
@@ -81,8 +103,8 @@ class Values:
     def _current(self, tensor: Tensor) -> int | None:
         """Return the value that a tensor stands for, after all that was written into its memory."""
         alias = self._aliases.get(id(tensor))
-        if alias is None:
-            self._check_unknown(tensor)
+        if alias is None or (alias.value is None and alias.memory not in self._memories):
+            self._check_constant(tensor, alias)
             return None
         written = self._memories.get(alias.memory) if alias.memory is not None else None
         if alias.value is not None and alias.writes is None:
@@ -134,11 +156,54 @@ class Values:
             alias.version = self._memories[alias.memory].version
         if not smooth:
             self.tape.switches.add(index)
+        else:
+            self._unmarked.append(alias.tensor)
         self._tensors.append(alias.tensor)
         self.tape.values.append(tensor if self._keeps_all else self._shape_of(tensor))
         if self._keeps_all:
             self._keep(index)
         return index
+
+    def mark(self) -> None:
+        """Make new values require gradients: who asks is told so, and what other threads make of them has a graph.
+
+        It is done behind the call that returned them, which may still make them views.
+        """
+        if self._dispatching or torch._C._are_functorch_transforms_active():
+            return
+        unmarked, self._unmarked = self._unmarked, []
+        with torch._C.DisableTorchFunction():
+            for reference in unmarked:
+                tensor = reference()
+                if tensor is None or tensor.is_inference() or not tensor.is_leaf:
+                    continue
+                if not tensor.requires_grad or tensor._is_view():  # a view may say so of its base alone
+                    tensor.requires_grad = True
+                    self._marked.append(reference)
+
+    def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run an operation on arguments that require no gradients, for which torch may have other kernels."""
+        unmarked: dict[int, Tensor] = {}
+
+        def plain(item: Any) -> Any:
+            alias = self._aliases.get(id(item)) if isinstance(item, Tensor) and item.requires_grad else None
+            if alias is None or alias.value is None:
+                return item
+            copy = item.data
+            unmarked[id(copy)] = item  # which the operation may give back
+            return copy
+
+        result = func(*mapped(tuple(args), plain), **{name: mapped(item, plain) for name, item in kwargs.items()})
+        return mapped(result, lambda item: unmarked.get(id(item), item)) if unmarked else result
+
+    def _unmark(self) -> None:
+        """Let values that the network keeps be as they were."""
+        with torch._C.DisableTorchFunction():
+            for reference in self._marked:
+                tensor = reference()
+                if tensor is not None and tensor.is_leaf:
+                    tensor.requires_grad = False
+        self._marked.clear()
 
     def _shape_of(self, tensor: Tensor) -> Tensor:
         """Return the shape of a tensor in no memory."""
@@ -205,6 +270,20 @@ class Values:
             yield
         finally:
             self._written = before
+
+
+def other_thread(operation: str) -> NoClosedFormError:
+    """Return the refusal of what another thread computes on the path."""
+    return NoClosedFormError(
+        f"another thread computes on the path ({operation}), where it cannot be seen",
+        "compute it in the thread that calls the network",
+        "choose a target layer behind it",
+    )
+
+
+def gradient_hook(reason: str) -> NoClosedFormError:
+    """Return the refusal of a hook that may change gradients."""
+    return NoClosedFormError(f"{reason}, which may change gradients unseen", "remove the hook")
 
 
 def unseen_write(by: str) -> NoClosedFormError:
