@@ -21,6 +21,7 @@ from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError, refuse
 from pytorch_grad_cam_pcasvm.runtime.hooks import Hooks, called, calls_of, runs_instead
 from pytorch_grad_cam_pcasvm.runtime.rollback import Mode, Rollback, set_gradients, without_inference
 from pytorch_grad_cam_pcasvm.tape.operations import operation
+from pytorch_grad_cam_pcasvm.tape.randomness import Draws, run_alike
 from pytorch_grad_cam_pcasvm.tape.recorder import explanation
 
 
@@ -45,6 +46,7 @@ class _OnlyDifferentiable(TorchDispatchMode):
 
     Attributes:
         reached: whether a target layer has run.
+        draws: those of the run.
     """
 
     supports_higher_order_operators = True
@@ -52,6 +54,7 @@ class _OnlyDifferentiable(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.reached = False
+        self.draws = Draws()
         self._explaining = explanation.get()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -59,7 +62,7 @@ class _OnlyDifferentiable(TorchDispatchMode):
         if explanation.get() is self._explaining:
             op = operation(func)
             if op.draws:
-                op.check_randomness(args, kwargs or {})
+                self.draws.check(op, args, kwargs or {})
             if self.reached and not op.differentiable:
                 raise NoClosedFormError(
                     f"autograd has no gradient of {op.name}, and would take it for 0",
@@ -82,6 +85,9 @@ class AutogradPath:
 
     def run(self, x: Tensor) -> "AutogradPass":
         """Run the network once, up to the features."""
+        return run_alike(lambda: self._run(x))
+
+    def _run(self, x: Tensor) -> "tuple[AutogradPass, Draws]":
         leaves, mode = dict[str, Tensor](), _OnlyDifferentiable()
 
         # What follows a target layer gets another tensor, with a graph that begins there.
@@ -101,7 +107,7 @@ class AutogradPath:
             rollback.go_below_autograd()
             _push_mode(mode)
             output = run_to_features(self._backbone, self._layer, self._names, x, split, Hooks(rollback))
-        return AutogradPass([leaves[name] for name in self._names], output)
+        return AutogradPass([leaves[name] for name in self._names], output), mode.draws
 
 
 @dataclass

@@ -16,6 +16,7 @@ from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError, Way
 from pytorch_grad_cam_pcasvm.runtime.hooks import Hooks, hooked
 from pytorch_grad_cam_pcasvm.runtime.rollback import Rollback, set_gradients, without_inference
 from pytorch_grad_cam_pcasvm.tape.python_calls import Calls
+from pytorch_grad_cam_pcasvm.tape.randomness import Draws, run_alike
 from pytorch_grad_cam_pcasvm.tape.recorder import Recorder
 from pytorch_grad_cam_pcasvm.tape.tape import frozen, has_gradient
 from pytorch_grad_cam_pcasvm.tape.values import unseen_write
@@ -101,6 +102,9 @@ class Path:
 
     def record(self, x: Tensor) -> ClosedFormPass:
         """Run the network once, up to the features; the pass is that of the network, whatever the options."""
+        return run_alike(lambda: self._record(x))
+
+    def _record(self, x: Tensor) -> tuple[ClosedFormPass, Draws]:
         recorder = Recorder(keeps_all=self._keeps_all, halves=self._single)
         recorder.tape.network = self._backbone
         calls = Calls(recorder)
@@ -130,11 +134,16 @@ class Path:
                         "the network leaves a TorchFunctionMode between the target layer and the features",
                         "enter it before the network runs, as in with mode: cam.explain(images)",
                     )
-                return ClosedFormPass(recorder.finish(output), self._names)
+                return ClosedFormPass(recorder.finish(output), self._names), recorder.draws
         except RuntimeError as error:
-            if "a leaf Variable that requires grad" not in str(error):
-                raise
-            raise unseen_write("an autograd.Function that marks its argument dirty, or another thread,") from error
+            if "a leaf Variable that requires grad" in str(error):
+                raise unseen_write("an autograd.Function that marks its argument dirty, or another thread,") from error
+            if "native::_fw_primal" in str(error):
+                raise NoClosedFormError(
+                    "the network linearises a function of its own (torch.func.linearize), whose steps cannot be seen",
+                    "use torch.func.jvp, or the function itself",
+                ) from error
+            raise
         except NoClosedFormError as error:
             error.tape = f"{recorder.tape}\n      <-- {error.reason}".lstrip("\n")
             raise

@@ -11,8 +11,6 @@ import torchvision  # noqa: F401 - registers its operations
 from torch import Tensor
 from torch._ops import OpOverload
 
-from pytorch_grad_cam_pcasvm.runtime.frames import module_around
-
 aten = torch.ops.aten
 # What depends on shape, dtype and device alone.
 _DIFFERENTIABLE = ("Autograd", "AutogradCPU", "AutogradCUDA", "CompositeImplicitAutograd")
@@ -61,28 +59,12 @@ class Operation:
         named = self.named(args, kwargs)
         return list(tensors_in(named[name] for name in self.written if name in named))
 
-    def _is_random(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    def is_random(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
         """Return whether a call draws random numbers: dropout in evaluation mode, or of probability 0, does not."""
         named = self.defaults | self.named(args, kwargs)
         training = named.get("train", named.get("training"))
         share = named.get("dropout_p", named.get("dropout", named.get("p")))
         return training is not False and not (isinstance(share, int | float) and share == 0)
-
-    def check_randomness(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Refuse a call of an operation that may draw random numbers, and does.
-
-        Raises:
-            ValueError: it does.
-        """
-        if not self._is_random(args, kwargs):
-            return
-        module = module_around(sys._getframe(1))
-        where = "" if module is None else f" in a {type(module).__name__}"
-        raise ValueError(
-            f"the network draws random numbers ({self.name}{where}), so that every run gives other numbers, and there "
-            "is nothing to explain: switch that off in evaluation mode, as with dropout(x, training=self.training), or "
-            "draw the numbers once, in __init__, and keep them with register_buffer"
-        )
 
 
 @cache
@@ -94,7 +76,7 @@ def operation(function: Any) -> Operation:
     name = schema.name.partition("::")[2]
     tags = function.tags
     written = tuple(a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write)
-    shares = name.startswith(("unsafe_", "_unsafe_"))  # which their schemas do not tell
+    shares = name.startswith(("unsafe_", "_unsafe_", "atleast_", "broadcast_tensors", "meshgrid"))  # untold by schemas
     aliases = not written and (shares or any(value.alias_info is not None for value in schema.returns))
     defaults = {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
     return Operation(

@@ -45,7 +45,8 @@ class Calls(Mode):
         if func is torch._C._set_grad_enabled:
             if _is_checkpoint():
                 args = (True,)  # its backward pass runs what it has called again, with gradients
-            if torch._C._is_fwd_grad_enabled():  # not by the forward of an autograd.Function
+            # Not in the forward of an autograd.Function, or in a hook of saved tensors, which end without a word.
+            if torch._C._is_fwd_grad_enabled() and torch.is_grad_enabled() == self._recorder.enabled:
                 self._recorder.enabled = args[0]
         elif func == Tensor.data.__get__:  # type: ignore[attr-defined]
             func = Tensor.detach

@@ -37,6 +37,7 @@ from pytorch_grad_cam_pcasvm.tape.operations import (
     plain,
     tensors_in,
 )
+from pytorch_grad_cam_pcasvm.tape.randomness import Draws, random_numbers
 from pytorch_grad_cam_pcasvm.tape.tape import (
     HALF,
     Ref,
@@ -70,6 +71,7 @@ class Recorder(Values, TorchDispatchMode):
         Values.__init__(self, keeps_all=keeps_all)
         self._halves = halves
         self.explanation = explanation.get()
+        self.draws = Draws()
         self._thread = get_ident()
         self._forked: str | None = None  # the first operation on the path that another thread ran
         self._cast: dict[int, tuple[Tensor, Tensor]] = {}  # constants in half precision, and as they were, by id
@@ -93,13 +95,16 @@ class Recorder(Values, TorchDispatchMode):
             return func(*args, **kwargs)
         op = operation(func)
         if op.draws:
-            op.check_randomness(args, kwargs)
+            self.draws.check(op, args, kwargs)
         if not self.tape.roots:
             return func(*args, **kwargs)
         if self._written is not None:
             for tensor in op.written_in(args, kwargs):
                 self._before_write(tensor)
             return func(*args, **kwargs)
+        if op.aliases and not _has_rule(func, args) and (parts := decomposed(func)) is not None:
+            with self._listening():  # to views with rules, in case that something is written into them
+                return parts(*args, **kwargs)
         if not self.depends((args, kwargs)):
             for tensor in op.written_in(args, kwargs):
                 self._write_constant(tensor, op.name)
@@ -109,6 +114,13 @@ class Recorder(Values, TorchDispatchMode):
             if self._halves and op.name in _CASTS and result.dtype in HALF and args[0].dtype not in HALF:
                 self._cast[id(result)] = result, args[0]
             return result
+        if op.draws and op.is_random(args, kwargs):
+            raise random_numbers(op)  # of values on the path: a replay would draw others
+        if func is torch.ops.higher_order.cond:  # an if, for which the network reads a number
+            self.tape.branches = True
+            predicate, on_true, on_false, operands = args
+            with self._listening():
+                return (on_true if predicate else on_false)(*operands)
         if op.of_shape:
             self.check_functions(args)
             return func(*args, **kwargs)
