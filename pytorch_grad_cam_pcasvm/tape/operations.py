@@ -21,6 +21,9 @@ _OF_SHAPE = {
     *("is_contiguous", "is_floating_point", "is_complex", "is_inference", "device", "layout", "dtype"),
 }
 
+# Beside those that torch tags so.
+_SIZED = {"nonzero_numpy", "where", "repeat_interleave", "tensor_split", "_pack_padded_sequence"}
+
 
 @dataclass(frozen=True)
 class Operation:
@@ -35,6 +38,7 @@ class Operation:
         written: names of the arguments that it writes into.
         reshapes: whether it changes the shape of its first argument in place.
         aliases: whether what it returns may share memory with an argument.
+        sized: whether the shape of what it returns depends on numbers.
         differentiable: whether autograd knows it; what a library adds without that has gradients of 0, without a word.
     """
 
@@ -46,6 +50,7 @@ class Operation:
     written: tuple[str, ...]
     reshapes: bool
     aliases: bool
+    sized: bool
     differentiable: bool
 
     def named(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -72,16 +77,18 @@ def operation(function: Any) -> Operation:
     """Return what the schema of an operation says."""
     schema = getattr(function, "_schema", None)
     if schema is None:  # a higher-order operation, such as flex_attention
-        return Operation(str(function), (), {}, False, False, (), False, False, True)
+        return Operation(str(function), (), {}, False, False, (), False, False, True, True)
     name = schema.name.partition("::")[2]
     tags = function.tags
     written = tuple(a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write)
     shares = name.startswith(("unsafe_", "_unsafe_", "atleast_", "broadcast_tensors", "meshgrid"))  # untold by schemas
     aliases = not written and (shares or any(value.alias_info is not None for value in schema.returns))
     defaults = {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
+    # What libraries add says nothing of its shapes.
+    sized = torch.Tag.dynamic_output_shape in tags or name in _SIZED or function.namespace != "aten"
     return Operation(
         schema.name, tuple(a.name for a in schema.arguments), defaults, name in _OF_SHAPE,
-        torch.Tag.nondeterministic_seeded in tags, written, torch.Tag.inplace_view in tags, aliases,
+        torch.Tag.nondeterministic_seeded in tags, written, torch.Tag.inplace_view in tags, aliases, sized,
         _is_differentiable(function, name),
     )  # fmt: skip
 

@@ -19,7 +19,7 @@ from pytorch_grad_cam_pcasvm.tape.values import gradient_hook, unseen_write
 
 _READING = {
     *(Tensor.numpy, Tensor.tolist, Tensor.__array__, Tensor.__dlpack__, Tensor.__deepcopy__),
-    *(Tensor.storage, Tensor.data_ptr, torch.tensor, torch.as_tensor),
+    *(Tensor.storage, Tensor.untyped_storage, Tensor.data_ptr, Tensor.__reduce_ex__, torch.tensor, torch.as_tensor),
 }
 _DIFFERENTIATING = {torch.autograd.grad, torch.autograd.backward, Tensor.backward}
 _CHECKPOINT = CheckpointFunction.forward.__code__
@@ -50,7 +50,7 @@ class Calls(Mode):
                 self._recorder.enabled = args[0]
         elif func == Tensor.data.__get__:  # type: ignore[attr-defined]
             func = Tensor.detach
-        elif func in _READING:
+        elif func in _READING and not _is_own(sys._getframe(1)):
             self._recorder.check_functions(args[:1])
             self._recorder.expose(args[:1])
             args = mapped(tuple(args), _without_graph)  # or torch would warn of it, or refuse to read
@@ -151,6 +151,11 @@ def _is_checkpoint() -> bool:
 
 
 _SWITCHING = {"torch.autograd.grad_mode", "torch.utils._contextlib"}
+
+
+def _is_own(frame: Any) -> bool:
+    """Return whether a frame is of this package, whose hooks ask for memory themselves."""
+    return str(frame.f_globals.get("__name__")).startswith(__name__.partition(".")[0])
 
 
 def _without_graph(item: Any) -> Any:

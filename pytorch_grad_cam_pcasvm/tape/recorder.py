@@ -137,6 +137,8 @@ class Recorder(Values, TorchDispatchMode):
         call = self._noted(*plain(func, args), kwargs, smooth=smooth)
         result = self._run(func, args, kwargs)
         if self._note(call, result, smooth=smooth):
+            if op.sized:
+                self.tape.sized.update(index for index in self.tape.steps[-1].outputs if index is not None)
             gradients = torch.is_grad_enabled() and self.enabled and not is_constant(func)
             self._note_views(func, args, kwargs, result, switch=not smooth and not gradients)
         return result

@@ -93,6 +93,7 @@ class Tape:
         branches: whether the network used numbers of these values outside the tape, as in ``if x.mean() > 0``:
             constants here, but different ones at other activations.
         complete: whether all numbers were kept; otherwise those that gradients need.
+        sized: values whose shape depends on numbers, which the network may have read, as in ``len(mask.nonzero())``.
         switches: values without a gradient.
         kept: values whose numbers were kept.
         full: constants in half precision as they were before they were cast, by id.
@@ -108,6 +109,7 @@ class Tape:
     outputs: list[int | None] = field(default_factory=list)
     branches: bool = False
     complete: bool = True
+    sized: set[int] = field(default_factory=set)
     switches: set[int] = field(default_factory=set)
     kept: set[int] = field(default_factory=set)
     full: dict[int, Tensor] = field(default_factory=dict)
@@ -160,8 +162,8 @@ class Tape:
         return leading[::-1]
 
     def drop_dead_ends(self) -> None:
-        """Drop the steps that do not lead to the output."""
-        self.steps = self.leading(self.steps, (*self.outputs, *self.roots.values()))
+        """Drop the steps that do not lead to the output, or to a shape that depends on numbers."""
+        self.steps = self.leading(self.steps, (*self.outputs, *self.roots.values(), *self.sized))
 
     def line(self, value: int, steps: Sequence[Step]) -> Iterator[Step]:
         """Yield the steps after a value one by one, as long as nothing else uses the last one's output."""
@@ -248,7 +250,8 @@ class Tape:
                 'the path was recorded for gradients alone: a method that replays it has needs = "replay"'
             )
         self.check_constants()
-        steps = self.leading(self.following(*values, switches=True)[0], self.outputs if until is None else [until])
+        to = (*self.outputs, *self.sized) if until is None else [until]
+        steps = self.leading(self.following(*values, switches=True)[0], to)
         values = {root: _like(activations, self.values[root]) for root, activations in values.items()}
         (device_type,) = {activations.device.type for activations in values.values()}
         with torch.no_grad():

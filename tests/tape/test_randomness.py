@@ -10,6 +10,7 @@ from way import Net, Way, X
 
 from pytorch_grad_cam_pcasvm.path.autograd import AutogradPath
 
+pytestmark = pytest.mark.filterwarnings("ignore")
 STARTS = [torch.zeros(1, 6, 7, 7).double(), random(3, 6, 7, 7, seed=3)]
 SEEDS = itertools.count()
 
