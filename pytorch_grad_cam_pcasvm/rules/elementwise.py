@@ -375,6 +375,28 @@ def erfc(input: Tensor, *, y: Tensor) -> Tensor:
     return -erf(input, y=y)
 
 
+@elementwise(*aten("sinc"))
+def sinc(input: Tensor, *, y: Tensor) -> Tensor:
+    """``(cos(pi x) - y) / x``; its series next to 0, where these cancel."""
+    z = (math.pi * input) ** 2
+    series = -(math.pi**2) * input * (1 / 3 - z / 30 + z * z / 840)
+    near = input.abs() < 0.01
+    return torch.where(near, series, (torch.cos(math.pi * input) - torch.sinc(input)) / torch.where(near, 1.0, input))
+
+
+@elementwise(*aten("logit"))
+def logit(input: Tensor, eps: float | None = None, *, y: Tensor) -> Tensor:
+    """``1 / (x (1 - x))``; 0 outside of the limits."""
+    slope = 1 / (input * (1 - input))
+    return slope if eps is None else torch.where((input < eps) | (input > 1 - eps), 0.0, slope)
+
+
+@elementwise(*aten("frac"), needs="nothing")
+def frac(input: Tensor, *, y: Tensor) -> Tensor:
+    """1."""
+    return torch.ones_like(y)
+
+
 @elementwise(*aten("nan_to_num"))
 def nan_to_num(input: Tensor, *limits: Any, y: Tensor, **options: Any) -> Tensor:
     """1 where x is finite."""

@@ -57,6 +57,16 @@ register_jacobian(*aten("amax"), needs="inputs")(_amax)
 register_jacobian(*aten("amin"), needs="inputs")(_amin)
 
 
+@register_jacobian(*aten("aminmax"), needs="inputs")
+def aminmax(
+    input: Tensor, *, dim: int | None = None, keepdim: bool = False, y: Any, grad: Any, base: Base | None = None
+) -> Tensor:
+    """The smallest and the largest number."""
+    parts = zip((_amin, _amax), y, grad, strict=True)
+    pulled = [rule(input, dim, keepdim, y=end, grad=part, base=base) for rule, end, part in parts if part is not None]
+    return pulled[0] if len(pulled) == 1 else pulled[0] + pulled[1]
+
+
 def _of_two(sign: int) -> Callable[..., Any]:
     extreme = _amax if sign > 0 else _amin
 

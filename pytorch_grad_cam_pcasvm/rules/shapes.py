@@ -123,6 +123,22 @@ def flip(input: Tensor, dims: Any, *, y: Tensor, grad: Tensor) -> Tensor:
     return grad.flip([axis % input.dim() + 1 for axis in dims])
 
 
+def _of_matrices(input: Tensor, *args: Any, y: Tensor, **options: Any) -> bool:
+    return input.dim() > 2
+
+
+@_moving(*aten("tril"), by_image=_of_matrices)
+def tril(input: Tensor, diagonal: int = 0, *, y: Tensor, grad: Tensor) -> Tensor:
+    """Grad below the diagonal."""
+    return grad.tril(diagonal)
+
+
+@_moving(*aten("triu"), by_image=_of_matrices)
+def triu(input: Tensor, diagonal: int = 0, *, y: Tensor, grad: Tensor) -> Tensor:
+    """Grad above the diagonal."""
+    return grad.triu(diagonal)
+
+
 def _moved(function: Any, input: Tensor, grad: Tensor, *args: Any, **options: Any) -> Tensor:
     """Send the gradient back to where a function that only moves numbers took each from, known by numbering them."""
     # float64 holds such numbers exactly, and torch pads no integers.

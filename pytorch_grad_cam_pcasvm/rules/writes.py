@@ -8,13 +8,6 @@ from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.rules.registry import aten, register_jacobian, unbroadcast
 
-
-def put(input: Tensor, places: Tensor, source: Tensor) -> Tensor:
-    """Return a tensor with the numbers of another at some places, counted from its beginning."""
-    flat = input.reshape(-1).index_put((places.reshape(-1),), source.reshape(-1).to(input.dtype))
-    return flat.reshape(input.shape)
-
-
 _writing = partial(register_jacobian, secant="linear", needs="nothing")
 
 
@@ -44,16 +37,6 @@ def select_scatter(input: Tensor, src: Tensor, dim: int, index: int, *, y: Tenso
     return (
         lambda: torch.select_scatter(grad, grad.new_zeros(len(grad), *src.shape), *place),
         lambda: grad.select(*place),
-    )
-
-
-@_writing(put)
-def put_rule(input: Tensor, places: Tensor, source: Tensor, *, y: Tensor, grad: Tensor) -> Any:
-    """Grad where nothing was written, and where the source was."""
-    return (
-        lambda: grad.flatten(1).index_fill(1, places.flatten(), 0.0).reshape(grad.shape),
-        None,
-        lambda: grad.flatten(1)[:, places],
     )
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from pytorch_grad_cam_pcasvm.rules.writes import put
+from pytorch_grad_cam_pcasvm.rules.places import put
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError, refuse
 from pytorch_grad_cam_pcasvm.tape.operations import plain
 
@@ -45,10 +45,16 @@ class View:
         if name in _PERMUTING:
             numbers = self.function(torch.empty([1 + dim for dim in dims], device="meta"), *self.args, **self.kwargs)
             return aten.permute.default, (value, [size - 1 for size in _inverse(numbers.shape)])
+        return put, (parent, self.places, value)
+
+    @property
+    def places(self) -> Tensor:
+        """The places of its numbers in the parent, counted from the beginning of that."""
+        name = self.function.overloadpacket.__name__ if isinstance(self.function, OpOverload) else ""
         if name in _OTHER_NUMBERS:
             refuse(NoClosedFormError, f"{name} of a tensor is written into", "write the real and imaginary parts apart")
         numbers = torch.arange(self.parent.numel(), device=self.parent.device).reshape(self.parent.shape)
-        return put, (parent, self.function(numbers, *self.args, **self.kwargs), value)
+        return self.function(numbers, *self.args, **self.kwargs)  # type: ignore[no-any-return]
 
     def through(self, inner: "View") -> "View":
         """Return how a view of this one is a view of its parent."""
@@ -123,7 +129,7 @@ def views_of(
 ) -> list[View | None]:
     """Return how each output of an operation is a view of one of its arguments; None for an output that is none."""
     function, args = plain(function, args)
-    name = function.overloadpacket.__name__
+    name = getattr(function, "overloadpacket", function).__name__
     place = next((number for number, item in enumerate(args) if item is parent), -1)
     if place or not outputs:
         return [None] * len(outputs)

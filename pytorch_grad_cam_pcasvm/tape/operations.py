@@ -11,6 +11,9 @@ import torchvision  # noqa: F401 - registers its operations
 from torch import Tensor
 from torch._ops import OpOverload
 
+from pytorch_grad_cam_pcasvm.rules.places import take
+from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError, refuse
+
 aten = torch.ops.aten
 # What depends on shape, dtype and device alone.
 _DIFFERENTIABLE = ("Autograd", "AutogradCPU", "AutogradCUDA", "CompositeImplicitAutograd")
@@ -133,7 +136,33 @@ def plain(function: Any, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
         return aten.expand.default, (args[0], list(args[1].shape))
     if name == "type_as":
         return aten.to.dtype, (args[0], args[1].dtype)
+    if name == "as_strided" and (places := _strided_places(*args)) is not None:
+        return take, (args[0], places)  # elsewhere a tensor may lie otherwise in its memory
     return function, args
+
+
+def _strided_places(x: Tensor, size: Sequence[int], stride: Sequence[int], offset: Any = None) -> Tensor | None:
+    """Return the places in a tensor of the numbers that ``as_strided`` takes from its memory; None for symbols."""
+    begin: Any = x.storage_offset()
+    offset = begin if offset is None else offset
+    if any(not isinstance(number, int) for number in (*size, *stride, offset, *x.shape)):
+        return None
+    reach = [
+        start + sum((length - 1) * step for length, step in zip(shape, steps, strict=True))
+        for start, shape, steps in ((begin, x.shape, x.stride()), (offset, size, stride))
+    ]
+    # Of shapes alone, so that nothing waits for a device.
+    memory = torch.full((max(reach) + 1,), -1, device="cpu")
+    own = torch.arange(x.numel(), device="cpu").reshape(x.shape)
+    memory.as_strided(x.shape, x.stride(), begin).copy_(own)
+    places = memory.as_strided(size, stride, offset)
+    if bool((places < 0).any()):
+        refuse(
+            NoClosedFormError,
+            "as_strided takes numbers from outside of the tensor that it is called on",
+            "call it on the whole tensor",
+        )
+    return places.to(x.device)
 
 
 def mask_of(function: Any, args: tuple[Any, ...]) -> Tensor | None:

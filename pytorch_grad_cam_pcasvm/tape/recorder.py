@@ -37,6 +37,7 @@ from pytorch_grad_cam_pcasvm.tape.operations import (
     plain,
     tensors_in,
 )
+from pytorch_grad_cam_pcasvm.tape.overlapping import check_order, order_matters, overlapping_write
 from pytorch_grad_cam_pcasvm.tape.randomness import Draws, random_numbers
 from pytorch_grad_cam_pcasvm.tape.tape import (
     HALF,
@@ -361,11 +362,23 @@ class Recorder(Values, TorchDispatchMode):
                     return target.copy_(parts(*args, **options))
         if not smooth and self._is_smooth((target,)) and not is_constant(func):
             raise hidden_write(f"{op.name}, without gradients,")
-        call = self._noted(twin, args, options, smooth=smooth, written=target)
-        upwards = self._upwards(target)
+        whole, expected, given = target, None, args
+        if overlaps(target):
+            view = self._around(target, op.name)
+            whole = view.parent
+            with self._listening():
+                twin, rest = overlapping_write(twin, args, options, whole, view.places)
+            args, options = (whole, *rest), {}
+            smooth = smooth or (is_constant(func) and self._is_smooth((whole,)))
+            with self._alone():
+                expected = twin(*args)
+        call = self._noted(twin, args, options, smooth=smooth, written=whole)
+        upwards = self._upwards(whole)
         self._before_write(target)
-        result = func(*args, **kwargs)
-        alias = self._alias(target)
+        result = func(*given, **kwargs)
+        if expected is not None:
+            check_order(op.name, whole, expected)
+        alias = self._alias(whole)
         if memory_of(target) != alias.memory:
             refuse(ValueError, f"{op.name} gives a tensor other memory", "write y = x")  # as autograd
         shared = bool(upwards) or len(self._sharing.get(alias.memory, ())) > 1 if alias.memory is not None else False
@@ -374,7 +387,7 @@ class Recorder(Values, TorchDispatchMode):
         if alias.memory is not None and not op.reshapes:
             self._bump(alias.memory, op.name)
         alias.view = None if op.reshapes else alias.view
-        self._note(call, target, smooth=smooth, over=True)
+        self._note(call, whole, smooth=smooth, over=True)
         value = alias.value
         for parent, parent_before, view in upwards:
             smooth_parent = (value not in self.tape.switches and not view.switch) or (
@@ -387,6 +400,16 @@ class Recorder(Values, TorchDispatchMode):
             self._add(Step(function, arguments, {}, inputs, (index,), True, False))
             value = index
         return result
+
+    def _around(self, target: Tensor, by: str) -> View:
+        """Return how an overlapping tensor is a view of one whose numbers have places of their own."""
+        view = self._alias(target).view
+        while view is not None and overlaps(view.parent):
+            outer = self._alias(view.parent).view
+            view = None if outer is None else outer.through(view)
+        if view is None or view.switch:
+            raise order_matters(by)
+        return view
 
     def _upwards(self, target: Tensor) -> list[tuple[Tensor, Any, View]]:
         """Return the tensors that one is a view of, with their values before a write into it, and how it is a view."""

@@ -1,0 +1,150 @@
+"""Overlapping writes: into a tensor of which several numbers share one place in memory, as in ``unfold`` or ``expand``.
+
+They are written into a tensor around it whose numbers have places of their own. What is added counts as often as it is
+added; of what is overwritten all numbers at a place are equal, or what is left there is chance.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pytorch_grad_cam_pcasvm.rules.places import add_at, put, put_alike
+from pytorch_grad_cam_pcasvm.runtime.device_sync import may_look
+from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError
+
+Write = tuple[Any, tuple[Any, ...]]
+# f(f(x)) = f(x): it does not matter how often they are applied.
+_IDEMPOTENT = {
+    *("relu", "relu6", "hardtanh", "clamp", "clamp_min", "clamp_max", "clip", "threshold", "hardshrink", "abs"),
+    *("nan_to_num", "sign", "sgn", "round", "floor", "ceil", "trunc"),
+}
+
+
+def overlapping_write(
+    twin: Any, args: Sequence[Any], options: Mapping[str, Any], whole: Tensor, places: Tensor
+) -> Write:
+    """Return the operation that writes into the whole what another writes into an overlapping view of it.
+
+    Args:
+        twin: the other operation, which returns a new tensor.
+        args: its arguments: the view, and what is written.
+        options: its keyword arguments.
+        whole: the tensor around the view.
+        places: of the view's numbers in the whole, in the shape of the view.
+
+    Returns:
+        The operation, and its arguments behind the whole.
+
+    Raises:
+        NoClosedFormError: the numbers left at a place depend on the order of writing.
+    """  # noqa: DOC501 - order_matters is one
+    name, (view, *rest) = twin.overloadpacket.__name__, args
+    if name in _IDEMPOTENT and all(_is_one_number(item) for item in (*rest, *options.values())):
+        return put_alike, (places, twin(view, *rest, **options))
+    write = _WRITES.get(name)
+    if write is None:
+        raise order_matters(name)
+    return write(name, whole, view, places, *rest, **options)
+
+
+def check_order(name: str, whole: Tensor, expected: Tensor) -> None:
+    """Refuse a write that has left other numbers than expected."""
+    if not may_look(whole):
+        return
+    error, size = (whole - expected).abs().max(), expected.abs().max()
+    if not bool(error <= torch.finfo(whole.dtype).eps ** 0.5 * size):
+        raise order_matters(name)
+
+
+def _filled(name: str, whole: Tensor, view: Tensor, places: Tensor, value: Any = 0.0, *rest: Any, **_: Any) -> Write:
+    return put_alike, (places, _one_number(name, view, value, view.shape))
+
+
+def _added(name: str, whole: Tensor, view: Tensor, places: Tensor, other: Any, *, alpha: float = 1) -> Write:
+    factor = -alpha if name == "sub" else alpha
+    other = factor * other if isinstance(other, Tensor) else torch.full_like(whole.reshape(-1)[:1], factor * other)
+    return add_at, (places, other.expand(view.shape))
+
+
+def _masked(name: str, whole: Tensor, view: Tensor, places: Tensor, mask: Tensor, value: Any) -> Write:
+    hits = torch.zeros(whole.numel(), device=whole.device).index_add(
+        0, places.reshape(-1), mask.expand(view.shape).reshape(-1).float()
+    )
+    function = torch.ops.aten.masked_fill.Tensor if isinstance(value, Tensor) else torch.ops.aten.masked_fill.Scalar
+    return function, ((hits > 0).reshape(whole.shape), value)
+
+
+def _indexed(
+    name: str,
+    whole: Tensor,
+    view: Tensor,
+    places: Tensor,
+    indices: Any,
+    values: Tensor,
+    accumulate: bool = False,
+    *_: Any,
+) -> Write:
+    return _written(name, view, torch.ops.aten.index.Tensor(places, indices), values, adds=accumulate)
+
+
+def _along(
+    name: str, whole: Tensor, view: Tensor, places: Tensor, dim: int, index: Tensor, source: Any, *, alpha: float = 1
+) -> Write:
+    source = source if name != "index_add" or alpha == 1 else alpha * source
+    return _written(name, view, places.index_select(dim, index), source, adds=name == "index_add")
+
+
+def _scattered(
+    name: str, whole: Tensor, view: Tensor, places: Tensor, dim: int, index: Tensor, source: Any, **options: Any
+) -> Write:
+    if options:  # reduce=
+        raise order_matters(name)
+    if isinstance(source, Tensor) and source.dim():
+        source = source[tuple(slice(size) for size in index.shape)]
+    inside = places[
+        tuple(slice(None) if axis == dim % view.dim() else slice(size) for axis, size in enumerate(index.shape))
+    ]
+    return _written(name, view, inside.gather(dim, index), source, adds=name == "scatter_add")
+
+
+_WRITES: dict[str, Callable[..., Write]] = {
+    **dict.fromkeys(("fill", "zero", "copy"), _filled),
+    **dict.fromkeys(("add", "sub"), _added),
+    "masked_fill": _masked,
+    **dict.fromkeys(("index_put", "_unsafe_index_put"), _indexed),
+    **dict.fromkeys(("index_add", "index_copy", "index_fill"), _along),
+    **dict.fromkeys(("scatter", "scatter_add"), _scattered),
+}
+
+
+def _written(name: str, view: Tensor, places: Tensor, source: Any, *, adds: bool) -> Write:
+    """Return the write of a source to places."""
+    if adds:
+        return add_at, (places, source.expand(places.shape))
+    if not _is_one_number(source):
+        if not may_look(places) or len(places.unique()) < places.numel():
+            raise order_matters(name)
+        return put, (places, source.expand(places.shape))
+    return put_alike, (places, _one_number(name, view, source, places.shape))
+
+
+def _is_one_number(item: Any) -> bool:
+    return not isinstance(item, Tensor) or item.numel() == 1
+
+
+def _one_number(name: str, view: Tensor, value: Any, shape: Sequence[int]) -> Tensor:
+    if not _is_one_number(value):
+        raise order_matters(name)
+    value = value if isinstance(value, Tensor) else torch.full((), value, dtype=view.dtype, device=view.device)
+    return value.reshape(()).expand(shape)
+
+
+def order_matters(name: str) -> NoClosedFormError:
+    """Return the refusal of a write of which it cannot be known what it leaves."""
+    return NoClosedFormError(
+        f"{name} writes into a tensor of which several numbers share one place in memory, as in unfold or expand, so "
+        "that what is left there depends on the order of writing",
+        "write into a copy, x.clone(), or use the out-of-place version",
+    )
