@@ -61,6 +61,8 @@ class AffineBeginning:
     def _mixes_images(self, step: Step, value: int) -> bool:
         call = Call.of(step)
         assert call is not None
+        if Ref(value) not in call.args:  # one of a list, as of cat: it may be joined to other images
+            return True
         recorded = call.recorded(self.tape)
         return mixes_images(call.rule, call.args.index(Ref(value)), recorded.args, recorded.kwargs, recorded.y)
 

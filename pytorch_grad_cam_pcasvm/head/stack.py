@@ -15,7 +15,7 @@ from pytorch_grad_cam_pcasvm.head.hooks import Changed, Hookable, intact, run
 from pytorch_grad_cam_pcasvm.head.kernels import known_to
 from pytorch_grad_cam_pcasvm.head.multiclass import Outputs
 from pytorch_grad_cam_pcasvm.head.stage import Scaled, Stage, errors_after, identity, pulled_through, scaled_sum
-from pytorch_grad_cam_pcasvm.head.stages import Projection, Scale
+from pytorch_grad_cam_pcasvm.head.stages import Affine, Projection, Scale
 from pytorch_grad_cam_pcasvm.runtime.device_sync import is_traced
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError, Way, refuse
 from pytorch_grad_cam_pcasvm.runtime.numerics import full_precision, precision
@@ -102,6 +102,24 @@ class Stack(Hookable):
         """The decision, if it has no gradient."""
         last = self.stages[-1]
         return last if isinstance(last, Enumerated) else None
+
+    @property
+    def between(self) -> tuple[str, ...]:
+        """Names of the steps between components and classifier that give as many numbers, as a second scaler does.
+
+        What another classifier was fitted on, the components or these numbers, its own width does not tell.
+        """
+        if self.component_position is None or self.decision_position is None:
+            return ()
+        behind = list(self.stages)[self.component_position : self.decision_position - 1]
+        if behind and isinstance(behind[0], Affine):
+            return ()  # the first layer of a network
+        names = [type(stage).__name__ for stage in behind]
+        if self.enumerated is not None:
+            names += [type(step).__name__ for step in self.enumerated.predictor.steps[:-1]]
+        width = next((stage.n_outputs for stage in reversed(behind) if stage.n_outputs is not None), None)
+        components = self.stages[self.component_position - 1].n_outputs
+        return tuple(names) if width in (None, components) else ()
 
     @property
     def linear_until(self) -> int:

@@ -37,7 +37,9 @@ def recombined(components: SignedMaps, head: Any, targets: Sequence[Target] | Ta
             ignored. Of dense features, all at one position, ``PCATarget(b, at=(row, column))``. The method must be
             linear in the gradient (Grad-CAM, HiResCAM, XGrad-CAM), or be ContributionCAM.
         head: a fitted estimator, pipeline or :class:`Head`, either with the reduction that the components came from, or
-            fitted on the components themselves.
+            fitted on the components themselves, ``net(images).components``: what the PCA gives. If the head that they
+            came from has steps between its PCA and its classifier, such as a second scaler, give all steps, as
+            ``[pipeline[:-1], other]``.
         targets: K targets, each for all images, except ResidualTarget, which needs more than components; None: the
             predicted class.
 
@@ -47,7 +49,8 @@ def recombined(components: SignedMaps, head: Any, targets: Sequence[Target] | Ta
     Raises:
         TypeError: the maps are not a SignedMaps.
         ValueError: the maps are not those of all components, or their method cannot be recombined; the head takes
-            another number of components, or has another reduction; or a target does not fit the head.
+            another number of components, has another reduction, or may have been fitted on other numbers; or a target
+            does not fit the head.
 
     Example:
         >>> other = LogisticRegression().fit(pipeline[:-1].transform(features), labels)
@@ -73,7 +76,7 @@ def recombined(components: SignedMaps, head: Any, targets: Sequence[Target] | Ta
             "ClosedFormXGradCAM or ContributionCAM"
         )
     components, listed = at_place(components[:, :count], targets, places[0])
-    reduction, tail = _parts(Head.of(head), count, components.output)
+    reduction, tail = _parts(Head.of(head), count, components)
     if tail is not None:
         tail = copy.deepcopy(tail).to(components.values.device)  # a module moves in place, and this is the user's
     with torch.no_grad():
@@ -226,7 +229,7 @@ def steps_of(components: SignedMaps, head: Any, target: Any) -> tuple[Tensor, Te
     Returns:
         The secants g, shape (N, B), the baseline's components p0, (N, B), and log_scale, (N,).
     """
-    reduction, tail = _parts(Head.of(head), len(components.targets), components.output)
+    reduction, tail = _parts(Head.of(head), len(components.targets), components)
     if tail is not None:
         tail = copy.deepcopy(tail).to(components.values.device)
     with torch.no_grad():
@@ -276,13 +279,16 @@ def _output(part: Head | None, position: int, components: Tensor | None) -> Head
     return None if part is None or components is None else HeadOutput.of(part, part.resume(position, components))
 
 
-def _parts(head: Head, count: int, output: Any) -> tuple[Head | None, Head | None]:
+def _parts(head: Head, count: int, components: SignedMaps) -> tuple[Head | None, Head | None]:
     """Return the reduction that components came from, alone, if it is known, and what a head has behind them."""
+    output = components.output
     made_by = output.head if isinstance(output, HeadOutput) else None
     width = None
     if made_by is not None:
         width = made_by.n_features if output.features is None else output.features.shape[-1]
     position = behind_components(head, count, made_by, width)
+    if not position:
+        refuse_between(components.between)
     source = head if position else made_by
     stage = None if source is None or not source.component_position else source.stages[source.component_position - 1]
     reduction = Head([stage]) if stage is not None and stage.n_outputs == count else None
@@ -301,11 +307,25 @@ def tail_of(head: Head, count: int, made_by: Head | None, width: int | None) -> 
     Raises:
         ValueError: the head takes another number of components, or reduces features in another way.
     """
-    stages = list(head.stages)[behind_components(head, count, made_by, width) :]
+    position = behind_components(head, count, made_by, width)
+    if not position and made_by is not None and head is not made_by:
+        refuse_between(made_by.between)
+    stages = list(head.stages)[position:]
     tail = Head(stages) if stages else None
     if tail is not None and tail.n_features not in (None, count):
         raise ValueError(f"the head takes {tail.n_features} components, but there are maps of {count}")
     return tail
+
+
+def refuse_between(names: Sequence[str]) -> None:
+    """Refuse a classifier alone, if the head that the components came from has steps between them and its own."""
+    if names:
+        raise ValueError(
+            "the head that the components came from has steps between them and its classifier "
+            f"({', '.join(names)}), so it is not known which numbers this classifier was fitted on: pass it with the "
+            "steps before it, as [pipeline[:-1], other] if it was fitted on pipeline[:-1].transform(features), or as "
+            "[pipeline[:2], other], where pipeline[:2] ends with the PCA, if it was fitted on the components themselves"
+        )
 
 
 def behind_components(head: Head, count: int, made_by: Head | None, width: int | None) -> int:

@@ -84,6 +84,7 @@ class SignedMaps:
     layers: Sequence[str] = ()
     effects: Tensor | None = None
     _warnings: Any = None  # of what made them, where no number may be looked at yet
+    _between: Sequence[str] = ()  # as a file tells, which has no head
 
     def __repr__(self) -> str:
         dtype = str(self.maps.dtype).removeprefix("torch.")
@@ -190,6 +191,7 @@ class SignedMaps:
                 "linear": json.dumps(self.linear),
                 "neutral": json.dumps(self.neutral),
                 "layers": json.dumps(list(self.layers)),
+                "between": json.dumps(list(self.between)),
             },
         )
 
@@ -211,10 +213,20 @@ class SignedMaps:
             output = tensors.get("output.scores", numbered)
             named: Any = {name: tensors[name] for name in (*_TENSORS, *_OF_SOME_METHODS) if name in tensors}
             flags: Any = {name: json.loads(metadata.get(name, "false")) for name in ("linear", "neutral")}
-            layers = tuple(json.loads(metadata.get("layers", "[]")))
-            return SignedMaps(**named, targets=targets, output=output, layers=layers, **flags)
+            layers, between = (tuple(json.loads(metadata.get(name, "[]"))) for name in ("layers", "between"))
+            return SignedMaps(**named, targets=targets, output=output, layers=layers, _between=between, **flags)
         except Exception as error:  # whatever a damaged file without a checksum leads to
             raise ValueError(f"{path} is damaged, or no valid file of maps: {error}; write it again") from error
+
+    @property
+    def between(self) -> Sequence[str]:
+        """Names of the steps between components and classifier in the head that made the maps, as of a second scaler.
+
+        Example:
+            >>> maps.between
+            ()
+        """
+        return self.output.head.between if isinstance(self.output, HeadOutput) else self._between
 
     @property
     def _kind(self) -> tuple[Any, ...]:

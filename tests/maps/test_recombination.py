@@ -1,15 +1,18 @@
 """Recombined maps where sizes coincide, factors were taken out, or the reduction is not known."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from reference import relative
+from sklearn.base import clone
 from sklearn.decomposition import PCA, KernelPCA
+from sklearn.neural_network import MLPClassifier
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
+from sklearn.preprocessing import Normalizer, PowerTransformer, QuantileTransformer, StandardScaler
 from sklearn.svm import SVC
 from torch import nn
 
@@ -19,6 +22,7 @@ from pytorch_grad_cam_pcasvm import (
     HotellingTarget,
     PCASVMNet,
     PCATarget,
+    SignedMaps,
     SVMTarget,
     recombined,
 )
@@ -92,3 +96,32 @@ def test_some_of_the_components_say_nothing_of_all() -> None:
     maps = ClosedFormGradCAM(net, ["1"]).explain(IMAGES)
     with pytest.raises(ValueError, match="pass the whole pipeline as the head"):
         recombined(maps[:, :2], net.head, [HotellingTarget()])
+
+
+@pytest.mark.parametrize(
+    "between", [StandardScaler(), QuantileTransformer(n_quantiles=9), Normalizer(), PowerTransformer()]
+)
+def test_a_classifier_alone_behind_further_steps_is_refused_and_with_them_exact(between: Any, tmp_path: Path) -> None:
+    """Which numbers it was fitted on cannot be known; with its steps it gives the values of its own pipeline."""
+    net = net_of(StandardScaler(), PCA(3), clone(between), SVC())
+    features = net.backbone(IMAGES).detach().numpy()
+    before = make_pipeline(StandardScaler(), PCA(3), between).fit(features)
+    maps = ContributionCAM(net, ["1"]).explain(IMAGES)
+    maps.save(tmp_path / "maps.safetensors")
+    for position, rows in ((3, before.transform(features)), (2, before[:2].transform(features))):
+        other = SVC(kernel="poly").fit(rows, LABELS)
+        for components in (maps, SignedMaps.load(tmp_path / "maps.safetensors")):
+            with pytest.raises(ValueError, match="steps between them and its classifier"):
+                recombined(components, other, [SVMTarget(1)])
+            actual = recombined(components, [before[:position], other], [SVMTarget(1)])
+            assert relative(actual.values[:, 0], torch.from_numpy(other.decision_function(rows))) < 1e-10
+    assert recombined(maps, net.head, [SVMTarget(1)]).values.shape == (9, 1)
+
+
+def test_the_layers_of_one_classifier_are_no_steps_between() -> None:
+    net = net_of(StandardScaler(), PCA(3), MLPClassifier((3,), max_iter=50, random_state=0))
+    maps = ContributionCAM(net, ["1"]).explain(IMAGES)
+    rows = maps.output.components.numpy()
+    other = SVC().fit(rows, LABELS)
+    actual = recombined(maps, other, [SVMTarget(1)])
+    assert relative(actual.values[:, 0], torch.from_numpy(other.decision_function(rows))) < 1e-10

@@ -16,11 +16,13 @@ from torch.nn import functional as F  # noqa: N812 - torch's own habit
 from pytorch_grad_cam_pcasvm import (
     LIFTCAM,
     BaselineWarning,
+    ClosedFormAblationCAM,
     ClosedFormGradCAM,
     ClosedFormHiResCAM,
     ContributionCAM,
     PCASVMNet,
     PCATarget,
+    ShapCAM,
     SVMTarget,
     extract_features,
     mean_activations,
@@ -360,3 +362,39 @@ def test_names_of_a_dict_that_the_network_lacks_are_told():
     net = PCASVMNet(Taken().double().eval(), head)
     with pytest.raises(TypeError, match="has no arguments named left, wrong"):
         net({"left": LEFT[:2], "wrong": RIGHT[:2]})
+
+
+class Joined(nn.Module):
+    """A branch for each of two leads, whose means are joined as one list."""
+
+    def __init__(self, join):
+        super().__init__()
+        torch.manual_seed(0)
+        self.leads = nn.ModuleList(nn.Sequential(nn.Conv1d(1, 8, 5, 2), nn.ReLU()) for _ in range(2))
+        self.join = join
+
+    def forward(self, x):
+        return self.join([lead(x[:, row : row + 1]).mean(2) for row, lead in enumerate(self.leads)])
+
+
+JOINS = {
+    "cat": lambda parts: torch.cat(parts, 1),
+    "hstack": torch.hstack,
+    "stack": lambda parts: torch.stack(parts, 1).flatten(1),
+    "mean of a stack": lambda parts: torch.stack(parts, 1).mean(1),
+    "column_stack": torch.column_stack,
+}
+
+
+@pytest.mark.parametrize("method", [ContributionCAM, ClosedFormAblationCAM, ShapCAM])
+@pytest.mark.parametrize("join", JOINS)
+def test_one_branch_of_several_that_are_joined_as_a_list(join, method):
+    x, backbone = torch.randn(40, 2, 64, dtype=torch.float64), Joined(JOINS[join]).double().eval()
+    features, _ = extract_features(backbone, [x], progress=False)
+    head = make_pipeline(PCA(3), SVC()).fit(features, np.arange(40) % 2)
+    maps = method(PCASVMNet(backbone, head).eval(), ["leads.0.1"]).explain(x[:5], [SVMTarget(1)])
+    assert np.abs(maps.values[:, 0].numpy() - head.decision_function(features[:5])).max() < 1e-12
+    if method is ContributionCAM:
+        sums = (maps.maps * maps.log_scale.exp()[..., None]).sum(2) + maps.baseline_values
+        terms = (maps.maps * maps.log_scale.exp()[..., None]).abs().sum(2) + maps.baseline_values.abs()
+        assert ((sums - maps.values).abs() < 1e-12 * terms).all()

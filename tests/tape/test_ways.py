@@ -8,12 +8,12 @@ from ways import BRANCHES
 
 # What has no rule, or no secant, and is refused by its name: each may get one.
 REFUSED = {
-    *("addbmm", "cross", "as_strided", "block_diag", "nansum, nanmean", "logcumsumexp", "logaddexp"),
+    *("addbmm", "cross", "block_diag", "nansum, nanmean", "logcumsumexp"),
     *("cdist, inf", "pdist", "losses", "determinant", "inverse", "solve", "max_unpool1d", "max_unpool2d"),
-    *("max_unpool2d of something else", "max_unpool3d", "torch.sinc", "torch.i0", "torch.deg2rad", "torch.logit"),
-    *("torch.frac", "torch.lgamma", "torch.digamma", "powers", "atan2, hypot", "rsub, ldexp, xlogy", "masked_scatter"),
-    *("scatter_reduce mean", "scatter_reduce amax", "tril, triu", "diag_embed", "cummax", "cummin"),
-    *("clamp by tensors", "fmod, remainder", "roi_pool", "ps_roi_align"),
+    *("max_unpool2d of something else", "max_unpool3d", "torch.i0", "torch.deg2rad"),
+    *("torch.lgamma", "torch.digamma", "powers", "rsub, ldexp, xlogy", "masked_scatter"),
+    *("scatter_reduce mean", "scatter_reduce amax", "diag_embed", "cummax", "cummin"),
+    *("clamp by tensors", "roi_pool", "ps_roi_align"),
 }
 if torch.__version__ < "2.9":  # which writes into the statistics that it reads, in evaluation mode, too
     REFUSED.add("nn.InstanceNorm2d, tracking")
