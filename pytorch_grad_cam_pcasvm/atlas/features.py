@@ -269,6 +269,11 @@ class Features:
         names = [*self.manifest["columns"], *self.manifest["kinds"], "id"]
         yield from (columns for _, columns in self._table.blocks(names))
 
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """The shape of one image, (C, H, W)."""
+        return tuple(self.manifest["input"])
+
     def stored_batches(self, backbone: nn.Module, source: FeatureSource) -> Iterator[tuple[Tensor, Any]]:
         """Yield the features of some images after the other, (n, D) or (n, D, h, w), with their labels or None.
 

@@ -128,11 +128,16 @@ class _Labelled:
     def __init__(self, stored: Any, patches: PatchOptions | None) -> None:
         self._stored, self._patches = stored, patches or PatchOptions()
 
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """The shape of one image, (C, H, W)."""
+        return self._stored.input_shape  # type: ignore[no-any-return]
+
     def stored_batches(self, backbone: Any, source: Any) -> Iterator[tuple[Any, Any]]:
         """Yield features and labels, as :meth:`.Features.stored_batches` does."""
         rows, start = self._stored.rows.tolist(), 0
         numbers = {name: number for number, name in enumerate(self._stored.manifest["names"] or [])}
-        size = tuple(self._stored.manifest["input"][1:])
+        size = self.input_shape[1:]
         for features, labels in self._stored.stored_batches(backbone, source):
             of_images = [None] * len(features) if labels is None else [numbers[name] for name in labels.tolist()]
             yield features, self._patches.labels(rows[start : start + len(features)], of_images, size)

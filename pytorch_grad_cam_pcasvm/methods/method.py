@@ -19,7 +19,7 @@ from pytorch_grad_cam_pcasvm.methods.explanation import Explanation
 from pytorch_grad_cam_pcasvm.methods.warn_once import WarnOnce, warn_of_blind_tokens
 from pytorch_grad_cam_pcasvm.network.features import check_rows, checked_images, flatten
 from pytorch_grad_cam_pcasvm.network.grid import rows_of
-from pytorch_grad_cam_pcasvm.network.inputs import Inputs, picture_of
+from pytorch_grad_cam_pcasvm.network.inputs import Inputs
 from pytorch_grad_cam_pcasvm.network.layout import MapLayout
 from pytorch_grad_cam_pcasvm.network.modules import (
     device_of,
@@ -202,7 +202,7 @@ class Method(Named, BaseCAM):
             path = Path(*site.parts, modules)
             passed, reference = path.run(x), AutogradPath(*site.parts).run(x)
             layouts = [MapLayout()] * len(site.layers)  # in the network's own shapes
-            output = network_output(self.model, passed.output, x.shape[0], picture_of(x))
+            output = network_output(self.model, passed.output, x.shape[0], x)
             run = Explanation(self.model, x, passed, output, site.layers, layouts, path.run)
             if targets is None:
                 targets = default_targets(run.output)
@@ -335,7 +335,7 @@ class Method(Named, BaseCAM):
                 self.model.head.check(features[:2])
             if not dense:
                 check_rows(features, x)
-        output = network_output(self.model, passed.output, x.shape[0], picture_of(x))
+        output = network_output(self.model, passed.output, x.shape[0], x)
         return Explanation(self.model, x, passed, output, site.layers, layouts, record)
 
     def _signed(

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 from pytorch_grad_cam_pcasvm.calculus.pullback import Pullback
 from pytorch_grad_cam_pcasvm.calculus.secants import PathStart
 from pytorch_grad_cam_pcasvm.head import Head
-from pytorch_grad_cam_pcasvm.network.inputs import images_of, picture_of
+from pytorch_grad_cam_pcasvm.network.inputs import images_of
 from pytorch_grad_cam_pcasvm.network.layout import GridLayout, Layout
 from pytorch_grad_cam_pcasvm.network.net import network_output
 from pytorch_grad_cam_pcasvm.path.forward_pass import Pass
@@ -118,7 +118,7 @@ class NetworkRun:
 
     def output_of(self, features: Any, count: int | None = None) -> Any:
         """Return the network's output for the path's output, of N images or so many."""
-        return network_output(self.model, features, self.count if count is None else count, picture_of(self.images))
+        return network_output(self.model, features, self.count if count is None else count, self.images)
 
     def pullback(self, seeds: OutputGradients, layer: int, start: PathStart | None = None) -> Pullback:
         """Return the pullback of K targets to the activations as the network has them, the same for the same seeds."""

@@ -144,7 +144,7 @@ def extract_features(
 
 def _run_over(
     backbone: nn.Module,
-    loader: Iterable[Any],
+    loader: Any,
     source: "FeatureSource",
     keep: Callable[[Tensor, np.ndarray | None], None],
     progress: bool,
@@ -166,7 +166,12 @@ def _run_over(
                 )
             output, where = features(), None
             if patches is not None:
-                output, own, where = patches.of(output, labels[-1] if labels else None, images_before)
+                cells = None
+                if labels and labels[-1].ndim > 1:  # masks
+                    stored = hasattr(loader, "input_shape")
+                    pictures = torch.zeros(1, *loader.input_shape, device=device_of(backbone)) if stored else images
+                    cells = source.at(backbone, pictures).cells
+                output, own, where = patches.of(output, labels[-1] if labels else None, images_before, cells)
                 labels[-1:] = [] if own is None else [own]
             elif labels and labels[-1].ndim > 2:
                 raise ValueError(

@@ -14,8 +14,10 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
+from pytorch_grad_cam_pcasvm.network.cells import Cells
 from pytorch_grad_cam_pcasvm.network.grid import on_finest
 from pytorch_grad_cam_pcasvm.network.inputs import Inputs, inputs_of
+from pytorch_grad_cam_pcasvm.network.layout import GridLayout
 from pytorch_grad_cam_pcasvm.network.modules import layer_name
 from pytorch_grad_cam_pcasvm.network.pools import check_pool, is_dense, pool_of
 from pytorch_grad_cam_pcasvm.network.token_layout import layout_of
@@ -38,6 +40,7 @@ class FeatureSource:
             last hidden state.
         dense: whether features are (N, D, h, w), a row for each position.
         parts: of several layers, each one's; of the rest, only ``dense`` is known then.
+        layout: how the output lies on the image, for images of one shape.
     """
 
     layer: str | None = None
@@ -46,6 +49,7 @@ class FeatureSource:
     named: bool = False
     dense: bool = False
     parts: "tuple[FeatureSource, ...]" = ()
+    layout: GridLayout | None = None
 
     def __repr__(self) -> str:
         return " + ".join(map(repr, self.parts)) or repr(self.field or self.layer or "its output")
@@ -96,7 +100,13 @@ class FeatureSource:
             fix="pass a function as pool, such as pool=lambda t: t[:, 0] for tokens (N, L, D)",
             without="it is pooled already, so leave pool out, or name an earlier layer, as layer=",
         )
-        return replace(self, pool=pool_of(self.pool, layout))
+        return replace(self, pool=pool_of(self.pool, layout), layout=layout)
+
+    @property
+    def cells(self) -> Cells | None:
+        """Where the positions of dense features lie on pictures of one shape; None: they share them out evenly."""
+        layouts = [part.layout for part in self.parts or (self,) if part.layout is not None]
+        return max(layouts, key=lambda layout: math.prod(layout.grid)).cells if layouts else None
 
     def of_output(self, output: Any) -> Any:
         """Return the features (N, ...) for the layer's output; of several layers (N, D), of dense ones (N, D, h, w)."""

@@ -11,6 +11,8 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - torch's own habit
 from torchvision.transforms.v2.functional import gaussian_blur
 
+from pytorch_grad_cam_pcasvm.network.cells import Cells
+
 MODES = {1: "linear", 2: "bilinear", 3: "trilinear"}
 
 
@@ -21,10 +23,12 @@ class Grid:
     Attributes:
         shape: (h, w), (d, h, w) of volumes, or (l,) of signals.
         picture: the picture's own, (H, W), ...
+        cells: where on the picture they lie; None: they share it out evenly.
     """
 
     shape: tuple[int, ...]
     picture: tuple[int, ...]
+    cells: Cells | None = None
 
     @cached_property
     def count(self) -> int:
@@ -37,11 +41,17 @@ class Grid:
 
     def covered(self, mask: Tensor) -> Tensor:
         """Return which positions, (*shape), are covered by a mask of the grid or the picture: by most of their area."""
-        return mask if tuple(mask.shape) == self.shape else share_of(mask.unsqueeze(0), self.shape)[0] > 0.5
+        return mask if tuple(mask.shape) == self.shape else share_of(mask.unsqueeze(0), self.shape, self.cells)[0] > 0.5
+
+    def spread(self, maps: Tensor, size: Sequence[int]) -> Tensor:
+        """Return maps (N, K, *shape) over the picture, (N, K, *size)."""
+        return upsampled(maps, size) if self.cells is None else self.cells.spread(maps, size)
 
 
-def share_of(masks: Tensor, shape: tuple[int, ...]) -> Tensor:
+def share_of(masks: Tensor, shape: tuple[int, ...], cells: Cells | None = None) -> Tensor:
     """Return how much of each position masks of pictures (N, ...) cover, (N, *shape)."""
+    if cells is not None and cells.picture == tuple(masks.shape[1:]):
+        return cells.shares(masks, shape)
     pools: Any = (F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d)
     share: Tensor = pools[len(shape) - 1](masks.float().unsqueeze(1), shape)
     return share[:, 0]

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pytorch_grad_cam_pcasvm.network.cells import Cells
+
 
 class Layout(ABC):
     """How the activations of a layer lie on the image.
@@ -116,6 +118,7 @@ class GridLayout(Layout):
         channels: the dimension that counts the channels; the others are positions, row by row.
         before: number of tokens before those of the grid: class, distillation, registers.
         after: number of tokens after them.
+        cells: where on the picture the positions lie; None: they share it out evenly.
     """
 
     grid: tuple[int, ...]
@@ -124,6 +127,7 @@ class GridLayout(Layout):
     channels: int
     before: int = 0
     after: int = 0
+    cells: Cells | None = None
 
     @property
     def tokens(self) -> tuple[int, int, int] | None:

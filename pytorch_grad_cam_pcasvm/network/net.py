@@ -19,7 +19,7 @@ from pytorch_grad_cam_pcasvm.network.features import (
     features_of,
     flatten,
 )
-from pytorch_grad_cam_pcasvm.network.grid import Grid, blurred, rows_of, upsampled
+from pytorch_grad_cam_pcasvm.network.grid import Grid, blurred, rows_of
 from pytorch_grad_cam_pcasvm.network.inputs import inputs_of, picture_of
 from pytorch_grad_cam_pcasvm.network.modules import device_of, evaluating, network_of, refuse_parallel, uncompiled
 from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput, HeadRun, PlainOutput
@@ -99,7 +99,7 @@ class PCASVMNet(Named, nn.Module):
         backbone, source = self.feature_source(x)
         features = features_of(backbone, source, x)
         check_rows(features, x)
-        return self.of_features(features, picture_of(x))
+        return self.of_features(features, x)
 
     def feature_source(self, x: Tensor | None = None) -> tuple[nn.Module, FeatureSource]:
         """Return the current backbone and the source of its features, with a pool for images like x."""
@@ -107,17 +107,19 @@ class PCASVMNet(Named, nn.Module):
         source = FeatureSource.of(backbone, self.layer, self.pool, checked=True)
         return backbone, source if x is None else source.at(backbone, x)
 
-    def of_features(self, features: Tensor, picture: tuple[int, ...] = ()) -> HeadOutput:
-        """Return the scores for features, shape (N, D); of dense ones (N, D, h, w), of pictures of a shape."""
-        return self.head_run(features, picture).output()  # type: ignore[no-any-return]
+    def of_features(self, features: Tensor, x: Any = None) -> HeadOutput:
+        """Return the scores for features, shape (N, D); of dense ones, (N, D, h, w), of images x."""
+        return self.head_run(features, x).output()  # type: ignore[no-any-return]
 
-    def head_run(self, features: Tensor, picture: tuple[int, ...] = ()) -> HeadRun:
+    def head_run(self, features: Tensor, x: Any = None) -> HeadRun:
         """Return what the head computes for features, as for :meth:`of_features`."""
         if not torch.compiler.is_compiling():
             self.head.tell_of_fit()
         if not is_dense(self.pool):
             return HeadRun(self.head, self.head(features))
-        grid = Grid(tuple(features.shape[2:]), picture)
+        grid = Grid(tuple(features.shape[2:]), ())
+        if x is not None:
+            grid = Grid(grid.shape, picture_of(x), self.feature_source(x)[1].cells)
         return HeadRun(self.head, self.head.values_of(rows_of(features)), grid)
 
     def predict(self, x: Tensor) -> np.ndarray:
@@ -173,7 +175,7 @@ class PCASVMNet(Named, nn.Module):
         if size is not None and (not isinstance(size, list | tuple) or len(size) != len(output.grid.shape)):
             raise ValueError(f"size must have {len(output.grid.shape)} numbers, those of the pictures, got {size!r}")
         maps = anomaly(self.head, output.head_trace).unflatten(0, (-1, 1, *output.grid.shape))
-        maps = maps if size is None else upsampled(maps, size)
+        maps = maps if size is None else output.grid.spread(maps, size)
         maps = maps if blur is None else blurred(maps, blur)
         return maps[:, 0].detach().cpu().numpy()  # type: ignore[no-any-return]
 
@@ -258,18 +260,18 @@ def refuse_dense(net: nn.Module, what: str) -> None:
         )
 
 
-def network_output(network: nn.Module, output: Any, count: int, picture: tuple[int, ...] = ()) -> HeadRun | PlainOutput:
+def network_output(network: nn.Module, output: Any, count: int, x: Any = None) -> HeadRun | PlainOutput:
     """Return what methods ask of a network's output: what the head of a PCASVMNet computes for it, or it itself.
 
     Args:
         network: the network.
         output: of an ordinary network, or of a backbone, whose rows are features.
         count: number of images N.
-        picture: their shape, (H, W), for dense features.
+        x: images of their shape, for dense features.
     """
     if not isinstance(network, PCASVMNet):
         return PlainOutput(output, count)
-    return network.head_run(output if is_dense(network.pool) else flatten(output), picture)
+    return network.head_run(output if is_dense(network.pool) else flatten(output), x)
 
 
 def _differs_in_training(module: nn.Module) -> bool:

@@ -10,6 +10,7 @@ from sklearn.random_projection import SparseRandomProjection, johnson_lindenstra
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from pytorch_grad_cam_pcasvm.network.cells import Cells
 from pytorch_grad_cam_pcasvm.network.grid import rows_of, share_of
 
 _EPS = 0.9  # relative error of distances that PatchCore's projection allows
@@ -39,13 +40,16 @@ class Patches:
         if not 0 <= self.purity <= 1:
             raise ValueError(f"purity must be a share from 0 to 1, got {self.purity!r}")
 
-    def of(self, features: Tensor, labels: Any, first: int) -> tuple[Tensor, Any, np.ndarray]:
+    def of(
+        self, features: Tensor, labels: Any, first: int, cells: Cells | None = None
+    ) -> tuple[Tensor, Any, np.ndarray]:
         """Return the rows of a batch, their labels and their places.
 
         Args:
             features: shape (N, D, *grid).
             labels: one for each image, (N,), or masks, (N, *picture); None: there are none.
             first: number of the first image.
+            cells: where on the picture the positions lie; None: they share it out evenly.
 
         Returns:
             Rows (R, D) in reading order, labels (R,) or None, and places (R, 1 + dimensions of the grid): the image's
@@ -60,8 +64,8 @@ class Patches:
         if labels is not None and labels.ndim == 1:
             labels = np.repeat(labels.cpu().numpy() if is_tensor else labels, positions).reshape(count, positions)
         elif labels is not None and labels.ndim == 1 + len(grid):
-            labels, share = majority(labels, grid)
-            kept = (share >= self.purity) & (self.ignore_index is None or labels != self.ignore_index)
+            labels, share = majority(labels, grid, cells)
+            kept = (share > 0) & (share >= self.purity) & (self.ignore_index is None or labels != self.ignore_index)
         elif labels is not None:
             raise ValueError(
                 f"labels of shape {tuple(labels.shape)} are neither one for each image, ({count},), nor masks, "
@@ -80,11 +84,13 @@ class Patches:
         return rows, labels, at
 
 
-def majority(masks: Any, grid: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+def majority(masks: Any, grid: tuple[int, ...], cells: Cells | None = None) -> tuple[np.ndarray, np.ndarray]:
     """Return the most frequent label of every patch of masks (N, *picture), and its share, both (N, positions)."""
     values, numbers = np.unique(masks.cpu() if isinstance(masks, Tensor) else masks, return_inverse=True)
     index = torch.from_numpy(numbers.reshape(masks.shape))
-    share, most = torch.stack([share_of(index == number, grid).flatten(1) for number in range(len(values))]).max(0)
+    share, most = torch.stack([share_of(index == number, grid, cells).flatten(1) for number in range(len(values))]).max(
+        0
+    )
     return values[most.numpy()], share.numpy()
 
 

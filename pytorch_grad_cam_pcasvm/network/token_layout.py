@@ -3,7 +3,7 @@
 import math
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
 from typing import Any
@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from pytorch_grad_cam_pcasvm.network.cells import Geometry
 from pytorch_grad_cam_pcasvm.network.inputs import each, images_of
 from pytorch_grad_cam_pcasvm.network.layout import GridLayout
 from pytorch_grad_cam_pcasvm.network.modules import modules_of, unchanged
@@ -191,6 +192,7 @@ class _Probe:
         self._images = each(partial(_changed_in_corners, [0, 1, *[0] * (self._axes + extra)], self._axes), x)
         self._sizes = [image.shape[2:] for image in images_of(x)]
         self._shapes: list[tuple[int, ...]] = []  # the grids of what convolutions gave
+        self._geometry = Geometry(self._sizes[0])
         self._seen: list[_Tokens] = []
         self._positions: dict[nn.Module, bool] = {}  # whether a module's output has any, in order
         self._backbone, self._place, self._x = backbone, place, x
@@ -210,6 +212,10 @@ class _Probe:
 
     def layout(self) -> GridLayout:
         """Return the layout of what was found."""
+        layout = self._found()
+        return replace(layout, cells=self._geometry.cells(layout.grid))
+
+    def _found(self) -> GridLayout:
         output, count = self._output, len(self._images)
         if isinstance(output, Tensor) and output.dim() == 2:
             raise _PooledError(f"(N, {output.shape[1]})", self._last_with_positions())
@@ -289,6 +295,7 @@ class _Probe:
     def _after(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         if isinstance(module, _CONVOLUTIONS) and output.dim() == self._axes + 2:
             self._shapes.append(tuple(output.shape[2:]))
+        self._geometry.see(module, args[0] if args else None, output)
         items = (output,) if isinstance(output, Tensor) else output if isinstance(output, tuple | list) else ()
         self._see(items)
         shape = next((item.shape for item in items if isinstance(item, Tensor)), None)
