@@ -65,6 +65,8 @@ def page(
     for old in data.glob("*.js"):
         old.unlink()
     parts = {name: _write(data, name, file.read_bytes()) for name, file in files.items()}
+    for name in ("sample", "measured"):  # which the page has no use for
+        about.pop(name, None)
     about["page"] = {"title": title or "Explain a photo", "parts": parts}
     _write(data, "about", json.dumps(about).encode())
     with atomically(out / "index.html") as file:  # only now is it a page
