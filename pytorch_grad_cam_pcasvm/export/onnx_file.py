@@ -24,7 +24,7 @@ from pytorch_grad_cam_pcasvm.methods.grad_cam_protocol import ClosedFormCAM
 from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
 from pytorch_grad_cam_pcasvm.runtime.digests import described, digest_of_module
 from pytorch_grad_cam_pcasvm.runtime.errors import NoProgramError
-from pytorch_grad_cam_pcasvm.runtime.files import atomically
+from pytorch_grad_cam_pcasvm.runtime.files import atomically, check_writable
 from pytorch_grad_cam_pcasvm.targets import Target
 
 _MOST_BYTES = 2_000_000_000  # protobuf's limit
@@ -83,6 +83,7 @@ def onnx(
 
     Raises:
         ImportError: the ``[export]`` extra is not installed.
+        OSError: nothing can be written there.
         NoProgramError: the method, a target or the network depends on tensor values, or needs autograd; an operator is
             not in ONNX; or onnxruntime gives different numbers.
         TypeError: ``cam`` is not a method.
@@ -98,6 +99,7 @@ def onnx(
     path = Path(path)
     if not path.absolute().parent.is_dir():
         raise ValueError(f"there is no folder {path.parent}")
+    check_writable(path, folder=False)
     if opset is not None:
         _check_opset(opset)
     if interpolation not in ("bilinear", "bicubic"):
@@ -180,8 +182,8 @@ def _converted(program: ExportedProgram, names: Sequence[str], opset: int | None
     # Where torch cannot bring it to the opset, it leaves it as it is.
     written = next(entry.version for entry in model.opset_import if not entry.domain)
     if opset is not None and written != opset:
-        raise NoProgramError(
-            f"torch writes this network with opset {written} instead of {opset}", f"pass opset={written}, or none"
+        raise ValueError(
+            f"torch writes this network with opset {written} instead of {opset}: pass opset={written}, or none"
         )
     symbol = model.graph.input[0].type.tensor_type.shape.dim[0].dim_param
     for value in (*model.graph.input, *model.graph.output, *model.graph.value_info):
