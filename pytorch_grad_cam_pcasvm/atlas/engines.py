@@ -118,7 +118,7 @@ class Job:
             row, reason = next(iter(batch.bad.items()))
             refuse(
                 RuntimeError,
-                f"image {row} ({self.images.id(row)}) cannot be read: {reason}. What is finished is kept",
+                f"image {row} ({self.images.id(row)}) cannot be read: {reason}{shards.KEPT}",
                 "mend the image and run the same again",
                 Way("pass skip_bad_images=True to list it in the manifest", "skip_bad_images"),
             )
@@ -244,10 +244,11 @@ def processes(job: Job, numbers: Sequence[int], count: int, workers: int, messag
                     messages += warned
                     yield images
             except BrokenProcessPool as error:
-                raise RuntimeError(
+                reason = (
                     "a process of the build died (killed, or out of memory); a script that starts processes must do so "
-                    "under if __name__ == '__main__'. All finished shards are kept: run the same build again"
-                ) from error
+                    "under if __name__ == '__main__'"
+                )
+                raise RuntimeError(f"{reason}{shards.KEPT}: run the same build again") from error
             finally:
                 pool.shutdown(wait=True, cancel_futures=True)
 
@@ -329,10 +330,11 @@ def _on_ray(
             else:
                 ray_.kill(actor)  # another, begun again after its death, may be waiting for this one's room
     except ray_.exceptions.RayError as error:
-        raise RuntimeError(
+        reason = (
             f"Ray could not make the shards: {str(error).strip().splitlines()[-1]}. Modules that the network or the "
-            "data set come from must be installed on every machine; all finished shards are kept"
-        ) from error
+            "data set come from must be installed on every machine"
+        )
+        raise RuntimeError(f"{reason}{shards.KEPT}: run the same build again") from error
     finally:
         for actor in actors:
             ray_.kill(actor)

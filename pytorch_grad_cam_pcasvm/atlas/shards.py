@@ -13,8 +13,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pytorch_grad_cam_pcasvm.runtime.files import atomically
+from pytorch_grad_cam_pcasvm.runtime.files import atomically, with_reason
 
+KEPT = "; all finished shards are kept"  # behind the reason of an error, unless their folder goes away, too
 ROW_GROUP = 256  # rows that are read together where maps of single rows are asked for
 _KINDS = {"bool": pa.bool_(), "int": pa.int64(), "float": pa.float64(), "str": pa.string()}
 
@@ -68,11 +69,9 @@ def write(
                 write_page_checksum=True,
             )
     except OSError as error:
-        raise OSError(
-            error.errno,
-            f"the shard {path} cannot be written ({error.strerror or error}): all finished shards are kept; make room "
-            "and run the same build again",
-        ) from error
+        reason = getattr(error, "reason", None) or f"{path} cannot be written: {error.strerror or error}"
+        refused = with_reason(error.errno, f"the shard {reason}{KEPT}", "make room and run the same build again")
+        raise refused from error
 
 
 def _listed(name: str, values: Sequence[Any], arrow_type: Any, ids: Sequence[str]) -> Any:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pytorch_grad_cam_pcasvm.cli.arguments import parser
-from pytorch_grad_cam_pcasvm.cli.folders import refuse_missing
+from pytorch_grad_cam_pcasvm.cli.folders import refuse_missing, refuse_unwritable
 from pytorch_grad_cam_pcasvm.cli.networks import RUN
 from pytorch_grad_cam_pcasvm.runtime.errors import Way, told
 
@@ -39,9 +39,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         warnings.showwarning = _told  # type: ignore[assignment]
         try:
             refuse_missing(options)
+            refuse_unwritable(options)
             options.run(options)
         except KeyboardInterrupt:
-            print("stopped: finished work is kept; run the same command again to resume", file=sys.stderr)
+            kept = options.resumes and not getattr(options, "no_cache", False)
+            resume = ": finished work is kept; run the same command again to resume" if kept else ""
+            print(f"stopped{resume}", file=sys.stderr)
             return 130
         # Whatever a library raises: who types a command is not helped by a traceback.
         except Exception as error:

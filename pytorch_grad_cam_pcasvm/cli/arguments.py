@@ -47,7 +47,8 @@ def _command(places: Any, name: str, run: Callable[[Any], None], text: str, exam
         epilog=f"example:\n  {RUN} {name} {example}\n",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    command.set_defaults(run=run)
+    # writes_file: --out is a file; resumes: what is finished is kept, and not done again.
+    command.set_defaults(run=run, writes_file=False, resumes=False)
     return command
 
 
@@ -87,6 +88,7 @@ def _add_fit(places: Any) -> None:
         "--class-weight", choices=["balanced"], help="balanced: every class counts the same, however few images it has"
     )
     command.add_argument("--out", required=True, type=Path, metavar="FILE", help="file for the head (.safetensors)")
+    command.set_defaults(writes_file=True, resumes=True)
     command.add_argument("--no-pictures", action="store_true",
                         help="do not store names and small pictures of the support vectors with the head")  # fmt: skip
     _of_engine(command)
@@ -101,6 +103,7 @@ def _add_atlas(places: Any) -> None:
     _of_reading(command)
     of_maps(command)
     command.add_argument("--out", required=True, type=Path, metavar="FOLDER", help="folder for the atlas")
+    command.set_defaults(resumes=True)
     of_method(command)
     command.add_argument("--patches", type=int, default=4, metavar="NUMBER",
                          help="--pool dense: patches to keep of each image (default: 4)")  # fmt: skip
@@ -152,6 +155,7 @@ def _add_export(places: Any) -> None:
         command, "number of components to map, from the first on (default: all; none of heads at every position)"
     )
     command.add_argument("--out", required=True, type=Path, metavar="FILE", help="file to write (.onnx)")
+    command.set_defaults(writes_file=True)
     command.add_argument("--page", type=Path, metavar="FOLDER", help="also write a page that explains photos")
     command.add_argument("--runtime", type=Path, default=Path("node_modules/onnxruntime-web"), metavar="FOLDER",
                          help="for --page: from npm install (default: node_modules/onnxruntime-web)")  # fmt: skip

@@ -10,6 +10,7 @@ from pytorch_grad_cam_pcasvm.cli.folders import accuracy, classes_in, tell_bad
 from pytorch_grad_cam_pcasvm.cli.methods import coarsest_of, layers_of, options_of
 from pytorch_grad_cam_pcasvm.cli.networks import RUN, head_of, network
 from pytorch_grad_cam_pcasvm.cli.preparation import resize_of_masks, tell_whites
+from pytorch_grad_cam_pcasvm.runtime.files import named
 
 _DRAWN = 6  # images of a picture
 
@@ -174,7 +175,8 @@ def _measure_positions(study: Any, masks: Any, out: Path) -> None:
     print(result)
     print(*found_in_words(result), sep="\n")
     out.mkdir(parents=True, exist_ok=True)
-    (out / "localisation.json").write_text(json.dumps(result.to_dict(), indent=1), encoding="utf-8")
+    with named(out / "localisation.json"):
+        (out / "localisation.json").write_text(json.dumps(result.to_dict(), indent=1), encoding="utf-8")
     rows = [row for row in study.rows.tolist() if masks[row].any()][:_DRAWN]
     x, _ = study.read(rows)
     pictures = torch.stack([study.source.picture(image.cpu().float()).clamp(0, 1) for image in x])
@@ -183,7 +185,8 @@ def _measure_positions(study: Any, masks: Any, out: Path) -> None:
         pictures, values_of_positions(study.net, x, normal=study.normal), masks=masks[rows], anomaly=anomalies,
         titles=[study.source.id(row) for row in rows], label="anomaly" if anomalies else "margin",
     )  # fmt: skip
-    figure.savefig(out / "positions.png")
+    with named(out / "positions.png"):
+        figure.savefig(out / "positions.png")
     print(f"wrote {out / 'localisation.json'} and {out / 'positions.png'}")
 
 

@@ -12,6 +12,7 @@ from pytorch_grad_cam_pcasvm.cli.gallery import Card, Gallery
 from pytorch_grad_cam_pcasvm.cli.methods import layers_of, options_of, targets_of
 from pytorch_grad_cam_pcasvm.cli.networks import network
 from pytorch_grad_cam_pcasvm.cli.preparation import tell_whites
+from pytorch_grad_cam_pcasvm.runtime.files import named
 
 _SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")  # as torchvision reads
 _PATIENCE = 3.0  # seconds, after which there is a progress bar
@@ -66,7 +67,8 @@ def explain(options: Any) -> None:
     out.mkdir(parents=True, exist_ok=True)
     explained = next((title for title in first[0].numbers if not title.startswith("share of")), "") if first else ""
     gallery, written = Gallery(options.images.name, explained), set[Path]()
-    with (out / "values.csv").open("w", newline="", encoding="utf-8") as file:
+    values = out / "values.csv"
+    with named(values), values.open("w", newline="", encoding="utf-8") as file:
         table = csv.writer(file)
         for name, label, truth, right, numbers, sheet, note in tqdm(
             chain(first, drawn), total=count, unit="image", leave=False, delay=_PATIENCE
@@ -79,14 +81,16 @@ def explain(options: Any) -> None:
             if path in written:  # of a picture of the same name, but for its ending
                 path = out / f"{name}.png"
             written.add(path)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            sheet.save(path)
+            with named(path):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                sheet.save(path)
             anomaly = next((number for title, number in numbers.items() if title.startswith("anomaly")), None)
             value = numbers.get(explained)
             gallery.add(Card(name, sheet, label, truth, right, anomaly, value, note))
     tell_bad(bad)
-    gallery.write(out / "index.html")
-    print(f"wrote maps of {count - len(bad)} images and {out / 'values.csv'}")
+    with named(out / "index.html"):
+        gallery.write(out / "index.html")
+    print(f"wrote maps of {count - len(bad)} images and {values}")
     print(f"open {(out / 'index.html').resolve().as_uri()}")
 
 

@@ -51,6 +51,22 @@ def refuse_missing(options: Any) -> None:
         raise FileNotFoundError(f"there is no head {head}: make one with '{RUN} fit', or net.head.save(path)")
 
 
+def refuse_unwritable(options: Any) -> None:
+    """Refuse places that cannot be written, before anything is imported or downloaded.
+
+    Raises:
+        OSError: one cannot be written; the message names it as it was typed.
+    """
+    from pytorch_grad_cam_pcasvm.runtime.files import check_writable
+
+    out = getattr(options, "out", None)
+    if out is not None:
+        page = getattr(options, "single_file", False) and out.suffix.lower() in (".html", ".htm")
+        check_writable(out, folder=not (page or options.writes_file))
+    if getattr(options, "page", None) is not None:
+        check_writable(options.page, folder=True)
+
+
 def two_classes(root: Path, names: Sequence[str] | None) -> Sequence[str]:
     """Return the names of classes to fit a head on; refuse images without classes, or of only one."""
     from pytorch_grad_cam_pcasvm.data.images import arranged, class_folders

@@ -169,7 +169,28 @@ def _stored(
             else:
                 yield stored
                 return
-        yield _extracted(options, images, backbone, layer, pool, wanted, Path(nowhere) / "features")
+        with _told_of_temporary(Path(nowhere)):
+            stored = _extracted(options, images, backbone, layer, pool, wanted, Path(nowhere) / "features")
+        yield stored
+
+
+@contextmanager
+def _told_of_temporary(folder: Path) -> Iterator[None]:
+    """Say of errors where features are stored for this command alone, of which nothing is kept."""
+    from pytorch_grad_cam_pcasvm.atlas.shards import KEPT
+    from pytorch_grad_cam_pcasvm.runtime.files import with_reason
+
+    try:
+        yield
+    except Exception as error:
+        told: Any = error
+        if isinstance(error, OSError) and hasattr(error, "reason"):
+            way = f"make room, or name a folder for temporary files in TMPDIR (it is {folder.parent} now)"
+            raise with_reason(error.errno, told.reason.removesuffix(KEPT), way) from error
+        error.args = tuple(part.replace(KEPT, "") if isinstance(part, str) else part for part in error.args)
+        if hasattr(error, "reason"):
+            told.reason = told.reason.replace(KEPT, "")
+        raise
 
 
 def _are_bad(stored: Any, images: Any) -> bool:
@@ -179,7 +200,10 @@ def _are_bad(stored: Any, images: Any) -> bool:
 
 
 def _tell_not_kept(error: OSError) -> None:
-    print(f"features are not kept for the next command: {error}", file=sys.stderr)
+    from pytorch_grad_cam_pcasvm.atlas.shards import KEPT
+
+    reason = str(getattr(error, "reason", error)).removesuffix(KEPT)
+    print(f"features are not kept for the next command: {reason}", file=sys.stderr)
 
 
 def _extracted(

@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from pytorch_grad_cam_pcasvm.evaluation.intervals import ANYTHING, SAME
 from pytorch_grad_cam_pcasvm.evaluation.result import Result, Row
 from pytorch_grad_cam_pcasvm.evaluation.rivals import ANOTHER, HEAD, Rivals
-from pytorch_grad_cam_pcasvm.evaluation.statistics import SAME, Estimate
+from pytorch_grad_cam_pcasvm.evaluation.statistics import Estimate
 from pytorch_grad_cam_pcasvm.evaluation.subject import Subject
 from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
 from pytorch_grad_cam_pcasvm.targets import ClosedFormTarget
@@ -57,13 +58,13 @@ def completeness(study: Subject) -> Result:
         rows = []
         for method in subject.named:
             own, passes = distances[method, ""], method in promised
-            rows.append(Row(method, ERROR, "", Estimate.of(own), EXACT if passes else None, below=True))
-            rows += [
-                Row(method, ERROR, rival, Estimate.of(distances[method, rival] - own), 0.0 if passes else None)
-                for rival in against.names
-            ]
+            error = Estimate.of(own, bounds=ANYTHING)
+            rows.append(Row(method, ERROR, "", error, EXACT if passes else None, below=True))
+            for rival in against.names:
+                farther = Estimate.of(distances[method, rival] - own, bounds=ANYTHING)
+                rows.append(Row(method, ERROR, rival, farther, 0.0 if passes else None))
             if decides:
-                share = Estimate.of(contradicting[method])
+                share = Estimate.of(contradicting[method], bounds=(0, 1))
                 rows.append(Row(method, CONTRADICTING, "", share, MOST_CONTRADICTING, below=True))
         return rows
 

@@ -11,9 +11,10 @@ from pytorch_grad_cam.metrics.road import NoisyLinearImputer
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - torch's own habit
 
+from pytorch_grad_cam_pcasvm.evaluation.intervals import ANYTHING, SAME
 from pytorch_grad_cam_pcasvm.evaluation.result import Result, Row
 from pytorch_grad_cam_pcasvm.evaluation.rivals import RANDOM, RIVALS, SHARED, Rivals
-from pytorch_grad_cam_pcasvm.evaluation.statistics import SAME, Estimate
+from pytorch_grad_cam_pcasvm.evaluation.statistics import Estimate
 from pytorch_grad_cam_pcasvm.evaluation.subject import Subject, heat, seeded
 from pytorch_grad_cam_pcasvm.network.modules import evaluating
 
@@ -165,7 +166,8 @@ def _compared(method: str, mean: Mapping[Any, np.ndarray], against: Rivals) -> l
         sign = -1 if measure == "deletion" else 1
         own = mean[(method, ""), measure].mean(1)
         for rival, source in others.items():
-            rows.append(Row(method, measure, rival, Estimate.of(sign * (own - mean[source, measure].mean(1))), 0.0))
+            ahead = Estimate.of(sign * (own - mean[source, measure].mean(1)), bounds=ANYTHING)
+            rows.append(Row(method, measure, rival, ahead, 0.0))
     return rows
 
 

@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - torch's own habit
 
+from pytorch_grad_cam_pcasvm.evaluation.intervals import SAME
 from pytorch_grad_cam_pcasvm.evaluation.pixels import TOLERANCE
 from pytorch_grad_cam_pcasvm.evaluation.positions import ABOUT, CENTRE, POINT, PixelValues, of_positions
 from pytorch_grad_cam_pcasvm.evaluation.regions import OF_VOLUMES, masks_of, regions_of
 from pytorch_grad_cam_pcasvm.evaluation.result import Result, Row
 from pytorch_grad_cam_pcasvm.evaluation.rivals import BLIND, RANDOM, RIVALS, Rivals
-from pytorch_grad_cam_pcasvm.evaluation.statistics import SAME, Estimate
+from pytorch_grad_cam_pcasvm.evaluation.statistics import Estimate
 from pytorch_grad_cam_pcasvm.evaluation.subject import Subject, generator, heat
 from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
 from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
@@ -154,18 +155,24 @@ def _rows(subject: Subject, against: Rivals, numbers_of: Mapping[Any, np.ndarray
         chance: of each scene.
     """
     rows = []
+    # Of tiles, chance is the same everywhere; that of masks may be anything.
+    beyond = (-chance[0], 1 - chance[0]) if np.ptp(chance) == 0 else (-1, 1)
     for method in subject.named:
         for measure, without in ((SHARE, NONE), (POINT, NOWHERE)):
             own = numbers_of[method, measure, ""]
-            rows.append(Row(method, measure, "", Estimate.of(own)))
-            rows.append(Row(method, measure, CHANCE, Estimate.of(own - chance), 0.0))
+            rows.append(Row(method, measure, "", Estimate.of(own, bounds=(0, 1))))
+            rows.append(Row(method, measure, CHANCE, Estimate.of(own - chance, bounds=beyond), 0.0))
             theirs = {rival: numbers_of[method, measure, rival] for rival in against.names}
             theirs |= {rival: numbers_of[rival, measure, ""] for rival in against.methods if rival != method}
             rows += [
-                Row(method, measure, rival, Estimate.of(own - of_rival), 0.0) for rival, of_rival in theirs.items()
+                Row(method, measure, rival, Estimate.of(own - of_rival, bounds=(-1, 1)), 0.0)
+                for rival, of_rival in theirs.items()
             ]
             rows.append(Row(method, without, "", Estimate.of(np.isnan(own))))
-    rows += [Row(BLIND, measure, "", Estimate.of(numbers_of[method, measure, BLIND])) for measure in (SHARE, POINT)]
+    rows += [
+        Row(BLIND, measure, "", Estimate.of(numbers_of[method, measure, BLIND], bounds=(0, 1)))
+        for measure in (SHARE, POINT)
+    ]
     return rows
 
 

@@ -3,13 +3,17 @@
 import math
 from collections.abc import Sequence
 
+import numpy as np
 from scipy.stats import norm
 
-from pytorch_grad_cam_pcasvm.evaluation.result import BLANK, FAILED, FEW, PASSED, UNDECIDED, Row
+from pytorch_grad_cam_pcasvm.evaluation.intervals import FEW
+from pytorch_grad_cam_pcasvm.evaluation.result import BLANK, FAILED, PASSED, UNDECIDED, Row
 
 _SHARES = 0.25, 0.5  # of the items, before the last look at all of them
 _LEAST = 20  # items at the first look
-EARLY, LAST = 0.995, 0.96  # levels of the intervals: at most 5 % of all answers are wrong, however the three looks fall
+# Levels of the intervals, so that at most 5 % of all answers are wrong, however the three looks fall: of shares and of
+# numbers between bounds this is proven, of others simulated (benchmarks/looks.py).
+EARLY, LAST = 0.995, 0.96
 HOPELESS = 0.1  # the chance to become clear, below which it is not tried
 
 
@@ -36,16 +40,21 @@ def chance_of_clarity(row: Row, share: float) -> float:
     """Return the probability that a row is clear once all items are measured.
 
     With the mean m and the standard error s so far, from a share f of the items, the mean of all of them is normal
-    around m with the variance s² (1 - f), and its standard error will be s sqrt(f).
+    around m with the variance s² (1 - f). Its interval will be that of the numbers so far, repeated 1 / f times; of a
+    share, that of a normal mean with the standard error s sqrt(f).
     """
     estimate, limit = row.estimate, row.limit
     assert limit is not None
     mean, error = estimate.mean, estimate.standard_error
+    if estimate.n < FEW or np.isnan(error):
+        return float(estimate.n < FEW)
     if estimate.share:  # none of a few may be one of many
         mean = (mean * estimate.n + 1) / (estimate.n + 2)
         error = math.sqrt(mean * (1 - mean) / estimate.n)
-    if estimate.n < FEW or not error > 0:
-        return float(estimate.n < FEW)
-    distance = (mean - limit) / error
-    needed, spread = norm.ppf((1 + LAST) / 2) * math.sqrt(share), math.sqrt(1 - share)
-    return float(norm.cdf((distance - needed) / spread) + norm.cdf((-distance - needed) / spread))
+        below = above = float(norm.ppf((1 + LAST) / 2)) * error * math.sqrt(share)
+    else:
+        # There are no more draws than there were.
+        low, high = estimate.repeated(1 if estimate.draws else round(1 / share)).interval_at(LAST)
+        below, above = mean - low, high - mean
+    spread = max(error, np.finfo(float).tiny) * math.sqrt(1 - share)
+    return float(norm.cdf((mean - below - limit) / spread) + norm.cdf((limit - mean - above) / spread))

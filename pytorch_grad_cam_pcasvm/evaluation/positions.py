@@ -121,7 +121,11 @@ class PixelValues:
             ]
             for name, parts in self._values.items()
         }
-        return [Row(name, measure, "", Estimate.of(shares)) for name, shares in near.items() if not masks.all()]
+        return [
+            Row(name, measure, "", Estimate.of(shares, bounds=(0, 1)))
+            for name, shares in near.items()
+            if not masks.all()
+        ]
 
 
 def of_positions(study: Subject, masks: Any, category: Any, tolerance: float) -> Result:

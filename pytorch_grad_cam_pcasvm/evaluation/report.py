@@ -22,7 +22,7 @@ from pytorch_grad_cam_pcasvm.evaluation.subject import Subject
 from pytorch_grad_cam_pcasvm.figures import plot_maps
 from pytorch_grad_cam_pcasvm.network.modules import layer_name
 from pytorch_grad_cam_pcasvm.runtime.errors import warn
-from pytorch_grad_cam_pcasvm.runtime.files import atomically
+from pytorch_grad_cam_pcasvm.runtime.files import atomically, check_writable
 from pytorch_grad_cam_pcasvm.targets import SVMTarget, default_decision
 
 CHECKS: dict[str, Callable[..., Result]] = {
@@ -58,6 +58,7 @@ def report(  # noqa: D417 - of the study its class tells
         (such as localisation without labels) and pictures that cannot be drawn are listed with the reason.
 
     Raises:
+        OSError: nothing can be written there.
         TypeError: a check has no such option.
         ValueError: a check is unknown, or none can be run.
 
@@ -102,6 +103,7 @@ def report(  # noqa: D417 - of the study its class tells
     said: list[str] = []
     file = Path(out) / "report.json"
     file.parent.mkdir(parents=True, exist_ok=True)
+    check_writable(file, folder=False)
     for name, of_check in options.items():
         others = {option: of_check[option] for option in of_check if option in common}
         own = {option: of_check[option] for option in of_check if option not in common}

@@ -28,6 +28,7 @@ from pytorch_grad_cam_pcasvm.evaluation.result import (
 )
 from pytorch_grad_cam_pcasvm.evaluation.rivals import BLIND
 from pytorch_grad_cam_pcasvm.evaluation.verdict import DO_NOT, MOST_BLANK, OPEN, USE, Verdict, verdict
+from pytorch_grad_cam_pcasvm.runtime.files import named
 
 FORMAT = "pytorch_grad_cam_pcasvm evaluation 3"
 NOT_PASSED = (BLANK, FAILED, UNDECIDED, TOO_FEW)
@@ -82,7 +83,8 @@ def page(written: str | Path) -> Path:
         sections=sections,
     )
     out = path.with_name("index.html")
-    out.write_text(text, encoding="utf-8")
+    with named(out):
+        out.write_text(text, encoding="utf-8")
     return out
 
 

@@ -2,15 +2,15 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor
 
+from pytorch_grad_cam_pcasvm.evaluation.intervals import FEW
 from pytorch_grad_cam_pcasvm.evaluation.statistics import LEVEL, Estimate
 from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
 
-FEW = 10  # images, below which a standard error says little
 PASSED, FAILED, UNDECIDED, TOO_FEW = "passed", "failed", "undecided", "too few images to say"
 BLANK = "without any map to judge"
 
@@ -144,8 +144,9 @@ class Result:
         def plain(value: Any) -> Any:
             if isinstance(value, float):
                 return value if math.isfinite(value) else None
-            if isinstance(value, Row):
-                return plain(vars(value) | {"verdict": value.verdict})
+            if isinstance(value, Row):  # where nothing is to be passed, nobody asks for each image's number
+                estimate = value.estimate if value.limit is not None else replace(value.estimate, numbers=())
+                return plain(vars(value) | {"estimate": estimate, "verdict": value.verdict})
             if isinstance(value, Estimate):
                 return plain(vars(value))
             if isinstance(value, Mapping):
@@ -164,7 +165,8 @@ class Result:
         def row(saved: Mapping[str, Any]) -> Row:
             numbers = saved["estimate"]
             shown = {"mean": real(numbers["mean"]), "standard_error": real(numbers["standard_error"])}
-            estimate = Estimate(**{**numbers, **shown})
+            given = {name: tuple(numbers[name]) for name in ("numbers", "bounds") if numbers.get(name)}
+            estimate = Estimate(**{**numbers, **shown, **given})
             columns = {key: entry for key, entry in saved.items() if key != "verdict"}  # which follows from the others
             return Row(**{**columns, "estimate": estimate})
 

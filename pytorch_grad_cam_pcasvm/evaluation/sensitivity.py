@@ -129,7 +129,7 @@ def _rows(
     order = [*subject.named, BLIND]
     rows = []
     for (name, measure, rival), parts in sorted(similarities.items(), key=lambda item: order.index(item[0][0])):
-        estimate = Estimate.of(np.concatenate(parts), None if measure in (COMPONENTS, LIKENESS) else draws)
+        estimate = Estimate.of(np.concatenate(parts), None if measure in (COMPONENTS, LIKENESS) else draws, (0, 1))
         unlabelled = measure == LABELS and isinstance(subject.target, PCATarget | QuadraticTarget)
         limit = None if name == BLIND or measure == LIKENESS or unlabelled else ALIKE
         rows.append(Row(name, measure, rival, estimate, limit, below=True))

@@ -56,9 +56,10 @@ def stability(  # noqa: D417 - of the study its class tells
         for method in subject.named:
             for change in (NOISE, SHIFT):
                 own = numbers[method, change, ""]
-                rows.append(Row(method, change, "", Estimate.of(own), ALIKE))
+                rows.append(Row(method, change, "", Estimate.of(own, bounds=(-1, 1)), ALIKE))
                 for rival in against.names:
-                    rows.append(Row(method, change, rival, Estimate.of(own - numbers[method, change, rival]), 0.0))
+                    ahead = Estimate.of(own - numbers[method, change, rival], bounds=(-2, 2))
+                    rows.append(Row(method, change, rival, ahead, 0.0))
         return rows
 
     def deciding() -> list[Row]:

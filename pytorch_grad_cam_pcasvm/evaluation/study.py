@@ -40,7 +40,8 @@ class Study(Subject):
             knows, if any.
         stop_early: look at what decides after a quarter and a half of the images, and stop if it is clear, or can
             hardly become clear. Confidence intervals allow for three looks: they are of 99.5 % at the first two, and of
-            96 % at the last, instead of 95 %. Localisation by masks always takes all images.
+            96 % at the last, instead of 95 %, so that at most 5 % of the answers of a row are wrong. Localisation by
+            masks always takes all images.
 
     Raises:
         TypeError: an argument has the wrong type.

@@ -6,13 +6,13 @@ from typing import Any
 
 from pytorch_grad_cam_pcasvm.evaluation.completeness import CONTRADICTING, ERROR
 from pytorch_grad_cam_pcasvm.evaluation.faithfulness import KINDS
+from pytorch_grad_cam_pcasvm.evaluation.intervals import FEW
 from pytorch_grad_cam_pcasvm.evaluation.localisation import CHANCE, SHARE
 from pytorch_grad_cam_pcasvm.evaluation.looks import HOPELESS, chance_of_clarity
 from pytorch_grad_cam_pcasvm.evaluation.positions import POINT
 from pytorch_grad_cam_pcasvm.evaluation.result import (
     BLANK,
     FAILED,
-    FEW,
     PASSED,
     TOO_FEW,
     UNDECIDED,

@@ -5,6 +5,9 @@ python explainer.py explainer.onnx photo.png --out maps.png
 
 import argparse
 import json
+import os
+import re
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,9 @@ from PIL import Image, ImageChops, ImageDraw, ImageFilter, ImageFont
 
 KEY = "pytorch_grad_cam_pcasvm"  # of the metadata
 FORMAT = 2
+OLDEST = 1, 20  # version of onnxruntime that takes these files
+BLOCKS, SAMPLED = 8, 64  # of each side of the sample, and the most numbers that are kept of each of its outputs
+MOST = 1e-3  # error, as a part of the largest number, that nobody would see on a map
 TILE, TEXT, GAP = 224, 15, 10  # pixels of a sheet
 LARGE = 2 * TILE + GAP  # a tile of two columns
 FAINT = 0.1  # of the scale of a map: less has no line around it
@@ -446,8 +452,13 @@ class _Part:
 class Explainer(Sheets):
     """An explanation in a file from ``export.onnx``, for use on pictures.
 
+    The file has a sample, with the numbers that PyTorch gave for it: as the file is opened, it is run on that, and a
+    warning says so if it gives others, as a copy in 8 bits does.
+
     Attributes:
-        about: the metadata: ``classes``, ``titles`` of the targets, ``input``, ``method``, ``digest``, ...
+        about: the metadata: ``classes``, ``titles`` of the targets, ``input``, ``method``, ``digest``, ...; and
+            ``measured``: by how much the sample's outputs differ now, each as a part of its largest number, as in
+            ``differences``.
         names: the names of the outputs.
 
     Args:
@@ -456,7 +467,11 @@ class Explainer(Sheets):
 
     Raises:
         ImportError: onnxruntime is not installed.
-        ValueError: the file is truncated, is not an ONNX model, or is not an explanation.
+        ValueError: the file is missing or truncated, is not an ONNX model, or is not an explanation; onnxruntime does
+            not take it; or its numbers are not finite.
+
+    Warns:
+        UserWarning: the file gives other numbers than when it was written.
 
     Example:
         >>> metadata = export.onnx(cam, images, "explainer.onnx")
@@ -472,9 +487,9 @@ class Explainer(Sheets):
         except ImportError as error:
             raise ImportError("an Explainer needs onnxruntime: pip install onnxruntime") from error
         try:
-            self._session = onnxruntime.InferenceSession(str(path), providers=list(providers))
+            self._session = opened(onnxruntime, str(path), providers)
         except Exception as error:  # onnxruntime's own have no common name
-            raise ValueError(f"{path} is missing, cut short, or no ONNX model ({error})") from error
+            raise ValueError(_why_refused(Path(path), str(error), onnxruntime.__version__)) from error
         about = json.loads(self._session.get_modelmeta().custom_metadata_map.get(KEY, "{}"))
         if "format" not in about:
             raise ValueError(f"{path} is a model, but not an explanation: write one with export.onnx")
@@ -482,6 +497,24 @@ class Explainer(Sheets):
             raise ValueError(f"{path} was written by a later version: copy the explainer.py that belongs to it")
         self.names = [output.name for output in self._session.get_outputs()]
         super().__init__(about)
+        if "sample" in about:
+            self._measure(path, about["sample"])
+
+    def _measure(self, path: Any, sample: dict[str, Any]) -> None:
+        """Compare the outputs of the sample with what they were in PyTorch."""
+        found = sampled_outputs(self(sample_image(sample, self.about["input"]["shape"])))
+        self.about["measured"] = errors = sampled_differences(found, sample["outputs"])
+        worst = max(errors, key=lambda name: np.nan_to_num(errors[name], nan=np.inf))
+        if not np.isfinite(errors[worst]):
+            raise ValueError(f"{path} gives {worst} that are not finite: export it again, or use the unchanged file")
+        told = max(self.about["differences"].values())
+        if errors[worst] > max(MOST, 10 * told):
+            warnings.warn(
+                f"{path} was written with errors of at most {told:.1g} of the largest number, and has one of "
+                f"{errors[worst]:.1g} in {worst} here: it was changed since, as by a conversion to 8 bits, or this "
+                "processor computes less accurately. Use the file as export.onnx wrote it",
+                stacklevel=3,
+            )
 
     def __call__(self, images: np.ndarray) -> dict[str, np.ndarray]:
         """Return all outputs, by name, for images (N, ...) that are preprocessed for the network."""
@@ -523,6 +556,136 @@ class Explainer(Sheets):
         input_format = self.about["input"]
         frame = frame_of(picture.size, tuple(input_format["shape"][1:]), input_format["resize"])
         return self.drawn(picture, found, row, frame=frame, truth=truth)
+
+
+def opened(onnxruntime: Any, model: Any, providers: Any = ("CPUExecutionProvider",)) -> Any:
+    """Return onnxruntime's session for a file or its bytes.
+
+    Before version 1.23 it may fuse products of double precision into an operator of its own that it has in single
+    precision only; then it is told not to.
+    """
+    try:
+        return onnxruntime.InferenceSession(model, providers=list(providers))
+    except Exception as error:
+        if "com.microsoft." not in str(error):
+            raise
+        options = onnxruntime.SessionOptions()
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+        return onnxruntime.InferenceSession(model, options, providers=list(providers))
+
+
+def _why_refused(path: Path, message: str, version: str) -> str:
+    """Return why onnxruntime does not take a file, from what it says and what the file says of itself."""
+    if not path.is_file():
+        return f"there is no file {path}"
+    if (versions := _versions_of(path)) is None:
+        return f"{path} is cut short, or no ONNX model: copy it again, or write one with export.onnx"
+    reason = message.split("failed:")[-1].strip().splitlines()[0][:300]
+    if "float16" in message:
+        return (
+            f"{path} was changed to half precision since it was written, and the numbers of its operations do not fit "
+            f"together any more: use the file as export.onnx wrote it ({reason})"
+        )
+    if unsupported := re.search(r"Unsupported model IR version.*|Opset \d+ is.*", reason):
+        reason = unsupported[0]
+    needed = f"it has IR version {versions[0]} and opset {versions[1]}"
+    if tuple(int(part) for part in re.findall(r"\d+", version)[:2]) < OLDEST or unsupported:
+        return (
+            f"{path} needs a newer onnxruntime than {version}, at least {'.'.join(map(str, OLDEST))}, as {needed}: "
+            f"pip install --upgrade onnxruntime ({reason})"
+        )
+    return (
+        f"onnxruntime {version} does not take {path}, though it is whole, and {needed}: use the file as export.onnx "
+        f"wrote it, or another version of onnxruntime ({reason})"
+    )
+
+
+def _versions_of(path: Path) -> tuple[int, int] | None:
+    """Return the IR version and the opset of an ONNX model, or None if the file is cut short, or something else."""
+    found: dict[int, Any] = {}
+    try:
+        with path.open("rb") as file:
+            length = file.seek(0, os.SEEK_END)
+            file.seek(0)
+            while file.tell() < length:
+                field, kind = divmod(_varint(file), 8)
+                if kind == 0:
+                    found[field] = _varint(file)
+                elif kind == 2:
+                    size = _varint(file)
+                    start = file.tell()
+                    if field == 8 and (
+                        opset := re.fullmatch(rb"(?:\n\x00)?\x10(.)", file.read(size), re.DOTALL)
+                    ):  # ONNX's own
+                        found[field] = opset[1][0]
+                    else:
+                        found.setdefault(field, None)
+                    file.seek(start + size)
+                else:
+                    return None
+            whole = file.tell() == length
+    except (EOFError, OverflowError, OSError):
+        return None
+    return (found[1], found[8]) if whole and {1, 7, 8} <= found.keys() and found[8] else None
+
+
+def _varint(file: Any) -> int:
+    """Return the next number of a protocol buffer."""
+    number = 0
+    for shift in range(0, 64, 7):
+        if not (byte := file.read(1)):
+            raise EOFError
+        number |= (byte[0] & 127) << shift
+        if byte[0] < 128:
+            return number
+    raise OverflowError
+
+
+def sample_image(sample: dict[str, Any], shape: Any) -> np.ndarray:
+    """Return the image (1, C, ...), float32, that a file is tried on: blocks of a mean colour each, with noise.
+
+    Args:
+        sample: ``blocks``, the means (C, ...) of at most eight blocks along each side, and ``noise``, its largest
+            amount for each channel.
+        shape: (C, ...).
+    """
+    blocks = np.array(sample["blocks"], np.float64)
+    places = [np.arange(side) * count // side for side, count in zip(shape[1:], blocks.shape[1:], strict=True)]
+    mixed = np.arange(np.prod(shape), dtype=np.uint64)  # in any language, bit by bit
+    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35), (16, 1)):
+        mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor) & np.uint64(0xFFFFFFFF)
+    noise = ((mixed >> np.uint64(24)).astype(np.float64) / 127.5 - 1).reshape(shape)
+    amount = np.array(sample["noise"], np.float64).reshape(-1, *[1] * (len(shape) - 1))
+    image: np.ndarray = blocks[np.ix_(np.arange(shape[0]), *places)] + amount * noise
+    return image[None].astype(np.float32)
+
+
+def sampled_outputs(outputs: dict[str, Any]) -> dict[str, np.ndarray]:
+    """Return some numbers of each output, evenly spaced; of maps, as parts of the largest one."""
+    found: dict[str, np.ndarray] = {}
+    for name in ("label", "scores", "components", "anomaly", "values", "maps"):
+        if name not in outputs:
+            continue
+        numbers = np.asarray(outputs[name], np.float64)
+        if name == "maps":
+            largest = np.asarray(outputs["nu"], np.float64)
+            numbers = numbers / np.where(largest > 0, largest, 1).reshape(*largest.shape, *[1] * (numbers.ndim - 2))
+        flat = numbers.ravel()
+        found[name] = flat[np.linspace(0, len(flat) - 1, min(len(flat), SAMPLED)).astype(int)]
+    return found
+
+
+def sampled_differences(found: dict[str, np.ndarray], stored: dict[str, Any]) -> dict[str, float]:
+    """Return the largest difference of each output from what is stored, as a part of its largest number.
+
+    Where another class is predicted, values and maps are of another question, and are left out.
+    """
+    other = "label" in stored and not np.array_equal(found["label"], stored["label"]["numbers"])
+    return {
+        name: float(np.abs(found[name] - np.array(kept["numbers"])).max() / (kept["size"] or 1.0))
+        for name, kept in stored.items()
+        if name != "label" and not (other and name in ("values", "maps"))
+    }
 
 
 def _rgb(colours: list[str]) -> np.ndarray:

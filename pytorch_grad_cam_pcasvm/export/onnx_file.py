@@ -1,6 +1,7 @@
 """ONNX files: an explanation that onnxruntime computes, on servers, phones and web pages, with what it is of."""
 
 import json
+import logging
 import warnings
 from collections.abc import Sequence
 from os import PathLike
@@ -12,10 +13,10 @@ from torch import Tensor
 from torch.export import ExportedProgram
 
 from pytorch_grad_cam_pcasvm import __version__
-from pytorch_grad_cam_pcasvm.export.explainer import FORMAT, KEY
+from pytorch_grad_cam_pcasvm.export.explainer import FORMAT, KEY, opened
 from pytorch_grad_cam_pcasvm.export.graph import traced_program
 from pytorch_grad_cam_pcasvm.export.operators import decompositions
-from pytorch_grad_cam_pcasvm.export.outputs import checked, outputs_of
+from pytorch_grad_cam_pcasvm.export.outputs import checked, outputs_of, sample_of
 from pytorch_grad_cam_pcasvm.export.titles import about
 from pytorch_grad_cam_pcasvm.head import Head
 from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
@@ -23,10 +24,11 @@ from pytorch_grad_cam_pcasvm.methods.grad_cam_protocol import ClosedFormCAM
 from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
 from pytorch_grad_cam_pcasvm.runtime.digests import described, digest_of_module
 from pytorch_grad_cam_pcasvm.runtime.errors import NoProgramError
-from pytorch_grad_cam_pcasvm.runtime.files import atomically
+from pytorch_grad_cam_pcasvm.runtime.files import atomically, check_writable
 from pytorch_grad_cam_pcasvm.targets import Target
 
 _MOST_BYTES = 2_000_000_000  # protobuf's limit
+_OLDEST_OPSET = 18  # that torch writes
 
 
 def onnx(
@@ -56,7 +58,8 @@ def onnx(
     ``targets`` and their ``titles``, ``classes``, ``target_layers``, ``features``, ``input`` (``shape``, and how to
     make one from a picture), ``versions``, ``digest`` of network and head as they are now, ``colours`` of the figures
     from -nu to nu, as ``rrggbb``, and ``differences`` from ``explain``: for each output the largest one, as a fraction
-    of the largest value (for ``nu``, of its logarithm). Of dense features also ``label_colours`` of classes, ``heat``,
+    of the largest value (for ``nu``, of its logarithm). ``sample`` is a coarse image and some of its outputs, with
+    which :class:`Explainer` compares its own. Of dense features also ``label_colours`` of classes, ``heat``,
     the colours of anomalies, and ``anomaly_range``, the lowest and highest anomaly of the given images.
 
     Args:
@@ -65,7 +68,7 @@ def onnx(
         path: the file to write.
         targets: K targets, each for all images; None: every component, then the predicted class.
         size: (H, W) to upsample maps to; None: their own resolution.
-        opset: version of ONNX's operators; None: torch's own choice.
+        opset: version of ONNX's operators, from 18; None: torch's own choice.
         mean: the values that preprocessing subtracts from the channels of a picture in [0, 1]; for users of the file.
         std: the values by which it then divides the channels.
         resize: the size of a picture's shorter side, before its middle is cut out; None: pictures are resized to the
@@ -80,10 +83,11 @@ def onnx(
 
     Raises:
         ImportError: the ``[export]`` extra is not installed.
+        OSError: nothing can be written there.
         NoProgramError: the method, a target or the network depends on tensor values, or needs autograd; an operator is
             not in ONNX; or onnxruntime gives different numbers.
         TypeError: ``cam`` is not a method.
-        ValueError: as for ``explain``, or the precision is not single.
+        ValueError: as for ``explain``, the precision is not single, or the opset is older than torch writes.
 
     Example:
         >>> from pytorch_grad_cam_pcasvm import export
@@ -95,6 +99,9 @@ def onnx(
     path = Path(path)
     if not path.absolute().parent.is_dir():
         raise ValueError(f"there is no folder {path.parent}")
+    check_writable(path, folder=False)
+    if opset is not None:
+        _check_opset(opset)
     if interpolation not in ("bilinear", "bicubic"):
         raise ValueError(f"interpolation must be 'bilinear' or 'bicubic', got {interpolation!r}")
     tell = print if progress else _silent
@@ -118,17 +125,29 @@ def onnx(
     model = _converted(program, names, opset)
     tell("comparing the file with explain")
     metadata = _metadata(cam, maps, prepared, pictures)
-    session = runtime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    session = opened(runtime, model.SerializeToString())
 
     def run(x: Tensor) -> dict[str, Any]:
         return dict(zip(names, session.run(names, {"images": x.cpu().numpy()}), strict=True))
 
     ways_out = ("use export.program", "see whether explain changes as much with net.double()", "report this network")
     metadata["differences"] = checked(run, cam, maps, prepared, size, "onnxruntime", ways_out)
+    metadata |= sample_of(run, cam, maps, prepared, size)
     model.metadata_props.add(key=KEY, value=json.dumps(metadata))
     with atomically(path) as file:
         file.write(model.SerializeToString())
     return metadata
+
+
+def _check_opset(opset: Any) -> None:
+    from onnx.defs import onnx_opset_version
+
+    newest = onnx_opset_version()
+    if not isinstance(opset, int) or not _OLDEST_OPSET <= opset <= newest:
+        raise ValueError(
+            f"opset must be an integer from {_OLDEST_OPSET}, the oldest that torch writes, to {newest}, the newest of "
+            f"the installed onnx, got {opset!r}"
+        )
 
 
 def _silent(text: str) -> None:
@@ -137,7 +156,10 @@ def _silent(text: str) -> None:
 
 def _converted(program: ExportedProgram, names: Sequence[str], opset: int | None) -> Any:
     """Return a program as a model of ONNX, with named outputs, in which N is the number of images."""
+    converter = logging.getLogger("onnxscript.version_converter")
+    level = converter.level
     try:
+        converter.setLevel(logging.CRITICAL)  # which logs a traceback of C++ where it gives up
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")  # torch's own, about itself
             if any(node.target in decompositions() for node in program.graph.nodes):  # of writes, now functions
@@ -152,9 +174,17 @@ def _converted(program: ExportedProgram, names: Sequence[str], opset: int | None
             "use export.program, which needs no ONNX",
             "pass another opset",
         ) from error
+    finally:
+        converter.setLevel(level)
     assert converted is not None
     _simplify(converted.model)
     model = converted.model_proto
+    # Where torch cannot bring it to the opset, it leaves it as it is.
+    written = next(entry.version for entry in model.opset_import if not entry.domain)
+    if opset is not None and written != opset:
+        raise ValueError(
+            f"torch writes this network with opset {written} instead of {opset}: pass opset={written}, or none"
+        )
     symbol = model.graph.input[0].type.tensor_type.shape.dim[0].dim_param
     for value in (*model.graph.input, *model.graph.output, *model.graph.value_info):
         for dim in value.type.tensor_type.shape.dim:

@@ -8,6 +8,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pytorch_grad_cam_pcasvm.export.explainer import (
+    BLOCKS,
+    MOST,
+    sample_image,
+    sampled_differences,
+    sampled_outputs,
+)
 from pytorch_grad_cam_pcasvm.head.anomalies import anomaly, tells_anomalies
 from pytorch_grad_cam_pcasvm.head.stages import Projection
 from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
@@ -23,7 +30,8 @@ OUTPUTS = (
     "scores", "label", "components", "anomaly", "values", "nu", "log_scale", "maps", "opposite", "baseline_values",
     "remainder",
 )  # fmt: skip
-_MOST = 1e-3  # difference from explain, as a part of the largest value, which nobody would see on a map
+_NOTHING = 1e-4  # of the largest value: less is rounding
+_OF_VALUES = "scores", "values", "baseline_values"
 # What is 0 but for rounding is compared with what it is subtracted from.
 _BESIDE = {"baseline_values": "values", "remainder": "values"}
 
@@ -70,27 +78,26 @@ def checked(
         NoProgramError: an output differs by more than anyone would overlook.
         ValueError: ``explain`` does not take the images.
     """
-    generator = torch.Generator().manual_seed(0)
-    noise = torch.randn((3, *images.shape[1:]), generator=generator).to(images) * images.std() + images.mean()
-    largest: dict[str, float] = {}
-    for x in (images, images[:1], noise):
-        previous, cam._warnings = cam._warnings, WarnOnce()  # of noise, nothing is to be told or remembered
+    noise = torch.randn((3, *images.shape[1:]), generator=torch.Generator().manual_seed(0)).to(images)
+    others = {"changed": _changed(images), "noise": noise * images.std() + images.mean()}
+    expected: dict[str, Any] = {}
+    for name, x in {"images": images, "the first": images[:1], **others}.items():
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                expected = outputs_of(cam.explain(x, maps.targets), size)
+            outputs = _explained(cam, x, maps, size)
         except ValueError:
-            if x is not noise:  # a network need not be defined everywhere
+            if name not in others:  # a network need not be defined everywhere
                 raise
             continue
-        finally:
-            cam._warnings = previous
-        if x is noise and not all(bool(tensor.isfinite().all()) for tensor in expected.values()):
-            continue
-        for name, difference in compared(run(x), expected).items():
+        if name not in others or _finite(outputs):
+            expected[name] = x, outputs
+    # Photos that are in the training set have distances of 0, which says nothing of how large these are.
+    sizes = sizes_of([expected[name][1] for name in ("images", "changed") if name in expected])
+    largest: dict[str, float] = {}
+    for x, outputs in expected.values():
+        for name, difference in compared(run(x), outputs, sizes).items():
             largest[name] = float(np.maximum(largest.get(name, 0.0), difference))  # NaN stays
     worst = max(largest, key=lambda name: np.nan_to_num(largest[name], nan=np.inf))
-    if not largest[worst] <= _MOST:
+    if not largest[worst] <= MOST:
         magnified = _magnified(cam.model)
         if magnified is not None:
             raise NoProgramError(
@@ -105,6 +112,82 @@ def checked(
     return largest
 
 
+def _changed(images: Tensor) -> Tensor:
+    """Return images that are in no training set: these, a seventh of their sides moved, with noise."""
+    generator = torch.Generator().manual_seed(1)
+    axes = tuple(range(2, images.dim()))
+    moved = images.roll([max(1, images.shape[axis] // 7) for axis in axes], axes)
+    return moved + 0.25 * images.std() * torch.randn(images.shape, generator=generator).to(images)
+
+
+def sample_of(
+    run: Callable[[Tensor], Mapping[str, Any]], cam: ClosedFormCAM, maps: SignedMaps, images: Tensor,
+    size: Sequence[int] | None,
+) -> dict[str, Any]:  # fmt: skip
+    """Return the metadata of a sample, on which a file can be compared with ``explain`` wherever it is.
+
+    It is the first image in at most eight blocks along each side, with noise; nobody is recognised in it.
+
+    Args:
+        run: as in :func:`checked`.
+        cam: as in :func:`checked`.
+        maps: as in :func:`checked`.
+        images: as in :func:`checked`.
+        size: as in :func:`checked`.
+
+    Returns:
+        ``sample``; nothing if ``explain`` does not take such an image, or rounding alone changes its outputs.
+    """
+    image, shape = images[0].double().cpu(), list(images.shape[1:])
+    blocks = image.numpy()
+    for axis, side in enumerate(shape[1:], 1):
+        starts = -(-np.arange(count := min(BLOCKS, side)) * side // count)  # where sample_image begins another one
+        blocks = np.add.reduceat(blocks, starts, axis) / np.diff([*starts, side]).reshape(
+            -1, *[1] * (len(shape) - 1 - axis)
+        )
+    sample: dict[str, Any] = {"blocks": blocks.tolist(), "noise": [0.0] * shape[0]}
+    rest = image - torch.from_numpy(sample_image(sample, shape)[0]).double()
+    sample["noise"] = (3**0.5 * rest.flatten(1).std(1, correction=0)).tolist()
+    x = torch.from_numpy(sample_image(sample, shape)).to(images)
+    try:
+        expected = _explained(cam, x, maps, size)
+    except ValueError:
+        return {}
+    if not _finite(expected):
+        return {}
+    sizes = sizes_of([outputs_of(maps, size), expected]) | {"maps": 1.0}
+    numbers = sampled_outputs({name: tensor.cpu().numpy() for name, tensor in expected.items()})
+    sample["outputs"] = {
+        name: {"numbers": array.tolist(), "size": float(sizes[name])} for name, array in numbers.items()
+    }
+    differences = sampled_differences(sampled_outputs(dict(run(x))), sample["outputs"])
+    return {"sample": sample} if max(differences.values()) <= MOST / 10 else {}
+
+
+def _explained(cam: ClosedFormCAM, x: Tensor, maps: SignedMaps, size: Sequence[int] | None) -> dict[str, Tensor]:
+    """Return the outputs of images by ``explain``, for the targets of maps."""
+    previous, cam._warnings = cam._warnings, WarnOnce()  # of noise, nothing is to be told or remembered
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return outputs_of(cam.explain(x, maps.targets), size)
+    finally:
+        cam._warnings = previous
+
+
+def _finite(outputs: Mapping[str, Tensor]) -> bool:
+    return all(bool(tensor.isfinite().all()) for tensor in outputs.values())
+
+
+def sizes_of(outputs: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
+    """Return the largest absolute number of each output."""
+    found: dict[str, float] = {}
+    for of_images in outputs:
+        for name, tensor in of_images.items():
+            found[name] = max(found.get(name, 0.0), float(tensor.double().abs().max()))
+    return found
+
+
 def _magnified(model: Any) -> int | None:
     """Return the component of which whitening makes the features' rounding larger than anyone would overlook."""
     for stage in model.head.stages if isinstance(model, PCASVMNet) else ():
@@ -112,18 +195,28 @@ def _magnified(model: Any) -> int | None:
             size = stage.mean.square().sum().sqrt() + stage.divisor.max()
             rounding = torch.finfo(torch.float32).eps * size
             component = int(stage.divisor.argmin())
-            if bool(16 * rounding > _MOST * stage.divisor[component]):
+            if bool(16 * rounding > MOST * stage.divisor[component]):
                 return component
     return None
 
 
-def compared(outputs: Mapping[str, Any], expected: Mapping[str, Tensor]) -> dict[str, float]:
+def compared(
+    outputs: Mapping[str, Any], expected: Mapping[str, Tensor], sizes: Mapping[str, float] | None = None
+) -> dict[str, float]:
     """Return how far outputs are from what is expected: components, and the rest for images of the same class.
 
     Of a label that differs it is by how much the score of the right one is ahead: rounding may choose between equals.
+    Maps of values that are nothing but rounding are not compared: at a point of the training set, a distance has no
+    direction.
+
+    Args:
+        outputs: by name.
+        expected: by name.
+        sizes: the largest number of each output on more images, which differences are parts of; None: of these.
     """
     wanted: dict[str, Any] = {name: tensor.cpu().double().numpy() for name, tensor in expected.items()}
     actual = {name: torch.as_tensor(array).cpu().double().numpy() for name, array in outputs.items()}
+    given = {} if sizes is None else sizes
     everywhere = same = np.ones(len(wanted["values"]), bool)
     result = {}
     if "label" in wanted:
@@ -136,7 +229,10 @@ def compared(outputs: Mapping[str, Any], expected: Mapping[str, Tensor]) -> dict
             rows, places = np.nonzero(label != other)
             right, wrong = (classes[rows, places] for classes in (label, other))
             ahead = np.abs(scores[rows, right, places] - scores[rows, wrong, places]) if of_classes else np.inf
-            result["label"] = float(np.max(ahead) / np.abs(scores).max())
+            result["label"] = float(np.max(ahead) / max(np.abs(scores).max(), given.get("scores", 0.0)))
+    values = np.abs(wanted["values"])
+    nothing = (values <= _NOTHING * max(values.max(initial=0.0), given.get("values", 0.0))).any(1)
+    shown = same & ~nothing
     for name in ("nu", "log_scale"):
         if np.isnan(actual[name]).any():
             return {name: np.nan}
@@ -144,15 +240,16 @@ def compared(outputs: Mapping[str, Any], expected: Mapping[str, Tensor]) -> dict
     # size of a map more than its shape: sizes are compared by their logarithms.
     shift = actual.pop("log_scale") - wanted["log_scale"]
     with np.errstate(divide="ignore", invalid="ignore"):
-        sizes, scale = np.log(wanted["nu"]), np.log(actual.pop("nu")) - np.log(wanted.pop("nu"))
-    scale, sizes = np.nan_to_num(scale + shift), np.nan_to_num(sizes + wanted.pop("log_scale"), neginf=0.0)
-    result["nu"] = float((np.abs(scale) / np.maximum(1, np.abs(sizes)))[same].max(initial=0.0))
+        logs, scale = np.log(wanted["nu"]), np.log(actual.pop("nu")) - np.log(wanted.pop("nu"))
+    scale, logs = np.nan_to_num(scale + shift), np.nan_to_num(logs + wanted.pop("log_scale"), neginf=0.0)
+    result["nu"] = float((np.abs(scale) / np.maximum(1, np.abs(logs)))[shown].max(initial=0.0))
     for name, factor in (("maps", shift - scale), ("opposite", shift - scale), ("remainder", shift)):
         if name in actual:
             actual[name] = actual[name] * np.exp(factor).reshape(*factor.shape, *[1] * (actual[name].ndim - 2))
     for name, numbers in wanted.items():
-        rows = everywhere if name in ("components", "anomaly") else same
-        size = np.abs(wanted[_BESIDE.get(name, name)][rows]).max(initial=0.0)
+        rows = everywhere if name in ("components", "anomaly") else same if name in _OF_VALUES else shown
+        of = _BESIDE.get(name, name)
+        size = max(np.abs(wanted[of][rows]).max(initial=0.0), given.get(of, 0.0) * bool(rows.any()))
         error = np.abs(actual[name] - numbers)[rows].max(initial=0.0)
         result[name] = float(error / size) if size else float(error)
     return result

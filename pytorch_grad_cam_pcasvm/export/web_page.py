@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pytorch_grad_cam_pcasvm.export.explainer import Explainer
 from pytorch_grad_cam_pcasvm.runtime.errors import Way, refuse
-from pytorch_grad_cam_pcasvm.runtime.files import atomically, check_folder
+from pytorch_grad_cam_pcasvm.runtime.files import atomically, check_folder, named
 
 _PACKAGE = Path(__file__).parent
 MARK = "pytorch_grad_cam_pcasvm explainer"  # in the style sheet of every page
@@ -58,13 +58,15 @@ def page(
     data.mkdir(parents=True, exist_ok=True)
     (out / "index.html").unlink(missing_ok=True)
     # First of all, so that a folder whose writing was stopped is known as one of a page.
-    for name in ("page.css", "page.js"):
-        shutil.copyfile(_PACKAGE / name, out / name)
     script = files.pop("runtime")
-    shutil.copyfile(script, out / script.name)
+    for source in (_PACKAGE / "page.css", _PACKAGE / "page.js", script):
+        with named(out / source.name):
+            shutil.copyfile(source, out / source.name)
     for old in data.glob("*.js"):
         old.unlink()
     parts = {name: _write(data, name, file.read_bytes()) for name, file in files.items()}
+    for name in ("sample", "measured"):  # which the page has no use for
+        about.pop(name, None)
     about["page"] = {"title": title or "Explain a photo", "parts": parts}
     _write(data, "about", json.dumps(about).encode())
     with atomically(out / "index.html") as file:  # only now is it a page
@@ -93,5 +95,6 @@ def _write(data: Path, name: str, content: bytes) -> int:
     starts = range(0, len(content), _PART)
     for part, start in enumerate(starts):
         encoded = base64.b64encode(content[start : start + _PART]).decode()
-        (data / f"{name}{part}.js").write_text(f'explainer.receive("{name}", "{encoded}");\n')
+        with named(data / f"{name}{part}.js"):
+            (data / f"{name}{part}.js").write_text(f'explainer.receive("{name}", "{encoded}");\n')
     return len(starts)

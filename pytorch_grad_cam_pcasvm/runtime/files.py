@@ -1,12 +1,19 @@
-"""Files: written atomically, whenever an interrupt comes."""
+"""Files: written atomically, whenever an interrupt comes, and named where they cannot be written."""
 
+import errno
 import os
 import platform
+import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
+
+from pytorch_grad_cam_pcasvm.runtime.errors import told
+
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_CLOSED = {errno.EACCES, errno.EPERM, errno.EROFS}
 
 
 @contextmanager
@@ -18,16 +25,95 @@ def atomically(path: Path) -> Iterator[BinaryIO]:
 
     Yields:
         The file, open for bytes.
+
+    Raises:
+        OSError: it cannot be written; the message names ``path``.
     """
     temporary = temporary_of(path)
     try:
-        with temporary.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
+        with named(path, temporary):
+            with temporary.open("wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def named(path: Path, *others: Path) -> Iterator[None]:
+    """Name a file in the errors of writing it, of which those of a full disk name none.
+
+    Args:
+        path: the file.
+        others: files that it is written by way of.
+
+    Raises:
+        OSError: the file cannot be written; its ``reason`` is the message without the number.
+    """
+    try:
+        yield
+    except OSError as error:
+        of_it = error.errno in _FULL if error.filename is None else Path(str(error.filename)) in (path, *others)
+        if hasattr(error, "reason") or not of_it:
+            raise
+        refused = unwritable(path, error)
+        raise refused from error
+
+
+def unwritable(path: Path, error: OSError, folder: Path | None = None) -> OSError:
+    """Return an error of writing that says which file, and why; the folder is that of the file, or one above it."""
+    said, folder = error.strerror or str(error), folder or path.parent
+    why = said
+    if error.errno in _FULL:
+        why = "no file may be as large here" if error.errno == errno.EFBIG else "the disk is full"
+        why += f" ({said})"
+    elif error.errno in _CLOSED:
+        why = f"you may not write in the folder {folder} ({said})"
+    elif error.errno == errno.ENOENT and not folder.is_dir():
+        why = f"there is no folder {folder}"
+    return with_reason(error.errno, f"{path} cannot be written: {why}")
+
+
+def with_reason(number: int | None, reason: str, *ways_out: str) -> OSError:
+    """Return an error of the system that has its message, and what to do about it, as attributes."""
+    message = told(reason, ways_out)
+    error: Any = OSError(message) if number is None else OSError(number, message)
+    error.reason, error.ways_out = reason, ways_out
+    return error  # type: ignore[no-any-return]
+
+
+def check_writable(path: Path, *, folder: bool) -> None:
+    """Refuse a place that cannot be written, before the work for it begins.
+
+    Args:
+        path: the file, or the folder, which need not be there.
+        folder: whether it is a folder, which is made with those around it.
+
+    Raises:
+        FileExistsError: a file has the name of the folder, or of one around it.
+        FileNotFoundError: there is no folder for the file.
+        IsADirectoryError: a folder has the name of the file.
+        OSError: nothing can be written there; the message says why.
+    """
+    if folder:
+        place = path
+        while not place.exists() and place != place.parent:
+            place = place.parent
+        if not place.is_dir():
+            raise FileExistsError(f"{place} is a file: give a folder")
+    else:
+        place = path.resolve().parent  # what a link points to, not the link
+        if path.is_dir():
+            raise IsADirectoryError(f"{path} is a folder: give a file, such as {path / 'name'}")
+        if not place.is_dir():
+            raise FileNotFoundError(f"there is no folder {path.parent} to write {path.name} in: make it first")
+    try:
+        tempfile.TemporaryFile(dir=place).close()
+    except OSError as error:
+        refused = unwritable(path, error, place)
+        raise refused from error
 
 
 def temporary_of(path: Path) -> Path:

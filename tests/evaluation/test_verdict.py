@@ -47,7 +47,9 @@ def judged(changes=None, *, n=40, without=(), blank=0.0, **settings):
         mean, error, *count = numbers
         limit = LIMITS.get(measure, 0.0 if against else 0.5)
         limit = None if (check, measure, against) == ("localisation", SHARE, "") else limit
-        row = Row("Method", measure, against, Estimate(mean, error, *(count or [n])), limit, below=measure in LIMITS)
+        share = measure == CONTRADICTING and not error  # a standard error of 0 is no certainty, but none of many is
+        estimate = Estimate(mean, error, *(count or [n]), share=share)
+        row = Row("Method", measure, against, estimate, limit, below=measure in LIMITS)
         images = {"images": n, **(settings if check == "localisation" else {})}
         results.setdefault(check, Result(check, "?", [], {"Method": blank}, images)).rows.append(row)
     return verdict("Method", "at layer4 for this head", results)

@@ -12,7 +12,7 @@ from typing import Any
 
 from pytorch_grad_cam_pcasvm.atlas.explorer.contents import Contents
 from pytorch_grad_cam_pcasvm.atlas.explorer.encoding import json_text
-from pytorch_grad_cam_pcasvm.runtime.files import atomically, check_folder, has_mark
+from pytorch_grad_cam_pcasvm.runtime.files import atomically, check_folder, has_mark, named
 from pytorch_grad_cam_pcasvm.runtime.progress import progress_bar
 
 _PACKAGE = Path(__file__).parent
@@ -74,15 +74,20 @@ def _folder(folder: Path) -> Iterator[Callable[[str, str], Any]]:
     data.mkdir(parents=True, exist_ok=True)
     (folder / "index.html").unlink(missing_ok=True)
     # First of all, so that a folder whose writing was stopped is known as one of an explorer.
-    (folder / _STYLE).write_text(_source(_STYLE), encoding="utf-8")
+    _write(folder / _STYLE, _source(_STYLE))
     for old in data.glob("*.js"):
         old.unlink()
     for script in _SCRIPT.findall(_source("index.html")):
-        (folder / script).write_text(_source(script), encoding="utf-8")
+        _write(folder / script, _source(script))
     # As a string: an object literal would give keys such as __proto__ a meaning.
-    yield lambda name, text: (data / f"{name}.js").write_text(f"atlas.receive({json_text(name)},{json_text(text)});\n")
+    yield lambda name, text: _write(data / f"{name}.js", f"atlas.receive({json_text(name)},{json_text(text)});\n")
     with atomically(folder / "index.html") as file:  # only now is it a page
         file.write(_source("index.html").encode())
+
+
+def _write(path: Path, text: str) -> None:
+    with named(path):
+        path.write_text(text, encoding="utf-8")
 
 
 @contextmanager
