@@ -143,11 +143,13 @@ def _patches(options: Any, preparation: Preparation, folder: Any) -> PatchOption
     masks, resize = None, None
     if options.masks is not None:
         from pytorch_grad_cam_pcasvm.data.images import Images
-        from pytorch_grad_cam_pcasvm.data.masks import UNLABELLED, MaskFolder
+        from pytorch_grad_cam_pcasvm.data.mask_classes import UNLABELLED
+        from pytorch_grad_cam_pcasvm.data.masks import MaskFolder
 
         resize = resize_of_masks(preparation, options.backbone)
         images = Images(folder, thumbnails=0)
-        masks = MaskFolder(options.masks, [images.id(row) for row in range(len(images))], folder.paths)
+        names = [images.id(row) for row in range(len(images))]
+        masks = MaskFolder(options.masks, names, folder.paths, exif=preparation.exif)
         unlabelled = f"; {UNLABELLED} is not labelled, and left out" if UNLABELLED in masks.values else ""
         print(f"masks of {masks.count} of {len(images)} images; on the others there is nothing{unlabelled}")
     neighbours = options.classifier == "neighbours"

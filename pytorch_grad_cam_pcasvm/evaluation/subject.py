@@ -70,7 +70,7 @@ class Subject:
         self.normal = self.net.head.normal if self.normal is None else self.normal
         self.target = default_decision(self.net.head, self.normal) if self.target is None else self.target
         self.named = named(self.methods)
-        self.source = Images(_data_set(self.data), self.transform, thumbnails=0)
+        self.source = Images(_data_set(self.data), self.transform, thumbnails=0, exif=self.net.head.exif)
         self.rows = np.random.default_rng(self.seed).permutation(len(self.source))[: self.images]
         if len(self.rows) < 3:
             raise ValueError(f"{len(self.rows)} images are too few to measure anything: give at least 3, ideally 100")

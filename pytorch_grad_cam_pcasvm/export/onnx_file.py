@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.export import ExportedProgram
 
 from pytorch_grad_cam_pcasvm import __version__
-from pytorch_grad_cam_pcasvm.export.explainer import FORMAT, KEY
+from pytorch_grad_cam_pcasvm.export.explainer import AS_STORED, FORMAT, KEY
 from pytorch_grad_cam_pcasvm.export.graph import traced_program
 from pytorch_grad_cam_pcasvm.export.operators import decompositions
 from pytorch_grad_cam_pcasvm.export.outputs import checked, outputs_of
@@ -43,6 +43,7 @@ def onnx(
     interpolation: str = "bilinear",
     white_level: float | None = None,
     float_white: float | None = None,
+    exif: bool | None = None,
     progress: bool = False,
 ) -> dict[str, Any]:
     """Write the computation of ``cam.explain(images, targets)`` to one file for onnxruntime, for any number of images.
@@ -73,6 +74,7 @@ def onnx(
         interpolation: ``"bilinear"`` or ``"bicubic"``, both antialiased as in Pillow.
         white_level: the integer that is white in pictures of more than 8 bits; None: the largest of their type.
         float_white: the number that is white in floating-point pictures; None: these are refused.
+        exif: photos are turned as their EXIF orientation says; None: as the head says, and if it says nothing, not.
         progress: print what is being done, which takes longer the more operations follow the target layer.
 
     Returns:
@@ -110,6 +112,9 @@ def onnx(
     mean, std = (None if numbers is None else [float(x) for x in numbers] for numbers in (mean, std))
     pictures = dict[str, Any](mean=mean, std=std, resize=resize, interpolation=interpolation)
     pictures |= {"white_level": white_level, "float_white": float_white}
+    head = cam.model.head if isinstance(cam.model, PCASVMNet) else None
+    if (head is not None and head.exif) if exif is None else exif:
+        pictures["exif"] = True
     if sum(value.nbytes for value in (*cam.model.parameters(), *cam.model.buffers())) > _MOST_BYTES:
         raise NoProgramError("a network of more than 2 GB does not fit into one ONNX file", "use export.program")
     names = [*outputs_of(maps, size)]
@@ -196,7 +201,7 @@ def _metadata(cam: ClosedFormCAM, maps: SignedMaps, images: Tensor, pictures: di
     digest = {"network": digest_of_module(backbone)} | ({} if head is None else {"head": head.digest()})
     names = ("baseline", "combine", "attention")
     return {
-        "format": FORMAT,
+        "format": FORMAT if "exif" in pictures else AS_STORED,
         "method": type(cam).__name__,
         "options": {name: described(getattr(cam, name)) for name in names if hasattr(cam, name)},
         "targets": [repr(target) for target in maps.targets],
