@@ -12,6 +12,7 @@ from pytorch_grad_cam_pcasvm.data.mask_files import BLACK, STEPS, WHITE, MaskPix
 UNLABELLED = 255  # beside the numbers of classes
 _MOST_CLASSES = 100
 _SHADES = 20  # a mask of more numbers, beyond those of classes, has been saved as a photo
+_NEARLY_BLACK = 9
 _DARK = 96  # the lightest shade of black and white is above, as of masks of 0 and 128
 _FULL = 240  # from which on the lightest shade of 8 bits counts as white
 _BORDER = 0xE0E0C0  # of objects in VOC's palette: not labelled
@@ -131,6 +132,11 @@ def _shades(mask: MaskFacts) -> Counter[int]:
     return +Counter({0: mask.counts.total() - white, 255: white})
 
 
+def _dark(colour: int) -> bool:
+    """Return whether a colour is black, or nearly so."""
+    return max(colour.to_bytes(3, "big")) < _NEARLY_BLACK
+
+
 def _check_palettes(root: Path, masks: Sequence[MaskFacts], only_inside: bool) -> None:
     """Refuse palettes whose indexes are no numbers of classes.
 
@@ -139,8 +145,8 @@ def _check_palettes(root: Path, masks: Sequence[MaskFacts], only_inside: bool) -
     """
     known: dict[int, tuple[int, Path]] = {}
     for mask in masks:
-        black = [number for number, colour in mask.palette.items() if colour == BLACK and number not in (0, UNLABELLED)]
-        if black and mask.palette.get(0, WHITE) != BLACK:
+        black = [number for number, colour in mask.palette.items() if _dark(colour) and number not in (0, UNLABELLED)]
+        if black and not _dark(mask.palette.get(0, WHITE)):
             raise ValueError(
                 f"the mask {mask.file} has a palette in which black is number {black[0]}, and 0 would be outside: make "
                 "black number 0, or save it in grey"

@@ -135,6 +135,13 @@ def test_colours_that_look_alike_in_grey_are_two_classes(tmp_path):
     assert PatchOptions(masks=masks).names(None) == ["background", "#004000", "#800000"]
 
 
+def test_palettes_and_colours_in_one_folder_have_the_same_classes(tmp_path):
+    masks = masks_of(tmp_path, palette(TRUE, (0, 0, 0), RED), coloured(TWO, GREEN, RED))
+    assert masks.values == [1, 2]
+    assert np.array_equal(seen(masks, 0), 2 * TRUE)
+    assert np.array_equal(seen(masks, 1), TWO)
+
+
 def test_the_borders_of_voc_are_not_labelled_in_colours_either(tmp_path):
     bordered = np.where(TRUE, 1, 0)
     bordered[9, 30:70] = bordered[40, 30:70] = 2
@@ -162,6 +169,7 @@ def test_the_borders_of_voc_are_not_labelled_in_colours_either(tmp_path):
     ([("0.jpg", grey(TWO))], "its format changes other numbers"), ([("0.jpg", grey(TRUE))], "its format changes"),
     ([("0.jpg", grey(TWO * 60))], "its format changes other numbers"),
     ([palette(1 - TRUE, RED, (0, 0, 0))], "in which black is number 1"),
+    ([palette(1 - TRUE, (250, 250, 250), (5, 5, 5))], "in which black is number 1"),
     ([palette(TRUE, (0, 0, 0), RED), palette(TRUE, (0, 0, 0), GREEN)], "number 1 is #800000 in the palette of"),
     ([grey(TRUE), grey(TRUE * 255)], "white, or not labelled"),
     ([palette(TRUE, (0, 0, 0), RED), grey(TRUE * 255)], "white, or"),
