@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytorch_grad_cam_pcasvm as package
+from pytorch_grad_cam_pcasvm.cli.anomalies import keep_left_out
 from pytorch_grad_cam_pcasvm.cli.folders import accuracy, classes_in, tell_bad, tell_empty, two_classes
 from pytorch_grad_cam_pcasvm.cli.networks import backbone_of, made_by, pool, source
 from pytorch_grad_cam_pcasvm.cli.patches import PatchOptions
@@ -70,6 +71,8 @@ def fit(options: Any) -> None:
     if of_good_parts:
         pipeline = _pipeline(options, len(features)).fit(features)
         fitted = package.Head.of(pipeline)
+        if patches is not None:
+            keep_left_out(fitted, pipeline, features, training.rows)
     else:
         names = list(classes or []) if patches is None else patches.names(classes)
         pipeline, fitted = _with_labels(options, training, names, unit, preparation)

@@ -18,6 +18,7 @@ from pytorch_grad_cam_pcasvm.export.operators import decompositions
 from pytorch_grad_cam_pcasvm.export.outputs import checked, outputs_of
 from pytorch_grad_cam_pcasvm.export.titles import about
 from pytorch_grad_cam_pcasvm.head import Head
+from pytorch_grad_cam_pcasvm.head.anomaly_scale import anomaly_range
 from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
 from pytorch_grad_cam_pcasvm.methods.grad_cam_protocol import ClosedFormCAM
 from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
@@ -58,7 +59,8 @@ def onnx(
     make one from a picture), ``versions``, ``digest`` of network and head as they are now, ``colours`` of the figures
     from -nu to nu, as ``rrggbb``, and ``differences`` from ``explain``: for each output the largest one, as a fraction
     of the largest value (for ``nu``, of its logarithm). Of dense features also ``label_colours`` of classes, ``heat``,
-    the colours of anomalies, and ``anomaly_range``, the lowest and highest anomaly of the given images.
+    the colours of anomalies, and ``anomaly_range``, where these start and end: ``net.anomaly_range()``, or where
+    the head knows none the lowest and highest anomaly of the given images.
 
     Args:
         cam: any method except Score-CAM, Ablation-CAM and ShapCAM.
@@ -206,7 +208,7 @@ def _metadata(cam: ClosedFormCAM, maps: SignedMaps, images: Tensor, pictures: di
         "options": {name: described(getattr(cam, name)) for name in names if hasattr(cam, name)},
         "targets": [repr(target) for target in maps.targets],
         **about(maps.targets, net),
-        **_anomaly_range(maps),
+        **_anomaly_range(maps, head),
         "pairwise_scores": _pairwise(head),
         "target_layers": list(maps.layers),
         "features": repr(source),
@@ -216,10 +218,12 @@ def _metadata(cam: ClosedFormCAM, maps: SignedMaps, images: Tensor, pictures: di
     }
 
 
-def _anomaly_range(maps: SignedMaps) -> dict[str, list[float]]:
-    """Return where the colours of anomalies start and end."""
+def _anomaly_range(maps: SignedMaps, head: Head | None) -> dict[str, list[float]]:
+    """Return where the colours of anomalies start and end: by the training set, or else by the given images."""
     anomalies = outputs_of(maps).get("anomaly")
-    return {} if anomalies is None else {"anomaly_range": [float(anomalies.min()), float(anomalies.max())]}
+    if anomalies is None or head is None:
+        return {}
+    return {"anomaly_range": list(anomaly_range(head) or (float(anomalies.min()), float(anomalies.max())))}
 
 
 def _pairwise(head: Head | None) -> bool:
