@@ -61,7 +61,7 @@ class Answers:
         Raises:
             ValueError: the photo cannot be read.
         """
-        data = Images([in_colour(photo, **self.preparation.whites)], self.preparation.transform, thumbnails=False)
+        data = Images([in_colour(photo, **self.preparation.reading)], self.preparation.transform, thumbnails=False)
         read = data.read([0])
         if read.bad:
             raise ValueError(read.bad[0])

@@ -1,18 +1,21 @@
-"""What version 0.3 had elsewhere or called otherwise, with a DeprecationWarning. Version 0.5 will not have this."""
+"""What version 0.3 had elsewhere or called otherwise, with a DeprecationWarning that says which version ends it."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import wraps
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
-from inspect import signature
+from inspect import isfunction, signature
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 from pytorch_grad_cam_pcasvm.runtime.errors import warn
 
 _PACKAGE = __package__
+_NOT_GIVEN: Any = object()
+_Class = TypeVar("_Class", bound=type)
 _PLACES = {
     "autodiff": "path",
     "autodiff.rules": "rules",
@@ -62,11 +65,65 @@ def translate(method: Any) -> None:
 
 
 def translate_stage(stage: Any) -> None:
-    """Give a stage whose pullback takes ``saved0`` its secant."""
+    """Give a stage whose pullback takes ``saved0`` its secant, and let a built-in pullback take ``saved0``."""
     pullback = vars(stage).get("pullback")
-    if pullback is not None and "secant" not in vars(stage) and "saved0" in signature(pullback).parameters:
-        _warn(f"{stage.__name__}.pullback(saved, grad, saved0)", "a method of its own, secant(saved, saved0, grad)")
-        stage.secant = lambda self, saved, saved0, grad: pullback(self, saved, grad, saved0=saved0)
+    if pullback is None:
+        return
+    if "saved0" in signature(pullback).parameters:
+        if "secant" not in vars(stage):
+            _warn(f"{stage.__name__}.pullback(saved, grad, saved0)", "a method of its own, secant(saved, saved0, grad)")
+            stage.secant = lambda self, saved, saved0, grad: pullback(self, saved, grad, saved0=saved0)
+    elif stage.__module__.partition(".")[0] == _PACKAGE:
+        stage.pullback = _also_secant(stage, pullback)
+
+
+def _also_secant(stage: Any, pullback: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a stage's pullback that is the secant of that stage where it gets ``saved0``, what a start saved."""
+    secant = vars(stage).get("secant")  # None: linear, so that it is the pullback
+
+    @wraps(pullback)
+    def either(self: Any, saved: Any, grad: Any, saved0: Any = _NOT_GIVEN) -> Any:
+        if saved0 is _NOT_GIVEN:
+            return pullback(self, saved, grad)
+        _warn(f"{stage.__name__}.pullback(saved, grad, saved0)", "secant(saved, saved0, grad)", "0.6")
+        # Not self.secant, which may be that of a user's subclass, made of this pullback.
+        return pullback(self, saved, grad) if secant is None or saved0 is None else secant(self, saved, saved0, grad)
+
+    return either
+
+
+def renamed_arguments(**names: str) -> Callable[[_Class], _Class]:
+    """Return a decorator of classes whose own methods also take arguments by the names that version 0.3 had for them.
+
+    Args:
+        **names: the new name by each old one; methods without the new one are left alone.
+
+    Returns:
+        The decorator, which changes the class and returns it.
+    """
+
+    def translated(kind: _Class) -> _Class:
+        for name, method in list(vars(kind).items()):
+            arguments = signature(method).parameters if isfunction(method) else {}
+            for old, new in names.items():
+                if new in arguments and old not in arguments:
+                    setattr(kind, name, _taking(vars(kind)[name], old, new))
+        return kind
+
+    return translated
+
+
+def _taking(method: Callable[..., Any], old: str, new: str) -> Callable[..., Any]:
+    """Return a method that takes an argument by its old name, too."""
+
+    @wraps(method)
+    def translated(*arguments: Any, **named: Any) -> Any:
+        if old not in named:
+            return method(*arguments, **named)
+        _warn(f"{type(arguments[0]).__name__}.{method.__name__}(..., {old}=)", f"{new}=", "0.6")
+        return method(*arguments, **{new: named.pop(old)}, **named)  # a TypeError if both are given
+
+    return translated
 
 
 class _Moved(ModuleType):
@@ -108,8 +165,8 @@ def _new(name: str) -> str:
     return new and f"{_PACKAGE}.{new}"
 
 
-def _warn(old: str, new: str) -> None:
-    warn(f"{old} is now {new}; the old way goes in version 0.5", DeprecationWarning)
+def _warn(old: str, new: str, until: str = "0.5") -> None:
+    warn(f"{old} is now {new}; the old way goes in version {until}", DeprecationWarning)
 
 
 sys.meta_path.append(_Finder())

@@ -53,6 +53,7 @@ def build(
     patches: int = 4,
     transform: Callable[[Any], Tensor] | None = None,
     picture: Callable[[Tensor], Tensor] | None = None,
+    exif: bool | None = None,
     thumbnails: bool = True,
     batch_size: int = 64,
     block: int | None = None,
@@ -86,6 +87,8 @@ def build(
         transform: turns a PIL image into a tensor for the network; for a folder or a data set of PIL images.
         picture: turns a tensor for the network, (C, H, W), into a picture in [0, 1], for thumbnails; None: undo the
             transform's Normalize, or if it has none, stretch each image from its smallest to its largest value.
+        exif: turn the photos of a folder as their EXIF orientation says; None: as the head says, and if it says
+            nothing, not. A data set of your own does as it likes.
         thumbnails: store a picture of each image, at most 96x96 pixels (about 2 kB), for :meth:`Atlas.to_html`.
         batch_size: number of images that a process reads ahead.
         block: number of images that the network gets at once; the last block is filled up with copies. The last bits of
@@ -125,7 +128,8 @@ def build(
     numbers = {"batch_size": batch_size, "patches": patches, "shard_size": shard_size, "block": block}
     _check(net, target_layers, method, engine, numbers | {"processes": processes}, options)
     layer = str(layer_name(net.feature_source()[0], target_layers[0]))
-    images = Images(dataset, transform, picture, thumbnails=THUMBNAIL if thumbnails else 0)
+    turned = net.head.exif if exif is None else exif
+    images = Images(dataset, transform, picture, thumbnails=THUMBNAIL if thumbnails else 0, exif=turned)
     block = block or BLOCK.get(device_of(net).type, BLOCK["cuda"])
     first = first_of(images)
     with evaluating(net), torch.no_grad():
@@ -279,6 +283,7 @@ def _entries(
         "preparation": training_set.preparation,
         "first": {name: probe[name][0].tolist() for name in ("components", "scores", "nu")},
         "complete": False,
+        **({"exif": True} if images.exif else {}),
     } | ({"patches": explainer.patches} if isinstance(explainer, PatchExplainer) else {})
 
 

@@ -83,6 +83,7 @@ def extract(
     pool: Any = None,
     means: Sequence[str] = (),
     transform: Callable[[Any], Tensor] | None = None,
+    exif: bool = False,
     batch_size: int = 64,
     block: int | None = None,
     shard_size: int | None = None,
@@ -107,6 +108,8 @@ def extract(
         pool: as for :func:`extract_features`; with ``"dense"``, all positions are kept.
         means: dotted names of layers whose means over images and positions are wanted, see :attr:`Features.means`.
         transform: turns a PIL image into a tensor for the network; for a folder or a data set of PIL images.
+        exif: turn the photos of a folder as their EXIF orientation says. A head that is fitted on these features does
+            not know it: give ``exif=True`` to :func:`build` and ``export.onnx``, too.
         batch_size: number of images that a process reads ahead.
         block: number of images that the network gets at once. None: 16, on CUDA 64.
         shard_size: images per file, rounded up to a multiple of ``block``. None: a sixteenth of them, at most 2,048,
@@ -138,7 +141,7 @@ def extract(
     if engine not in ("local", "ray"):
         raise ValueError(f"engine must be 'local' or 'ray', got {engine!r}")
     network = network_of(backbone)
-    images = Images(dataset, transform, thumbnails=0)
+    images = Images(dataset, transform, thumbnails=0, exif=exif)
     block = block or BLOCK.get(device_of(network).type, BLOCK["cuda"])
     source = FeatureSource.of(network, layer, pool)
     first = first_of(images)
@@ -168,6 +171,7 @@ def extract(
         "shard_size": shard_size,
         "first": {"features": probe["features"][0].ravel()[:64].tolist()},
         "complete": False,
+        **({"exif": True} if images.exif else {}),
     }
     folder = Path(out)
     job = engines.Job(

@@ -148,7 +148,8 @@ def _masks(options: Any, preparation: Any, folder: Any) -> Any:
     from pytorch_grad_cam_pcasvm.data.masks import MaskFolder
 
     images, resize = Images(folder, thumbnails=0), resize_of_masks(preparation, options.backbone)
-    masks = MaskFolder(options.masks, [images.id(row) for row in range(len(images))], folder.paths)
+    names = [images.id(row) for row in range(len(images))]
+    masks = MaskFolder(options.masks, names, folder.paths, exif=preparation.exif, only_inside=True)
     print(f"{masks.count} of {len(masks)} images have a mask; the others count as without a defect")
     size = tuple(folder[0][0].shape[1:]) if isinstance(folder[0], tuple) else tuple(folder[0].shape[1:])
     return np.stack([_inside(masks.of(row, size, resize)) for row in range(len(masks))])
@@ -156,7 +157,7 @@ def _masks(options: Any, preparation: Any, folder: Any) -> Any:
 
 def _inside(mask: Any) -> Any:
     """Return what is inside of a mask; what nobody has labelled is not."""
-    from pytorch_grad_cam_pcasvm.data.masks import UNLABELLED
+    from pytorch_grad_cam_pcasvm.data.mask_classes import UNLABELLED
 
     return (mask > 0) & (mask != UNLABELLED)
 

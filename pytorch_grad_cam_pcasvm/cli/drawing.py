@@ -142,7 +142,13 @@ def _with_file(options: Any, bad: list[str]) -> tuple[int, Iterator[Drawn]]:
 
 
 def _ends(net: Any, images: Any, parts: Any) -> dict[str, list[float]]:
-    """Return where the colours of anomalies start and end, the same for all pictures, as ``Sheets`` take it."""
+    """Return where the colours of anomalies start and end, as ``Sheets`` take it: by the training set, if it is known.
+
+    Else they are the same for all pictures.
+    """
+    known = net.anomaly_range()
+    if known is not None:
+        return {"anomaly_range": list(known)}
     numbers = [net.anomaly_map(batch.images) for rows in parts if (batch := images.read(rows)).rows]
     if not numbers:
         return {}

@@ -44,7 +44,7 @@ def export(options: Any) -> None:
         else:
             x = _some(Images(preparation.folder(options.images), thumbnails=0), options.images)
         metadata = export.onnx(
-            cam, x, options.out, targets_of(options, net), **steps, **preparation.whites, progress=True
+            cam, x, options.out, targets_of(options, net), **steps, **preparation.reading, progress=True
         )
     explainer = export.Explainer(options.out)
     if not np.allclose(explainer.prepared(picture), transform(picture), atol=1e-4):

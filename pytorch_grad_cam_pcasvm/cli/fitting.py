@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytorch_grad_cam_pcasvm as package
+from pytorch_grad_cam_pcasvm.cli.anomalies import keep_left_out
 from pytorch_grad_cam_pcasvm.cli.folders import accuracy, classes_in, tell_bad, tell_empty, two_classes
 from pytorch_grad_cam_pcasvm.cli.networks import backbone_of, made_by, pool, source
 from pytorch_grad_cam_pcasvm.cli.patches import PatchOptions
@@ -70,6 +71,8 @@ def fit(options: Any) -> None:
     if of_good_parts:
         pipeline = _pipeline(options, len(features)).fit(features)
         fitted = package.Head.of(pipeline)
+        if patches is not None:
+            keep_left_out(fitted, pipeline, features, training.rows)
     else:
         names = list(classes or []) if patches is None else patches.names(classes)
         pipeline, fitted = _with_labels(options, training, names, unit, preparation)
@@ -143,11 +146,13 @@ def _patches(options: Any, preparation: Preparation, folder: Any) -> PatchOption
     masks, resize = None, None
     if options.masks is not None:
         from pytorch_grad_cam_pcasvm.data.images import Images
-        from pytorch_grad_cam_pcasvm.data.masks import UNLABELLED, MaskFolder
+        from pytorch_grad_cam_pcasvm.data.mask_classes import UNLABELLED
+        from pytorch_grad_cam_pcasvm.data.masks import MaskFolder
 
         resize = resize_of_masks(preparation, options.backbone)
         images = Images(folder, thumbnails=0)
-        masks = MaskFolder(options.masks, [images.id(row) for row in range(len(images))], folder.paths)
+        names = [images.id(row) for row in range(len(images))]
+        masks = MaskFolder(options.masks, names, folder.paths, exif=preparation.exif)
         unlabelled = f"; {UNLABELLED} is not labelled, and left out" if UNLABELLED in masks.values else ""
         print(f"masks of {masks.count} of {len(images)} images; on the others there is nothing{unlabelled}")
     neighbours = options.classifier == "neighbours"

@@ -64,7 +64,5 @@ class PatchOptions:
             return list(classes or [])
         if self.masks.values == [1]:
             return [BACKGROUND, *(classes or ["defect"])]
-        return [
-            BACKGROUND,
-            *map(str, range(1, 1 + max(number for number in self.masks.values if number != self.masks.unlabelled))),
-        ]
+        last = max(number for number in self.masks.values if number != self.masks.unlabelled)
+        return [BACKGROUND, *(self.masks.titles.get(number, str(number)) for number in range(1, 1 + last))]

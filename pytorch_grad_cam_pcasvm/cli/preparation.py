@@ -4,7 +4,6 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,8 @@ class Preparation:
         steps: what the transform does, as arguments of ``export.onnx``; None: not known.
         white_level: the integer that is white in pictures of more than 8 bits; None: the largest of their type.
         float_white: the number that is white in floating-point pictures; None: there are none.
+        exif: photos are turned as their EXIF orientation says, as people see them; False: those of heads up to version
+            0.4 are not.
     """
 
     transform: Callable[[Any], Any]
@@ -30,6 +31,7 @@ class Preparation:
     steps: dict[str, Any] | None
     white_level: float | None = None
     float_white: float | None = None
+    exif: bool = False
 
     @property
     def whites(self) -> dict[str, Any]:
@@ -37,15 +39,20 @@ class Preparation:
         return {"white_level": self.white_level, "float_white": self.float_white}
 
     @property
+    def reading(self) -> dict[str, Any]:
+        """How files are read: arguments of ``read_picture`` and ``export.onnx``."""
+        return self.whites | {"exif": self.exif}
+
+    @property
     def recorded(self) -> dict[str, Any]:
         """What is stored with a head."""
-        return {"resize": self.resize} | self.whites
+        return {"resize": self.resize} | self.whites | ({"exif": True} if self.exif else {})
 
     def folder(self, root: Path) -> Any:
         """Return the images of a folder as a data set; see :func:`.image_folder`."""
-        from pytorch_grad_cam_pcasvm.data.images import image_folder, in_colour
+        from pytorch_grad_cam_pcasvm.data.images import image_folder
 
-        return image_folder(root, self.transform, partial(in_colour, **self.whites))
+        return image_folder(root, self.transform, **self.reading)
 
     def share_seen(self, width: int, height: int) -> float:
         """Return the part of a picture of this size that the network sees, in [0, 1].
@@ -85,14 +92,14 @@ def preparation_of(
     Raises:
         ValueError: an option or the transform contradicts what the head was fitted with.
     """
-    whites = {}
+    reading: dict[str, Any] = {"exif": fits or bool((recorded or {}).get("exif"))}
     for name in ("white_level", "float_white"):
         typed, of_head = getattr(options, name, None), (recorded or {}).get(name)
         if recorded is not None and typed not in (None, of_head):
             raise ValueError(
                 f"--white-level {typed:g}, but the head was fitted with {_level(of_head)}: leave it out, or fit again"
             )
-        whites[name] = of_head if typed is None else typed
+        reading[name] = of_head if typed is None else typed
     steps = None if own else steps_of(transform)
     if steps is None:
         if options.resize is not None:
@@ -100,12 +107,12 @@ def preparation_of(
                 f"--resize {options.resize}, but the transform of {options.backbone} is your own and decides that: "
                 "leave it out, or let the function return the network alone"
             )
-        if recorded is not None and recorded["resize"] is not None:
+        if recorded is not None and recorded.get("resize") is not None:
             raise ValueError(
                 f"the head was fitted on pictures prepared by --resize {recorded['resize']}, but {options.backbone} "
                 "comes with a transform of its own: let the function return the network alone, or fit again"
             )
-        return Preparation(transform, None, None, **whites)
+        return Preparation(transform, None, None, **reading)
     of_head = "stretch" if fits else (_OF_03 if recorded is None else recorded).get("resize")
     if recorded is not None and options.resize not in (None, of_head):
         raise ValueError(
@@ -121,7 +128,7 @@ def preparation_of(
     if resize != "crop":
         steps |= {"resize": "pad" if resize == "pad" else None}
         transform = Framed(_size_of(transform), **steps)
-    return Preparation(transform, resize, steps, **whites)
+    return Preparation(transform, resize, steps, **reading)
 
 
 def _level(white: float | None) -> str:
@@ -277,15 +284,16 @@ def _tell_depth(deep: Mapping[Path, float], paths: Sequence[Path], root: Path) -
 
 def tell_crop(preparation: Preparation, paths: Sequence[Path]) -> None:
     """Say what share of the pictures the network sees, if it does not see them whole."""
-    from PIL import Image
+    from pytorch_grad_cam_pcasvm.data.images import size_and_orientation
+    from pytorch_grad_cam_pcasvm.export.explainer import ON_ITS_SIDE
 
     if preparation.resize in ("stretch", "pad"):
         return
     sizes = []
     for path in paths[:: max(1, len(paths) // 20)]:
         try:
-            with Image.open(path) as picture:
-                sizes.append(picture.size)
+            size, orientation = size_and_orientation(path)
+            sizes.append(size[::-1] if preparation.exif and orientation in ON_ITS_SIDE else size)
         except Exception:  # who reads it says so
             continue
     shares = [preparation.share_seen(*size) for size in dict.fromkeys(sizes)]

@@ -4,6 +4,7 @@ import hashlib
 import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 from torchvision.datasets import DatasetFolder, ImageFolder
 from torchvision.datasets.folder import is_image_file
 
-from pytorch_grad_cam_pcasvm.export.explainer import read_picture
+from pytorch_grad_cam_pcasvm.export.explainer import orientation_of, read_picture
 from pytorch_grad_cam_pcasvm.network.inputs import LABEL_KEYS, image_and_label, plain_tensor
 
 THUMBNAIL = 96  # pixels, the longer side
@@ -50,6 +51,8 @@ class Images:
         picture: turns a tensor for the network, (C, H, W), into a picture in [0, 1]; None: undo the transform's
             Normalize, or if it has none, stretch each image from its smallest to its largest value.
         thumbnails: largest side of the thumbnails, in pixels; 0: no thumbnails.
+        exif: turn the photos of a folder as their EXIF orientation says. The head decides, whose features were
+            extracted in one way or the other; a data set of one's own does as it likes.
 
     Raises:
         TypeError: the data set has another type.
@@ -63,8 +66,9 @@ class Images:
         picture: Callable[[Tensor], Tensor] | None = None,
         *,
         thumbnails: int = THUMBNAIL,
+        exif: bool = False,
     ) -> None:
-        data: Any = image_folder(Path(source), transform) if isinstance(source, str | Path) else source
+        data: Any = image_folder(Path(source), transform, exif=exif) if isinstance(source, str | Path) else source
         by_number = hasattr(data, "__getitem__") and hasattr(data, "__len__")
         if isinstance(data, IterableDataset | str | bytes | Mapping) or not by_number:
             raise TypeError(
@@ -93,6 +97,11 @@ class Images:
             return getattr(feature, "names", None)
         names = getattr(data, "classes", None)
         return [str(name) for name in names] if isinstance(names, list | tuple) else None
+
+    @property
+    def exif(self) -> bool:
+        """Whether they are the photos of a folder, turned as EXIF says."""
+        return isinstance(origin := self._origin(0)[0], _Classes | _Flat) and origin.exif
 
     def id(self, row: int) -> str:
         """Return the path of an image in its folder, or else its number."""
@@ -188,6 +197,14 @@ class Images:
         return plain_tensor(image), _plain(label)
 
 
+def size_and_orientation(path: str | Path) -> tuple[tuple[int, int], int]:
+    """Return the width and height of a picture as it is stored, and how people see it; see :func:`.orientation_of`."""
+    with Image.open(path) as picture:
+        if orientation_of(picture) != 1:
+            picture.load()  # Pillow turns a TIFF by itself
+        return picture.size, orientation_of(picture)
+
+
 def class_folders(root: str | Path) -> list[str]:
     """Return the names of the folders with images in a folder, in order; empty if it has none."""
     folders = (path for path in Path(root).iterdir() if path.is_dir())
@@ -201,6 +218,8 @@ def arranged(root: Path) -> str:
 
 class _Classes(ImageFolder):
     """The images of a folder with one folder for each class."""
+
+    exif = False
 
     @property
     def paths(self) -> list[Path]:
@@ -216,6 +235,8 @@ class _Classes(ImageFolder):
 class _Flat(Dataset[Tensor]):
     """The images of a folder without classes."""
 
+    exif = False
+
     def __init__(self, root: Path, transform: Callable[[Any], Tensor], loader: Callable[[Path], Image.Image]) -> None:
         self.root, self.transform, self.loader = root, transform, loader
         self.paths = sorted(path for path in root.rglob("*") if is_image_file(path.name))
@@ -227,20 +248,19 @@ class _Flat(Dataset[Tensor]):
         return self.transform(self.loader(self.paths[row]))
 
 
-def in_colour(path: str | Path, **whites: Any) -> Image.Image:
-    """Return a picture in RGB, as networks expect it; see :func:`.read_picture`."""
-    return read_picture(path, **whites).convert("RGB")
+def in_colour(path: str | Path, **reading: Any) -> Image.Image:
+    """Return a picture in RGB, as networks expect it, and as people see it; see :func:`.read_picture`."""
+    return read_picture(path, **reading).convert("RGB")
 
 
-def image_folder(
-    root: Path, transform: Callable[[Any], Tensor] | None, loader: Callable[[Any], Image.Image] = in_colour
-) -> Any:
+def image_folder(root: Path, transform: Callable[[Any], Tensor] | None, *, exif: bool = False, **whites: Any) -> Any:
     """Return the images of a folder, a data set with one class per subfolder if there are any; see :class:`Images`.
 
     Args:
         root: the folder.
         transform: turns a PIL image into a tensor.
-        loader: reads a file.
+        exif: turn photos as their EXIF orientation says; False: as up to version 0.4, for heads that say nothing.
+        **whites: the levels of white, as arguments of :func:`.read_picture`.
 
     Raises:
         ValueError: there is no such folder, no transform or no image, or images lie beside the folders of others.
@@ -252,7 +272,9 @@ def image_folder(
             "a folder of images needs the transform that the head's features were extracted with: pass "
             "transform=weights.transforms()"
         )
+    loader = partial(in_colour, exif=exif, **whites)
     flat = _Flat(root, transform, loader)
+    flat.exif = exif
     if not len(flat):
         raise ValueError(
             f"the folder {root} has no images (.jpg, .png, .webp, ...): put them there, or into {arranged(root)}"
@@ -264,7 +286,9 @@ def image_folder(
         raise ValueError(
             f"{root} has both images, such as {beside[0].name}, and folders of images: put all into {arranged(root)}"
         )
-    return _Classes(str(root), transform, loader=loader)
+    classes = _Classes(str(root), transform, loader=loader)
+    classes.exif = exif
+    return classes
 
 
 def _plain(label: Any) -> Any:

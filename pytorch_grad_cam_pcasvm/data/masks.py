@@ -1,33 +1,40 @@
 """Masks: the files that say where defects are, beside a folder of pictures."""
 
-from collections import Counter
 from collections.abc import Sequence
+from functools import reduce
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from PIL import Image
-from torchvision.datasets.folder import is_image_file
 
-from pytorch_grad_cam_pcasvm.export.explainer import framed
+from pytorch_grad_cam_pcasvm.data.images import size_and_orientation
+from pytorch_grad_cam_pcasvm.data.mask_classes import UNLABELLED, MaskClasses, MaskFacts
+from pytorch_grad_cam_pcasvm.data.mask_files import MaskPixels, read_mask, turned, turned_back
+from pytorch_grad_cam_pcasvm.data.mask_names import masks_by_picture
+from pytorch_grad_cam_pcasvm.export.explainer import ON_ITS_SIDE, framed
+from pytorch_grad_cam_pcasvm.runtime.errors import warn
 
-_ENDINGS = ("_mask", "_gt", "_label")  # of names, after that of the picture
-_SHADES = 20  # a mask of more numbers, beyond those of classes, has been saved as a photo
-_MOST_CLASSES = 100
-UNLABELLED = 255  # beside the numbers of classes
 _ASPECT = 0.01  # relative difference of a mask's shape from its picture's that is rounding
 
 
 class MaskFolder:
     """The true masks of a folder of pictures: 0 where there is nothing, other numbers inside.
 
-    The mask of ``crack/007.jpg`` is ``crack/007.png``, or ``crack/007_mask.png``, in the folder of masks; or
-    ``007.png``, where that has no subfolders. A picture without a mask has nothing on it.
+    The mask of ``crack/007.jpg`` is ``crack/007.png``, or ``crack/007_mask.png`` (``_gt``, ``_label``, ``_seg``), in
+    the folder of masks; or ``007.png``, where that has no subfolders. Several masks of a picture, in a folder
+    ``crack/007``, or numbered, ``crack/007_mask_1.png``, are taken together. A picture without a mask has nothing on
+    it.
+
+    A mask is black and white, or has a number for each class; in a palette these are the indexes, unless its colours
+    are black and white. A mask in colours has a class for each. Where the transparency varies, and the colours do not,
+    the transparency is the mask.
 
     Args:
         root: the folder of masks.
         names: the paths of the pictures in theirs, such as ``"crack/007.jpg"``.
         paths: the pictures' files.
+        exif: the pictures are turned as their EXIF orientation says, and masks with them; False: neither are.
+        only_inside: no classes are wanted, only what is inside of any.
 
     Raises:
         FileNotFoundError: there is no such folder, or no mask in it belongs to a picture.
@@ -35,48 +42,27 @@ class MaskFolder:
 
     Attributes:
         names: of the pictures.
-        files: the mask of each picture, or None.
+        files: the mask of each picture, of several the first; or None.
         unlabelled: the number of what nobody has labelled, beside those of classes.
     """
 
     unlabelled = UNLABELLED
 
-    def __init__(self, root: str | Path, names: Sequence[str], paths: Sequence[Path]) -> None:
+    def __init__(
+        self,
+        root: str | Path,
+        names: Sequence[str],
+        paths: Sequence[Path],
+        *,
+        exif: bool = True,
+        only_inside: bool = False,
+    ) -> None:
         self.root, self.names, self._paths = Path(root), list(names), list(paths)
-        if not self.root.is_dir():
-            raise FileNotFoundError(f"there is no folder of masks {root}")
-        found = sorted(path for path in self.root.rglob("*") if is_image_file(path.name))
-        flat = all(path.parent == self.root for path in found)
-        by_stem: dict[str, Path] = {}
-        for path in found:
-            stem = path.relative_to(self.root).with_suffix("").as_posix()
-            if stem in by_stem:
-                raise ValueError(f"{by_stem[stem]} and {path} are masks of the same picture: delete one of them")
-            by_stem[stem] = path
-        keys = [Path(name).stem if flat else Path(name).with_suffix("").as_posix() for name in self.names]
-        for key, count in Counter(keys).items():
-            if count > 1:
-                shared = " and ".join(name for name, other in zip(self.names, keys, strict=True) if other == key)
-                raise ValueError(
-                    f"{shared} would have the same mask, {key}.png: put masks into folders as the pictures are, and "
-                    "name pictures differently"
-                )
-        self.files: list[Path | None] = [by_stem.pop(key, None) for key in keys]  # before those with an ending
-        for row, key in enumerate(keys):
-            if self.files[row] is None:
-                self.files[row] = next((by_stem.pop(key + end) for end in _ENDINGS if key + end in by_stem), None)
-        if not any(self.files):
-            raise FileNotFoundError(
-                f"no file in {root} is the mask of a picture: that of {self.names[0]} would be "
-                f"{Path(self.names[0]).with_suffix('.png')}"
-            )
-        if by_stem:
-            raise ValueError(
-                f"{next(iter(by_stem.values()))} is the mask of no picture: a mask is named as its picture, such as "
-                f"{Path(self.names[0]).with_suffix('.png')}"
-            )
-        self._values: list[int] | None = None
-        self._inside = 0  # what is larger is inside of masks that only tell that
+        self._masks = masks_by_picture(self.root, self.names, self._paths)
+        self.files: list[Path | None] = [masks[0] if masks else None for masks in self._masks]
+        self._exif, self._only_inside = exif, only_inside
+        self._classes: MaskClasses | None = None
+        self._pictures: dict[int, tuple[tuple[int, int], int]] = {}  # their sizes and orientations
 
     def __len__(self) -> int:
         return len(self.names)
@@ -92,32 +78,28 @@ class MaskFolder:
 
         Raises:
             OSError: a mask cannot be read.
-            ValueError: a mask has another shape than its picture.
+            ValueError: a mask has another shape than its picture, or nobody can say what its numbers or colours mean.
         """
-        if self._values is None:
-            numbers = set[int]()
-            for row, file in enumerate(self.files):
-                if file is not None:
-                    numbers |= set(np.unique(self._read(row)).tolist())
-            self._values = self._classes(sorted(numbers - {0}))
-        return self._values
+        return self.classes.values
 
-    def _classes(self, numbers: list[int]) -> list[int]:
-        """Return the numbers of classes, of those in all masks but 0."""
-        if not numbers:
-            raise ValueError(f"all masks in {self.root} are black: what is inside must be white, or have a number")
-        if len(numbers) == 1:
-            return [1]
-        if max(number for number in numbers if number != UNLABELLED) <= _MOST_CLASSES:
-            return numbers
-        if len(numbers) <= _SHADES:
-            raise ValueError(
-                f"the masks in {self.root} have the numbers {', '.join(map(str, numbers))} besides 0, which may be "
-                "classes, or the soft edge of one: write black and white, or classes as 1, 2, 3 and so on "
-                f"({UNLABELLED}: not labelled)"
-            )
-        self._inside = 127
-        return [1]
+    @property
+    def titles(self) -> dict[int, str]:
+        """The names of the classes, by number: of masks in colours these, as ``#800000``; else the numbers."""
+        return self.classes.titles
+
+    @property
+    def classes(self) -> MaskClasses:
+        """What the numbers of all masks mean."""
+        if self._classes is None:
+            facts = [MaskFacts.of(self._read(row, file)) for row, masks in enumerate(self._masks) for file in masks]
+            classes = MaskClasses.of(self.root, facts, only_inside=self._only_inside)
+            for row, masks in enumerate(self._masks):
+                if len(masks) > 1:  # which may contradict each other
+                    self._numbers(row, classes)
+            if classes.hint:
+                warn(classes.hint, UserWarning)
+            self._classes = classes
+        return self._classes
 
     def of(self, row: int, size: tuple[int, int], resize: int | str | None) -> np.ndarray:
         """Return the mask of a picture as the network sees it: of every pixel the number of the nearest.
@@ -130,27 +112,64 @@ class MaskFolder:
         Returns:
             Numbers, uint8, shape (H, W); 1 inside of masks that only tell that.
         """
-        values = self.values
+        classes = self.classes
         if self.files[row] is None:
             return np.zeros(size, np.uint8)
-        mask = Image.fromarray(self._read(row))
-        numbers = np.asarray(framed(mask, size, resize, "nearest"))
-        return (numbers > self._inside).astype(np.uint8) if values == [1] else numbers
+        return np.asarray(framed(Image.fromarray(self._numbers(row, classes)), size, resize, "nearest"))
 
-    def _read(self, row: int) -> np.ndarray:
-        """Return a mask's numbers, as large as its file has them."""
-        file: Any = self.files[row]
-        try:
-            with Image.open(file) as mask:
-                numbers = np.asarray(mask if mask.mode in ("L", "P", "1") else mask.convert("L"))
-            with Image.open(self._paths[row]) as picture:
-                size = picture.size
-        except Exception as error:  # Pillow has no common name for what it raises
-            raise OSError(f"the mask {file} cannot be read ({error})") from error
-        height, width = numbers.shape
-        if abs(width * size[1] / (height * size[0]) - 1) > _ASPECT:
+    def _numbers(self, row: int, classes: MaskClasses) -> np.ndarray:
+        """Return the numbers of a picture's masks together, uint8, as large as the files have them."""
+        masks = self._masks[row]
+        parts = [classes.numbered(self._read(row, file)) for file in masks]
+        if len({part.shape for part in parts}) > 1:
+            raise ValueError(f"the masks of {self.names[row]}, {masks[0]} and others, differ in size: save all in one")
+
+        def joined(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+            both = (one != other) & (one > 0) & (other > 0) & (one != UNLABELLED) & (other != UNLABELLED)
+            if both.any() and not self._only_inside:
+                labels = " and ".join(classes.titles[int(numbers[both][0])] for numbers in (one, other))
+                raise ValueError(
+                    f"the masks of {self.names[row]}, {masks[0]} and others, have the classes {labels} at the same "
+                    "place: give every pixel one class"
+                )
+            return np.where((one == 0) | ((one == UNLABELLED) & (other > 0)), other, one)
+
+        return reduce(joined, parts)
+
+    def _read(self, row: int, file: Path) -> MaskPixels:
+        """Return a mask as its file has it, turned as its picture is.
+
+        People draw on the photo that they see. A mask that only fits the photo as it is stored, lying on its side, was
+        drawn there, or by a program that does not know EXIF.
+
+        Raises:
+            OSError: it, or its picture, cannot be read.
+            ValueError: it has another shape than its picture, or nobody can say what is inside.
+        """
+        mask = read_mask(file)
+        if row not in self._pictures:
+            try:
+                self._pictures[row] = size_and_orientation(self._paths[row])
+            except Exception as error:  # Pillow has no common name for what it raises
+                raise OSError(f"the picture {self._paths[row]} cannot be read ({error})") from error
+        stored, orientation = self._pictures[row]
+        on_its_side = orientation in ON_ITS_SIDE
+        seen = stored[::-1] if on_its_side else stored
+        numbers = turned(mask.numbers, mask.orientation)
+        if on_its_side and mask.orientation == 1 and not _fits(numbers, seen) and _fits(numbers, stored):
+            numbers = turned(numbers, orientation)
+        if not _fits(numbers, seen):
+            height, width = numbers.shape
             raise ValueError(
-                f"the mask {file} has {width} x {height} pixels, but its picture {size[0]} x {size[1]}: save it in the "
+                f"the mask {file} has {width} x {height} pixels, but its picture {seen[0]} x {seen[1]}: save it in the "
                 "picture's size"
             )
-        return numbers.astype(np.uint8)
+        if not self._exif:
+            numbers = turned_back(numbers, orientation)
+        return mask.with_numbers(np.ascontiguousarray(numbers))
+
+
+def _fits(numbers: np.ndarray, size: tuple[int, int]) -> bool:
+    """Return whether a mask has the shape of a picture of this width and height."""
+    height, width = numbers.shape
+    return abs(width * size[1] / (height * size[0]) - 1) <= _ASPECT

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import TensorDataset
 
+from pytorch_grad_cam_pcasvm import moved
 from pytorch_grad_cam_pcasvm.data.images import Images
 from pytorch_grad_cam_pcasvm.evaluation.looks import EARLY, LAST, looks, settled
 from pytorch_grad_cam_pcasvm.evaluation.result import FAILED, PASSED, Pictures, Result, Row
@@ -41,6 +42,7 @@ Method = type[ClosedFormCAM] | tuple[type[ClosedFormCAM], Mapping[str, Any]]
 Methods = Sequence[Method] | Mapping[str, Method]
 
 
+@moved.renamed_arguments(what="description")
 @dataclass(eq=False, repr=False)
 class Subject:
     """What is measured: checked, and read a batch at a time. Its fields are the arguments of a :class:`Study`."""
@@ -70,7 +72,7 @@ class Subject:
         self.normal = self.net.head.normal if self.normal is None else self.normal
         self.target = default_decision(self.net.head, self.normal) if self.target is None else self.target
         self.named = named(self.methods)
-        self.source = Images(_data_set(self.data), self.transform, thumbnails=0)
+        self.source = Images(_data_set(self.data), self.transform, thumbnails=0, exif=self.net.head.exif)
         self.rows = np.random.default_rng(self.seed).permutation(len(self.source))[: self.images]
         if len(self.rows) < 3:
             raise ValueError(f"{len(self.rows)} images are too few to measure anything: give at least 3, ideally 100")

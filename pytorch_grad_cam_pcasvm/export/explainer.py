@@ -16,7 +16,8 @@ import numpy as np
 from PIL import Image, ImageChops, ImageDraw, ImageFilter, ImageFont
 
 KEY = "pytorch_grad_cam_pcasvm"  # of the metadata
-FORMAT = 2
+FORMAT = 3
+AS_STORED = 2  # of files that do not say that EXIF turns photos: earlier readers, which turn none, read these
 OLDEST = 1, 20  # version of onnxruntime that takes these files
 BLOCKS, SAMPLED = 8, 64  # of each side of the sample, and the most numbers that are kept of each of its outputs
 MOST = 1e-3  # error, as a part of the largest number, that nobody would see on a map
@@ -24,6 +25,13 @@ TILE, TEXT, GAP = 224, 15, 10  # pixels of a sheet
 LARGE = 2 * TILE + GAP  # a tile of two columns
 FAINT = 0.1  # of the scale of a map: less has no line around it
 WHOLE = (0.0, 0.0, 1.0, 1.0)
+_TURNS = {  # by EXIF's orientation
+    2: Image.Transpose.FLIP_LEFT_RIGHT, 3: Image.Transpose.ROTATE_180, 4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE, 6: Image.Transpose.ROTATE_270, 7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}  # fmt: skip
+ON_ITS_SIDE = range(5, 9)  # orientations in which width and height change places
+_SAY_TURN = ("exif", "Raw profile type exif", "XML:com.adobe.xmp", "xmp")  # entries of Pillow's ``info``
 RIGHT, WRONG, UNLIKE = "#1b7837", "#b2182b", "#b45309"
 
 
@@ -39,8 +47,10 @@ class UnreadableImageError(OSError):
         self.reason = reason
 
 
-def read_picture(path: str | Path, white_level: float | None = None, float_white: float | None = None) -> Image.Image:
-    """Return a picture as 8-bit grey, or RGB, whatever it was stored as.
+def read_picture(
+    path: str | Path, white_level: float | None = None, float_white: float | None = None, exif: bool = True
+) -> Image.Image:
+    """Return a picture as 8-bit grey, or RGB, whatever it was stored as, and as people see it.
 
     Integers of more than 8 bits are scaled by the range of their type, or by ``white_level``; floating-point numbers by
     ``float_white``. A picture is never scaled by its own largest value, so that pictures remain comparable.
@@ -49,6 +59,8 @@ def read_picture(path: str | Path, white_level: float | None = None, float_white
         path: the file.
         white_level: the integer that is white, such as 4095 for 12 bits; None: the largest of the type.
         float_white: the floating-point number that is white, 1 or 255; None: such pictures are refused.
+        exif: turn it as its EXIF orientation says, as phones write it; False: leave the pixels where they are stored,
+            as up to version 0.4.
 
     Returns:
         The picture, of mode ``"L"`` or ``"RGB"``.
@@ -60,6 +72,8 @@ def read_picture(path: str | Path, white_level: float | None = None, float_white
         with Image.open(path) as picture:
             deep_colours = picture.mode.startswith("RGB") and ";16" in str(picture.tile)
             inverted = getattr(picture, "tag_v2", {}).get(262) == 0  # of TIFF: 0 is white
+            picture.load()
+            turn = _TURNS.get(orientation_of(picture)) if exif else None
             numbers, white = deep_numbers(picture)
             if numbers is None and picture.mode == "I":  # of PGM, which says what is white, and Pillow follows it
                 shown = Image.fromarray(np.rint(np.asarray(picture) / 257).astype(np.uint8))
@@ -77,7 +91,7 @@ def read_picture(path: str | Path, white_level: float | None = None, float_white
             path, "its colours have 16 bits, and a white level is for grey pictures: save it in grey"
         )
     if numbers is None:
-        return shown
+        return _turned(shown, turn)
     if numbers.dtype.kind == "f":
         if float_white is None:
             raise UnreadableImageError(
@@ -92,7 +106,25 @@ def read_picture(path: str | Path, white_level: float | None = None, float_white
             path, f"its numbers go from {low:.6g} to {high:.6g}, but 0 is black and {white:.6g} white"
         )
     shades = white - numbers if inverted else numbers
-    return Image.fromarray(np.rint(shades * (255 / white)).astype(np.uint8))
+    return _turned(Image.fromarray(np.rint(shades * (255 / white)).astype(np.uint8)), turn)
+
+
+def orientation_of(picture: Image.Image) -> int:
+    """Return how a picture that was opened and loaded is turned when people see it: 1 (not at all) to 8, as EXIF."""
+    try:
+        number = picture.getexif().get(0x0112)
+    except Exception:  # damaged EXIF, by which nobody turns a picture
+        return 1
+    return number if isinstance(number, int) and number in _TURNS else 1
+
+
+def _turned(picture: Image.Image, turn: Image.Transpose | None) -> Image.Image:
+    """Return a picture turned, and no longer saying that it is to be."""
+    if turn is None:
+        return picture
+    turned = picture.transpose(turn)
+    turned.info = {key: value for key, value in turned.info.items() if key not in _SAY_TURN}
+    return turned
 
 
 def deep_numbers(picture: Image.Image) -> tuple[np.ndarray | None, float]:
@@ -545,8 +577,9 @@ class Explainer(Sheets):
         return normalised(self.seen(picture), self.about["input"]["mean"], self.about["input"]["std"])
 
     def read(self, path: str | Path) -> Image.Image:
-        """Return the picture in a file, as :func:`read_picture` with what the metadata say is white."""
-        return read_picture(path, *(self.about["input"].get(name) for name in ("white_level", "float_white")))
+        """Return the picture in a file, as :func:`read_picture` with what the metadata say of white and of EXIF."""
+        said = self.about["input"]
+        return read_picture(path, said.get("white_level"), said.get("float_white"), bool(said.get("exif")))
 
     def sheet(
         self, picture: Image.Image, found: dict[str, np.ndarray], row: int = 0, *, truth: Any = None

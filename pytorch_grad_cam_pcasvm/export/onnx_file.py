@@ -13,12 +13,13 @@ from torch import Tensor
 from torch.export import ExportedProgram
 
 from pytorch_grad_cam_pcasvm import __version__
-from pytorch_grad_cam_pcasvm.export.explainer import FORMAT, KEY, opened
+from pytorch_grad_cam_pcasvm.export.explainer import AS_STORED, FORMAT, KEY, opened
 from pytorch_grad_cam_pcasvm.export.graph import traced_program
 from pytorch_grad_cam_pcasvm.export.operators import decompositions
 from pytorch_grad_cam_pcasvm.export.outputs import checked, outputs_of, sample_of
 from pytorch_grad_cam_pcasvm.export.titles import about
 from pytorch_grad_cam_pcasvm.head import Head
+from pytorch_grad_cam_pcasvm.head.anomaly_scale import anomaly_range
 from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
 from pytorch_grad_cam_pcasvm.methods.grad_cam_protocol import ClosedFormCAM
 from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
@@ -45,6 +46,7 @@ def onnx(
     interpolation: str = "bilinear",
     white_level: float | None = None,
     float_white: float | None = None,
+    exif: bool | None = None,
     progress: bool = False,
 ) -> dict[str, Any]:
     """Write the computation of ``cam.explain(images, targets)`` to one file for onnxruntime, for any number of images.
@@ -60,7 +62,8 @@ def onnx(
     from -nu to nu, as ``rrggbb``, and ``differences`` from ``explain``: for each output the largest one, as a fraction
     of the largest value (for ``nu``, of its logarithm). ``sample`` is a coarse image and some of its outputs, with
     which :class:`Explainer` compares its own. Of dense features also ``label_colours`` of classes, ``heat``,
-    the colours of anomalies, and ``anomaly_range``, the lowest and highest anomaly of the given images.
+    the colours of anomalies, and ``anomaly_range``, where these start and end: ``net.anomaly_range()``, or where the
+    head knows none the lowest and highest anomaly of the given images.
 
     Args:
         cam: any method except Score-CAM, Ablation-CAM and ShapCAM.
@@ -76,6 +79,7 @@ def onnx(
         interpolation: ``"bilinear"`` or ``"bicubic"``, both antialiased as in Pillow.
         white_level: the integer that is white in pictures of more than 8 bits; None: the largest of their type.
         float_white: the number that is white in floating-point pictures; None: these are refused.
+        exif: photos are turned as their EXIF orientation says; None: as the head says, and if it says nothing, not.
         progress: print what is being done, which takes longer the more operations follow the target layer.
 
     Returns:
@@ -117,6 +121,9 @@ def onnx(
     mean, std = (None if numbers is None else [float(x) for x in numbers] for numbers in (mean, std))
     pictures = dict[str, Any](mean=mean, std=std, resize=resize, interpolation=interpolation)
     pictures |= {"white_level": white_level, "float_white": float_white}
+    head = cam.model.head if isinstance(cam.model, PCASVMNet) else None
+    if (head is not None and head.exif) if exif is None else exif:
+        pictures["exif"] = True
     if sum(value.nbytes for value in (*cam.model.parameters(), *cam.model.buffers())) > _MOST_BYTES:
         raise NoProgramError("a network of more than 2 GB does not fit into one ONNX file", "use export.program")
     names = [*outputs_of(maps, size)]
@@ -226,12 +233,12 @@ def _metadata(cam: ClosedFormCAM, maps: SignedMaps, images: Tensor, pictures: di
     digest = {"network": digest_of_module(backbone)} | ({} if head is None else {"head": head.digest()})
     names = ("baseline", "combine", "attention")
     return {
-        "format": FORMAT,
+        "format": FORMAT if "exif" in pictures else AS_STORED,
         "method": type(cam).__name__,
         "options": {name: described(getattr(cam, name)) for name in names if hasattr(cam, name)},
         "targets": [repr(target) for target in maps.targets],
         **about(maps.targets, net),
-        **_anomaly_range(maps),
+        **_anomaly_range(maps, head),
         "pairwise_scores": _pairwise(head),
         "target_layers": list(maps.layers),
         "features": repr(source),
@@ -241,10 +248,12 @@ def _metadata(cam: ClosedFormCAM, maps: SignedMaps, images: Tensor, pictures: di
     }
 
 
-def _anomaly_range(maps: SignedMaps) -> dict[str, list[float]]:
-    """Return where the colours of anomalies start and end."""
+def _anomaly_range(maps: SignedMaps, head: Head | None) -> dict[str, list[float]]:
+    """Return where the colours of anomalies start and end: by the training set, or else by the given images."""
     anomalies = outputs_of(maps).get("anomaly")
-    return {} if anomalies is None else {"anomaly_range": [float(anomalies.min()), float(anomalies.max())]}
+    if anomalies is None or head is None:
+        return {}
+    return {"anomaly_range": list(anomaly_range(head) or (float(anomalies.min()), float(anomalies.max())))}
 
 
 def _pairwise(head: Head | None) -> bool:

@@ -68,8 +68,9 @@ const explainer = (() => {
     return pixels;
   }
 
-  /** Returns a photo that is not turned on a screen: networks are trained on pixels as they are stored. */
+  /** Returns a photo that no browser turns, and how people see it, from 1 (as it is stored) to 8, as EXIF has it. */
   async function unturned(file) {
+    let orientation; // of a phone's file with several pictures, that of the first
     const view = new DataView(await file.arrayBuffer()), after = { 0x45786966: 6, 0x65584966: 4, 0x45584946: 8 };
     for (let at = 0; at + 20 < view.byteLength; at++) {
       const start = at + (after[view.getUint32(at)] || -at); // "Exif" of JPEG, "eXIf" of PNG, "EXIF" of WebP
@@ -78,10 +79,12 @@ const explainer = (() => {
       const entries = start + view.getUint32(start + 4, little) + 2;
       const count = entries <= view.byteLength ? view.getUint16(entries - 2, little) : 0;
       for (let entry = entries; entry < Math.min(entries + 12 * count, view.byteLength - 10); entry += 12) {
-        if (view.getUint16(entry, little) === 0x0112) view.setUint16(entry + 8, 1, little);
+        if (view.getUint16(entry, little) !== 0x0112) continue;
+        orientation ??= view.getUint16(entry + 8, little);
+        view.setUint16(entry + 8, 1, little);
       }
     }
-    return new Blob([view], { type: file.type });
+    return [new Blob([view], { type: file.type }), orientation ?? 1];
   }
 
   /** Refuses a PNG of 16 bits whose white is not the largest number, as for the browser. */
@@ -93,21 +96,42 @@ const explainer = (() => {
     }
   }
 
+  /** Returns pixels (height x width, 4 numbers each) turned as people see them, and their width and height. */
+  function upright(rgba, width, height, orientation) {
+    if (!(orientation > 1 && orientation < 9)) return [rgba, width, height];
+    const onItsSide = orientation > 4, [w, h] = onItsSide ? [height, width] : [width, height];
+    const mirrored = [2, 3, 7, 8].includes(orientation), upsideDown = [3, 4, 6, 7].includes(orientation);
+    const turned = new Uint8ClampedArray(rgba.length);
+    for (let y = 0, i = 0; y < h; y++) {
+      for (let x = 0; x < w; x++, i += 4) {
+        let [column, row] = onItsSide ? [y, x] : [x, y];
+        if (mirrored) column = width - 1 - column;
+        if (upsideDown) row = height - 1 - row;
+        const from = 4 * (row * width + column);
+        for (let c = 0; c < 4; c++) turned[i + c] = rgba[from + c];
+      }
+    }
+    return [turned, w, h];
+  }
+
   /** Returns the part of a photo that the network sees, (height x width x channels), 8 bits. */
   async function seenOf(file) {
     await checkDepth(file);
     const as = { colorSpaceConversion: "none", premultiplyAlpha: "none" };
-    const bitmap = await createImageBitmap(await unturned(file), as).catch(() => {
+    const [stored, orientation] = await unturned(file);
+    const bitmap = await createImageBitmap(stored, as).catch(() => {
       throw new Error(`${file.name} is not a picture this browser can read`);
     });
     const canvas = new OffscreenCanvas(bitmap.width, bitmap.height), context = canvas.getContext("2d");
     context.drawImage(bitmap, 0, 0);
-    const rgba = context.getImageData(0, 0, bitmap.width, bitmap.height).data;
+    const pixelsStored = context.getImageData(0, 0, bitmap.width, bitmap.height).data;
+    // Of a file that does not say so, networks are trained on pixels as they are stored.
+    const [rgba, across, down] = upright(pixelsStored, bitmap.width, bitmap.height, about.input.exif ? orientation : 1);
     for (let j = 3; j < rgba.length; j += 4) {
       if (rgba[j] < 255) throw new Error(`${file.name} is partly transparent: save it without transparency`);
     }
     const [channels, height, width] = about.input.shape, { resize, interpolation } = about.input;
-    let pixels = new Uint8ClampedArray(bitmap.width * bitmap.height * channels);
+    let pixels = new Uint8ClampedArray(across * down * channels);
     for (let i = 0, j = 0; j < rgba.length; j += 4) {
       if (channels === 3) for (let c = 0; c < 3; c++) pixels[i++] = rgba[j + c];
       else pixels[i++] = (19595 * rgba[j] + 38470 * rgba[j + 1] + 7471 * rgba[j + 2] + 32768) >> 16;
@@ -115,13 +139,13 @@ const explainer = (() => {
     const even = (x) => (x % 1 === 0.5 ? 2 * Math.round(x / 2) : Math.round(x)); // as Python rounds
     let [w, h] = [width, height];
     if (resize === "pad") {
-      const part = Math.min(width / bitmap.width, height / bitmap.height);
-      [w, h] = [bitmap.width, bitmap.height].map((side) => Math.max(1, even(part * side)));
+      const part = Math.min(width / across, height / down);
+      [w, h] = [across, down].map((side) => Math.max(1, even(part * side)));
     } else if (resize !== null) {
-      const short = Math.min(bitmap.width, bitmap.height);
-      [w, h] = [bitmap.width, bitmap.height].map((side) => Math.floor((resize * side) / short));
+      const short = Math.min(across, down);
+      [w, h] = [across, down].map((side) => Math.floor((resize * side) / short));
     }
-    pixels = resized(pixels, bitmap.width, bitmap.height, channels, w, h, interpolation === "bicubic");
+    pixels = resized(pixels, across, down, channels, w, h, interpolation === "bicubic");
     const cut = new Uint8ClampedArray(height * width * channels);
     if (resize === "pad") { // in a frame of the colour that becomes 0
       const rim = Array.from({ length: channels }, (_, c) => even(255 * (about.input.mean || [])[c] || 0));

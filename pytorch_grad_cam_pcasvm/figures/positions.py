@@ -16,6 +16,7 @@ from matplotlib.patches import Patch
 
 from pytorch_grad_cam_pcasvm.figures.blocks import OUTLINE
 from pytorch_grad_cam_pcasvm.figures.style import bare, class_name, laid_out, literal, number
+from pytorch_grad_cam_pcasvm.network.anomaly_maps import AnomalyMaps
 from pytorch_grad_cam_pcasvm.network.grid import upsampled
 from pytorch_grad_cam_pcasvm.runtime.pictures import (
     COLOURS,
@@ -39,6 +40,7 @@ def plot_positions(
     *,
     masks: Any = None,
     anomaly: bool = False,
+    scale: Sequence[float] | None = None,
     titles: Sequence[str] | None = None,
     label: str = "",
     size: tuple[float, float] | None = None,
@@ -46,7 +48,9 @@ def plot_positions(
     """Draw a number at every position over its pictures: decisions, components, or how anomalous each position is.
 
     All pictures share one scale, whose ends are the largest size of a number: red is positive, blue negative, and 0 is
-    transparent. Anomalies go from their smallest number, dark, to their largest, bright.
+    transparent. Anomalies are dark where training photos have them, and bright from three times that on: a good photo
+    looks the same alone and beside a defect. Where nothing is known of the training set, they go from their smallest
+    number, dark, to their largest, bright.
 
     Args:
         pictures: as people see them, shape (N, H, W, 3), (N, 3, H, W), (N, 1, H, W) or (N, H, W), in [0, 1] or uint8.
@@ -54,6 +58,8 @@ def plot_positions(
             upsampled to the pictures (bilinear).
         masks: true masks, shape (N, H, W), whose outline is drawn in yellow; None: there are none.
         anomaly: whether larger numbers mean more anomalous positions.
+        scale: where the colours of anomalies start and end, as :meth:`.PCASVMNet.anomaly_range` returns it; None: maps
+            of ``anomaly_map`` know it.
         titles: of each picture.
         label: of the colour bar.
         size: width and height of the figure in inches; None: as needed.
@@ -62,7 +68,8 @@ def plot_positions(
         The figure.
 
     Raises:
-        ValueError: the pictures, values and masks do not fit each other, or values are not finite.
+        ValueError: the pictures, values and masks do not fit each other, or values are not finite; or a scale is no
+            pair of numbers that rise, or given for what is no anomaly.
 
     Example:
         >>> good, _ = extract_features(backbone, loader, "layer2", pool="dense", progress=False)
@@ -72,20 +79,23 @@ def plot_positions(
     drawn, numbers = as_pictures(pictures), _numbers(values)
     _check(drawn, numbers.shape[:1], masks, titles)
     low, high = float(numbers.min()), float(numbers.max())
-    low, high = (low, high) if anomaly else (-max(abs(low), abs(high)), max(abs(low), abs(high)))
+    known = _known_scale(values, scale, anomaly)
+    low, high = known or ((low, high) if anomaly else (-max(abs(low), abs(high)), max(abs(low), abs(high))))
     large = _at_pictures(numbers, drawn)
 
     def over(axis: Axes, image: int) -> None:
         if anomaly:
-            shares = (large[image] - low) / ((high - low) or 1)
+            shares = ((large[image] - low) / ((high - low) or 1)).clip(0, 1)
             axis.imshow(heated(drawn[image], shares))
         else:
             axis.imshow(overlaid(drawn[image], large[image] / (high or 1)))
 
-    note = "Bright: unlike the training set." if anomaly else "Red: positive. Blue: negative."
+    bright = "Bright: unlike the training set." if known else "Bright: the most anomalous positions of these pictures."
+    note = bright if anomaly else "Red: positive. Blue: negative."
     with _panels(drawn, over, masks, titles, note, size) as (figure, axes):
-        scale = ScalarMappable(Normalize(low, high), HEAT if anomaly else DIVERGING)
-        bar = figure.colorbar(scale, ax=axes, fraction=0.04, pad=0.02, aspect=30)
+        colours = ScalarMappable(Normalize(low, high), HEAT if anomaly else DIVERGING)
+        beyond = "max" if float(numbers.max()) > high else "neither"
+        bar = figure.colorbar(colours, ax=axes, fraction=0.04, pad=0.02, aspect=30, extend=beyond)
         middle = [] if anomaly else [0.0]
         bar.set_ticks([low, *middle, high], labels=[number(low), *map(number, middle), number(high)])
         bar.set_label(literal(label))
@@ -186,6 +196,18 @@ def plot_rgb(
     note = "Components 1, 2 and 3 as red, green and blue, on one scale for all pictures."
     with _panels(drawn, lambda axis, image: axis.imshow(large[image]), masks, titles, note, size) as (figure, _):
         return figure
+
+
+def _known_scale(values: Any, scale: Sequence[float] | None, anomaly: bool) -> tuple[float, float] | None:
+    """Return where the colours of anomalies start and end, if it is given or the maps know it."""
+    if scale is None:
+        return values.ends if anomaly and isinstance(values, AnomalyMaps) else None
+    if not anomaly:
+        raise ValueError("scale= is of anomalies: add anomaly=True")
+    low, high = map(float, scale)
+    if not low < high:
+        raise ValueError(f"scale must be two numbers that rise, as net.anomaly_range() returns them, got {scale!r}")
+    return low, high
 
 
 def _numbers(values: Any) -> np.ndarray:

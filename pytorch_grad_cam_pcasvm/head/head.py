@@ -58,6 +58,14 @@ class Head(Stack):
         """The class that is an absence, such as ``"good"``, as ``fit --normal`` stored it; None: not known."""
         return (self.training_set.preparation or {}).get("normal")
 
+    @property
+    def exif(self) -> bool:
+        """Whether photos in folders are turned as their EXIF orientation says, as ``fit`` stored it.
+
+        Heads of version 0.4, and those fitted in Python, say nothing: their photos stay as they are stored.
+        """
+        return bool((self.training_set.preparation or {}).get("exif"))
+
     @classmethod
     def of(cls, fitted: Any, *, outputs: Sequence[Any] | None = None) -> "Head":
         """Return the head for a fitted estimator, pipeline, search or list of these, on the CPU (or a ``Head``).

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
+from pytorch_grad_cam_pcasvm import moved
 from pytorch_grad_cam_pcasvm.head.alike import refuse_one_class
 from pytorch_grad_cam_pcasvm.head.decisions import Decision
 from pytorch_grad_cam_pcasvm.head.enumerated import Enumerated
@@ -50,6 +51,7 @@ class HeadTrace:
         return HeadTrace(values, saved, self.eps)
 
 
+@moved.renamed_arguments(baseline="start")
 class Stack(Hookable):
     """The stages after a backbone, in float64 (float32 if the device has no float64).
 

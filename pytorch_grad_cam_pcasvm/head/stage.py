@@ -39,7 +39,8 @@ class Stage(Hookable):
         linear: whether the stage is affine, so that its secants are its derivative.
         row_width: how many numbers of a row are computed at once, if its tensors do not show it.
         seen: what else is known of the training set, in numbers: the ``count`` of its rows; their ``spread``, the sum
-            of the variances of what the stage gets; ``low`` and ``high``, between which what it gives was.
+            of the variances of what the stage gets; ``low`` and ``high``, between which what it gives was; ``least``
+            and ``reach``, between which the head's anomalies of rows were that were left out of it.
 
     Example:
         >>> class Double(Stage):

@@ -146,9 +146,9 @@ class TrainingSet:
     Attributes:
         examples: names and small pictures of training images, by row.
         preparation: how pictures became images: ``resize`` (``"stretch"``, ``"pad"``, ``"crop"``, or None for a
-            transform of the user's), ``white_level`` and ``float_white``, as in ``export.onnx``; of heads
-            from the command line also the layers of the ``features`` and their ``pool``, and of ``fit --normal`` the
-            ``normal`` class. None: not known.
+            transform of the user's), ``white_level`` and ``float_white``, as in ``export.onnx``, and ``exif`` where
+            photos are turned as EXIF says; of heads from the command line also the layers of the ``features`` and
+            their ``pool``, and of ``fit --normal`` the ``normal`` class. None: not known.
         means: of layers, by name: the means over images and positions, shape (T, 1), or with those of other tokens,
             (T, tokens before + 1 + tokens after). Contributions start near them.
     """

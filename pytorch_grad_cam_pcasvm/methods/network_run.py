@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from pytorch_grad_cam_pcasvm import moved
 from pytorch_grad_cam_pcasvm.calculus.pullback import Pullback
 from pytorch_grad_cam_pcasvm.calculus.secants import PathStart
 from pytorch_grad_cam_pcasvm.head import Head
@@ -23,6 +24,7 @@ from pytorch_grad_cam_pcasvm.runtime.numerics import full_precision
 from pytorch_grad_cam_pcasvm.targets.output_gradients import OutputGradients
 
 
+@moved.renamed_arguments(baseline="start")
 @dataclass
 class NetworkRun:
     """A network's run on N images.

@@ -9,6 +9,8 @@ from torch import Tensor, nn
 
 from pytorch_grad_cam_pcasvm.head import Head
 from pytorch_grad_cam_pcasvm.head.anomalies import anomaly, reweighted
+from pytorch_grad_cam_pcasvm.head.anomaly_scale import anomaly_range
+from pytorch_grad_cam_pcasvm.network.anomaly_maps import AnomalyMaps
 from pytorch_grad_cam_pcasvm.network.features import (
     FeatureSource,
     Layer,
@@ -155,7 +157,8 @@ class PCASVMNet(Named, nn.Module):
             blur: standard deviation of a Gaussian that smooths them then, in pixels; PatchCore takes 4. None: none.
 
         Returns:
-            The maps, shape (N, h, w), or (N, H, W).
+            The maps, shape (N, h, w), or (N, H, W). :func:`.plot_positions` draws them, and some of them, on the scale
+            of the training set, :meth:`anomaly_range`.
 
         Raises:
             TypeError: the input is not a floating-point tensor.
@@ -177,7 +180,24 @@ class PCASVMNet(Named, nn.Module):
         maps = anomaly(self.head, output.head_trace).unflatten(0, (-1, 1, *output.grid.shape))
         maps = maps if size is None else output.grid.spread(maps, size)
         maps = maps if blur is None else blurred(maps, blur)
-        return maps[:, 0].detach().cpu().numpy()  # type: ignore[no-any-return]
+        return AnomalyMaps.of(maps[:, 0].detach().cpu().numpy(), self.head)
+
+    def anomaly_range(self) -> tuple[float, float] | None:
+        """Return where the colours of anomalies start and end, whatever pictures are drawn.
+
+        They end at three times what rows of the training set reach that are left out of it, so that photos like these
+        are dark, alone and beside a defect. The command line's ``fit`` leaves out whole photos; of a bank from
+        elsewhere the distances are those of its rows to the nearest different ones.
+
+        Returns:
+            The ends, or None: nothing is known of the training set's anomalies.
+
+        Example:
+            >>> good, _ = extract_features(backbone, loader, "layer2", pool="dense", progress=False)
+            >>> parts = PCASVMNet(backbone, NearestNeighbors(n_neighbors=3).fit(good), "layer2", pool="dense").eval()
+            >>> low, high = parts.anomaly_range()
+        """
+        return anomaly_range(self.head)
 
     def anomaly_score(self, x: Tensor | HeadOutput, k: int = 1, *, neighbours: int | None = None) -> np.ndarray:
         """Return how anomalous each image is: minus the head's value, or of dense features the mean of the k highest.

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from pytorch_grad_cam_pcasvm import moved
 from pytorch_grad_cam_pcasvm.targets.places import place_of, value_of
 
 Target = Callable[[Any], Any]
@@ -60,6 +61,10 @@ class ClosedFormTarget(ShortRepr, ABC):
 
     # Whether the components, or what follows them, are all that it reads.
     behind_reduction = True
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        moved.renamed_arguments(baseline="start")(cls)
 
     @abstractmethod
     def __call__(self, output: Any) -> Tensor:

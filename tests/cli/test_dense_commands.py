@@ -3,16 +3,22 @@
 import csv
 import json
 import re
+import shutil
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from sklearn.decomposition import PCA
 from sklearn.metrics import roc_auc_score
+from sklearn.model_selection import GroupKFold
+from sklearn.neighbors import NearestNeighbors
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 from torch import nn
 from torchvision.transforms import v2
 
-from pytorch_grad_cam_pcasvm import ContributionCAM, Head, PCASVMNet, SVMTarget, atlas, export
+from pytorch_grad_cam_pcasvm import ContributionCAM, Head, PCASVMNet, SVMTarget, atlas, export, extract_features
 from pytorch_grad_cam_pcasvm.cli import main
 from pytorch_grad_cam_pcasvm.data.masks import MaskFolder
 
@@ -112,6 +118,48 @@ def test_good_parts_alone(parts, bank, tmp_path, capsys):
     anomalies = [float(number) for number in re.findall(r"<b>anomaly ([0-9.e+-]+)</b>", page)]
     assert len(anomalies) == 11
     assert anomalies == sorted(anomalies, reverse=True)
+
+
+@pytest.mark.parametrize(
+    "classifier", ["neighbours", "residual", pytest.param("sklearn.svm:OneClassSVM", marks=pytest.mark.slow)]
+)
+def test_a_good_photo_is_as_dark_alone_as_beside_defects(classifier, parts, tmp_path):
+    file, network = tmp_path / "head.safetensors", [*NETWORK, "--pool", "dense"]
+    options = ["--classifier", classifier, "--components", "4", "--sample", "30"]
+    options += ["--coreset", "1.0"] if classifier == "neighbours" else []
+    assert main(["fit", "--images", str(parts / "train"), *network, *options, "--out", str(file)]) == 0
+    net = PCASVMNet(backbone()[0].eval(), Head.load(file), ["0", "1"], pool="dense").eval()
+    alone, number = tmp_path / "one", "3"
+    (alone / "good").mkdir(parents=True)
+    shutil.copy(parts / f"test/good/{number}.png", alone / "good")
+    heats = []
+    for folder in (alone, parts / "test"):
+        out = tmp_path / f"maps of {folder.name}"
+        command = ["explain", "--images", str(folder), *network, "--head", str(file), "--out", str(out)]
+        assert main(command) == 0
+        heats.append(np.asarray(Image.open(out / "good" / f"{number}.png"))[:, 468 + 5 : 2 * 468 + 5].astype(float))
+    np.testing.assert_allclose(*heats, atol=3)  # one of 256 colours, of features that are rounded in other batches
+    low, high = net.anomaly_range()
+    good, spots = (net.anomaly_map(images(parts, f"test/{name}")[0]).max((1, 2)) for name in ("good", "spot"))
+    assert np.median((good - low) / (high - low)) < 0.5
+    assert (spots > good.max()).all()
+
+
+def test_fit_leaves_out_whole_photos(parts, tmp_path):
+    file = tmp_path / "head.safetensors"
+    options = ["--pool", "dense", "--classifier", "neighbours", "--components", "4", "--coreset", "1.0"]
+    assert main(["fit", "--images", str(parts / "train"), *NETWORK, *options, "--out", str(file)]) == 0
+    x, _ = images(parts, "train/good")
+    patches, _, places = extract_features(
+        backbone()[0].eval(), [x], ["0", "1"], pool="dense", places=True, progress=False
+    )
+    left_out = []
+    for others, own in GroupKFold(5).split(patches, groups=places[:, 0]):
+        pipeline = make_pipeline(StandardScaler(), PCA(4, random_state=0), NearestNeighbors(n_neighbors=1))
+        pipeline.fit(patches[others])
+        left_out.append(pipeline[-1].kneighbors(pipeline[:-1].transform(patches[own]))[0].ravel())
+    net = PCASVMNet(backbone()[0].eval(), Head.load(file), ["0", "1"], pool="dense").eval()
+    assert net.anomaly_range() == pytest.approx((0, 3 * np.quantile(np.concatenate(left_out), 0.999)), rel=1e-3)
 
 
 def test_pixels_are_measured_with_masks(parts, bank, tmp_path, capsys):

@@ -8,12 +8,15 @@ from sklearn.cluster import BisectingKMeans, KMeans, MiniBatchKMeans
 from sklearn.neighbors import KernelDensity, LocalOutlierFactor, NearestNeighbors
 
 from pytorch_grad_cam_pcasvm.head import multiclass
+from pytorch_grad_cam_pcasvm.head.anomaly_scale import reach_of
 from pytorch_grad_cam_pcasvm.head.decisions import LinearDecision
 from pytorch_grad_cam_pcasvm.head.distances import LocalOutlier, LogDensity, NearestDistance, density_constant
 from pytorch_grad_cam_pcasvm.head.registry import stage_for, tensor, transformer_for
 from pytorch_grad_cam_pcasvm.head.stage import Stage
 from pytorch_grad_cam_pcasvm.head.stages import Chain
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError
+
+_ROOTS = 2.0  # training rows are hardly further from the nearest centre than so many root mean squares
 
 
 @stage_for.register(NearestNeighbors)
@@ -25,7 +28,11 @@ def _nearest(estimator: NearestNeighbors) -> Stage:
 @stage_for.register(MiniBatchKMeans)
 @stage_for.register(BisectingKMeans)
 def _centres(estimator: Any) -> Stage:
-    return decision_of(NearestDistance(tensor(estimator.cluster_centers_), 1))
+    stage = NearestDistance(tensor(estimator.cluster_centers_), 1)
+    # Centres are no training rows, but the root mean square of the distances to them is known.
+    root = float(estimator.inertia_ / len(estimator.labels_)) ** 0.5
+    stage.seen = {"least": 0.0, "reach": _ROOTS * root}
+    return decision_of(stage)
 
 
 @transformer_for.register(KMeans)
@@ -56,6 +63,9 @@ def _local_outlier(estimator: LocalOutlierFactor) -> Stage:
     k = estimator.n_neighbors_
     radii, densities = tensor(estimator._distances_fit_X_[:, k - 1]), tensor(estimator._lrd)
     stage = LocalOutlier(_points(estimator), densities, radii, k, float(estimator.offset_))
+    # Each of these is of a training row that is no neighbour of its own.
+    least, reach = reach_of(estimator.offset_ - estimator.negative_outlier_factor_, is_distance=False)
+    stage.seen = {"least": least, "reach": reach}
     return decision_of(stage, multiclass.OneClass(zero_is_inlier=True))
 
 

@@ -24,6 +24,7 @@ from sklearn.semi_supervised._label_propagation import BaseLabelPropagation
 from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.head import multiclass
+from pytorch_grad_cam_pcasvm.head.anomaly_scale import reach_of
 from pytorch_grad_cam_pcasvm.head.calibration import Calibration, PerClass, Platt, Temperature
 from pytorch_grad_cam_pcasvm.head.decisions import KernelSVM, LinearDecision
 from pytorch_grad_cam_pcasvm.head.elementwise import Elementwise
@@ -215,7 +216,8 @@ def _envelope(estimator: EllipticEnvelope) -> Stage:
     values, vectors = torch.linalg.eigh(tensor(estimator.get_precision()))
     roots = (vectors * values.clamp(min=0).sqrt()).unsqueeze(0)
     quadratic = Quadratic(tensor(estimator.location_).unsqueeze(0), roots, -tensor(estimator.offset_).reshape(1))
-    quadratic.seen = {"spread": float(np.trace(estimator.covariance_))}
+    least, reach = reach_of(estimator.dist_ + estimator.offset_, is_distance=False)
+    quadratic.seen = {"spread": float(np.trace(estimator.covariance_)), "least": least, "reach": reach}
     return decision_of(quadratic, multiclass.OneClass(zero_is_inlier=True))
 
 
