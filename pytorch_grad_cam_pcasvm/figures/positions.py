@@ -17,6 +17,7 @@ from matplotlib.patches import Patch
 from pytorch_grad_cam_pcasvm.figures.blocks import OUTLINE
 from pytorch_grad_cam_pcasvm.figures.style import bare, class_name, laid_out, literal, number
 from pytorch_grad_cam_pcasvm.network.anomaly_maps import AnomalyMaps
+from pytorch_grad_cam_pcasvm.network.cells import Cells
 from pytorch_grad_cam_pcasvm.network.grid import upsampled
 from pytorch_grad_cam_pcasvm.runtime.pictures import (
     COLOURS,
@@ -81,7 +82,7 @@ def plot_positions(
     low, high = float(numbers.min()), float(numbers.max())
     known = _known_scale(values, scale, anomaly)
     low, high = known or ((low, high) if anomaly else (-max(abs(low), abs(high)), max(abs(low), abs(high))))
-    large = _at_pictures(numbers, drawn)
+    large = _at_pictures(numbers, drawn, getattr(values, "cells", None))
 
     def over(axis: Axes, image: int) -> None:
         if anomaly:
@@ -219,10 +220,10 @@ def _numbers(values: Any) -> np.ndarray:
     return numbers
 
 
-def _at_pictures(numbers: np.ndarray, drawn: np.ndarray) -> np.ndarray:
+def _at_pictures(numbers: np.ndarray, drawn: np.ndarray, cells: Cells | None = None) -> np.ndarray:
     """Return numbers (N, h, w) at the pixels of pictures, (N, H, W)."""
-    large = upsampled(torch.from_numpy(np.asarray(numbers, np.float32)).unsqueeze(1), drawn.shape[1:3])
-    return large[:, 0].numpy()
+    maps, size = torch.from_numpy(np.asarray(numbers, np.float32)).unsqueeze(1), drawn.shape[1:3]
+    return (upsampled(maps, size) if cells is None else cells.spread(maps, size))[:, 0].numpy()
 
 
 def _check(drawn: np.ndarray, count: tuple[int, ...], masks: Any, titles: Sequence[str] | None) -> None:

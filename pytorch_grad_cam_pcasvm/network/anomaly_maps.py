@@ -6,6 +6,7 @@ import numpy as np
 
 from pytorch_grad_cam_pcasvm.head import Head
 from pytorch_grad_cam_pcasvm.head.anomaly_scale import anomaly_range
+from pytorch_grad_cam_pcasvm.network.cells import Cells
 
 
 class AnomalyMaps(np.ndarray):
@@ -13,20 +14,23 @@ class AnomalyMaps(np.ndarray):
 
     Attributes:
         head: the head whose anomalies they are, or None: not known.
+        cells: where on the picture the positions lie; None: they share it out evenly.
     """
 
     head: Head | None = None
+    cells: Cells | None = None
 
     @classmethod
-    def of(cls, values: np.ndarray, head: Head) -> "AnomalyMaps":
-        """Return an array with its head."""
+    def of(cls, values: np.ndarray, head: Head, cells: Cells | None) -> "AnomalyMaps":
+        """Return an array with its head and its cells."""
         maps = values.view(cls)
-        maps.head = head
+        maps.head, maps.cells = head, cells
         return maps
 
     def __array_finalize__(self, source: Any) -> None:
-        """Take the head along to a part of an array."""
-        self.head = getattr(source, "head", None)
+        """Take the head along to a part of an array, and the cells to some of the maps."""
+        self.head, cells = getattr(source, "head", None), getattr(source, "cells", None)
+        self.cells = cells if cells is not None and self.shape[1:] == source.shape[1:] else None
 
     def __array_wrap__(self, array: Any, context: Any = None, return_scalar: bool = False) -> Any:
         """Return what is computed of an array, which has another scale, as a plain one."""

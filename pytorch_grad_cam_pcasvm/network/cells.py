@@ -39,18 +39,13 @@ class Cells:
         """
         shares = masks.float()
         for dim, (size, length, axis) in enumerate(zip(shape, self.picture, self._known(), strict=True), 1):
-            shares = (_overlaps(axis, size, length).to(shares) @ shares.movedim(dim, -2)).movedim(-2, dim)
+            shares = _along(shares, dim, _overlaps(axis, size, length))
         return shares
-
-    def inside(self, shape: Sequence[int]) -> Tensor:
-        """Return which positions have pixels of the picture, (*shape)."""
-        return self.shares(torch.ones(1, *self.picture), shape)[0] > 0
 
     def spread(self, maps: Tensor, size: Sequence[int]) -> Tensor:
         """Return maps (N, K, *shape) over the picture, (N, K, *size), linear between the centres of cells."""
         for dim, (pixels, length, axis) in enumerate(zip(size, self.picture, self._known(), strict=True), 2):
-            weights = _between(axis, maps.shape[dim], length, pixels).to(maps)
-            maps = (weights @ maps.movedim(dim, -2).flatten(-1 if dim == maps.dim() - 1 else -2)).movedim(-2, dim)
+            maps = _along(maps, dim, _between(axis, maps.shape[dim], length, pixels))
         return maps
 
     def _known(self) -> tuple[Axis, ...]:
@@ -61,6 +56,11 @@ class Cells:
                 "masks of the grid, and no size="
             )
         return self.axes
+
+
+def _along(tensor: Tensor, dim: int, weights: Tensor) -> Tensor:
+    """Return a tensor with weighted sums, (new size, size), along a dimension."""
+    return torch.tensordot(tensor, weights.to(tensor), dims=([dim], [1])).movedim(-1, dim)
 
 
 def _overlaps(axis: Axis, count: int, length: int) -> Tensor:
@@ -137,7 +137,7 @@ class Geometry:
         """Return whether the far end of the picture moves the far end of the grid, as its cells say."""
         change = self._changes.get(grid)
         for dim, (start, step) in enumerate(axes) if change is not None else ():
-            profile = change[2 + dim].movedim(dim, 0).flatten(1).sum(1)  # type: ignore[index]
+            profile = change[2 + dim].movedim(dim, 0).reshape(grid[dim], -1).sum(1)  # type: ignore[index]
             centre = float((profile * torch.arange(len(profile)).to(profile)).sum() / profile.sum().clamp(min=1e-30))
             length = self.picture[dim]
             expected = (length - math.ceil(length / 4) / 2 - start) / step - 0.5
@@ -175,30 +175,33 @@ def _shifted(change: Tensor, picture: tuple[int, ...]) -> tuple[Axis, ...] | Non
 
 def _reach(change: Tensor, dim: int) -> tuple[int, int] | None:
     """Return where what has changed along an axis begins and ends."""
-    changed = (change > 1e-6 * change.amax()).movedim(dim, 0).flatten(1).any(1).nonzero()[:, 0].tolist()
+    changed = (change > 1e-6 * change.amax()).movedim(dim, 0).reshape(change.shape[dim], -1).any(1)
+    changed = changed.nonzero()[:, 0].tolist()
     return (changed[0], changed[-1] + 1) if changed else None
 
 
 def _options(module: Any, axes: int) -> list[list[Any]]:
-    """Return the kernel, stride and padding of a layer along each axis; of ``"same"``, None."""
+    """Return the reach, stride, padding (None: ``"same"``) and ceil mode of a layer along each axis."""
     kernel, dilation = (_each(getattr(module, name, 1), axes) for name in ("kernel_size", "dilation"))
     padding = {"same": None, "valid": 0}.get(module.padding, 0) if isinstance(module.padding, str) else module.padding
     reach = [1 + d * (k - 1) for k, d in zip(kernel, dilation, strict=True)]
-    return [reach, _each(module.stride, axes), _each(padding, axes)]
+    ceil = getattr(module, "ceil_mode", False)
+    return [reach, *(_each(option, axes) for option in (module.stride, padding, ceil))]
 
 
 def _each(value: Any, axes: int) -> list[Any]:
     return list(value) if isinstance(value, tuple | list) else [value] * axes
 
 
-def _behind(axis: Axis, reach: int, stride: int, padding: int | None, before: int, after: int) -> Axis:
+def _behind(axis: Axis, reach: int, stride: int, padding: int | None, ceil: bool, before: int, after: int) -> Axis:
     """Return where the output of a layer lies along an axis.
 
-    What a layer looks at is centred on its cell if it is padded on both sides, as usual, but for half a pixel.
+    A position lies in the middle of what the layer looks at; with the usual padding of half a kernel on both sides,
+    position i of a stride s begins at pixel i s.
     """
     start, step = axis
-    off = 0.0 if padding is None else (reach - stride) / 2 - padding
-    same = (
-        padding is not None and after != (before + 2 * padding - reach) // stride + 1
-    )  # padded in its forward, or ceil
-    return (start if same or abs(off) <= 0.5 else start + off * step), step * stride
+    rest = None if padding is None else before + 2 * padding - reach
+    if rest is None or after not in (rest // stride + 1, -(-rest // stride) + 1 if ceil else None):
+        return start, step * stride  # padded in its forward
+    usual = padding == 0 if reach <= stride else abs((reach - 1) / 2 - padding) <= 0.5
+    return (start if usual else start + ((reach - stride) / 2 - padding) * step), step * stride

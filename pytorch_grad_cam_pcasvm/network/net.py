@@ -180,7 +180,7 @@ class PCASVMNet(Named, nn.Module):
         maps = anomaly(self.head, output.head_trace).unflatten(0, (-1, 1, *output.grid.shape))
         maps = maps if size is None else output.grid.spread(maps, size)
         maps = maps if blur is None else blurred(maps, blur)
-        return AnomalyMaps.of(maps[:, 0].detach().cpu().numpy(), self.head)
+        return AnomalyMaps.of(maps[:, 0].detach().cpu().numpy(), self.head, output.grid.cells if size is None else None)
 
     def anomaly_range(self) -> tuple[float, float] | None:
         """Return where the colours of anomalies start and end, whatever pictures are drawn.

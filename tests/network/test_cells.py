@@ -1,0 +1,249 @@
+"""Where positions lie on pictures that a network pads, crops or resizes, or that are no whole strides."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from sklearn.neighbors import NearestNeighbors
+from torch import nn
+from torch.nn import functional as F  # noqa: N812
+
+from pytorch_grad_cam_pcasvm import ContributionCAM, PCASVMNet, SVMTarget, extract_features
+from pytorch_grad_cam_pcasvm.figures import plot_positions
+from pytorch_grad_cam_pcasvm.network.features import FeatureSource
+
+PATCH = 16
+
+
+class Patches(nn.Module):
+    """A network of patches, each mixed with the others a little, which prepares its input itself."""
+
+    def __init__(self, prepare=lambda x: x, size=PATCH, **options):
+        super().__init__()
+        torch.manual_seed(0)
+        self.prepare, self.embed = prepare, nn.Conv2d(3, 8, size, size, **options)
+        self.norm = nn.Identity()
+
+    def forward(self, x):
+        tokens = self.embed(self.prepare(x)).flatten(2).mT
+        return self.norm(tokens + 0.1 * tokens.mean(1, keepdim=True))
+
+
+def padded_to_patches(x):  # below and on the right
+    return F.pad(x, (0, -x.shape[3] % PATCH, 0, -x.shape[2] % PATCH))
+
+
+def padded_around(x):
+    height, width = -x.shape[2] % PATCH, -x.shape[3] % PATCH
+    return F.pad(x, (width // 2, width - width // 2, height // 2, height - height // 2))
+
+
+def cropped(x):
+    return x[:, :, 3 : 3 + x.shape[2] // PATCH * PATCH, 1 : 1 + x.shape[3] // PATCH * PATCH]
+
+
+def resized(x):
+    return F.interpolate(x, (96, 64), mode="bilinear", align_corners=False)
+
+
+def cnn(strides, kernel=3, padding=1):
+    torch.manual_seed(0)
+    layers = [(nn.Conv2d(3 if not i else 4, 4, kernel, s, padding), nn.ReLU()) for i, s in enumerate(strides)]
+    return nn.Sequential(*(layer for pair in layers for layer in pair))
+
+
+def cells(backbone, layer, picture):
+    with torch.no_grad():
+        source = FeatureSource.of(backbone.eval(), layer, "dense").at(backbone, torch.randn(2, 3, *picture))
+    return source.cells, source.layout.grid
+
+
+FOUND = {
+    "padded below and right": (Patches(padded_to_patches), (100, 70), [(0, 16), (0, 16)], (7, 5)),
+    "padded around": (Patches(padded_around), (100, 70), [(-6, 16), (-5, 16)], (7, 5)),
+    "cropped": (Patches(cropped), (100, 70), [(3, 16), (1, 16)], (6, 4)),
+    "left over": (Patches(), (100, 70), [(0, 16), (0, 16)], (6, 4)),
+    "padded by the layer itself": (Patches(padding=6), (100, 68), [(-6, 16), (-6, 16)], (7, 5)),
+}
+EVEN = {
+    "whole patches": (Patches(), (96, 64)),
+    "whole patches, nothing to pad": (Patches(padded_to_patches), (96, 64)),
+    "resized": (Patches(resized), (100, 70)),
+}
+
+
+@pytest.mark.parametrize("case", FOUND)
+def test_where_patches_lie_is_found(case):
+    backbone, picture, axes, grid = FOUND[case]
+    found, shape = cells(backbone, "norm", picture)
+    assert shape == grid
+    assert found.axes == tuple(axes)
+
+
+@pytest.mark.parametrize("case", FOUND)
+def test_a_position_is_moved_by_the_pixels_of_its_cell_alone(case):
+    backbone, picture, axes, grid = FOUND[case]
+    x = torch.randn(1, 3, *picture, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        before = backbone.embed(backbone.prepare(x))
+        for row, column in ((0, 0), (1, 2), (grid[0] - 1, grid[1] - 1)):
+            rows, columns = (
+                [p for p in range(length) if start + i * step <= p < start + (i + 1) * step]
+                for i, length, (start, step) in zip((row, column), picture, axes, strict=True)
+            )
+            changed = x.clone()
+            changed[:, :, rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1] += 1
+            moved = (backbone.embed(backbone.prepare(changed)) - before).abs().sum((0, 1)) > 1e-6
+            assert moved.nonzero().tolist() == [[row, column]]
+
+
+@pytest.mark.parametrize("case", EVEN)
+def test_a_picture_that_is_shared_out_evenly_stays_so(case):
+    backbone, picture = EVEN[case]
+    assert cells(backbone, "norm", picture)[0] is None
+
+
+def test_a_cnn_has_its_stride():
+    found, grid = cells(cnn([2, 2, 2, 2, 2]), "9", (150, 200))
+    assert grid == (5, 7)
+    assert found.axes == ((0, 32), (0, 32))
+    assert cells(cnn([2, 2, 2]), "5", (96, 64))[0] is None
+    found, grid = cells(cnn([2, 1], kernel=5, padding=0), "3", (61, 50))
+    assert grid == (25, 19)
+    assert found.axes == ((5.5, 2), (5.5, 2))  # 1.5 pixels, and then two of two
+    pooled = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.MaxPool2d(2), nn.Conv2d(4, 4, 3, 2, 1), nn.AvgPool2d(2))
+    found, grid = cells(pooled, "3", (45, 51))
+    assert (grid, found.axes) == ((5, 6), ((0, 8), (0, 8)))
+
+
+class Halved(nn.Module):
+    """Pools by a function, which is no layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 4, 3, 2, 1), nn.Conv2d(4, 4, 3, 2, 1)
+
+    def forward(self, x):
+        return self.second(F.max_pool2d(self.first(x), 2))
+
+
+def test_a_function_that_pools_between_layers():
+    found, grid = cells(Halved(), "second", (52, 70))
+    assert (grid, found.axes) == ((7, 9), ((0, 8), (0, 8)))
+
+
+class Mirrored(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 8, 8)
+
+    def forward(self, x):
+        return self.conv(x.flip(2, 3))
+
+
+def test_what_cannot_be_found_is_refused_where_it_counts():
+    backbone = nn.Sequential(Mirrored()).eval()
+    good = torch.randn(3, 3, 50, 44, generator=torch.Generator().manual_seed(0))
+    rows, _ = extract_features(backbone, [good], "0", pool="dense", progress=False)
+    net = PCASVMNet(backbone, NearestNeighbors(n_neighbors=1).fit(rows), "0", pool="dense").eval()
+    assert net.anomaly_map(good).shape == (3, 6, 5)
+    with pytest.raises(ValueError, match="not known where the positions lie on a picture of 50 x 44"):
+        net.anomaly_map(good, size=(50, 44))
+    with pytest.raises(ValueError, match="not known where the positions lie"):
+        extract_features(backbone, [(good, torch.zeros(3, 50, 44))], "0", pool="dense", progress=False)
+
+
+def shares_by_hand(mask, axes, grid):
+    """Return how much of each cell a mask covers, of pixels whose centre is in it."""
+    shares = np.zeros(grid)
+    for row in range(grid[0]):
+        for column in range(grid[1]):
+            rows, columns = (
+                [p for p in range(length) if start + i * step <= p + 0.5 < start + (i + 1) * step]
+                for i, length, (start, step) in zip((row, column), mask.shape, axes, strict=True)
+            )
+            shares[row, column] = mask[np.ix_(rows, columns)].mean() if rows and columns else 0
+    return shares
+
+
+@pytest.mark.parametrize("case", FOUND)
+def test_masks_are_shared_out_to_cells(case):
+    backbone, picture, axes, grid = FOUND[case]
+    masks = np.random.default_rng(0).random((2, *picture)) < 0.5
+    masks[0, picture[0] - 4 :, picture[1] - 6 :] = True
+    found, _ = cells(backbone, "norm", picture)
+    shares = found.shares(torch.from_numpy(masks), grid)
+    for share, mask in zip(shares, masks, strict=True):
+        np.testing.assert_allclose(share, shares_by_hand(mask, axes, grid), atol=1e-6)
+
+
+def bank(backbone, picture):
+    good = torch.randn(4, 3, *picture, generator=torch.Generator().manual_seed(0)) / 10
+    rows, _ = extract_features(backbone, [good], "norm", pool="dense", progress=False)
+    return good, PCASVMNet(backbone, NearestNeighbors(n_neighbors=1).fit(rows), "norm", pool="dense").eval()
+
+
+def test_a_defect_in_the_last_patch_is_found_there():
+    backbone, picture, _, grid = FOUND["padded below and right"]
+    good, net = bank(backbone, picture)
+    bad = good[:1].clone()
+    bad[:, :, 84:92, 50:58] += 3  # of position (5, 3): evenly shared out, position (5, 4) or beyond
+    mask = torch.zeros(picture, dtype=torch.bool)
+    mask[80:96, 48:64] = True
+    small, large = net.anomaly_map(bad)[0], net.anomaly_map(bad, size=picture)[0]
+    assert np.unravel_index(small.argmax(), grid) == (5, 3)
+    row, column = np.unravel_index(large.argmax(), picture)
+    assert 80 <= row < 96
+    assert 48 <= column < 64
+    target = SVMTarget(sign="-", at=mask)
+    with torch.no_grad():
+        maps = ContributionCAM(net, ["embed"]).explain(bad, target)
+    assert math.isclose(float(maps.values), float(small[5, 3]), rel_tol=1e-6)
+
+
+def test_labels_of_patches_are_those_of_their_pixels():
+    backbone, picture, axes, grid = FOUND["padded around"]
+    masks = torch.zeros(2, *picture, dtype=torch.long)
+    masks[0, 60:, 40:] = 1
+    masks[1, :30] = 2
+    images = torch.randn(2, 3, *picture)
+    rows, labels = extract_features(backbone, [(images, masks)], "norm", pool="dense", progress=False)
+    assert len(rows) == 2 * math.prod(grid)
+    expected = [
+        np.stack([shares_by_hand(mask == number, axes, grid) for number in range(3)]).argmax(0)
+        for mask in masks.numpy()
+    ]
+    np.testing.assert_array_equal(labels.reshape(2, *grid), expected)
+
+
+def test_patches_of_padding_alone_have_no_label():
+    backbone = Patches(lambda x: F.pad(x, (0, 2 * 8 - x.shape[3] % 8, 0, 0)), 8).eval()
+    images, masks = torch.randn(2, 3, 64, 70), torch.ones(2, 64, 70, dtype=torch.long)
+    rows, labels = extract_features(backbone, [(images, masks)], "embed", pool="dense", progress=False)
+    assert len(rows) == 2 * 8 * 9  # the tenth column has no pixel
+    assert (labels == 1).all()
+
+
+def test_signals_have_cells_too():
+    torch.manual_seed(0)
+    backbone = nn.Sequential(nn.Conv1d(2, 6, 9, 4, 4), nn.ReLU(), nn.Conv1d(6, 7, 5, 4, 2), nn.ReLU()).eval()
+    with torch.no_grad():
+        source = FeatureSource.of(backbone, "3", "dense").at(backbone, torch.randn(2, 2, 250))
+    assert source.layout.grid == (16,)
+    assert source.cells.axes == ((0, 16),)
+
+
+def test_figures_draw_anomalies_where_they_are():
+    backbone, picture, _, _ = FOUND["padded below and right"]
+    good, net = bank(backbone, picture)
+    bad = good[:1].clone()
+    bad[:, :, 84:92, 50:58] += 3
+    maps, pictures = net.anomaly_map(bad), torch.full((1, *picture), 0.5)
+    drawn = plot_positions(pictures, maps, anomaly=True, scale=(0, float(maps.max()))).axes[1].images[0].get_array()
+    brightness = np.asarray(drawn)[..., :3].max(-1)
+    row, column = np.argwhere(brightness == brightness.max()).mean(0)
+    assert 80 <= row < 96
+    assert 48 <= column < 64
+    assert maps[:1].cells == maps.cells
+    assert maps[0].cells is None
