@@ -13,6 +13,7 @@ import shutil
 import tempfile
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache, partial
 from itertools import count
@@ -1400,6 +1401,21 @@ def in_complex(x: Tensor) -> Tensor:
     return z.real + z.imag
 
 
+def in_a_thread(function: Callable[[], Tensor]) -> Tensor:
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(function).result()
+
+
+def drawn_anew(x: Tensor) -> Tensor:
+    return torch.rand(4, 6, 6, generator=torch.Generator(x.device).manual_seed(0), dtype=x.dtype)
+
+
+def overlapping(x: Tensor, write: Callable[[Tensor, float], Tensor]) -> Tensor:
+    y = 1.5 * x
+    write(y.unfold(2, 3, 1), 2.0)
+    return y
+
+
 def asking_autograd(x: Tensor) -> Tensor:
     with torch.enable_grad():
         weight = torch.ones((), dtype=x.dtype, requires_grad=True)
@@ -1674,7 +1690,7 @@ PATHS = [
         {LATER: partial(stepped, torch.special.i0, layer="later"), "register its Jacobian": with_bessel},
     ),
     path(
-        "tape/python_calls.py: which may change gradients unseen",
+        "tape/values.py: which may change gradients unseen",
         "Tanh has a backward hook on the path",
         hooked(),
         {"remove the hook": partial(stepped, nn.Tanh())},
@@ -1800,12 +1816,13 @@ PATHS = [
     ),
     *(
         Row(
-            "tape/operations.py: the network draws random numbers",
+            "tape/randomness.py: the network draws random numbers",
             partial(stepped, drawing),
             "the network draws random numbers",
             {
                 "as with dropout(x, training=self.training)": partial(stepped, switched_off),
                 "draw the numbers once, in __init__": partial(stepped, lambda x: x * KEPT),
+                "draw from a generator that forward itself makes": partial(stepped, lambda x: x * drawn_anew(x)),
             },
         )
         for drawing, switched_off in (
@@ -1822,6 +1839,33 @@ PATHS = [
         partial(stepped, Exchanged()),
         "was changed after the path had used it",
         {"compute with a new tensor instead, as in F.linear(x, 2 * weight)": partial(stepped, Doubled())},
+    ),
+    path(
+        "tape/values.py: another thread computes on the path",
+        "another thread computes on the path (TanhBackward0)",
+        lambda x: in_a_thread(x.tanh) + x,
+        {
+            "compute it in the thread that calls the network": partial(stepped, lambda x: x.tanh() + x),
+            LATER: partial(stepped, lambda x: in_a_thread(x.tanh) + x, layer="later"),
+        },
+    ),
+    path(
+        PATH + "the network linearises a function",
+        "the network linearises a function of its own",
+        lambda x: torch.func.linearize(torch.sin, x)[0],
+        {"use torch.func.jvp": partial(stepped, torch.sin)},
+    ),
+    path(
+        "tape/overlapping.py: share one place in memory",
+        "mul writes into a tensor of which several numbers share one place",
+        lambda x: overlapping(x, torch.Tensor.mul_),
+        {"write into a copy, x.clone()": partial(stepped, lambda x: x * 1.5)},
+    ),
+    Row(
+        "tape/operations.py: from outside of the tensor",
+        partial(stepped, lambda x: (1 * x)[:, 1:].as_strided((len(x), 6, 6), (144, 6, 1), 0)),
+        "as_strided takes numbers from outside of the tensor",
+        {"call it on the whole tensor": partial(stepped, lambda x: (1 * x).as_strided((len(x), 6, 6), (144, 6, 1), 0))},
     ),
     path(
         "tape/aliases.py: of a tensor is written into",

@@ -176,8 +176,8 @@ def _shifted(change: Tensor, picture: tuple[int, ...]) -> tuple[Axis, ...] | Non
 def _reach(change: Tensor, dim: int) -> tuple[int, int] | None:
     """Return where what has changed along an axis begins and ends."""
     changed = (change > 1e-6 * change.amax()).movedim(dim, 0).reshape(change.shape[dim], -1).any(1)
-    changed = changed.nonzero()[:, 0].tolist()
-    return (changed[0], changed[-1] + 1) if changed else None
+    places = changed.nonzero()[:, 0].tolist()
+    return (places[0], places[-1] + 1) if places else None
 
 
 def _options(module: Any, axes: int) -> list[list[Any]]:
@@ -200,8 +200,10 @@ def _behind(axis: Axis, reach: int, stride: int, padding: int | None, ceil: bool
     position i of a stride s begins at pixel i s.
     """
     start, step = axis
-    rest = None if padding is None else before + 2 * padding - reach
-    if rest is None or after not in (rest // stride + 1, -(-rest // stride) + 1 if ceil else None):
+    if padding is None:
+        return start, step * stride
+    rest = before + 2 * padding - reach
+    if after != rest // stride + 1 and not (ceil and after == -(-rest // stride) + 1):
         return start, step * stride  # padded in its forward
     usual = padding == 0 if reach <= stride else abs((reach - 1) / 2 - padding) <= 0.5
     return (start if usual else start + ((reach - stride) / 2 - padding) * step), step * stride

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from pytorch_grad_cam_pcasvm.rules.places import take
-from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError, refuse
+from pytorch_grad_cam_pcasvm.runtime.errors import refuse
 
 aten = torch.ops.aten
 # What depends on shape, dtype and device alone.
@@ -158,7 +158,7 @@ def _strided_places(x: Tensor, size: Sequence[int], stride: Sequence[int], offse
     places = memory.as_strided(size, stride, offset)
     if bool((places < 0).any()):
         refuse(
-            NoClosedFormError,
+            ValueError,  # autograd has no gradient of those
             "as_strided takes numbers from outside of the tensor that it is called on",
             "call it on the whole tensor",
         )

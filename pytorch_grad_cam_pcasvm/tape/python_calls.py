@@ -25,6 +25,13 @@ _DIFFERENTIATING = {torch.autograd.grad, torch.autograd.backward, Tensor.backwar
 _CHECKPOINT = CheckpointFunction.forward.__code__
 
 
+class _Graph:
+    """Stands for the graph of a tensor on the path, which there is not; who does more than look at it is refused."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise gradient_hook("the network uses the graph of a tensor on the path")
+
+
 class Calls(Mode):
     """Sees the calls of Python functions; while it is on, attention takes no fast path of one fused operation.
 
@@ -65,7 +72,7 @@ class Calls(Mode):
         elif func == Tensor.is_leaf.__get__ and self._recorder.depends(args):  # type: ignore[attr-defined]
             return False  # nor would it be one with a graph
         elif func == Tensor.grad_fn.__get__ and self._recorder.depends(args):  # type: ignore[union-attr]
-            raise gradient_hook("the network looks at the graph of a tensor on the path")
+            return _Graph()
         whole = self._recorder.begin(call, tuple(args), kwargs) if (call := whole_of(func)) is not None else None
         result = None
         try:

@@ -277,7 +277,7 @@ def other_thread(operation: str) -> NoClosedFormError:
     return NoClosedFormError(
         f"another thread computes on the path ({operation}), where it cannot be seen",
         "compute it in the thread that calls the network",
-        "choose a target layer behind it",
+        "choose a later target layer",
     )
 
 
