@@ -116,7 +116,7 @@ class Geometry:
         sides = list(zip(grid, self.picture, strict=True))
         if axes is None or not self._agrees(tuple(grid), axes):
             return None if all(length % size == 0 for size, length in sides) else Cells((), self.picture)
-        if all(step * size == length for (size, length), (_, step) in zip(sides, axes, strict=True)):
+        if all(math.isclose(step * size, length) for (size, length), (_, step) in zip(sides, axes, strict=True)):
             return None
         return Cells(axes, self.picture)
 

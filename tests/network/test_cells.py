@@ -70,6 +70,7 @@ EVEN = {
     "whole patches": (Patches(), (96, 64)),
     "whole patches, nothing to pad": (Patches(padded_to_patches), (96, 64)),
     "resized": (Patches(resized), (100, 70)),
+    "resized to whole patches": (Patches(lambda x: F.interpolate(x, (112, 80))), (100, 70)),
 }
 
 
