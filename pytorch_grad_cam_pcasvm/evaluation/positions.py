@@ -140,10 +140,12 @@ def of_positions(study: Subject, masks: Any, category: Any, tolerance: float) ->
     regions, boxes = regions_of(len(subject.source), masks)
     pixels = PixelValues()
     for x, _, rows in subject.batches("localisation"):
-        where = masks_of(regions, boxes, rows, tuple(x.shape[2:]))
-        pixels.add(
-            where, rows, {POSITIONS: torch.from_numpy(values_of_positions(subject.net, x, category, subject.normal))}
-        )
+        size = tuple(x.shape[2:])
+        values = torch.from_numpy(np.asarray(values_of_positions(subject.net, x, category, subject.normal)))
+        cells = subject.net.feature_source(x)[1].cells
+        if cells is not None:
+            values = cells.spread(values.unsqueeze(1), size)[:, 0]
+        pixels.add(masks_of(regions, boxes, rows, size), rows, {POSITIONS: values})
     measured = pixels.rows(subject, tolerance)
     return subject.result("localisation", "do the values of every position tell what lies inside of masks?", measured)
 

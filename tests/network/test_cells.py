@@ -9,7 +9,7 @@ from sklearn.neighbors import NearestNeighbors
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
-from pytorch_grad_cam_pcasvm import ContributionCAM, PCASVMNet, SVMTarget, extract_features
+from pytorch_grad_cam_pcasvm import ContributionCAM, PCASVMNet, SVMTarget, evaluation, extract_features
 from pytorch_grad_cam_pcasvm.figures import plot_positions
 from pytorch_grad_cam_pcasvm.network.features import FeatureSource
 
@@ -248,3 +248,14 @@ def test_figures_draw_anomalies_where_they_are():
     assert 48 <= column < 64
     assert maps[:1].cells == maps.cells
     assert maps[0].cells is None
+
+
+def test_masks_are_met_by_the_values_of_positions():
+    backbone, picture, _, _ = FOUND["padded below and right"]
+    good, net = bank(backbone, picture)
+    bad, masks = good.clone(), np.zeros((4, *picture), bool)
+    bad[:, :, 82:94, 50:62] += 3
+    masks[:, 80:96, 48:64] = True
+    found = evaluation.localisation(net, bad, ["embed"], masks=masks, images=None, progress=False)
+    (auroc,) = (row.estimate.mean for row in found.rows if row.measure == "pixel AUROC")
+    assert auroc > 0.99
