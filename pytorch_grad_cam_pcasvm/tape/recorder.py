@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._higher_order_ops.cond import cond_op
 from torch._ops import OpOverload
 from torch.nn.modules._functions import BackwardHookFunction
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode, _pop_mode, _push_mode
@@ -117,7 +118,7 @@ class Recorder(Values, TorchDispatchMode):
             return result
         if op.draws and op.is_random(args, kwargs):
             raise random_numbers(op)  # of values on the path: a replay would draw others
-        if func is torch.ops.higher_order.cond:  # an if, for which the network reads a number
+        if func is cond_op:  # an if, for which the network reads a number
             self.tape.branches = True
             predicate, on_true, on_false, operands = args
             with self._listening():
