@@ -866,3 +866,22 @@ def test_a_rule_that_fails_is_named(rules):
     passed = recorded(torch.special.i0, random(2, 3, 4, 4))
     with pytest.raises(NoClosedFormError, match=r"the rule of aten\.i0 raises AttributeError"):
         passed.pullback([random(1, *passed.output.shape)], 0).dense()
+
+
+def test_a_logarithm_may_start_where_it_is_infinite():
+    """What changes there is the product: x log(x) is 0 at both ends of nothing, and finite at the other."""
+    x, zeros = random(2, 4, 6, 5), torch.zeros(1, 4, 6, 5, dtype=torch.float64)
+    passed = recorded(lambda x: torch.xlogy(x.relu(), x.relu()), x)
+    assert passed.pullback([random(2, *passed.output.shape)], 0, passed.started({0: zeros})).dense().isfinite().all()
+    adds_up(passed, zeros)
+    adds_up(passed, torch.ones_like(zeros))  # and of numbers that become 0
+
+
+def test_both_numbers_of_a_pair_are_treated_alike():
+    x, x0 = random(2, 4, 6, 5), random(2, 4, 6, 5, seed=1)
+    seeds = random(2, 2, 2, 6, 5, seed=2)
+    pulled = []
+    for first, second in ((slice(0, 2), slice(2, 4)), (slice(2, 4), slice(0, 2))):
+        passed = recorded(lambda x, first=first, second=second: torch.hypot(x[:, first], x[:, second]), x)
+        pulled.append(passed.pullback([seeds], 0, passed.started({0: x0})).dense())
+    assert relative(pulled[0], pulled[1]) < 1e-12
