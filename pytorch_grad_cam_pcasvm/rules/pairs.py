@@ -1,5 +1,6 @@
 """Pairs: functions y = f(a, b) of two numbers, broadcast to one another."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -58,5 +59,6 @@ _pair("logaddexp2", lambda a, b, y: (torch.exp2(a - y), torch.exp2(b - y)))
 _pair("xlogy", lambda a, b, y: (torch.where((a == 0) & (b <= 0), 0.0, b.log()), torch.where(a == 0, 0.0, a / b)))
 _pair("hypot", lambda a, b, y: (ratio(a, y), ratio(b, y)))
 _pair("atan2", lambda a, b, y: (ratio(b, a * a + b * b), -ratio(a, a * a + b * b)))
+_pair("ldexp", lambda a, b, y: (torch.exp2(b), y * math.log(2)))
 _pair("remainder", _wholes("floor"))
 _pair("fmod", _wholes("trunc"))

@@ -57,7 +57,7 @@ class Values:
 
     def _check_constant(self, tensor: Tensor, alias: Alias | None) -> None:
         """Refuse a tensor of another thread that depends on the path; or unknown, but in memory that is known."""
-        if tensor.grad_fn is not None and self._is_of_thread(tensor):
+        if tensor.grad_fn is not None and tensor.numel() and self._is_of_thread(tensor):
             raise other_thread(tensor.grad_fn.name())
         if alias is not None:
             return
@@ -189,7 +189,7 @@ class Values:
             alias = self._aliases.get(id(item)) if isinstance(item, Tensor) and item.requires_grad else None
             if alias is None or alias.value is None:
                 return item
-            copy = item.data
+            copy = item.detach()
             unmarked[id(copy)] = item  # which the operation may give back
             return copy
 

@@ -161,6 +161,17 @@ WIDE = torch.randn(7, 120, dtype=torch.float64, generator=torch.Generator().manu
 FILTERS = torch.randn(3, 4, 3, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
 FIXED = torch.randn(2, 4, 6, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(6))
 INDEX = torch.tensor([2, 0, 2])
+
+
+def _has_gradient(function):
+    """Return whether this version of torch knows the gradient of a function."""
+    x = torch.ones(3, requires_grad=True)
+    try:
+        return bool(torch.autograd.grad(function(x), x))
+    except RuntimeError:
+        return False
+
+
 # x: (2, 4, 6, 5)
 FUNCTIONS = {
     "add, alpha": lambda x: torch.add(x.relu(), x.tanh(), alpha=0.5) + 3,
@@ -188,9 +199,6 @@ FUNCTIONS = {
     "sinc": lambda x: torch.sinc(x) + torch.sinc(x / 1000) + torch.sinc(0 * x),
     "frac, logit": lambda x: (3 * x).frac() * torch.logit(x.sigmoid()) + torch.logit(x.sigmoid(), eps=0.3),
     "tril, triu": lambda x: x.tril() * x.triu(-1) + x.flatten(1).tril(3).sum(1)[:, None, None, None],
-    "aminmax": lambda x: (lambda low, high: low * high + high)(*torch.aminmax(x, dim=2, keepdim=True)),
-    "aminmax of everything": lambda x: torch.aminmax(x).max * x,
-    "aminmax, one alone": lambda x: torch.aminmax(x, dim=-1).min,
     "as_strided": lambda x: (x * 1).as_strided((2, 3, 2, 4), (120, 30, 7, 2), 3).tanh(),
     "as_strided of a transposed slice": lambda x: x.mT[:, 1:].as_strided((2, 3, 3), (120, 30, 1), 30),
     "as_strided whose places overlap": lambda x: x.as_strided((2, 4, 5, 2, 3), (120, 30, 5, 5, 1)).sin(),
@@ -440,6 +448,12 @@ FUNCTIONS = {
     "norms as functions": lambda x: F.group_norm(x, 2) + F.instance_norm(x) * F.rms_norm(x, (5,), OTHER[0, 0]),
     "identical outputs": lambda x: F.dropout(x.contiguous(), training=False).to(torch.float64),
 }
+if _has_gradient(lambda x: torch.aminmax(x).max):
+    FUNCTIONS |= {
+        "aminmax": lambda x: (lambda low, high: low * high + high)(*torch.aminmax(x, dim=2, keepdim=True)),
+        "aminmax of everything": lambda x: torch.aminmax(x).max * x,
+        "aminmax, one alone": lambda x: torch.aminmax(x, dim=-1).min,
+    }
 
 
 def inplace(x):

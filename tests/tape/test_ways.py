@@ -11,7 +11,7 @@ REFUSED = {
     *("addbmm", "cross", "block_diag", "nansum, nanmean", "logcumsumexp"),
     *("cdist, inf", "pdist", "losses", "determinant", "inverse", "solve", "max_unpool1d", "max_unpool2d"),
     *("max_unpool2d of something else", "max_unpool3d", "torch.i0", "torch.deg2rad"),
-    *("torch.lgamma", "torch.digamma", "powers", "rsub, ldexp, xlogy", "masked_scatter"),
+    *("torch.lgamma", "torch.digamma", "powers", "masked_scatter"),
     *("scatter_reduce mean", "scatter_reduce amax", "diag_embed", "cummax", "cummin"),
     *("clamp by tensors", "roi_pool", "ps_roi_align"),
 }
