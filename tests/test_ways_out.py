@@ -49,7 +49,7 @@ from sklearn.model_selection import FixedThresholdClassifier, GridSearchCV
 from sklearn.multiclass import OneVsOneClassifier, OneVsRestClassifier
 from sklearn.multioutput import MultiOutputClassifier
 from sklearn.pipeline import Pipeline, make_pipeline
-from sklearn.preprocessing import FunctionTransformer, StandardScaler
+from sklearn.preprocessing import FunctionTransformer, Normalizer, StandardScaler
 from sklearn.semi_supervised import LabelPropagation
 from sklearn.svm import SVC, SVR, LinearSVC, OneClassSVM
 from sklearn.tree import DecisionTreeClassifier
@@ -68,6 +68,7 @@ from pytorch_grad_cam_pcasvm import (
     ClosedFormShapleyCAM,
     ClosedFormXGradCAM,
     ContributionCAM,
+    DensityTarget,
     Head,
     HotellingTarget,
     LogRatioTarget,
@@ -735,9 +736,25 @@ HEADS = [
     ),
     head(
         "head/estimators/likeness.py: has the metric",
-        "NearestNeighbors has the metric 'manhattan': fit it with 'euclidean'",
-        neighbors.NearestNeighbors(metric="manhattan"),
-        {"fit it with 'euclidean'": partial(maps_of, neighbors.NearestNeighbors(), targets=SVMTarget())},
+        "LocalOutlierFactor has the metric 'cosine': fit it with 'euclidean', or also put a Normalizer before it",
+        neighbors.LocalOutlierFactor(novelty=True, metric="cosine"),
+        {
+            "fit it with 'euclidean'": partial(
+                maps_of, neighbors.LocalOutlierFactor(novelty=True), targets=SVMTarget()
+            ),
+            "also put a Normalizer before it, for angles": partial(
+                maps_of, make_pipeline(Normalizer(), neighbors.LocalOutlierFactor(novelty=True)), targets=SVMTarget()
+            ),
+        },
+    ),
+    Row(
+        "targets/densities.py: needs the log-density of a mixture",
+        lambda: maps_of(PCA(2), targets=DensityTarget()),
+        "fit GaussianMixture, or explain the value of another density or distance with SVMTarget()",
+        {
+            "fit GaussianMixture": partial(maps_of, GaussianMixture(2, random_state=0), targets=DensityTarget()),
+            "SVMTarget()": partial(maps_of, neighbors.KernelDensity(), targets=SVMTarget()),
+        },
     ),
     head(
         "head/estimators/likeness.py: KernelDensity has the",
