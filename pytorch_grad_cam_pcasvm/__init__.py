@@ -48,6 +48,7 @@ if TYPE_CHECKING:
         OutsideTrainingWarning,
     )
     from pytorch_grad_cam_pcasvm.targets import (
+        DensityTarget,
         HotellingTarget,
         LogRatioTarget,
         PCATarget,
@@ -74,7 +75,7 @@ _NAMES = {
     "maps": "Jacobians SignedMaps signed_maps",
     "network.extraction": "extract_features",
     "network.net": "HeadOutput PCASVMNet",
-    "targets": "HotellingTarget LogRatioTarget PCATarget ProbabilityTarget ResidualTarget SVMTarget",
+    "targets": "DensityTarget HotellingTarget LogRatioTarget PCATarget ProbabilityTarget ResidualTarget SVMTarget",
 }
 _PLACES = {name: place for place, names in _NAMES.items() for name in names.split()}
 
@@ -98,6 +99,7 @@ __all__ = [
     "ComponentSums",
     "ConstantComponentWarning",
     "ContributionCAM",
+    "DensityTarget",
     "Head",
     "HeadOutput",
     "HotellingTarget",

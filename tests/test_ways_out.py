@@ -50,7 +50,7 @@ from sklearn.model_selection import FixedThresholdClassifier, GridSearchCV
 from sklearn.multiclass import OneVsOneClassifier, OneVsRestClassifier
 from sklearn.multioutput import MultiOutputClassifier
 from sklearn.pipeline import Pipeline, make_pipeline
-from sklearn.preprocessing import FunctionTransformer, StandardScaler
+from sklearn.preprocessing import FunctionTransformer, Normalizer, StandardScaler
 from sklearn.semi_supervised import LabelPropagation
 from sklearn.svm import SVC, SVR, LinearSVC, OneClassSVM
 from sklearn.tree import DecisionTreeClassifier
@@ -69,6 +69,7 @@ from pytorch_grad_cam_pcasvm import (
     ClosedFormShapleyCAM,
     ClosedFormXGradCAM,
     ContributionCAM,
+    DensityTarget,
     Head,
     HotellingTarget,
     LogRatioTarget,
@@ -136,6 +137,7 @@ WITHOUT = {
     "atlas/explorer/machine.py: take this head's decision apart": "tests/atlas/test_explorer.py follows it",
     "atlas/explorer/machine.py: needs Python": "tests/methods/test_enumerated.py follows it",
     "head/enumerated.py: self.reason, *self.ways_out": "passes on why there is no closed form, which has a row",
+    "head/registry.py: own interface, which knows no classes": "tests/head/test_boosters.py follows it",
     "head/storage.py: has other values than when it was written": "needs two versions of a library",
     "calculus/backward.py: {error.reason}": "passes the message of a rule on, each of which has a row",
     "calculus/backward.py: (advice if self.start is None": "passes a refusal on, with the way out of every path",
@@ -736,9 +738,25 @@ HEADS = [
     ),
     head(
         "head/estimators/likeness.py: has the metric",
-        "NearestNeighbors has the metric 'manhattan': fit it with 'euclidean'",
-        neighbors.NearestNeighbors(metric="manhattan"),
-        {"fit it with 'euclidean'": partial(maps_of, neighbors.NearestNeighbors(), targets=SVMTarget())},
+        "LocalOutlierFactor has the metric 'cosine': fit it with 'euclidean', or also put a Normalizer before it",
+        neighbors.LocalOutlierFactor(novelty=True, metric="cosine"),
+        {
+            "fit it with 'euclidean'": partial(
+                maps_of, neighbors.LocalOutlierFactor(novelty=True), targets=SVMTarget()
+            ),
+            "also put a Normalizer before it, for angles": partial(
+                maps_of, make_pipeline(Normalizer(), neighbors.LocalOutlierFactor(novelty=True)), targets=SVMTarget()
+            ),
+        },
+    ),
+    Row(
+        "targets/densities.py: needs the log-density of a mixture",
+        lambda: maps_of(PCA(2), targets=DensityTarget()),
+        "fit GaussianMixture, or explain the value of another density or distance with SVMTarget()",
+        {
+            "fit GaussianMixture": partial(maps_of, GaussianMixture(2, random_state=0), targets=DensityTarget()),
+            "SVMTarget()": partial(maps_of, neighbors.KernelDensity(), targets=SVMTarget()),
+        },
     ),
     head(
         "head/estimators/likeness.py: KernelDensity has the",

@@ -167,6 +167,8 @@ def _with_labels(
     """Return the fitted pipeline of a classifier and its head, having said how well it classifies."""
     import numpy as np
 
+    from pytorch_grad_cam_pcasvm.cli.words import head_of
+
     features = training.features.numpy()
     labels = np.array(names)[training.numbers.numpy()]
     counts = Counter(labels.tolist())
@@ -178,7 +180,7 @@ def _with_labels(
         raise ValueError(f"only {unit} of {labels.tolist()[0]!r} can be read, but a classifier needs two classes")
     folds = _folds(counts, features, labels, options.components, None if unit == "images" else training.rows)
     pipeline = _fitted(options, features, labels, counts, folds)
-    fitted = package.Head.of(pipeline)
+    fitted = head_of(pipeline)
     if fitted.classes_ is None:
         raise ValueError(f"--classifier {options.classifier} has no classes_ once it is fitted: name a classifier")
     if options.search:
@@ -212,6 +214,8 @@ def _fitted(options: Any, features: Any, labels: Any, counts: Counter[str], fold
     from sklearn.model_selection import GridSearchCV, StratifiedKFold
     from sklearn.pipeline import make_pipeline
 
+    from pytorch_grad_cam_pcasvm.cli.words import fitted_on_words
+
     *reduction, classifier = (step for _, step in _pipeline(options, len(labels)).steps)
     if options.search:
         smallest = min(counts.values())
@@ -223,7 +227,7 @@ def _fitted(options: Any, features: Any, labels: Any, counts: Counter[str], fold
         grid = _grid(options, make_pipeline(*reduction).fit_transform(features))
         classifier = GridSearchCV(classifier, grid, scoring="balanced_accuracy", cv=StratifiedKFold(inner))
     with np.errstate(divide="ignore", invalid="ignore"):  # of features that are all alike, which the head refuses
-        return make_pipeline(*reduction, classifier).fit(features, labels)
+        return fitted_on_words(make_pipeline(*reduction, classifier), features, labels)
 
 
 def _classifier(options: Any, count: int) -> Any:

@@ -10,6 +10,7 @@ from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
 from pytorch_grad_cam_pcasvm.network.pools import is_dense
 from pytorch_grad_cam_pcasvm.runtime.pictures import COLOURS, colour_table, heat_table
 from pytorch_grad_cam_pcasvm.targets import (
+    DensityTarget,
     HotellingTarget,
     LogRatioTarget,
     PCATarget,
@@ -48,6 +49,8 @@ def _title(target: Target, classes: Sequence[Any] | None, anomalies: bool = Fals
     """Return what a target is, in a few words; of a head that tells anomalies, which its value is minus."""
     if anomalies and isinstance(target, SVMTarget) and target.category is None:
         return ("anomaly" if target.sign == "-" else "normality") + place_in_words(target)
+    if isinstance(target, DensityTarget):
+        return ("anomaly" if target.sign == "-" else "log-density") + place_in_words(target)
     kinds: dict[Any, str] = {
         LogRatioTarget: "log-ratio of ",
         ProbabilityTarget: "probability of ",

@@ -32,6 +32,7 @@ from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput
 from pytorch_grad_cam_pcasvm.runtime.errors import BlankMapWarning
 from pytorch_grad_cam_pcasvm.runtime.pictures import HEAT
 from pytorch_grad_cam_pcasvm.targets import (
+    DensityTarget,
     HotellingTarget,
     LogRatioTarget,
     PCATarget,
@@ -216,6 +217,8 @@ def heading(target: Any, output: Any) -> str:
         return "probability"
     if isinstance(target, ScoreTarget | ClassifierOutputTarget):
         return "class score"
+    if isinstance(target, DensityTarget):
+        return "anomaly" if target.sign == "-" else "log-density"
     if isinstance(target, QuadraticTarget):
         return f"${'-' if target.sign == '-' else ''}{'T^2' if isinstance(target, HotellingTarget) else 'Q'}$"
     name = target if isinstance(target, str) else getattr(target, "__name__", type(target).__name__)

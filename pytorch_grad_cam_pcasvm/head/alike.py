@@ -1,6 +1,6 @@
 """Whether there is anything to tell apart: training features that vary, and classes."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,8 @@ from pytorch_grad_cam_pcasvm.runtime.errors import ConstantComponentWarning, ref
 
 # Features come from networks in single precision, whose layers leave some multiples of its rounding.
 _ROUNDING = 16 * torch.finfo(torch.float32).eps
+_MOST = 1e-3  # of the variance of a scaled feature, that may be rounding
+_FEW = 32  # members of an ensemble
 # Where scikit-learn's estimators keep what they were fitted on.
 _ROWS = ("support_vectors_", "_fit_X", "X_fit_", "X_train_", "X_")
 
@@ -30,16 +32,20 @@ def refuse_one_class(classes: Sequence[Any]) -> None:
         )
 
 
-def check_variety(fitted: Any) -> None:
+def check_variety(fitted: Any) -> list[tuple[Any, int]]:
     """Refuse estimators that were fitted on features which are all alike; warn of components that do not vary.
+
+    Returns:
+        The reductions of which some components do not vary, and the number of those that do.
 
     Raises:
         ValueError: no feature varies.
     """
+    varying, told, before = list[tuple[Any, int]](), set[str](), None
     for estimator in estimators_of(fitted):
         name = type(estimator).__name__
         variances = _variances(estimator)
-        constant = [] if variances is None else (variances <= _noise(estimator, variances)).nonzero()[:, 0].tolist()
+        constant = constant_components(estimator, before)
         if _is_constant(estimator) or (variances is not None and len(constant) == len(variances)):
             refuse(
                 ValueError,
@@ -49,12 +55,51 @@ def check_variety(fitted: Any) -> None:
                 "that their differences reach the layer of the features",
             )
         if variances is not None and constant:
-            warn(_in_words(estimator, constant, len(variances) - len(constant)), ConstantComponentWarning)
+            varying.append((estimator, len(variances) - len(constant)))
+        for part, of_part in ((estimator, constant), *_inner(estimator)):
+            message = _in_words(part, of_part)
+            if of_part and message not in told:
+                told.add(message)
+                warn(message, ConstantComponentWarning)
+        before = estimator
+    return varying
 
 
-def _in_words(estimator: Any, constant: Sequence[int], left: int) -> str:
+def constant_components(estimator: Any, before: Any = None) -> list[int]:
+    """Return the components of a reduction that vary by rounding alone, behind an estimator; of others none."""
+    variances = _variances(estimator)
+    return [] if variances is None else (variances <= _noise(estimator, variances, before)).nonzero()[:, 0].tolist()  # type: ignore[no-any-return]
+
+
+def _inner(estimator: Any) -> Iterator[tuple[Any, list[int]]]:
+    """Yield the estimators within one, as within an ensemble or a union, and which components of theirs do not vary."""
+    parts = [value for name, value in getattr(estimator, "__dict__", {}).items() if name.endswith("_")]
+    parts += [getattr(estimator, name, None) for name in ("transformer_list", "steps")]
+    before = None
+    for part in _estimators_in(parts):
+        yield part, constant_components(part, before)
+        yield from _inner(part)
+        before = part
+
+
+def _estimators_in(value: Any) -> Iterator[Any]:
+    """Yield the fitted estimators in nested lists and tuples; not of a long ensemble, whose members are alike."""
+    if isinstance(value, list | tuple):
+        for item in value[:_FEW]:
+            yield from _estimators_in(item)
+    elif hasattr(value, "get_params") and not isinstance(value, type):
+        yield value
+    elif hasattr(value, "calibrators"):  # of a CalibratedClassifierCV, no estimator itself
+        yield value.estimator
+
+
+def _in_words(estimator: Any, constant: Sequence[int]) -> str:
     """Say which components do not vary, and that so many others are left."""
+    if not constant:
+        return ""
     name, several = type(estimator).__name__, len(constant) > 1
+    variances = _variances(estimator)
+    left = 0 if variances is None else len(variances) - len(constant)
     numbers = ", ".join(map(str, constant[:-1])) + " and " * several + str(constant[-1])
     whitened = ", which whitening makes as large as the others" if getattr(estimator, "whiten", False) else ""
     return (
@@ -89,8 +134,8 @@ def _variances(estimator: Any) -> Tensor | None:
     return None
 
 
-def _noise(estimator: Any, variances: Tensor) -> float:
-    """Return the variance that rounding leaves where there is none."""
+def _noise(estimator: Any, variances: Tensor, before: Any) -> Tensor | float:
+    """Return the variance that rounding leaves where there is none, of each component, behind an estimator."""
     largest, centre = float(variances.max()), getattr(estimator, "mean_", None)
     centre = 0.0 if centre is None else float(tensor(centre).square().sum())
     if not hasattr(estimator, "components_"):  # kernel PCA
@@ -98,4 +143,17 @@ def _noise(estimator: Any, variances: Tensor) -> float:
     noise = _ROUNDING**2
     if getattr(estimator, "_fit_svd_solver", "") == "covariance_eigh":  # of sums of squares, less those of the mean
         noise = max(noise, 16 * torch.finfo(torch.as_tensor(estimator.components_).dtype).eps)
-    return noise * (largest + centre)
+    return noise * (largest + centre) + _noise_of_scaled(estimator, before)
+
+
+def _noise_of_scaled(reduction: Any, before: Any) -> Tensor | float:
+    """Return the variance that rounding of unscaled features leaves in components behind a scaler, (B,)."""
+    for name in ("mean_", "center_", "data_max_"):
+        centre, scale = getattr(before, name, None), getattr(before, "scale_", None)
+        if centre is not None and scale is not None and hasattr(before, "inverse_transform"):
+            far = tensor(centre) * tensor(scale) if name == "data_max_" else tensor(centre) / tensor(scale)
+            # What rounding alone has made of a feature is as large as any other behind a scaler, and no larger.
+            rounding = (_ROUNDING * far).square().clamp(max=_MOST)
+            components = tensor(reduction.components_)
+            return components.square() @ rounding if components.shape[1] == len(rounding) else 0.0
+    return 0.0

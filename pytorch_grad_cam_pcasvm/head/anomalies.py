@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pytorch_grad_cam_pcasvm.head.distances import NearestDistance
+from pytorch_grad_cam_pcasvm.head.distances import CosineDistance, NearestDistance
 from pytorch_grad_cam_pcasvm.head.head import Head
 from pytorch_grad_cam_pcasvm.head.multiclass import Likeness, OneClass
 from pytorch_grad_cam_pcasvm.head.stack import HeadTrace
@@ -18,18 +18,27 @@ def tells_anomalies(head: Head) -> bool:
     return getattr(head.stages[(head.component_position or 0) - 1], "restoring", None) is not None
 
 
+def clusters_of(head: Head) -> int | None:
+    """Return the position of the logarithms of weighted densities of a mixture's clusters; None: the head is none."""
+    position = head.decision_position
+    return None if not position or "density" not in head.stages[position - 2].seen else position - 1
+
+
 def anomaly(head: Head, trace: HeadTrace) -> Tensor:
-    """Return minus the head's value; without a decision, the Q statistic, shape (N,).
+    """Return minus the head's value, of a mixture minus its log-density; without a decision, the Q statistic, (N,).
 
     Raises:
         ValueError: the head's value does not tell what is like the training set, or its reduction restores nothing.
     """
+    clusters = clusters_of(head)
+    if clusters is not None:
+        return -trace.values[clusters].logsumexp(-1)
     if head.decision_position is not None:
         if not tells_anomalies(head):
             raise ValueError(
                 "the value of this head does not tell what is like the training set: fit NearestNeighbors, KMeans, "
-                "KernelDensity, LocalOutlierFactor(novelty=True), OneClassSVM or another outlier detector, or a PCA "
-                "alone"
+                "KernelDensity, GaussianMixture, LocalOutlierFactor(novelty=True), OneClassSVM or another outlier "
+                "detector, or a PCA alone"
             )
         return -trace.values[-1][..., 0]
     position = head.component_position
@@ -53,7 +62,7 @@ def reweighted(head: Head, trace: HeadTrace, grid: Any, neighbours: int) -> Tens
     if neighbours < 2:
         raise ValueError(f"neighbours must be 2 or more, as 9 in PatchCore, got {neighbours!r}")
     stage = head.stages[max(0, len(head.stages) - 2)]  # before the decision, which is its value
-    if grid is None or not isinstance(stage, NearestDistance):
+    if grid is None or not isinstance(stage, NearestDistance | CosineDistance):
         raise ValueError(
             "neighbours= is of distances to training patches: fit NearestNeighbors on features of positions, "
             "pool='dense'"
@@ -63,7 +72,7 @@ def reweighted(head: Head, trace: HeadTrace, grid: Any, neighbours: int) -> Tens
     rows = rows[torch.arange(len(rows), device=most.device), most]
     index, distances, _ = stage.nearest(rows, stage.at_centre, 1)
     around = stage.nearest(stage.points[index[:, 0]], stage.at_centre, min(neighbours, len(stage.points)))[0]
-    of_them = (rows.unsqueeze(1) - stage.points[around]).norm(dim=-1)
+    of_them = stage.distances(rows.unsqueeze(1), stage.points[around])
     return distances[:, 0] * (1 - (distances[:, 0] - of_them.logsumexp(1)).exp())
 
 

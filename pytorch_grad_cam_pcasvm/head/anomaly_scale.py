@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pytorch_grad_cam_pcasvm.head.distances import LogDensity, NearestDistance, OfPoints
+from pytorch_grad_cam_pcasvm.head.distances import CosineDistance, LogDensity, NearestDistance, OfPoints
 from pytorch_grad_cam_pcasvm.head.head import Head
 
 _TIMES = 3.0  # a scale ends at so many times what training photos reach, which is dark
@@ -25,9 +25,9 @@ def anomaly_range(head: Head) -> tuple[float, float] | None:
         return _range(seen["least"], seen["reach"])
     points = next((stage for stage in head.stages if isinstance(stage, OfPoints)), None)
     values = None if points is None else _left_out(points)
-    if values is None:
+    if points is None or values is None:
         return None
-    return _range(*reach_of(values.cpu().numpy(), is_distance=isinstance(points, NearestDistance)))
+    return _range(*reach_of(values.cpu().numpy(), is_distance=points.is_distance))
 
 
 def reach_of(values: np.ndarray, *, is_distance: bool) -> tuple[float, float]:
@@ -37,7 +37,7 @@ def reach_of(values: np.ndarray, *, is_distance: bool) -> tuple[float, float]:
 
 def is_distance(head: Head) -> bool:
     """Return whether a head's anomalies are distances, which start at 0."""
-    return head.decision_position is None or any(isinstance(stage, NearestDistance) for stage in head.stages)
+    return head.decision_position is None or any(getattr(stage, "is_distance", False) for stage in head.stages)
 
 
 def _range(least: float, reach: float) -> tuple[float, float] | None:
@@ -54,6 +54,8 @@ def _left_out(stage: OfPoints) -> Tensor | None:
         squares = torch.where(squares <= same, torch.inf, squares)
         if isinstance(stage, NearestDistance):
             values.append(squares.topk(min(stage.k, len(points)), largest=False).values.sqrt().mean(-1))
+        elif isinstance(stage, CosineDistance):
+            values.append(squares.topk(min(stage.k, len(points)), largest=False).values.mean(-1) / 2)
         elif isinstance(stage, LogDensity):
             exponents = stage.logarithms - squares / (2 * stage.bandwidth**2)
             values.append(-exponents.logsumexp(-1) - stage.constant)

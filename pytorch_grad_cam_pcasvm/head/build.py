@@ -20,7 +20,7 @@ from sklearn.pipeline import Pipeline
 from sklearn.utils.validation import check_is_fitted
 
 from pytorch_grad_cam_pcasvm.head.enumerated import Enumerated
-from pytorch_grad_cam_pcasvm.head.registry import has_values, register_all, stage_for, transformer_for
+from pytorch_grad_cam_pcasvm.head.registry import has_values, register_all, stage_for, transformer_for, ways_of_booster
 from pytorch_grad_cam_pcasvm.head.stage import Stage
 from pytorch_grad_cam_pcasvm.head.stages import Chain
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError, refuse
@@ -95,7 +95,7 @@ def _closed_form(estimator: Any, *, last: bool) -> Iterator[Stage]:
 def _predicts(estimator: Any) -> bool:
     """Return whether an estimator without a closed form has values that depend on the features."""
     labels = isinstance(estimator, ClusterMixin | DensityMixin) or type(estimator).__name__.startswith("Dummy")
-    return has_values(estimator) and not labels
+    return has_values(estimator) and not labels and not ways_of_booster(estimator)
 
 
 def _reduces(estimator: Any) -> bool:

@@ -25,6 +25,7 @@ class OfPoints(Stage):
     """
 
     n_outputs = 1
+    is_distance = False  # whether the value is minus a distance, which starts at 0
 
     def __init__(self, points: Tensor, **tensors: Tensor) -> None:
         super().__init__()
@@ -68,6 +69,10 @@ class OfPoints(Stage):
         ways = x.unsqueeze(-2) - self.points[index]  # exact, where a product of large numbers is not
         return index, ways.norm(dim=-1), ways
 
+    def distances(self, x: Tensor, others: Tensor) -> Tensor:
+        """Return the distances of rows (..., D), which are numbers of the same broadcast shape without D."""
+        return (x - others).norm(dim=-1)
+
 
 class NearestDistance(OfPoints):
     """``y = -(d_1 + ... + d_k) / k``, minus the mean distance to the k nearest of training points, or centres.
@@ -81,6 +86,8 @@ class NearestDistance(OfPoints):
         3
     """
 
+    is_distance = True
+
     def __init__(self, points: Tensor, k: int) -> None:
         super().__init__(points)
         self.k = k
@@ -93,6 +100,46 @@ class NearestDistance(OfPoints):
         """Return ``sum_j (p_j - x) / (k d_j)``; a point that x equals has no direction."""
         _, distances, ways = self.nearest(x, points, self.k)
         return -_units(ways, distances).mean(-2)
+
+
+class CosineDistance(OfPoints):
+    """``y = -(d_1 + ... + d_k) / k``, minus the mean cosine distance, ``d = 1 - <x, p>``, to the k nearest points.
+
+    Rows and points have the length 1, or 0, behind a Normaliser.
+
+    Args:
+        points: shape (I, D).
+        k: how many of them count.
+
+    Example:
+        >>> [type(stage).__name__ for stage in stage_for(NearestNeighbors(metric="cosine").fit(features)).stages]
+        ['Normalise', 'CosineDistance', 'LinearDecision']
+    """
+
+    is_distance = True
+
+    def __init__(self, points: Tensor, k: int) -> None:
+        super().__init__(points)
+        self.k = k
+
+    def values(self, x: Tensor, points: "Centred") -> Tensor:
+        """Return minus the mean distances."""
+        return -self.nearest(x, points, self.k)[1].mean(-1)
+
+    def slopes(self, x: Tensor, points: "Centred") -> Tensor:
+        """Return the mean of the k nearest points."""
+        return self.points[self.nearest(x, points, self.k)[0]].mean(-2)
+
+    def nearest(self, x: Tensor, points: "Centred", k: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the k nearest points of rows (..., D) by their cosine, as those of other distances."""
+        index = (x @ self.points.T).topk(k, -1).indices
+        near = self.points[index]
+        return index, self.distances(x.unsqueeze(-2), near), x.unsqueeze(-2) - near
+
+    def distances(self, x: Tensor, others: Tensor) -> Tensor:
+        """Return ``1 - <x, p>``: half the square of the difference, which is exact near 0, of rows of length 1."""
+        lengths = x.square().sum(-1) + others.square().sum(-1)
+        return (x - others).square().sum(-1) / 2 + (1 - lengths / 2)
 
 
 class LogDensity(OfPoints):

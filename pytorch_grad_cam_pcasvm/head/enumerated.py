@@ -116,6 +116,14 @@ class Enumerated(Decision):
         return f"{self.predictor.name} without a gradient: {how} of its {count} input{'s' * (count != 1)}"
 
     @property
+    def names(self) -> list[str] | None:
+        """The names of classes whose labels are others to the estimator; None: there are none."""
+        own = self.predictor.classes
+        if self.classes is None or own is None or isinstance(own, list) or np.array_equal(self.classes, own):
+            return None
+        return [str(name) for name in self.classes]
+
+    @property
     def is_sampled(self) -> bool:
         """Whether there are too many coalitions to evaluate all."""
         return (self.n_inputs or 0) > MOST

@@ -14,6 +14,7 @@ from pytorch_grad_cam_pcasvm.head.build import stages_of_head
 from pytorch_grad_cam_pcasvm.head.decisions import Decision, KernelSVM, SupportVectorEffect
 from pytorch_grad_cam_pcasvm.head.kernels import RBF, known_to
 from pytorch_grad_cam_pcasvm.head.multiclass import Outputs, Regression, Voting
+from pytorch_grad_cam_pcasvm.head.registry import tensor
 from pytorch_grad_cam_pcasvm.head.stack import HeadTrace, Stack
 from pytorch_grad_cam_pcasvm.head.stage import Stage
 from pytorch_grad_cam_pcasvm.head.stages import Projection
@@ -93,8 +94,13 @@ class Head(Stack):
 
     @classmethod
     def _of_estimators(cls, fitted: Any) -> "Head":
-        check_variety(fitted)
+        varying = check_variety(fitted)
         head = cls(stages_of_head(fitted))
+        for reduction, count in varying:
+            rows = tensor(getattr(reduction, "components_", ()))
+            for stage in head.stages:
+                if isinstance(stage, Projection) and torch.equal(stage.components, rows):
+                    stage.seen = {**stage.seen, "varying": float(count)}
         head._fit = Fit(fitted)
         return head
 

@@ -96,11 +96,45 @@ def stage_for(estimator: Any) -> Stage:
             "the head must be made of fitted scikit-learn estimators (or a Pipeline, a search, a list of them), "
             f"got {name}: {estimator!r:.80}"
         )
+    native = ways_of_booster(estimator)
+    if native:
+        raise NoClosedFormError(f"{name} is {_library(estimator)}'s own interface, which knows no classes", *native)
     why = _by_name(_REFUSED, name)
     reason = f"{name} has no closed-form Jacobian{f', since {why}' if why else ' here'}"
     own = [] if why else [f"add yours with stage_for.register({name})"]
     usual = _by_name(_INSTEAD, name) or (_usual(estimator) if isinstance(estimator, BaseEstimator) else "fit PCA")
     raise NoClosedFormError(reason, usual, *own)
+
+
+def ways_of_booster(estimator: Any) -> list[str]:
+    """Return what to do with a booster of XGBoost's or LightGBM's own interface; nothing: it is none that has to be.
+
+    XGBoost's takes no rows of numbers; LightGBM's does, but of classes it predicts probabilities, without labels.
+    """
+    if type(estimator).__name__ != "Booster":
+        return []
+    if _library(estimator) == "xgboost":
+        return [
+            "save it and load it as scikit-learn's, booster.save_model('booster.json'), then model = XGBClassifier() "
+            "(or XGBRegressor()) and model.load_model('booster.json')"
+        ]
+    if _library(estimator) == "lightgbm" and _classifies(estimator):
+        return [
+            "fit LGBMClassifier",
+            "wrap it in a class with classes_, decision_function(rows), booster.predict(rows, raw_score=True), and "
+            "predict(rows), the labels",
+        ]
+    return []
+
+
+def _library(estimator: Any) -> str:
+    return type(estimator).__module__.partition(".")[0]
+
+
+def _classifies(booster: Any) -> bool:
+    """Return whether a booster of LightGBM was trained to tell classes."""
+    objective = str(booster.dump_model(num_iteration=1).get("objective", ""))
+    return objective.startswith(("binary", "multiclass", "cross_entropy", "softmax"))
 
 
 def _by_name(table: Mapping[str, str], name: str) -> str | None:

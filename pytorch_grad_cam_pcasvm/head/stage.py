@@ -40,7 +40,9 @@ class Stage(Hookable):
         row_width: how many numbers of a row are computed at once, if its tensors do not show it.
         seen: what else is known of the training set, in numbers: the ``count`` of its rows; their ``spread``, the sum
             of the variances of what the stage gets; ``low`` and ``high``, between which what it gives was; ``least``
-            and ``reach``, between which the head's anomalies of rows were that were left out of it.
+            and ``reach``, between which the head's anomalies of rows were that were left out of it; ``varying``, how
+            many components vary, if some do by rounding alone; ``density``, where
+            the outputs are logarithms of weighted densities, whose sum is a mixture's.
 
     Example:
         >>> class Double(Stage):

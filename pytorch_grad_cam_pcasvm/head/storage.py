@@ -276,7 +276,7 @@ def from_skops(data: bytes, trusted: Sequence[str] = ()) -> Any:
 
 def _enumerated(
     data: Tensor, trusted: Sequence[str], part: str, fingerprint: str, n_inputs: int, reason: str,
-    ways_out: Sequence[str],
+    ways_out: Sequence[str], names: Sequence[str] | None = None,
 ) -> Enumerated:  # fmt: skip
     """Return the decision of the estimators in a file, if it has the values that it had when it was written."""
     decision = Enumerated.of(from_skops(data.numpy().tobytes(), trusted), n_inputs, reason, ways_out)
@@ -288,6 +288,8 @@ def _enumerated(
             "install that version",
             "fit the head again",
         )
+    if names is not None:
+        decision.classes = list(names)
     return decision
 
 
@@ -351,6 +353,8 @@ def _encode(value: Any, tensors: dict[str, Tensor]) -> Any:
             return [_encode(item, tensors) for item in value]
         case Enumerated():
             kept = {name: getattr(value, name) for name in ("n_inputs", "reason", "ways_out")}
+            if value.names is not None:
+                kept["names"] = value.names
             return {"part": "Enumerated", "fingerprint": value.fingerprint(), **kept}
     part_type = type(value)
     if _PARTS.get(part_type.__name__) is not part_type:

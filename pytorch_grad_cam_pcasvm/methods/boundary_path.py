@@ -8,10 +8,13 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from pytorch_grad_cam_pcasvm.methods.explanation import Explanation
+from pytorch_grad_cam_pcasvm.network.inputs import Inputs
+from pytorch_grad_cam_pcasvm.network.outputs import HeadRun
 from pytorch_grad_cam_pcasvm.runtime.device_sync import is_traced, may_look
 from pytorch_grad_cam_pcasvm.runtime.errors import NoBoundaryError
 from pytorch_grad_cam_pcasvm.targets import every_component
 from pytorch_grad_cam_pcasvm.targets.boundary_head import Boundary
+from pytorch_grad_cam_pcasvm.targets.jumps import off_jump
 from pytorch_grad_cam_pcasvm.targets.output_gradients import OutputGradients
 
 _STEPS = 40  # of Newton's at most
@@ -144,6 +147,30 @@ class PathBoundary:
         except NoBoundaryError:
             return None
         return solution and _solved(run, layer, solution.activations, [target], size)
+
+
+def off_jump_of(run: Explanation, layer: int, start: Tensor) -> Tensor:
+    """Return activations, of one row, inside of a cell, next to others at which a decision without a gradient jumps.
+
+    If it does not jump there, or no such activations are found, they are the others.
+    """
+    if run.head is None or run.head.enumerated is None or isinstance(run.images, Inputs) or is_traced():
+        return start
+    single = run.of_black()
+    with torch.no_grad():
+        output = single.moved(layer, start).output
+        features = output.head_trace.values[0].mean(0)
+        beside = off_jump(output.head, features)
+        if beside is None:
+            return start
+        components = every_component(output)
+        if not components:
+            change, averages = beside - features, run.passed.averages(layer) and run.layouts[layer].is_that_of_maps
+            return start + change.to(start).reshape(1, -1, *[1] * (start.dim() - 2)) if averages else start
+        there = HeadRun(output.head, output.head(beside.unsqueeze(0)))
+        goal = torch.stack([component(there) for component in components], -1)
+        solution = _solved(single, layer, start, components, goal.norm(), goal)
+    return start if solution is None else solution.activations
 
 
 def _solved(

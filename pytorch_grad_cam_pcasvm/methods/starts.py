@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - torch's own habit
 
 from pytorch_grad_cam_pcasvm.head.multiclass import OneClass
-from pytorch_grad_cam_pcasvm.methods.boundary_path import PathBoundary
+from pytorch_grad_cam_pcasvm.methods.boundary_path import PathBoundary, off_jump_of
 from pytorch_grad_cam_pcasvm.methods.explanation import Explanation, Start
 from pytorch_grad_cam_pcasvm.methods.grad_cam_protocol import ClosedFormCAM
 from pytorch_grad_cam_pcasvm.methods.warn_once import WarnOnce
@@ -20,7 +20,7 @@ from pytorch_grad_cam_pcasvm.network.mean_activations import backbone_of
 from pytorch_grad_cam_pcasvm.runtime.device_sync import is_traced, may_look
 from pytorch_grad_cam_pcasvm.runtime.errors import BaselineWarning
 from pytorch_grad_cam_pcasvm.targets import PCATarget, SVMTarget
-from pytorch_grad_cam_pcasvm.targets.boundary_head import Boundary, grouped
+from pytorch_grad_cam_pcasvm.targets.boundary_head import BESIDE_MEAN, Boundary, grouped
 from pytorch_grad_cam_pcasvm.targets.jumps import deviations_of
 
 
@@ -180,7 +180,10 @@ class Starts:
         single = run if is_traced() else run.of_black()
         near = self._near(run.layers[layer], mean)
         groups, together = grouped(targets, head, run.output), None
-        if run.output.grid is None or any(None in names for _, names, _ in groups):  # of dense features, it takes long
+        without = (None, BESIDE_MEAN)  # a boundary
+        if run.output.grid is None or any(
+            name in without for _, names, _ in groups for name in names
+        ):  # of dense features, it takes long
             together = near.of_components(single, layer)
             run.components_apart |= together is None
             groups = groups if together is not None else grouped(targets, head, run.output, apart=True)
@@ -188,15 +191,16 @@ class Starts:
         for members, names, which in groups:
             points = []
             for name in names:
-                if name is None and together is None:
+                if name in without and together is None:
                     warnings.tell(
                         BaselineWarning,
                         f"no activations of {run.layers[layer]!r} near the training set's mean make all components 0, "
                         f"so maps of {', '.join(dict.fromkeys(repr(targets[k]) for k in members))} start at this mean",
                     )
-                points.append(
-                    near.at(single, layer, name) if name is not None else mean if together is None else together
-                )
+                centre = mean if together is None else together
+                if name == BESIDE_MEAN:
+                    centre = off_jump_of(run, layer, centre)
+                points.append(centre if name in without else near.at(single, layer, name))
             rows = torch.cat(points)
             starts.append((members, rows if which is None else rows[which]))
         return starts
@@ -223,7 +227,7 @@ class Starts:
                     "reshape_transform, and it starts with a StandardScaler or PCA: pass "
                     f"mean=mean_activations(net, loader, {_needed(run)})"
                 )
-            return start
+            return start if baseline == "zero" else off_jump_of(run, layer, start)
         shape, image = activations.shape, run.images.shape
         if baseline.shape not in (image, image[1:], (1, *image[1:])):
             return self._as_activations(baseline, run, layer)

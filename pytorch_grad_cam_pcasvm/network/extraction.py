@@ -70,8 +70,8 @@ def extract_features(
             ``make_pipeline(StandardScaler(), IncrementalPCA(50))``; its components, shape (R, B), are returned instead
             of the features. The loader is read once for each fitted step and once for the components.
         sample: of dense features, how many rows of each image are kept, drawn at random: a number, or a fraction.
-        coreset: of dense features, how many rows are kept of all: a number, or a fraction. They are chosen greedily,
-            each as far as possible from those before, as PatchCore does.
+        coreset: of dense features, how many rows are kept of all, none twice: a number, or a fraction. They are chosen
+            greedily, each as far as possible from those before, as PatchCore does.
         ignore_index: a label of masks: patches in which it is the most frequent are left out.
         purity: the least share of a patch that its most frequent label must have, or the patch is left out.
         places: also return where the rows of dense features come from.

@@ -12,8 +12,10 @@ from tqdm.auto import tqdm
 
 from pytorch_grad_cam_pcasvm.network.cells import Cells
 from pytorch_grad_cam_pcasvm.network.grid import rows_of, share_of
+from pytorch_grad_cam_pcasvm.runtime.errors import warn
 
 _EPS = 0.9  # relative error of distances that PatchCore's projection allows
+_SAME = 1e-6  # of the length of the longest row: by so much a row differs from itself in single precision
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,7 @@ def coreset(rows: np.ndarray, amount: float, seed: int = 0, *, progress: bool = 
     """Return the numbers of rows that are far apart: greedily, each next one is the farthest from those before.
 
     As PatchCore (Roth et al., CVPR 2022) does: distances are those of a sparse random projection, where that has fewer
-    dimensions.
+    dimensions. It ends, with a warning, where all other rows are repeats of chosen ones, but for rounding.
 
     Args:
         rows: shape (R, D).
@@ -116,9 +118,17 @@ def coreset(rows: np.ndarray, amount: float, seed: int = 0, *, progress: bool = 
     points = torch.from_numpy(np.ascontiguousarray(rows, np.float32))
     number = int(np.random.default_rng(seed).integers(len(points)))
     chosen, distances = [number], torch.full((len(points),), torch.inf)
+    same = (_SAME * float(points.norm(dim=1).max())) ** 2
     for _ in tqdm(range(count - 1), desc="coreset", leave=False, disable=not progress):
         distances = torch.minimum(distances, (points - points[number]).square().sum(1))
         number = int(distances.argmax())
+        if float(distances[number]) <= same:
+            warn(
+                f"the coreset has {len(chosen)} patches in place of {count}, since of the {len(points)} no more "
+                "differ: the others repeat these, and are left out",
+                UserWarning,
+            )
+            break
         chosen.append(number)
     return np.array(chosen)
 

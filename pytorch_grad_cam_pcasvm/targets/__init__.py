@@ -10,11 +10,13 @@ from pytorch_grad_cam_pcasvm.targets.components import (
     every_component,
 )
 from pytorch_grad_cam_pcasvm.targets.decisions import LogRatioTarget, SVMTarget
+from pytorch_grad_cam_pcasvm.targets.densities import DensityTarget
 from pytorch_grad_cam_pcasvm.targets.scores import PredictedScore, ProbabilityTarget, ScoreTarget
 from pytorch_grad_cam_pcasvm.targets.target import ClosedFormTarget, Target
 
 __all__ = [
     "ClosedFormTarget",
+    "DensityTarget",
     "HotellingTarget",
     "LogRatioTarget",
     "PCATarget",

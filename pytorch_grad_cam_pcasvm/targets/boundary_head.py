@@ -17,8 +17,8 @@ from pytorch_grad_cam_pcasvm.runtime.device_sync import may_choose, may_look
 from pytorch_grad_cam_pcasvm.runtime.errors import NoBoundaryError
 from pytorch_grad_cam_pcasvm.runtime.numerics import full_precision
 from pytorch_grad_cam_pcasvm.tape.tape import version_of
-from pytorch_grad_cam_pcasvm.targets import ClosedFormTarget, PCATarget
-from pytorch_grad_cam_pcasvm.targets.jumps import Jumps, deviations_of
+from pytorch_grad_cam_pcasvm.targets import ClosedFormTarget, PCATarget, QuadraticTarget
+from pytorch_grad_cam_pcasvm.targets.jumps import Jumps, deviations_of, features_at, off_jump
 from pytorch_grad_cam_pcasvm.targets.output_gradients import OutputGradients, gradients_of
 from pytorch_grad_cam_pcasvm.targets.places import region_of, selection_of
 from pytorch_grad_cam_pcasvm.targets.rowwise import Rowwise
@@ -29,13 +29,12 @@ _PARTS = 8  # of the way to one, between which a crossing is looked for
 _BEYOND = 4.0  # how far behind them, in distances to them, if none is on the other side
 _MOST = 1e3  # standard deviations of the features
 _EXACT = 1e-12  # of the value at the start
-_REACHED = 1e-9  # of a component and its standard deviation
-_STEPS = 20  # to features with components
 _MANY = 1024  # boundaries of one target, beyond which a GPU waits to hear which of them a batch needs
 _HALVINGS = 40  # of a step that does not help
 _STRAIGHT = 10  # doublings of a step, over which a value follows its gradient
 _BYTES = 1 << 26
 _RUNS = 32  # of a head at points that are kept
+BESIDE_MEAN = "beside the mean"  # where targets start that have no boundary, if the head jumps at the mean itself
 
 
 def grouped(
@@ -50,8 +49,9 @@ def grouped(
         apart: whether each component is 0 at a place of its own, and not all of them at the training mean.
 
     Returns:
-        For each group the numbers of its targets, a list of targets with one boundary each (None for the training mean,
-        where a target has none), and which of these each image has, shape (N,); None: all have the only one.
+        For each group the numbers of its targets, a list of targets with one boundary each (where a target has none,
+        None for the training mean, or ``BESIDE_MEAN`` if the head has no gradient), and which of these each image has,
+        shape (N,); None: all have the only one.
     """
     groups: dict[Any, tuple[list[int], list[Any], Tensor | None]] = {}
     for k, target in enumerate(targets):
@@ -78,8 +78,11 @@ def _alternatives(target: Any, head: Head | None, output: Any, apart: bool) -> t
         names, which = _alternatives(target.unplaced, head, region, apart)
         return names, None if which is None else which.unflatten(0, (-1, region.size))[:, 0]
     count = target.boundaries(head) if head is not None and isinstance(target, ClosedFormTarget) else 0
+    if not count:
+        has_gradient = head is None or head.enumerated is None or isinstance(target, PCATarget | QuadraticTarget)
+        return [None if has_gradient else BESIDE_MEAN], None
     if count < 2:
-        return [target.at_boundary(head, 0) if count else None], None
+        return [target.at_boundary(head, 0)], None
     which = target.boundary_of(output)
     if may_choose(which) or count > _MANY:
         numbers, which = which.unique(return_inverse=True)
@@ -153,8 +156,8 @@ class Boundary:
             parts.append((members, replace(seeds, excess=excess)))
         return OutputGradients.joined(parts)
 
-    def point(self, target: ClosedFormTarget | None, *, needed: bool = True) -> Tensor:
-        """Return the point of a target with one boundary, or the start for None, shape (D,).
+    def point(self, target: ClosedFormTarget | str | None, *, needed: bool = True) -> Tensor:
+        """Return the point of a target with one boundary, or for None the start, shape (D,).
 
         NaN if there is none and none is needed.
 
@@ -177,13 +180,16 @@ class Boundary:
                 self._points[target] = torch.full_like(self.start.features[0], torch.nan)
         return self._points[target]
 
-    def _found(self, target: ClosedFormTarget) -> Tensor:
+    def _found(self, target: ClosedFormTarget | str) -> Tensor:
         """Return the point on the CPU: the search asks for one number after the other."""
         if self._start_on_cpu is None:
             head, start = on_cpu(self.head, self._given)
             self._start_on_cpu = self.start if head is self.head else HeadRun(head, head(start.unsqueeze(0)))
         near = self._start_on_cpu
         head, values = near.head, near.head_trace.values
+        if isinstance(target, str):
+            beside = off_jump(head, near.features[0], self._deviations)
+            return near.features[0] if beside is None else beside
         if head.enumerated is not None:
             return self._beside_jump(target, near)
         bends = next((number for number, stage in enumerate(head.stages) if not stage.linear), len(head.stages))
@@ -208,16 +214,10 @@ class Boundary:
         goal = None if jumps is None else jumps.nearest(values[position][0])
         if deviations is None or goal is None:
             return near.features[0]  # no sample is known to be decided otherwise: baseline_values say what is there
-        # The nearest features that lead there: those that stages leave out stay as they are.
-        point = values[0][0]
-        for _ in range(_STEPS):
-            trace = near.head(point.unsqueeze(0))
-            missing = goal - trace.values[position][0]
-            if not position or bool((missing.abs() <= _REACHED * (deviations + goal.abs())).all()):
-                return point + missing if not position else point
-            jacobian, _ = near.head.pullback(trace, {position: None})
-            point = point + torch.linalg.lstsq(jacobian[0], missing.unsqueeze(1), driver="gelsd").solution[:, 0]
-        raise no_boundary(target, size)
+        point = features_at(near.head, values[0][0], position, goal, deviations.to(values[0]))
+        if point is None:
+            raise no_boundary(target, size)
+        return point
 
     def _in_reach(self, target: ClosedFormTarget, point: Tensor, size: float) -> Tensor:
         """Return a point, unless it lies absurdly far from the training images, as where weights are only rounding."""

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.targets.components import HotellingTarget, PCATarget, ResidualTarget
 from pytorch_grad_cam_pcasvm.targets.decisions import LogRatioTarget, SVMTarget
+from pytorch_grad_cam_pcasvm.targets.densities import DensityTarget
 from pytorch_grad_cam_pcasvm.targets.places import Region
 from pytorch_grad_cam_pcasvm.targets.scores import PredictedScore, ProbabilityTarget, ScoreTarget
 
@@ -21,6 +22,7 @@ _TARGETS: dict[str, Any] = {
         PredictedScore,
         HotellingTarget,
         ResidualTarget,
+        DensityTarget,
     )
 }
 

@@ -129,10 +129,10 @@ class HotellingTarget(QuadraticTarget):
     """Hotelling's T^2: how far the components are from their mean, in units of their variances.
 
     ``T^2 = sum_b p_b^2 / lambda_b`` with lambda = ``explained_variance_``, shape (B,); for a whitened PCA,
-    ``sum_b p_b^2``. Its gradient is ``2 p / lambda``, and its secant from a baseline is ``(p + p0) / lambda``. As in
-    whitening, variances below the square of the machine epsilon are replaced by that square. T^2 is the squared
-    Mahalanobis distance of the features within the subspace of the components; :class:`ResidualTarget` measures what
-    lies outside.
+    ``sum_b p_b^2``. Its gradient is ``2 p / lambda``, and its secant from a baseline is ``(p + p0) / lambda``. It takes
+    only components that vary over the training images: those that do by rounding alone, of which a
+    :class:`ConstantComponentWarning` told when the head was made, are left out. T^2 is the squared Mahalanobis distance
+    of the features within the subspace of the components; :class:`ResidualTarget` measures what lies outside.
 
     The head needs a PCA or IncrementalPCA; one with another reduction, or none, raises a ValueError. Hotelling, The
     generalization of Student's ratio, Annals of Mathematical Statistics 2 (1931).
@@ -167,7 +167,7 @@ class HotellingTarget(QuadraticTarget):
         if variances is None:
             needs = "the variances of uncorrelated components, as PCA and IncrementalPCA have them"
             raise ValueError(f"{self} needs {needs}: {_why_unknown(reduction)}")
-        return components, variances.to(components)
+        return components, _of_varying(reduction, variances).to(components)
 
 
 @dataclass(frozen=True, repr=False)
@@ -224,6 +224,16 @@ class ResidualTarget(QuadraticTarget):
                 "the network, cam.explain(x, [ResidualTarget()])"
             )
         return residual(reduction, z, components)
+
+
+def _of_varying(reduction: Any, variances: Tensor) -> Tensor:
+    """Return the variances of components, infinite where they are nothing but rounding, which so leaves T^2."""
+    varying = reduction.seen.get("varying")
+    if varying is None:
+        return variances
+    # Those of whitened components are all 1.
+    order = (variances * reduction.divisor.square()).argsort(descending=True, stable=True)
+    return variances.index_fill(0, order[int(varying) :], torch.inf)
 
 
 def _reduction_of(output: Any) -> Any:

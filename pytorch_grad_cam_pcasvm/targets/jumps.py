@@ -19,6 +19,11 @@ _NEAR = 1.5  # times as far as the nearest crossing
 _SMALL = 0.04  # of the median size of values at the ends of these lines
 _INSIDE = 1e-3  # standard deviations from a jump
 _SMOOTH = 1e-6  # of the value at the mean, below which two sides of a crossing are the same: no jump
+_STEPS = 20  # to features with components
+_REACHED = 1e-9  # of a component and its standard deviation
+_AROUND = 64  # directions in which a jump is looked for
+_BESIDE = 1e-6  # standard deviations around a start, or rounding if that is more: with a jump there it is on it
+_HALVED = 8  # times, the way from a jump, until it ends inside of a cell
 
 
 def deviations_of(head: Head) -> tuple[int, Tensor] | None:
@@ -47,6 +52,60 @@ def spread_of(stage: Any) -> Tensor | None:
     if isinstance(stage, Union):
         parts = [spread_of(member) for member in stage.members]
         return None if any(part is None for part in parts) else torch.cat(parts)  # type: ignore[arg-type]
+    return None
+
+
+def features_at(head: Head, features: Tensor, position: int, goal: Tensor, deviations: Tensor) -> Tensor | None:
+    """Return the features nearest to others, (D,), that lead to given values at a position, (B,); None: none found.
+
+    Those that stages leave out stay as they are.
+    """
+    for _ in range(_STEPS):
+        trace = head(features.unsqueeze(0))
+        missing = goal - trace.values[position][0]
+        if not position or bool((missing.abs() <= _REACHED * (deviations + goal.abs())).all()):
+            return features + missing if not position else features
+        jacobian, _ = head.pullback(trace, {position: None})
+        features = features + torch.linalg.lstsq(jacobian[0], missing.unsqueeze(1), driver="gelsd").solution[:, 0]
+    return None
+
+
+def off_jump(head: Head, features: Tensor, known: tuple[int, Tensor] | None = None) -> Tensor | None:
+    """Return features inside of a cell, next to others, (D,), at which a decision without a gradient jumps.
+
+    A tree of LightGBM splits beside 0, where the training mean's components are: what rounding makes of them would
+    decide.
+
+    Args:
+        head: the head.
+        features: the others.
+        known: a position, and the standard deviations of the training set there; None: what the head knows of it.
+
+    Returns:
+        The features; None: the others are on no jump, or nothing is known of the training set.
+    """
+    known = known or deviations_of(head)
+    if known is None:
+        return None
+    position, deviations = known[0], known[1].to(features)
+    trace = head(features.unsqueeze(0))
+    start, rounding = trace.values[position][0], head.errors(trace, position)
+    generator = torch.Generator().manual_seed(0)
+    signs = torch.randint(0, 2, (_AROUND, len(start)), generator=generator).to(start) * 2 - 1
+
+    def jumps(point: Tensor, reach: Tensor) -> bool:
+        """Return whether the decision at a point is another at so many numbers around it."""
+        values = head.resume(position, torch.cat([point.unsqueeze(0), point + reach * signs])).values[-1]
+        return bool(((values[1:] - values[:1]).abs() > _SMOOTH * values.abs().max()).any())
+
+    reach = _BESIDE * deviations
+    if not jumps(start, reach if rounding is None else torch.maximum(reach, rounding[0])):
+        return None
+    for halved in range(_HALVED):
+        step = _INSIDE * 2.0**-halved * deviations
+        for sign in signs:
+            if not jumps(start + step * sign, step / 2):
+                return features_at(head, features, position, start + step * sign, deviations)
     return None
 
 

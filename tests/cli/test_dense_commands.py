@@ -40,6 +40,13 @@ def backbone():
     ])  # fmt: skip
 
 
+def narrow():
+    """A network of two channels, of which a layer makes twelve."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Sequential(nn.Conv2d(3, 2, 5, 2, 2), nn.Tanh()), nn.Conv2d(2, 12, 1))
+    return net, backbone()[1]
+
+
 def picture(random, spot):
     """Return a texture, as a picture with a dark spot if one is wanted, and its mask."""
     pixels, mask = random.normal(150, 12, (80, 100, 3)), np.zeros((80, 100), bool)
@@ -160,6 +167,17 @@ def test_fit_leaves_out_whole_photos(parts, tmp_path):
         left_out.append(pipeline[-1].kneighbors(pipeline[:-1].transform(patches[own]))[0].ravel())
     net = PCASVMNet(backbone()[0].eval(), Head.load(file), ["0", "1"], pool="dense").eval()
     assert net.anomaly_range() == pytest.approx((0, 3 * np.quantile(np.concatenate(left_out), 0.999)), rel=1e-3)
+
+
+@pytest.mark.parametrize("classifier", ["residual", "svm"])
+def test_fit_tells_how_many_components_vary(classifier, parts, tmp_path, capsys):
+    network = ["--backbone", f"{__name__}:narrow", "--layer", "1", "--device", "cpu"]
+    folder = parts / ("train" if classifier == "residual" else "test")
+    command = ["fit", "--images", str(folder), *network, "--classifier", classifier]
+    assert main([*command, "--out", str(tmp_path / "head.safetensors"), "--components", "6"]) == 0
+    told = capsys.readouterr().err
+    assert "warning: components 2, 3, 4 and 5 of PCA vary over the training images only by rounding" in told
+    assert "Fit fewer components, PCA(2), or on more images" in told
 
 
 def test_pixels_are_measured_with_masks(parts, bank, tmp_path, capsys):

@@ -14,7 +14,7 @@ from atlases import folder
 from PIL import Image
 from torchvision.transforms.functional import normalize, to_tensor
 
-from pytorch_grad_cam_pcasvm import ContributionCAM, Head, PCASVMNet, PCATarget, SVMTarget
+from pytorch_grad_cam_pcasvm import ContributionCAM, Head, PCASVMNet, PCATarget, SVMTarget, atlas
 from pytorch_grad_cam_pcasvm.cli import main
 from pytorch_grad_cam_pcasvm.export.explainer import Sheets
 from pytorch_grad_cam_pcasvm.export.titles import about
@@ -24,6 +24,7 @@ IMAGENET = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 OWN = """
 import numpy as np
 from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.linear_model import LogisticRegression
 
 
 class Nearest(ClassifierMixin, BaseEstimator):
@@ -34,6 +35,18 @@ class Nearest(ClassifierMixin, BaseEstimator):
 
     def predict(self, x):
         return self.classes_[((x[:, None] - self.means_) ** 2).sum(-1).argmin(1)]
+
+
+class Numbered(Nearest):
+    def fit(self, x, y):
+        if {*y.tolist()} != {*range(len(np.unique(y)))}:
+            raise ValueError("Invalid classes inferred from unique values of `y`. Expected: [0 1 2]")
+        return super().fit(x, y)
+
+
+class NumberedLogistic(LogisticRegression):
+    def fit(self, x, y):
+        return super().fit(x, np.asarray(y).astype(int))
 
 
 def thing():
@@ -210,6 +223,65 @@ def test_estimators_of_ones_own_are_read_where_they_are_trusted(typed, tmp_path,
     assert main(["explore", str(tmp_path / "atlas"), "--out", str(tmp_path / "page")]) == 2
     assert "add --trust for each" in capsys.readouterr().err
     assert main(["explore", str(tmp_path / "atlas"), "--out", str(tmp_path / "page"), *trust]) == 0
+
+
+@pytest.mark.parametrize("name", ["Numbered", "NumberedLogistic"])
+def test_classifiers_that_take_numbers_alone_get_these_and_the_head_the_names(name, typed, tmp_path, capsys):
+    head = tmp_path / "head.safetensors"
+    fit = ["fit", "--images", str(typed.photos), *typed.network, "--classifier", f"own_classifier:{name}"]
+    assert main([*fit, "--components", "3", "--out", str(head)]) == 0
+    assert "-fold cross-validation: " in capsys.readouterr().out
+    trust = ["--trust", f"own_classifier.{name}"] if name == "Numbered" else []
+    loaded = Head.load(head, trust[1:])
+    folders = sorted(path.name for path in typed.photos.iterdir())
+    assert loaded.classes_.tolist() == folders
+    again = tmp_path / "again.safetensors"
+    loaded.save(again)
+    assert Head.load(again, trust[1:]).digest() == loaded.digest()
+    images = [*typed.network, "--images", str(typed.photos), "--head", str(again), *trust]
+    explain = [*images, "--class", folders[1], "--components", "0"]
+    assert main(["explain", *explain, "--out", str(tmp_path / "maps")]) == 0
+    columns, rows = rows_of(tmp_path / "maps" / "values.csv")
+    assert columns[3] == folders[1]
+    assert {row[1] for row in rows} <= {*folders}
+    # The same as a classifier of the same kind that was fitted on the names.
+    other = tmp_path / "other.safetensors"
+    kind = "own_classifier:Nearest" if name == "Numbered" else "sklearn.linear_model:LogisticRegression"
+    named = ["fit", "--images", str(typed.photos), *typed.network, "--classifier", kind, "--components", "3"]
+    assert main([*named, "--out", str(other)]) == 0
+    expected = [
+        *typed.network,
+        "--images",
+        str(typed.photos),
+        "--head",
+        str(other),
+        "--trust",
+        "own_classifier.Nearest",
+    ]
+    assert main(["explain", *expected, *explain[-4:], "--out", str(tmp_path / "expected")]) == 0
+    same_columns, same = rows_of(tmp_path / "expected" / "values.csv")
+    assert columns == same_columns
+    assert [row[:3] for row in rows] == [row[:3] for row in same]
+    np.testing.assert_allclose(*(np.array([row[3] for row in part], float) for part in (rows, same)), rtol=1e-5)
+    assert main(["atlas", *images, "--out", str(tmp_path / "atlas")]) == 0
+    assert main(["explore", str(tmp_path / "atlas"), "--out", str(tmp_path / "page"), *trust]) == 0
+    store = atlas.load(tmp_path / "atlas", trust[1:])
+    assert {*store.predictions.tolist()} == {row[1] for row in rows}
+
+
+@pytest.mark.optional
+def test_xgboost_gets_numbers_for_words(typed, tmp_path):
+    pytest.importorskip("xgboost")
+    head = tmp_path / "head.safetensors"
+    fit = ["fit", "--images", str(typed.photos), *typed.network, "--classifier", "xgboost:XGBClassifier"]
+    assert main([*fit, "--components", "3", "--out", str(head)]) == 0
+    folders = sorted(path.name for path in typed.photos.iterdir())
+    assert Head.load(head).classes_.tolist() == folders
+    images = [*typed.network, "--images", str(typed.photos), "--head", str(head)]
+    assert main(["explain", *images, "--out", str(tmp_path / "maps")]) == 0
+    _, rows = rows_of(tmp_path / "maps" / "values.csv")
+    assert {row[1] for row in rows} <= {*folders}
+    assert main(["evaluate", *images, "--out", str(tmp_path / "evaluation"), "--count", "8"]) == 0
 
 
 def test_a_forest_is_in_no_exported_file(typed, tmp_path, capsys):

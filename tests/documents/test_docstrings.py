@@ -14,6 +14,7 @@ from sklearn.decomposition import PCA, KernelPCA
 from sklearn.feature_selection import VarianceThreshold
 from sklearn.kernel_approximation import RBFSampler
 from sklearn.linear_model import LogisticRegression
+from sklearn.mixture import GaussianMixture
 from sklearn.multiclass import OneVsRestClassifier
 from sklearn.neighbors import NearestNeighbors
 from sklearn.pipeline import make_pipeline
@@ -60,7 +61,7 @@ def given(tmp_path_factory):
     pooled = nn.Sequential(nn.Conv3d(1, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool3d(1), nn.Flatten(), nn.Linear(4, 2))
     lines = nn.Sequential(nn.Conv1d(2, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(4, 2))
     estimators = (KernelPCA, LogisticRegression, Normalizer, OneVsRestClassifier, PCA, RBFSampler, StandardScaler, SVC)
-    estimators += (DecisionTreeClassifier, MyScaler, NearestNeighbors, VarianceThreshold)
+    estimators += (GaussianMixture, DecisionTreeClassifier, MyScaler, NearestNeighbors, VarianceThreshold)
     return THINGS | {kind.__name__: kind for kind in estimators} | {
         "atlas": atlas, "evaluation": evaluation, "export": export, "make_pipeline": make_pipeline,
         "np": np, "torch": torch, "warnings": warnings,

@@ -5,6 +5,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from sklearn.calibration import CalibratedClassifierCV
 from sklearn.decomposition import PCA, IncrementalPCA, KernelPCA, TruncatedSVD
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.ensemble import BaggingClassifier, VotingClassifier
@@ -15,14 +16,22 @@ from sklearn.multiclass import OneVsRestClassifier, OutputCodeClassifier
 from sklearn.naive_bayes import ComplementNB, GaussianNB, MultinomialNB
 from sklearn.neighbors import KNeighborsClassifier
 from sklearn.neural_network import MLPClassifier
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import MaxAbsScaler, MinMaxScaler, StandardScaler
+from sklearn.pipeline import make_pipeline, make_union
+from sklearn.preprocessing import MaxAbsScaler, MinMaxScaler, RobustScaler, StandardScaler
 from sklearn.semi_supervised import LabelPropagation, LabelSpreading
 from sklearn.svm import SVC, SVR, OneClassSVM
 from sklearn.utils import all_estimators
 from torch import nn
 
-from pytorch_grad_cam_pcasvm import ClosedFormGradCAM, ConstantComponentWarning, Head, NoProgramError, PCASVMNet, export
+from pytorch_grad_cam_pcasvm import (
+    ClosedFormGradCAM,
+    ConstantComponentWarning,
+    Head,
+    HotellingTarget,
+    NoProgramError,
+    PCASVMNet,
+    export,
+)
 from pytorch_grad_cam_pcasvm.head.multiclass import Binary
 
 FEATURES = abs(np.random.default_rng(0).normal(size=(30, 5)))
@@ -184,6 +193,68 @@ def test_kernels_and_parts_of_the_data():
     assert "component 2 of IncrementalPCA varies" in of_constant((IncrementalPCA(3), SVC()), rows)
     assert "component 2 of KernelPCA varies" in of_constant((KernelPCA(3), SVC()), rows)
     assert "components 2, 3 and 4 of" in of_constant((PCA(5), SVC()), rows)
+
+
+def of_rank(rank, dtype, offset=0.0):
+    """Return what a layer of 16 channels makes of so many numbers, with the rounding of a network."""
+    random = np.random.default_rng(0)
+    weight, rows = random.normal(size=(rank, 16)), random.normal(size=(60, rank))
+    return rows.astype(dtype) @ weight.astype(dtype) + dtype(offset)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("offset", [0.0, 1.0, 100.0])
+@pytest.mark.parametrize("front", [None, StandardScaler(), RobustScaler(), MinMaxScaler()], ids=str)
+@pytest.mark.parametrize("whiten", [False, True])
+def test_more_components_than_the_features_have_rank(front, offset, dtype, whiten):
+    stages = (*([] if front is None else [front]), PCA(8, whiten=whiten), SVC())
+    message = of_constant(stages, of_rank(4, dtype, offset))
+    assert message.startswith("components 4, 5, 6 and 7 of PCA vary over the training images only by rounding")
+    assert "Fit fewer components, PCA(4)," in message
+
+
+def test_of_a_network_in_single_precision_scaled_in_double():
+    message = of_constant((StandardScaler(), PCA(8), SVC()), of_rank(4, np.float32, 100).astype(float))
+    assert message.startswith("components 4, 5, 6 and 7 of PCA")
+
+
+def test_t2_of_scaled_features_takes_what_varies():
+    rows, query = of_rank(4, np.float32, 100.0), of_rank(5, np.float32, 100.0)[:9]
+    scaler = StandardScaler().fit(rows)
+    with pytest.warns(ConstantComponentWarning):
+        head = Head.of([scaler, PCA(8).fit(scaler.transform(rows))])
+    output = PCASVMNet(nn.Identity(), head).eval()(torch.from_numpy(query))
+    four = PCA(4, whiten=True, svd_solver="full").fit(scaler.transform(rows).astype(float))
+    expected = (four.transform(scaler.transform(query.astype(float))) ** 2).sum(1)
+    np.testing.assert_allclose(HotellingTarget()(output).detach(), expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        make_pipeline(make_union(PCA(8), KernelPCA(2, kernel="rbf")), SVC()),
+        CalibratedClassifierCV(make_pipeline(StandardScaler(), PCA(8, whiten=True), SVC()), ensemble=False),
+        BaggingClassifier(make_pipeline(PCA(8), SVC()), 3, random_state=0),
+    ],
+    ids=["union", "calibrated", "ensemble"],
+)
+def test_reductions_inside_of_others_are_told(head):
+    rows = of_rank(4, np.float64)
+    with pytest.warns(ConstantComponentWarning, match="components 4, 5, 6 and 7 of PCA") as told:
+        Head.of(head.fit(rows, np.arange(60) % 2))
+    assert len(told) == 1
+
+
+@pytest.mark.parametrize("offset", [0.0, 3.0, 100.0])
+@pytest.mark.parametrize("front", [(), (StandardScaler(),)], ids=["plain", "scaled"])
+def test_small_components_of_features_are_no_rounding(front, offset):
+    # Of a variance a millionth of the largest, in single precision.
+    random = np.random.default_rng(4)
+    basis = np.linalg.qr(random.normal(size=(6, 6)))[0]
+    rows = random.normal(size=(200, 6)) * 10.0 ** -np.linspace(0, 3 if offset < 9 else 1.5, 6) @ basis + offset
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ConstantComponentWarning)
+        Head.of(make_pipeline(*front, PCA(6, svd_solver="full")).fit(rows.astype(np.float32)))
 
 
 @pytest.mark.parametrize(("solver", "dtype"), [("full", np.float32), ("covariance_eigh", np.float64)])

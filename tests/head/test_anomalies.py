@@ -55,6 +55,7 @@ from pytorch_grad_cam_pcasvm import (
     ClosedFormScoreCAM,
     ClosedFormShapleyCAM,
     ComponentSums,
+    ConstantComponentWarning,
     ContributionCAM,
     Head,
     HotellingTarget,
@@ -189,14 +190,21 @@ def test_values_of_estimators_fitted_in_single_precision(reduction: str) -> None
 
 
 @pytest.mark.parametrize("whiten", [False, True])
-def test_components_without_variance(whiten: bool) -> None:
-    # Rank 3: where whitening clips variances, T^2 of both is its.
+def test_components_without_variance(whiten: bool, tmp_path: Any) -> None:
+    # Rank 3: T^2 is that of three components, however many there are.
     x = X @ np.diag([1.0] * 3 + [0.0] * 7)
     estimators = [PCA(5, whiten=whiten, svd_solver="full").fit(x)]
-    white = PCA(5, whiten=True, svd_solver="full").fit(x)
-    output = output_of(Head.of(estimators), QUERY)
+    three = PCA(3, whiten=True, svd_solver="full").fit(x)
+    with pytest.warns(ConstantComponentWarning, match=r"components 3 and 4 of PCA .* PCA\(3\)"):
+        head = Head.of(estimators)
+    output = output_of(head, QUERY)
     assert relative(ResidualTarget()(output), by_sklearn(estimators, QUERY)[0]) < 1e-10
-    assert relative(HotellingTarget()(output), by_sklearn([white], QUERY)[1]) < 1e-10
+    assert relative(HotellingTarget()(output), by_sklearn([three], QUERY)[1]) < 1e-10
+    (seed,) = HotellingTarget().seeds(output, output_of(head, QUERY[:1])).values()
+    assert not seed[:, 3:].any()
+    head.save(tmp_path / "head.safetensors")
+    again = output_of(Head.load(tmp_path / "head.safetensors"), QUERY)
+    assert torch.equal(HotellingTarget()(again), HotellingTarget()(output))
     variance = estimators[0].explained_variance_
     assert variance.min() < np.finfo(float).eps ** 2 * 1e3, "there is no component without variance"
 

@@ -20,6 +20,8 @@ from pytorch_grad_cam_pcasvm import (
     ResidualTarget,
     SVMTarget,
     extract_features,
+    mean_activations,
+    stage_for,
 )
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError
 
@@ -222,7 +224,74 @@ def test_anomalies_of_whole_images_and_residuals():
     np.testing.assert_allclose(residual.anomaly_map(IMAGES)[:, 2, 3], squares)
 
 
+@pytest.mark.parametrize("k", [1, 4])
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_cosine_distances(k, dtype, tmp_path):
+    rows = extract_features(BACKBONE, [GOOD], pool="dense", progress=False)[0].astype(dtype)
+    last = NearestNeighbors(n_neighbors=k, metric="cosine").fit(rows)
+    net = PCASVMNet(BACKBONE, last, "3", pool="dense").eval()
+    features = BACKBONE(IMAGES).flatten(2).mT.flatten(0, 1).detach().numpy()
+    expected = last.kneighbors(features)[0].mean(1).reshape(3, 6, 8)
+    np.testing.assert_allclose(net.anomaly_map(IMAGES), expected, atol=1e-12 if dtype == np.float64 else 1e-6)
+    for baseline in ("zero", "mean"):
+        mean = {"mean": mean_activations(net, [GOOD], "1", progress=False)} if baseline == "mean" else {}
+        maps = ContributionCAM(net, ["1"], baseline=baseline, **mean).explain(IMAGES, SVMTarget(sign="-", at="max"))
+        total = maps.maps.sum((2, 3)) * maps.log_scale.exp() + maps.baseline_values
+        torch.testing.assert_close(total, maps.values, rtol=1e-9, atol=1e-12)
+    # A Normalizer in front and half the squared Euclidean distance are the same.
+    unit = rows.astype(float) / np.linalg.norm(rows.astype(float), axis=1, keepdims=True)
+    own = features / np.linalg.norm(features, axis=1, keepdims=True)
+    squares = ((own[:, None] - unit[None]) ** 2).sum(-1)
+    half = np.sort(squares, 1)[:, :k].mean(1).reshape(3, 6, 8) / 2
+    np.testing.assert_allclose(net.anomaly_map(IMAGES), half, atol=1e-12)
+    low, high = net.anomaly_range()
+    apart = np.sort(1 - unit @ unit.T + 9 * np.eye(len(unit)), 1)[:, :k].mean(1)
+    assert (low, high / 3) == (0, pytest.approx(np.quantile(apart, 0.999), rel=1e-6))
+    net.head.save(tmp_path / "head.safetensors")
+    assert torch.equal(Head.load(tmp_path / "head.safetensors")(torch.tensor(features)).values[-1],
+                       net.head(torch.tensor(features)).values[-1])  # fmt: skip
+
+
+def test_cosine_distances_of_rows_of_zeros_and_their_gradients():
+    bank = np.random.default_rng(0).normal(size=(20, 5))
+    bank[3] = 0
+    last = NearestNeighbors(n_neighbors=2, metric="cosine").fit(bank)
+    queries = np.concatenate([np.random.default_rng(1).normal(size=(6, 5)), np.zeros((1, 5)), -bank[:2], 3 * bank[:2]])
+    head = Head.of(last)
+    np.testing.assert_allclose(
+        -head(torch.tensor(queries)).values[-1][:, 0], last.kneighbors(queries)[0].mean(1), atol=1e-12
+    )
+    x = torch.tensor(queries[:6], requires_grad=True)
+    trace = head(x)
+    (expected,) = torch.autograd.grad(trace.values[-1].sum(), x)
+    plain = head(x.detach())
+    grad, log_scale = head.pullback(plain, {len(plain.values) - 1: None})
+    torch.testing.assert_close((grad * log_scale.exp().unsqueeze(-1))[:, 0], expected, rtol=1e-9, atol=1e-12)
+
+
+def test_patchcores_score_of_cosine_distances():
+    rows, _ = extract_features(BACKBONE, [GOOD], pool="dense", progress=False)
+    bank = rows[::5] / np.linalg.norm(rows[::5], axis=1, keepdims=True)
+    net = PCASVMNet(BACKBONE, NearestNeighbors(metric="cosine", n_neighbors=1).fit(rows[::5]), pool="dense").eval()
+    features = BACKBONE(IMAGES).flatten(2).mT.detach().numpy()
+    expected = []
+    for own in features / np.linalg.norm(features, axis=2, keepdims=True):
+        distances = 1 - own @ bank.T
+        most = distances.min(1).argmax()
+        m = distances[most].argmin()
+        around = (1 - bank @ bank[m]).argsort(kind="stable")[:5]
+        d = distances[most].min()
+        expected.append(d * (1 - np.exp(d) / np.exp(1 - bank[around] @ own[most]).sum()))
+    np.testing.assert_allclose(net.anomaly_score(IMAGES, neighbours=5), expected, rtol=1e-9)
+
+
 def test_what_is_refused():
+    for metric in ("sqeuclidean", "cosine"):
+        outliers = LocalOutlierFactor(novelty=True, metric=metric).fit(TRAINING)
+        with pytest.raises(NoClosedFormError, match=f"metric '{metric}': fit it with 'euclidean'"):
+            stage_for(outliers)
+    with pytest.raises(NoClosedFormError, match="metric 'sqeuclidean'"):  # of which kneighbors has the squares
+        Head.of(NearestNeighbors(metric="sqeuclidean").fit(TRAINING))
     with pytest.raises(NoClosedFormError, match="metric 'manhattan': fit it with 'euclidean'"):
         Head.of(NearestNeighbors(metric="manhattan").fit(TRAINING))
     with pytest.raises(NoClosedFormError, match="kernel 'tophat': fit it with 'gaussian'"):

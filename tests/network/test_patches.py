@@ -241,3 +241,37 @@ def test_volumes():
         assert label == (patch.mean() > 0.5)
     net = PCASVMNet(backbone, PCA(2).fit(rows), pool="dense").eval()
     assert net(volumes).shape == (2, 2, 4, 3, 2)
+
+
+@pytest.mark.parametrize("amount", [400, 1.0])
+@pytest.mark.parametrize("rounding", [0.0, 1e-7])
+def test_a_coreset_repeats_nothing(amount, rounding):
+    random = np.random.default_rng(0)
+    different = random.normal(size=(90, 12))
+    rows = different[np.concatenate([np.arange(90), random.integers(0, 90, 310)])]
+    rows = (rows * (1 + rounding * random.uniform(-1, 1, rows.shape))).astype(np.float32)
+    with pytest.warns(UserWarning, match="has 90 patches in place of 400, since of the 400 no more differ"):
+        chosen = coreset(rows, amount, seed=2)
+    assert len(chosen) == 90
+    nearest = np.linalg.norm(rows[chosen][:, None].astype(float) - different[None], axis=-1).argmin(1)
+    assert sorted(nearest.tolist()) == [*range(90)]
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_coreset_of_rows_that_all_differ_says_nothing():
+    rows = np.random.default_rng(0).normal(size=(80, 5))
+    assert sorted(coreset(rows, 1.0).tolist()) == [*range(80)]
+    repeated = np.concatenate([rows, rows])
+    assert len(np.unique(repeated[coreset(repeated, 80)], axis=0)) == 80
+    assert len(coreset(np.ones((7, 3)), 1)) == 1
+
+
+def test_features_of_a_blank_background_are_not_repeated():
+    images = torch.full((4, 3, 32, 48), 0.5).double()
+    images[:, :, :, :16] = torch.rand(4, 3, 32, 16, generator=torch.Generator().manual_seed(0))
+    every, _ = extract_features(BACKBONE, [images], "stem", pool="dense", progress=False)
+    different = len(np.unique(every.round(4), axis=0))
+    assert different < len(every)
+    with pytest.warns(UserWarning, match=f"the coreset has {different} patches in place of {len(every)}"):
+        rows, _ = extract_features(BACKBONE, [images], "stem", pool="dense", coreset=1.0, progress=False)
+    assert len(np.unique(rows.round(4), axis=0)) == len(rows) == different

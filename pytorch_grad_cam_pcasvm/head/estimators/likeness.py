@@ -10,10 +10,16 @@ from sklearn.neighbors import KernelDensity, LocalOutlierFactor, NearestNeighbor
 from pytorch_grad_cam_pcasvm.head import multiclass
 from pytorch_grad_cam_pcasvm.head.anomaly_scale import reach_of
 from pytorch_grad_cam_pcasvm.head.decisions import LinearDecision
-from pytorch_grad_cam_pcasvm.head.distances import LocalOutlier, LogDensity, NearestDistance, density_constant
+from pytorch_grad_cam_pcasvm.head.distances import (
+    CosineDistance,
+    LocalOutlier,
+    LogDensity,
+    NearestDistance,
+    density_constant,
+)
 from pytorch_grad_cam_pcasvm.head.registry import stage_for, tensor, transformer_for
 from pytorch_grad_cam_pcasvm.head.stage import Stage
-from pytorch_grad_cam_pcasvm.head.stages import Chain
+from pytorch_grad_cam_pcasvm.head.stages import Chain, Normalise
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError
 
 _ROOTS = 2.0  # training rows are hardly further from the nearest centre than so many root mean squares
@@ -21,6 +27,9 @@ _ROOTS = 2.0  # training rows are hardly further from the nearest centre than so
 
 @stage_for.register(NearestNeighbors)
 def _nearest(estimator: NearestNeighbors) -> Stage:
+    if estimator.effective_metric_ == "cosine":
+        rows = Normalise("l2").evaluate(tensor(estimator._fit_X))[0]
+        return decision_of(Chain([Normalise("l2"), CosineDistance(rows, estimator.n_neighbors)]))
     return decision_of(NearestDistance(_points(estimator), estimator.n_neighbors))
 
 
@@ -71,9 +80,10 @@ def _local_outlier(estimator: LocalOutlierFactor) -> Stage:
 
 def _points(estimator: Any) -> torch.Tensor:
     """Return the training set of an estimator of neighbours with Euclidean distances."""
-    if estimator.effective_metric_ not in ("euclidean", "sqeuclidean"):
+    if estimator.effective_metric_ != "euclidean":
         name, metric = type(estimator).__name__, estimator.effective_metric_
-        raise NoClosedFormError(f"{name} has the metric {metric!r}", "fit it with 'euclidean'")
+        cosine = ["also put a Normalizer before it, for angles"] if metric == "cosine" else []
+        raise NoClosedFormError(f"{name} has the metric {metric!r}", "fit it with 'euclidean'", *cosine)
     return tensor(estimator._fit_X)
 
 

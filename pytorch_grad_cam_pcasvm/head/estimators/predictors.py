@@ -37,6 +37,8 @@ from pytorch_grad_cam_pcasvm.head.stage import Stage
 from pytorch_grad_cam_pcasvm.head.stages import Affine, Chain, KernelMap, Normalise
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError, warn
 
+_DRAWN = 10_000  # rows of a mixture
+
 
 @stage_for.register(svm.SVC)
 @stage_for.register(svm.NuSVC)
@@ -208,7 +210,24 @@ def _mixture(estimator: Any) -> Stage:
     # Of a covariance that is the inverse of P P^T, the trace is the sum of squares of the inverse of P.
     inverse = 1 / roots if roots.dim() == 2 else torch.linalg.inv(roots).flatten(1)
     spread = float(inverse.square().sum(1).max())
-    return _likeliest(means, roots / math.sqrt(2), at_means.diagonal(), np.arange(len(means)), spread=spread)
+    chain = _likeliest(means, roots / math.sqrt(2), at_means.diagonal(), np.arange(len(means)), spread=spread)
+    chain.stages[0].seen = {**chain.stages[0].seen, "density": 1.0, **_reach_of_mixture(estimator, means, roots)}
+    return chain
+
+
+def _reach_of_mixture(estimator: Any, means: Tensor, roots: Tensor) -> dict[str, float]:
+    """Return between which numbers anomalies of rows are that are drawn from a mixture, a kept training set unknown."""
+    drawn = np.random.default_rng(0)
+    clusters = drawn.choice(len(means), _DRAWN, p=estimator.weights_ / estimator.weights_.sum())
+    noise, inverses = tensor(drawn.normal(size=(_DRAWN, means.shape[1]))), 1 / roots
+    rows = torch.empty_like(noise)
+    for cluster in range(len(means)):
+        own = torch.from_numpy(clusters == cluster)
+        whitened = roots.dim() == 2
+        shift = noise[own] * inverses[cluster] if whitened else noise[own] @ torch.linalg.inv(roots[cluster])
+        rows[own] = means[cluster] + shift
+    least, reach = reach_of(-estimator.score_samples(rows.numpy()), is_distance=False)
+    return {"least": least, "reach": reach}
 
 
 @stage_for.register(EllipticEnvelope)
