@@ -1,6 +1,7 @@
 """The head: the fitted estimators behind the features, with their labels, their files and their support vectors."""
 
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from os import PathLike
 from typing import Any
 
@@ -10,7 +11,8 @@ from torch import Tensor, nn
 
 from pytorch_grad_cam_pcasvm.head import storage
 from pytorch_grad_cam_pcasvm.head.alike import check_variety
-from pytorch_grad_cam_pcasvm.head.build import stages_of_head
+from pytorch_grad_cam_pcasvm.head.build import estimators_of, stages_of_head
+from pytorch_grad_cam_pcasvm.head.column_names import warn_of_order
 from pytorch_grad_cam_pcasvm.head.decisions import Decision, KernelSVM, SupportVectorEffect
 from pytorch_grad_cam_pcasvm.head.kernels import RBF, known_to
 from pytorch_grad_cam_pcasvm.head.multiclass import Outputs, Regression, Voting
@@ -96,6 +98,8 @@ class Head(Stack):
     def _of_estimators(cls, fitted: Any) -> "Head":
         varying = check_variety(fitted)
         head = cls(stages_of_head(fitted))
+        for estimator in islice(estimators_of(fitted), 1):  # what takes the network's features
+            warn_of_order(estimator)
         for reduction, count in varying:
             rows = tensor(getattr(reduction, "components_", ()))
             for stage in head.stages:
