@@ -137,7 +137,8 @@ class Geometry:
         """Return whether the far end of the picture moves the far end of the grid, as its cells say."""
         change = self._changes.get(grid)
         for dim, (start, step) in enumerate(axes) if change is not None else ():
-            profile = change[2 + dim].movedim(dim, 0).flatten(1).sum(1)  # type: ignore[index]
+            moved = change[2 + dim].movedim(dim, 0)  # type: ignore[index]
+            profile = moved.reshape(len(moved), -1).sum(1)
             centre = float((profile * torch.arange(len(profile)).to(profile)).sum() / profile.sum().clamp(min=1e-30))
             length = self.picture[dim]
             expected = (length - math.ceil(length / 4) / 2 - start) / step - 0.5
@@ -175,7 +176,8 @@ def _shifted(change: Tensor, picture: tuple[int, ...]) -> tuple[Axis, ...] | Non
 
 def _reach(change: Tensor, dim: int) -> tuple[int, int] | None:
     """Return where what has changed along an axis begins and ends."""
-    changed = (change > 1e-6 * change.amax()).movedim(dim, 0).flatten(1).any(1).nonzero()[:, 0].tolist()
+    moved = (change > 1e-6 * change.amax()).movedim(dim, 0)
+    changed = moved.reshape(len(moved), -1).any(1).nonzero()[:, 0].tolist()
     return (changed[0], changed[-1] + 1) if changed else None
 
 
