@@ -2561,6 +2561,26 @@ def signal_tokens(**options: Any) -> SignedMaps:
     return ClosedFormGradCAM(net, ["block"], **options).explain(x[:2])
 
 
+def signals_without_channels(given: bool = False) -> SignedMaps:
+    """Explain signals (N, L) of a network that adds the channel itself; ``given``: as the message says."""
+    backbone, x, layer = seeded(Wave), random(20, 40), "conv"
+    if given:
+        backbone, x, layer = nn.Sequential(nn.Flatten(), backbone), x.unsqueeze(1), "1.conv"
+    net = PCASVMNet(backbone, head_for(backbone, x)).eval()
+    return ClosedFormGradCAM(net, [layer]).explain(x[:2])
+
+
+class Wave(nn.Module):
+    """Takes signals (N, L)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(1, 8, 5, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(x.unsqueeze(1)).tanh().mean(2)
+
+
 class SignalTower(nn.Module):
     """Patches of a signal as tokens, and their mean."""
 
@@ -2844,6 +2864,12 @@ OTHERS = [
         signal_tokens,
         "are tokens of the signals, whose channels come last",
         {"pass reshape_transform='tokens'": partial(signal_tokens, reshape_transform="tokens")},
+    ),
+    Row(
+        "network/inputs.py: have no channel axis",
+        signals_without_channels,
+        "signals of shape (2, 40) have no channel axis",
+        {"pass x.unsqueeze(1), and if the network adds the channel itself": partial(signals_without_channels, True)},
     ),
     Row(
         "figures/grid.py: are of signals",

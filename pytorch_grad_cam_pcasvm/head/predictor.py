@@ -133,7 +133,7 @@ class Predictor:
             rows = self._transformed(rows)
             for name, count in self.columns.items():
                 if needed is not None and not needed[first : first + count].any():
-                    parts[name] = np.zeros((len(rows), count))
+                    parts[name] = np.zeros((np.shape(rows)[0], count))  # sparse rows have no length
                 elif name == "vote" and needed is None and predict in _OF_MOST_PROBABLE:
                     parts[name] = _columns(parts["probability"].argmax(1)[:, None] == np.arange(count))
                 else:
@@ -203,7 +203,7 @@ class Predictor:
                 yield "decision"
             if hasattr(estimator, "predict_proba") and self._probability(rows).shape[1] == count:
                 yield "probability"
-            if hasattr(estimator, "predict") and np.asarray(estimator.predict(rows)).size != len(rows):
+            if hasattr(estimator, "predict") and np.asarray(estimator.predict(rows)).size != np.shape(rows)[0]:
                 raise NoClosedFormError(
                     f"{self.name} predicts several labels at a time",
                     "fit one for each label, MultiOutputClassifier(...)",

@@ -13,7 +13,7 @@ from pytorch_grad_cam_pcasvm import moved
 from pytorch_grad_cam_pcasvm.calculus.pullback import Pullback
 from pytorch_grad_cam_pcasvm.calculus.secants import PathStart
 from pytorch_grad_cam_pcasvm.head import Head
-from pytorch_grad_cam_pcasvm.network.inputs import images_of
+from pytorch_grad_cam_pcasvm.network.inputs import images_of, refuse_without_channels
 from pytorch_grad_cam_pcasvm.network.layout import GridLayout, Layout
 from pytorch_grad_cam_pcasvm.network.net import network_output
 from pytorch_grad_cam_pcasvm.path.forward_pass import Pass
@@ -58,6 +58,8 @@ class NetworkRun:
         activations = self.shaped(self.passed.activations[layer], layer)
         signals = images_of(self.images)[0].dim() == 3
         if activations.dim() not in (3 if signals else 4, 4, 5):
+            if activations.dim() == 3:
+                refuse_without_channels(self.images, repr(self.layers[layer]))
             refuse(
                 ValueError,
                 f"the activations of {self.layers[layer]!r} have shape {tuple(activations.shape)}, but a map needs "

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_map_only
 
 from pytorch_grad_cam_pcasvm.network.cells import Cells
 from pytorch_grad_cam_pcasvm.network.grid import on_finest
-from pytorch_grad_cam_pcasvm.network.inputs import Inputs, inputs_of
+from pytorch_grad_cam_pcasvm.network.inputs import Inputs, images_of, inputs_of
 from pytorch_grad_cam_pcasvm.network.layout import GridLayout
 from pytorch_grad_cam_pcasvm.network.modules import layer_name
 from pytorch_grad_cam_pcasvm.network.pools import check_pool, is_dense, pool_of
@@ -26,6 +26,12 @@ from pytorch_grad_cam_pcasvm.runtime.errors import refuse
 from pytorch_grad_cam_pcasvm.runtime.hooks import Hooks, called, calls_of, hooked, runs_instead
 
 Layer = str | nn.Module
+
+_POOL_OF_TOKENS = "pass a function as pool, such as pool=lambda t: t[:, 0] for tokens (N, L, D)"
+_POOL_OF_SIGNALS = (
+    "pass a function as pool, pool=lambda t: t.mean(2) if it is (N, C, L), or pool=lambda t: t.mean(1) if it is tokens "
+    "(N, L, C)"
+)
 
 
 @dataclass(frozen=True, repr=False)
@@ -97,7 +103,7 @@ class FeatureSource:
             lambda net, images: output_of(net, whole, images),
             f"the output of {self}" if self.field or self.layer else "the backbone's output",
             x,
-            fix="pass a function as pool, such as pool=lambda t: t[:, 0] for tokens (N, L, D)",
+            fix=_POOL_OF_SIGNALS if images_of(x)[0].dim() == 3 else _POOL_OF_TOKENS,
             without="it is pooled already, so leave pool out, or name an earlier layer, as layer=",
         )
         return replace(self, pool=pool_of(self.pool, layout), layout=layout)

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
+from pytorch_grad_cam_pcasvm.runtime.errors import refuse
+
 _IMAGE_KEYS = ("image", "pixel_values", "img")
 LABEL_KEYS = ("label", "labels", "fine_label")
 
@@ -109,6 +111,27 @@ def each(function: Callable[..., Tensor], x: Any, *others: Any) -> Any:
 def images_of(x: Any) -> list[Tensor]:
     """Return the input; of several, those that are images, or all if none is."""
     return x.images if isinstance(x, Inputs) else [x]
+
+
+def refuse_without_channels(x: Any, layer: str) -> None:
+    """Refuse signals (N, L): a map needs a channel axis, also where the network adds it itself.
+
+    Args:
+        x: the input.
+        layer: what the map or the layout is of, as in ``"'body.3'"``.
+
+    Raises:
+        ValueError: they are (N, L).
+    """
+    images = images_of(x)[0]
+    if images.dim() == 2:
+        refuse(
+            ValueError,
+            f"signals of shape {tuple(images.shape)} have no channel axis, (N, C, L), so that no map of {layer} lies "
+            "on them",
+            "pass x.unsqueeze(1), and if the network adds the channel itself, nn.Sequential(nn.Flatten(), network) in "
+            "its place, whose layers have '1.' before their names",
+        )
 
 
 def picture_of(x: Any) -> tuple[int, ...]:

@@ -61,8 +61,11 @@ def _dense(size: int, layout: GridLayout, output: Tensor) -> Tensor:
     if size == 1:
         return features
     # Zeros beyond the border, as PatchCore has it (Roth et al., CVPR 2022).
-    pool = (F.avg_pool1d, F.avg_pool2d, F.avg_pool3d)[len(layout.grid) - 1]
-    return pool(features, size, stride=1, padding=size // 2)
+    pool: Any = (F.avg_pool1d, F.avg_pool2d, F.avg_pool3d)[len(layout.grid) - 1]
+    beyond = size // 2
+    if len(layout.grid) == 3 and min(layout.grid) < size:  # which torch takes only if the zeros are there already
+        return pool(F.pad(features, [beyond] * 6), size, stride=1)  # type: ignore[no-any-return]
+    return pool(features, size, stride=1, padding=beyond)  # type: ignore[no-any-return]
 
 
 def _check_tokens(layout: GridLayout, output: Tensor) -> None:

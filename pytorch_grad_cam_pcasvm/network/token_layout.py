@@ -13,20 +13,22 @@ import torch
 from torch import Tensor, nn
 
 from pytorch_grad_cam_pcasvm.network.cells import Geometry
-from pytorch_grad_cam_pcasvm.network.inputs import each, images_of
+from pytorch_grad_cam_pcasvm.network.inputs import each, images_of, refuse_without_channels
 from pytorch_grad_cam_pcasvm.network.layout import GridLayout
 from pytorch_grad_cam_pcasvm.network.modules import modules_of, unchanged
+from pytorch_grad_cam_pcasvm.network.signal_axes import positions_of
 from pytorch_grad_cam_pcasvm.runtime.hooks import hooked
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _HALVES = (torch.float16, torch.bfloat16)
-_NOISES, _WINDOWS = 6, 8  # signals, and places at which they are changed
-_SPAN, _IN_ORDER = 0.3, 0.9  # of the centres of what changes: how far they move, and their correlation with the place
 
 
 _TRANSFORM = (
     "pass a function that brings it to (N, T, H, W), such as lambda t: t[:, 1:].mT.unflatten(2, (H, W)) where there is "
     "one class token, or name a block or its norm rather than a layer inside a window"
+)
+_TRANSFORM_OF_SIGNALS = (
+    "pass reshape_transform=lambda t: t if it is (N, C, L), or lambda t: t.mT if it is tokens (N, L, C)"
 )
 _layouts: "WeakKeyDictionary[nn.Module, dict[Any, GridLayout]]" = WeakKeyDictionary()
 
@@ -38,7 +40,7 @@ def layout_of(
     name: str,
     x: Tensor,
     output: Tensor | None = None,
-    fix: str = _TRANSFORM,
+    fix: str | None = None,
     without: str = "choose an earlier layer, as ",
 ) -> GridLayout:
     """Find out how the output of a layer lies on the image.
@@ -69,6 +71,8 @@ def layout_of(
     key = (name, tuple(x.shape[1:]), x.dtype, sizes and tuple(sizes))
     layouts = _layouts.setdefault(backbone, {})
     if key not in layouts:
+        refuse_without_channels(x, name)
+        fix = fix or (_TRANSFORM_OF_SIGNALS if images_of(x)[0].dim() == 3 else _TRANSFORM)
         with unchanged(backbone), torch.no_grad():
             try:
                 layouts[key] = _looked_at(backbone, place, x)
@@ -245,12 +249,14 @@ class _Probe:
 
     def _of_signal(self, output: Tensor, count: int) -> GridLayout:
         """Return the layout of what may be channels first, (N, T, L), or tokens, (N, L, T)."""
-        follow = _axes_that_follow(self._backbone, self._place, self._x)
-        if len(follow) != 1:
-            reading = "with channels first or last" if follow else "in no way: no position follows the signal"
+        axes, whole = positions_of(self._backbone, self._place, self._x)
+        if len(axes) != 1:
+            reading = "with channels first or last" if axes else "in no way: no position follows the signal"
             raise _UnknownError(f"its shape {tuple(output.shape)} can be read {reading}")
-        if follow == [2] and len(output) == count:
+        if axes == [2] and len(output) == count:
             return GridLayout(tuple(output.shape[2:]), 3, 0, 1)
+        if whole and axes == [1] and len(output) == count:
+            return GridLayout(tuple(output.shape[1:2]), 3, 0, 2)
         return self._of_tokens(output, count)
 
     def _of_tokens(self, output: Tensor, count: int) -> GridLayout:
@@ -312,51 +318,6 @@ class _Probe:
             if has and names[module] and not without.intersection(parents):
                 return names[module]
         return None
-
-
-def _axes_that_follow(backbone: nn.Module, place: Callable[[nn.Module, Tensor], Any], x: Any) -> list[int]:
-    """Return which axes of an output of signals, 1 and 2 where images come first, follow a change along them.
-
-    Some signals of noise are changed at one place after the other. Where the output changes most moves along with it,
-    on the axis of positions; on that of channels it stays, but for chance, which many signals leave little of.
-    """
-    generator = torch.Generator().manual_seed(0)
-    length = images_of(x)[0].shape[2]
-    starts = [number * length // _WINDOWS for number in range(_WINDOWS)]
-    windows = [(start, start + max(1, length // _WINDOWS)) for start in starts]
-
-    def changed(part: Tensor) -> Tensor:
-        if not part.is_floating_point() or part.dim() != 3:
-            return part[:1].expand(_NOISES * (1 + _WINDOWS), *part.shape[1:])
-        noise, other = torch.randn((2, _NOISES, *part.shape[1:]), generator=generator).to(part)
-        signals = noise.unsqueeze(1).repeat(1, 1 + _WINDOWS, 1, 1)
-        for number, (first, last) in enumerate(windows, 1):
-            signals[:, number, :, first:last] = 2 * other[:, :, first:last]
-        return signals.flatten(0, 1)
-
-    output = place(backbone, each(changed, x))
-    rows = _NOISES * (1 + _WINDOWS)
-    if not isinstance(output, Tensor) or output.dim() != 3 or rows not in output.shape[:2]:
-        return []
-    output = output if len(output) == rows else output.transpose(0, 1)
-    output = output.double().unflatten(0, (_NOISES, 1 + _WINDOWS))
-    change = (output[:, 1:] - output[:, :1]).abs()
-    following, perhaps = list[int](), list[int]()
-    for axis, profile in ((1, change.sum(3)), (2, change.sum(2))):  # each (noises, windows, size)
-        size = profile.shape[2]
-        if size < 2:
-            continue
-        # What changes wherever the signal does, such as a class token, is no position.
-        profile = profile - profile.amin(1, keepdim=True)
-        total = profile.sum(2)
-        places = torch.arange(size, dtype=torch.float64, device=profile.device) / (size - 1)
-        centres = ((profile * places).sum(2) / torch.where(total > 0, total, 1.0)).mean(0)
-        expected = torch.linspace(0, 1, _WINDOWS, dtype=torch.float64, device=profile.device)
-        span = float(centres[-1] - centres[0])
-        order = float(torch.corrcoef(torch.stack([centres, expected]))[0, 1])
-        following += [axis] if span > _SPAN and order > _IN_ORDER else []
-        perhaps += [axis] if span > _SPAN / 3 and order > _IN_ORDER - 0.3 else []
-    return perhaps if following else []  # what only one axis follows
 
 
 def _changed_in_corners(rows: list[int], axes: int, x: Tensor) -> Tensor:

@@ -191,9 +191,9 @@ def run_to_features(
         if ended or name in ran:
             return None
         if not isinstance(output, Tensor):
-            raise TypeError(
-                f"the target layer {name!r} returns a {type(output).__name__}, not a tensor: choose a layer in it"
-            )
+            inner = next(backbone.get_submodule(called(name)[0]).children(), None) is not None
+            way = "choose a layer in it" if inner else "pass its tensor on through an nn.Identity(), and choose that"
+            raise TypeError(f"the target layer {name!r} returns a {type(output).__name__}, not a tensor: {way}")
         ran.add(name)
         return reached(name, output)
 

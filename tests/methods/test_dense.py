@@ -418,6 +418,29 @@ def test_volumes():
     torch.testing.assert_close(maps.maps.flatten(2).sum(2) + maps.baseline_values, maps.values)
 
 
+@pytest.mark.parametrize("size", [(4, 4, 4), (4, 8, 2), (2, 2, 2)])
+@pytest.mark.parametrize("width", [3, 5])
+def test_neighbours_in_volumes_smaller_than_the_window(size, width):
+    torch.manual_seed(1)
+    backbone = nn.Sequential(nn.Conv3d(1, 4, 3, 2, 1), nn.Tanh(), nn.Conv3d(4, 5, 3, 1, 1)).double().eval()
+    volumes = torch.randn(6, 1, *size, dtype=torch.float64)
+    rows, _ = extract_features(backbone, [volumes], pool=("dense", width), progress=False)
+    with torch.no_grad():
+        grid = backbone(volumes).numpy()
+    half = width // 2
+    padded = np.pad(grid, [(0, 0), (0, 0), *[(half, half)] * 3])  # the mean with zeros beyond the border
+    windows = np.lib.stride_tricks.sliding_window_view(padded, (width,) * 3, (2, 3, 4)).mean((-3, -2, -1))
+    np.testing.assert_allclose(rows, np.moveaxis(windows, 1, -1).reshape(-1, 5), atol=1e-12)
+    labels = rows[:, 0] > np.median(rows[:, 0])
+    pipeline = make_pipeline(PCA(2), SVC()).fit(rows, labels)
+    net = PCASVMNet(backbone, pipeline, pool=("dense", width)).eval()
+    own = pipeline.decision_function(rows).reshape(6, *grid.shape[2:])
+    for layer in ("0", "2"):
+        maps = ContributionCAM(net, [layer], baseline="zero").explain(volumes, SVMTarget(True, at=(0, 0, 0)))
+        np.testing.assert_allclose(maps.values[:, 0], own[:, 0, 0, 0], atol=1e-12)
+        torch.testing.assert_close(maps.maps.flatten(2).sum(2) + maps.baseline_values, maps.values)
+
+
 DEVICE_TARGETS = [
     SVMTarget("hole", at=(3, 4)),
     SVMTarget(at=MASK),

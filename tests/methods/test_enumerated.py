@@ -29,7 +29,7 @@ from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.model_selection import FixedThresholdClassifier
 from sklearn.neighbors import KNeighborsClassifier, KNeighborsRegressor
 from sklearn.pipeline import FeatureUnion, make_pipeline
-from sklearn.preprocessing import PolynomialFeatures, QuantileTransformer, StandardScaler
+from sklearn.preprocessing import KBinsDiscretizer, PolynomialFeatures, QuantileTransformer, StandardScaler
 from sklearn.svm import SVC
 from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 from torch import nn
@@ -407,6 +407,28 @@ def test_steps_around_the_reduction(before):
     p = net(X[:1]).head_trace.values[-2][0].detach().numpy()
     phi = shapley(decision, p, 0 * p)
     np.testing.assert_allclose(shapley_values(decision, p[None], 0 * p[None])[0], phi, atol=1e-12)
+
+
+@pytest.mark.parametrize("encode", ["onehot", "onehot-dense"])
+@pytest.mark.parametrize(
+    "classifier", [RandomForestClassifier(8, **TREES), LogisticRegression(), KNeighborsClassifier(3)]
+)
+def test_steps_that_give_sparse_rows(encode, classifier):
+    bins = KBinsDiscretizer(4, encode=encode, strategy="uniform")
+    net, pipeline = network(classifier, LABELS[SEVERAL], PCA(3), bins)
+    assert net.predict(X).tolist() == pipeline.predict(FEATURES).tolist()
+    maps = ContributionCAM(net, ["block"], baseline="mean").explain(X[:3], ProbabilityTarget("elm"))
+    np.testing.assert_allclose(maps.values[:, 0], pipeline.predict_proba(FEATURES[:3])[:, 1], atol=1e-12)
+    assert adds_up(maps)
+    p = pipeline[:1].transform(FEATURES)
+
+    def probabilities(rows):
+        return pipeline[2].predict_proba(pipeline[1].transform(rows))
+
+    phi = shapley(probabilities, p[0], np.zeros(3))[:, 1]
+    components = ContributionCAM(PCASVMNet(BACKBONE, PCA(3).fit(FEATURES)).eval(), ["block"], baseline="mean")
+    expected = np.tensordot(phi / p[0], components.explain(X[:1]).maps[0].numpy(), 1)
+    np.testing.assert_allclose(maps.maps[0, 0], expected, atol=1e-8)
 
 
 def test_a_step_before_a_reduction_is_refused_as_ever():
