@@ -112,6 +112,13 @@ def _axis_behind(
         own = [axis for axis, energies in derivatives.items() if sizes[axis] > 1 and _is_own(energies, sizes[axis])]
         if len(own) == 1:
             return SignalAxis(own, whole=True)
+        channels, length = source.shape[1:]
+        if channels != length and not any(energies.any() for energies in derivatives.values()):
+            # Units that are never active: then the shape alone tells.
+            same = [
+                axis for axis, shape in ((2, (channels, length)), (1, (length, channels))) if output.shape[1:] == shape
+            ]
+            return SignalAxis(same, whole=True) if same else None
         slopes = {axis: _slope(energies, sizes[axis]) for axis, energies in derivatives.items()}
         follow = [axis for axis, slope in slopes.items() if slope > _FOLLOWS and abs(slopes[3 - axis]) < slope / 2]
         if len(follow) == 1:

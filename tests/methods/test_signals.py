@@ -372,6 +372,15 @@ def test_short_signals(behind):
         np.testing.assert_allclose(rows, expected, atol=1e-6, err_msg=str(seed))
 
 
+@pytest.mark.parametrize("length", [3, 7])
+def test_signals_behind_units_that_are_never_active(length):
+    net = nn.Sequential(nn.Conv1d(2, 5, 3, padding=1), nn.ReLU()).eval()
+    nn.init.constant_(net[0].bias, -100.0)
+    rows, _ = extract_features(net, [torch.randn(4, 2, length)], pool="mean", progress=False)
+    assert rows.shape == (4, 5)
+    assert not rows.any()
+
+
 class Mixed(nn.Module):
     """Mixes positions and channels, so that neither axis lies along the signal; one of them is shuffled."""
 
