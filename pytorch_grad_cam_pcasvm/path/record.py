@@ -19,6 +19,7 @@ from pytorch_grad_cam_pcasvm.tape.python_calls import Calls
 from pytorch_grad_cam_pcasvm.tape.randomness import Draws, run_alike
 from pytorch_grad_cam_pcasvm.tape.recorder import Recorder
 from pytorch_grad_cam_pcasvm.tape.tape import frozen, has_gradient
+from pytorch_grad_cam_pcasvm.tape.threads import OtherThreads
 from pytorch_grad_cam_pcasvm.tape.values import unseen_write
 
 
@@ -128,7 +129,9 @@ class Path:
                 _push_mode(recorder)
                 hooks = Hooks(rollback)
                 calls.watch(self._modules, rollback, hooks)
+                others = OtherThreads(rollback) if self._replays else None
                 output = run_to_features(self._backbone, self._layer, self._names, x, reached, hooks, recorder.copied)
+                recorder.tape.branches |= others is not None and others.ran
                 if torch.overrides._get_current_function_mode() is not calls:
                     raise NoClosedFormError(
                         "the network leaves a TorchFunctionMode between the target layer and the features",
@@ -176,7 +179,7 @@ class Path:
         finite = all(bool(leaf.isfinite().all()) for leaf in actual)
         raise NoClosedFormError(
             f"what follows the target layer {names} is another function at the baseline: the network branches on "
-            "values there (an if on activations)"
+            "values there (an if on activations), or another thread computes on them"
             if finite
             else f"the network does not return finite numbers at the baseline of {names}",
             "choose another baseline",

@@ -26,6 +26,7 @@ _OF_SHAPE = {
 
 # Beside those that torch tags so.
 _SIZED = {"nonzero_numpy", "where", "repeat_interleave", "tensor_split", "_pack_padded_sequence"}
+_SIZED |= {"values", "indices", "_values", "_indices", "col_indices", "row_indices"}  # of sparse tensors
 
 
 @dataclass(frozen=True)

@@ -90,8 +90,8 @@ class Tape:
         roots: value of each target layer's output, by dotted name.
         output: the output of the network, or of its feature layer.
         outputs: position of each tensor of the output among the values; None if it depends on no target layer.
-        branches: whether the network used numbers of these values outside the tape, as in ``if x.mean() > 0``:
-            constants here, but different ones at other activations.
+        branches: whether the network used numbers of these values outside the tape, as in ``if x.mean() > 0``, or may
+            have, in another thread: constants here, but different ones at other activations.
         complete: whether all numbers were kept; otherwise those that gradients need.
         sized: values whose shape depends on numbers, which the network may have read, as in ``len(mask.nonzero())``.
         switches: values without a gradient.

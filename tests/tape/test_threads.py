@@ -151,3 +151,58 @@ def test_numbers_are_read_as_in_a_network_that_needs_no_gradients():
             behind(lambda h: h * float(h.numpy().mean()) + torch.tensor([h[0, 0, 0, 0], 1.0]).sum()), None, ["stem"]
         )
         passed.run(X)
+
+
+def _quiet(function):
+    """Return a function that records no graph."""
+    return torch.no_grad()(function)
+
+
+def filled(h, run):
+    kept = torch.zeros_like(h)
+    run(_quiet(lambda: kept.copy_(h.data.tanh())))
+    return kept + h
+
+
+UNSEEN = {
+    "a number": lambda h, run: h * run(lambda: h.mean().item()),
+    "numbers": lambda h, run: h * torch.tensor(run(lambda: h.detach().mean((2, 3)).tolist())).double()[..., None, None],
+    "a mask": lambda h, run: h * run(lambda: h > 0.5),
+    "places": lambda h, run: h.flatten(1).gather(1, run(lambda: h.flatten(1).argmax(1, keepdim=True))),
+    "without gradients": lambda h, run: run(_quiet(lambda: h.tanh() * 2)) + h,
+    "without a graph": lambda h, run: run(lambda: h.detach().tanh()) + h,
+    "into a buffer": filled,
+    "a decision": lambda h, run: h.sin() if run(lambda: bool(h.mean() > 0)) else h * 2,
+}
+
+
+@pytest.mark.parametrize("run", [in_a_thread, in_the_pool])
+@pytest.mark.parametrize("case", UNSEEN)
+def test_what_another_thread_computes_without_a_graph_is_the_same_at_the_baseline_or_refused(case, run):
+    net = behind(lambda h: UNSEEN[case](h, run))
+    assert not faults(net, "stem", X)  # as for autograd, it is a constant
+    with torch.no_grad():
+        passed = Path(net, None, ["stem"]).run(X)
+        passed.started({0: passed.activations[0].clone()})
+        with pytest.raises(Refused, match="another thread computes on them"):
+            passed.started({0: -passed.activations[0]})
+
+
+def test_threads_that_wait_or_compute_before_the_network_runs_cost_nothing():
+    in_the_pool(lambda: torch.ones(3).sum())
+    with torch.no_grad():
+        assert not Path(behind(torch.sin), None, ["stem"]).run(X).tape.branches
+
+
+def test_a_profile_of_new_threads_is_left_as_it_was():
+    profiled = []
+    threading.setprofile(lambda *_: profiled.append(threading.get_ident()))
+    try:
+        with torch.no_grad():
+            Path(behind(lambda h: h * in_a_thread(lambda: h.mean().item())), None, ["stem"]).run(X)
+        assert profiled
+        profiled.clear()
+        in_a_thread(int)
+        assert profiled
+    finally:
+        threading.setprofile(None)

@@ -1,0 +1,57 @@
+"""Other Python threads: whether any ran while a network was recorded, since what they compute is on no tape."""
+
+import sys
+import threading
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from pytorch_grad_cam_pcasvm.runtime.rollback import Rollback
+
+
+class OtherThreads:
+    """Whether threads other than this one started or ran since now, until a rollback ends.
+
+    A number, a mask, or a result without a graph that one of them computes from activations cannot be told from a
+    constant.
+    """
+
+    def __init__(self, rollback: Rollback) -> None:
+        self._before = _activities()
+        self._started = False
+        previous = threading.getprofile()
+
+        def note_start(*_: Any) -> None:
+            self._started = True
+            sys.setprofile(previous)
+
+        rollback.note(_stop_watching, note_start, previous)
+        threading.setprofile(note_start)
+
+    @property
+    def ran(self) -> bool:
+        """Whether any did, or may have: where the system does not tell, all that are alive may."""
+        activities = _activities()
+        return self._started or activities != self._before or None in activities.values()
+
+
+def _stop_watching(own: Any, previous: Any) -> None:
+    if threading.getprofile() is own:  # else another thread's explanation began meanwhile
+        threading.setprofile(previous)
+
+
+def _activities() -> dict[threading.Thread, list[str] | None]:
+    """Return for each other thread how often it was switched to; None where the system does not tell."""
+    current = threading.current_thread()
+    others = (thread for thread in threading.enumerate() if thread is not current and thread.name != _FEEDER)
+    return {thread: _activity(thread) for thread in others}
+
+
+def _activity(thread: threading.Thread) -> list[str] | None:
+    with suppress(OSError):
+        status = Path(f"/proc/self/task/{thread.native_id}/status").read_text().splitlines()
+        return [line for line in status if line.startswith(("State", "voluntary_ctxt", "nonvoluntary_ctxt"))][:3] or None
+    return None
+
+
+_FEEDER = "QueueFeederThread"  # sends numbers of images to the workers of a DataLoader
