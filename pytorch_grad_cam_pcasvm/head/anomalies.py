@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pytorch_grad_cam_pcasvm.head.distances import CosineDistance, NearestDistance
+from pytorch_grad_cam_pcasvm.head.distances import NearestDistance
 from pytorch_grad_cam_pcasvm.head.head import Head
 from pytorch_grad_cam_pcasvm.head.multiclass import Likeness, OneClass
 from pytorch_grad_cam_pcasvm.head.stack import HeadTrace
@@ -62,7 +62,7 @@ def reweighted(head: Head, trace: HeadTrace, grid: Any, neighbours: int) -> Tens
     if neighbours < 2:
         raise ValueError(f"neighbours must be 2 or more, as 9 in PatchCore, got {neighbours!r}")
     stage = head.stages[max(0, len(head.stages) - 2)]  # before the decision, which is its value
-    if grid is None or not isinstance(stage, NearestDistance | CosineDistance):
+    if grid is None or not isinstance(stage, NearestDistance):
         raise ValueError(
             "neighbours= is of distances to training patches: fit NearestNeighbors on features of positions, "
             "pool='dense'"

@@ -53,9 +53,9 @@ def _left_out(stage: OfPoints) -> Tensor | None:
         squares = bank.squared_distances(rows) + (rows - bank.centre).square().sum(-1, keepdim=True)
         squares = torch.where(squares <= same, torch.inf, squares)
         if isinstance(stage, NearestDistance):
-            values.append(squares.topk(min(stage.k, len(points)), largest=False).values.sqrt().mean(-1))
-        elif isinstance(stage, CosineDistance):
-            values.append(squares.topk(min(stage.k, len(points)), largest=False).values.mean(-1) / 2)
+            nearest = squares.topk(min(stage.k, len(points)), largest=False).values
+            cosine = isinstance(stage, CosineDistance)  # for which these are lengths of differences of units
+            values.append((nearest / 2 if cosine else nearest.sqrt()).mean(-1))
         elif isinstance(stage, LogDensity):
             exponents = stage.logarithms - squares / (2 * stage.bandwidth**2)
             values.append(-exponents.logsumexp(-1) - stage.constant)

@@ -102,7 +102,7 @@ class NearestDistance(OfPoints):
         return -_units(ways, distances).mean(-2)
 
 
-class CosineDistance(OfPoints):
+class CosineDistance(NearestDistance):
     """``y = -(d_1 + ... + d_k) / k``, minus the mean cosine distance, ``d = 1 - <x, p>``, to the k nearest points.
 
     Rows and points have the length 1, or 0, behind a Normaliser.
@@ -115,16 +115,6 @@ class CosineDistance(OfPoints):
         >>> [type(stage).__name__ for stage in stage_for(NearestNeighbors(metric="cosine").fit(features)).stages]
         ['Normalise', 'CosineDistance', 'LinearDecision']
     """
-
-    is_distance = True
-
-    def __init__(self, points: Tensor, k: int) -> None:
-        super().__init__(points)
-        self.k = k
-
-    def values(self, x: Tensor, points: "Centred") -> Tensor:
-        """Return minus the mean distances."""
-        return -self.nearest(x, points, self.k)[1].mean(-1)
 
     def slopes(self, x: Tensor, points: "Centred") -> Tensor:
         """Return the mean of the k nearest points."""

@@ -50,7 +50,8 @@ def _activities() -> dict[threading.Thread, list[str] | None]:
 def _activity(thread: threading.Thread) -> list[str] | None:
     with suppress(OSError):
         status = Path(f"/proc/self/task/{thread.native_id}/status").read_text().splitlines()
-        return [line for line in status if line.startswith(("State", "voluntary_ctxt", "nonvoluntary_ctxt"))][:3] or None
+        lines = [line for line in status if line.startswith("State") or "ctxt_switches" in line]
+        return lines if len(lines) == 3 else None
     return None
 
 
