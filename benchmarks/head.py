@@ -17,7 +17,7 @@ from measuring import noisy_head, prepare, synchronise, timed
 
 from pytorch_grad_cam_pcasvm import ClosedFormGradCAM, PCASVMNet, PCATarget, SVMTarget
 from pytorch_grad_cam_pcasvm.network.features import features_of
-from pytorch_grad_cam_pcasvm.targets.output_gradients import gradients_of
+from pytorch_grad_cam_pcasvm.targets.output_gradients import differentiate_targets
 
 
 def main() -> None:
@@ -44,7 +44,7 @@ def main() -> None:
 
         def of_head(net: PCASVMNet = net) -> Any:
             with torch.no_grad():
-                return gradients_of(net.of_features(features), targets, torch.float32)
+                return differentiate_targets(net.of_features(features), targets, torch.float32)
 
         def explain(cam: ClosedFormGradCAM = cam) -> Any:
             return cam.explain(x, targets)

@@ -18,7 +18,7 @@ from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
 from pytorch_grad_cam_pcasvm.network.modules import evaluating
 from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput, HeadRun
 from pytorch_grad_cam_pcasvm.targets import SVMTarget
-from pytorch_grad_cam_pcasvm.targets.places import OfImages
+from pytorch_grad_cam_pcasvm.targets.places import ImagePositions
 
 _LEAST = 6  # pixels of an outline
 
@@ -43,7 +43,7 @@ class PatchExplainer(Explainer):
         places = chosen_patches(output, batch.rows, self.patches)
         corners = np.stack(np.unravel_index(places.numpy(), output.grid.shape), -1)
         of_block = corners[np.arange(self.block) % len(places)]  # as it is filled up
-        at = [OfImages(tuple(map(tuple, of_block[:, k].tolist()))) for k in range(of_block.shape[1])]
+        at = [ImagePositions(tuple(map(tuple, of_block[:, k].tolist()))) for k in range(of_block.shape[1])]
         maps = self.explain(batch.images, [target.at_place(place) for place in at for target in self.targets])
         images = np.repeat(np.arange(len(batch.rows)), places.shape[1])
         rows = Batch(

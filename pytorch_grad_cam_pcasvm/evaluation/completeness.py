@@ -48,7 +48,7 @@ def completeness(study: Subject) -> Result:
     promised: set[str] = set()  # methods whose maps have a value at a baseline to add to
     differences = defaultdict[Any, list[np.ndarray]](list)  # by method and rival
     contradicting = defaultdict[str, list[bool]](list)
-    decides = isinstance(subject.target, ClosedFormTarget) and subject.target.boundaries(subject.net.head) > 0
+    decides = isinstance(subject.target, ClosedFormTarget) and subject.target.boundary(subject.net.head) is not None
 
     def measured() -> list[Row]:
         spread = float(np.concatenate(values).std())

@@ -36,7 +36,7 @@ from pytorch_grad_cam_pcasvm.runtime.errors import (
     OutsideTrainingWarning,
 )
 from pytorch_grad_cam_pcasvm.runtime.progress import progress_bar
-from pytorch_grad_cam_pcasvm.targets import LogRatioTarget, SVMTarget, Target, default_decision, fixed
+from pytorch_grad_cam_pcasvm.targets import LogRatioTarget, SVMTarget, Target, default_decision, fix_target
 
 Method = type[ClosedFormCAM] | tuple[type[ClosedFormCAM], Mapping[str, Any]]
 Methods = Sequence[Method] | Mapping[str, Method]
@@ -159,7 +159,7 @@ class Subject:
             output = self.net(x)
         self._warnings.of_images(output)
         try:
-            return [fixed(self.target, output.rows([n])) for n in range(len(x))]
+            return [fix_target(self.target, output.rows([n])) for n in range(len(x))]
         except ValueError as error:  # the class to compare with is the predicted one of some image
             raise ValueError(f"{error}: name the category as well") from error
 

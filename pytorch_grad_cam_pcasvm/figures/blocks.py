@@ -40,8 +40,9 @@ from pytorch_grad_cam_pcasvm.targets import (
     QuadraticTarget,
     ScoreTarget,
     SVMTarget,
+    fix_target,
 )
-from pytorch_grad_cam_pcasvm.targets.places import place_in_words, region_of, selection_of
+from pytorch_grad_cam_pcasvm.targets.places import place_in_words, selection_of
 
 GAP = 0.07  # between pictures, in inches
 IMAGE_WEIGHT = 0.45
@@ -284,12 +285,7 @@ def _predicted(target: Any, output: HeadOutput, row: int) -> Any:
     against_one = isinstance(target, SVMTarget | LogRatioTarget) and target.versus is not None
     if output.grid is None and not against_one:
         return output.labels()[row]
-    region, size = output, 1  # type: Any, int
-    if output.grid is not None:
-        region = region_of(output, selection_of(target, output))
-        size = region.size
-    categories = target.unplaced.categories(region) if against_one else region.predicted()
-    return output.head.classes_[int(categories[row * size])]  # type: ignore[index]
+    return fix_target(target, output.rows([row])).category
 
 
 def labels_of(output: Any) -> list[Any] | None:

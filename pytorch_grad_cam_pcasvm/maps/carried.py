@@ -7,7 +7,7 @@ from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.head import Head
 from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput
-from pytorch_grad_cam_pcasvm.targets.output_gradients import gradients_of
+from pytorch_grad_cam_pcasvm.targets.output_gradients import differentiate_targets
 
 
 def carried(output: Any, decision: Any) -> Tensor:
@@ -25,5 +25,5 @@ def carried(output: Any, decision: Any) -> Tensor:
         here, mean = (
             HeadOutput.of(behind, behind.resume(0, p)) for p in (components, torch.zeros_like(components[:1]))
         )
-        slopes = gradients_of(here, [decision], components.dtype, mean).by_image[:, 0]
+        slopes = differentiate_targets(here, [decision], components.dtype, mean).by_image[:, 0]
         return slopes * components

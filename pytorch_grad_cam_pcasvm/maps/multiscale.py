@@ -33,6 +33,15 @@ def as_one(results: Sequence[MethodResult], way: str) -> MethodResult:
     return coarsest
 
 
+def share_remainders(results: list[MethodResult]) -> list[MethodResult]:
+    """Give each branch, as its remainder, what is on the maps of the others as well."""
+    sums = torch.stack([result.maps.flatten(2).sum(-1) for result in results])
+    beside = sum(result.remainder for result in results if result.remainder is not None)
+    for result, own in zip(results, sums, strict=True):
+        result.remainder = beside + sums.sum(0) - own
+    return results
+
+
 def _size(level: MethodResult) -> int:
     return level.maps[0, 0].numel()
 

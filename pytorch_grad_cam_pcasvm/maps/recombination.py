@@ -16,10 +16,11 @@ from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
 from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput
 from pytorch_grad_cam_pcasvm.runtime.errors import BaselineWarning, warn
 from pytorch_grad_cam_pcasvm.targets import HotellingTarget, PCATarget, ResidualTarget, SVMTarget, Target
-from pytorch_grad_cam_pcasvm.targets.boundary_head import Boundary, grouped
+from pytorch_grad_cam_pcasvm.targets.boundary_head import Boundary
 from pytorch_grad_cam_pcasvm.targets.jumps import deviations_of, spread_of
-from pytorch_grad_cam_pcasvm.targets.output_gradients import OutputGradients, gradients_of
+from pytorch_grad_cam_pcasvm.targets.output_gradients import OutputGradients, differentiate_targets
 from pytorch_grad_cam_pcasvm.targets.places import positions_of, region_of
+from pytorch_grad_cam_pcasvm.targets.questions import resolve_targets
 from pytorch_grad_cam_pcasvm.targets.target import PlacedTarget
 
 
@@ -188,9 +189,9 @@ def _seeds(
             here, start = (_output(part, position, p) for p in (values, at_baseline))
             asked = [targets[k] for k in chosen]
             if boundary is not None and chosen is behind:
-                seeds = boundary.seeds(here, asked, values.dtype)
+                seeds = boundary.differentiate(here, asked, values.dtype)
             else:
-                seeds = gradients_of(here, asked, values.dtype, start)
+                seeds = differentiate_targets(here, asked, values.dtype, start)
             grads[:, chosen] = seeds.by_image
             for name, column in columns.items():
                 part = getattr(seeds, name)
@@ -236,8 +237,9 @@ def steps_of(components: SignedMaps, head: Any, target: Any) -> tuple[Tensor, Te
         boundary, origin = _boundary_of(components, tail, reduction), components.baseline_values
         seeds = _seeds(components, reduction, tail, [target], boundary)
         if boundary is not None and not isinstance(target, PCATarget | HotellingTarget):
-            (group,) = grouped([target], tail, _output(tail, 0, components.values))
-            origin = boundary.at(*group[1:]).features
+            questions = resolve_targets([target], _output(tail, 0, components.values))
+            ((_, boundaries, which),) = questions.group_boundaries(tail, components.values.device)
+            origin = boundary.at(boundaries, which).features
     assert origin is not None
     return seeds.by_image[:, 0], origin.expand_as(components.values), seeds.log_scale[:, 0]
 

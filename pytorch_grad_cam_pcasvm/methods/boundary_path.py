@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from pytorch_grad_cam_pcasvm.methods.explanation import Explanation
+from pytorch_grad_cam_pcasvm.methods.run import Run
 from pytorch_grad_cam_pcasvm.network.inputs import Inputs
 from pytorch_grad_cam_pcasvm.network.outputs import HeadRun
 from pytorch_grad_cam_pcasvm.runtime.device_sync import is_traced, may_look
@@ -50,7 +50,7 @@ class PathBoundary:
         self.mean = mean
         self._kept: dict[Any, tuple[Solution, Tensor]] = {}  # by target, with the size of its values at the mean
 
-    def of_components(self, run: Explanation, layer: int) -> Tensor | None:
+    def of_components(self, run: Run, layer: int) -> Tensor | None:
         """Return activations, of one row, at which all components are 0; None if there are none.
 
         Without components, these are the mean.
@@ -68,7 +68,7 @@ class PathBoundary:
 
         return self._reused(run, layer, None, components, search)
 
-    def at(self, run: Explanation, layer: int, target: Any) -> Tensor:
+    def at(self, run: Run, layer: int, target: Any) -> Tensor:
         """Return activations, of one row, at which a target is 0; without a gradient, about 0, by its components.
 
         Args:
@@ -106,7 +106,7 @@ class PathBoundary:
 
     def _reused(
         self,
-        run: Explanation,
+        run: Run,
         layer: int,
         key: Any,
         targets: Sequence[Any],
@@ -129,16 +129,14 @@ class PathBoundary:
         self._kept[key] = solution, size
         return solution.activations
 
-    def _by_components(self, run: Explanation, layer: int, target: Any, components: Sequence[Any]) -> Solution | None:
+    def _by_components(self, run: Run, layer: int, target: Any, components: Sequence[Any]) -> Solution | None:
         """Return activations whose components are those of a point on the boundary that the head knows."""
         output = run.moved(layer, self.mean).output
         there = Boundary(output.head, output.head_trace.values[0].detach().mean(0)).at([target], None)
         goal = torch.stack([component(there) for component in components], -1)
         return _solved(run, layer, self.mean, components, goal.norm(), goal)
 
-    def _polished(
-        self, run: Explanation, layer: int, target: Any, components: Sequence[Any], size: Tensor
-    ) -> Solution | None:
+    def _polished(self, run: Run, layer: int, target: Any, components: Sequence[Any], size: Tensor) -> Solution | None:
         """Return activations near such ones at which the target is 0."""
         if not components or target in components:
             return None
@@ -149,7 +147,7 @@ class PathBoundary:
         return solution and _solved(run, layer, solution.activations, [target], size)
 
 
-def off_jump_of(run: Explanation, layer: int, start: Tensor) -> Tensor:
+def off_jump_of(run: Run, layer: int, start: Tensor) -> Tensor:
     """Return activations, of one row, inside of a cell, next to others at which a decision without a gradient jumps.
 
     If it does not jump there, or no such activations are found, they are the others.
@@ -174,7 +172,7 @@ def off_jump_of(run: Explanation, layer: int, start: Tensor) -> Tensor:
 
 
 def _solved(
-    run: Explanation, layer: int, start: Tensor, targets: Sequence[Any], size: Tensor, goal: Tensor | float = 0.0
+    run: Run, layer: int, start: Tensor, targets: Sequence[Any], size: Tensor, goal: Tensor | float = 0.0
 ) -> Solution | None:
     """Return the activations near others at which the values of targets are given ones.
 
@@ -226,7 +224,7 @@ def _solved(
     return Solution(torch.where(reached, x, torch.nan), 16 * nothing, goal)
 
 
-def _terms(seeds: OutputGradients, run: Explanation) -> Tensor:
+def _terms(seeds: OutputGradients, run: Run) -> Tensor:
     """Return the size of the terms that the values of K targets are sums of at the path's output, shape (K,)."""
     outputs = [leaf for leaf in tree_leaves(run.passed.output) if isinstance(leaf, Tensor)]
     pairs = zip(seeds.grads, outputs, strict=True)

@@ -4,17 +4,14 @@ Up to the first nonlinear step each player is a row that is computed once; a cha
 without the stem.
 """
 
-from collections.abc import Sequence
 from math import factorial
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from pytorch_grad_cam_pcasvm.methods.explanation import Explanation
+from pytorch_grad_cam_pcasvm.methods.run import Run
 from pytorch_grad_cam_pcasvm.network.outputs import HeadRun
-from pytorch_grad_cam_pcasvm.targets.output_gradients import values_of
-from pytorch_grad_cam_pcasvm.targets.rowwise import is_closed_form
+from pytorch_grad_cam_pcasvm.targets.questions import Questions
 
 EXACT = 12  # players of whom all subsets are evaluated
 _BYTES = 1 << 28
@@ -28,22 +25,20 @@ class Players:
         layer: position of the target layer.
         x: what players contribute, activations or their difference from a baseline, shape (N, T, H, W).
         over: ``"channels"``: T players; ``"positions"``: H W players.
-        targets: K targets.
+        questions: what K targets ask.
         max_bytes: limit on the memory of what is evaluated at once; None: 256 MiB. The rows of all players are not
             included.
     """
 
-    def __init__(
-        self, run: Explanation, layer: int, x: Tensor, over: str, targets: Sequence[Any], max_bytes: int | None
-    ) -> None:
-        self._run, self._targets, self._bytes = run, targets, max_bytes or _BYTES
+    def __init__(self, run: Run, layer: int, x: Tensor, over: str, questions: Questions, max_bytes: int | None) -> None:
+        self._run, self._questions, self._bytes = run, questions, max_bytes or _BYTES
         self._affine = run.passed.affine(layer)
         moved = not run.layouts[layer].is_that_of_maps
         self._rows = self._reshaped(layer, x, over) if moved else self._affine.rows(x, over)
         self._origin = self._affine.value
         self._position: int | None = None
         one_row = run.output.grid is None
-        if self._affine.is_output and run.head is not None and one_row and all(map(is_closed_form, targets)):
+        if self._affine.is_output and run.head is not None and one_row and questions.are_closed_form:
             # The head's linear beginning, too, is passed once, by every player's row.
             head, trace = run.head, run.output.head_trace
             self._position, self._origin = head.linear_until, trace.values[head.linear_until]
@@ -94,7 +89,7 @@ class Players:
             else:
                 assert head is not None
                 changed = HeadRun(head, head.resume(self._position, part))
-            parts.append(values_of(run.output, self._targets, image, changed))
+            parts.append(self._questions.evaluate_changed(image, changed))
         return torch.cat(parts)
 
 

@@ -1,24 +1,22 @@
 """Contribution methods: where the change from a baseline to the image comes from."""
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from pytorch_grad_cam_pcasvm.head.enumerated import GROUPS, Sampling, by_groups, sampled
+from pytorch_grad_cam_pcasvm.head.enumerated import GROUPS, Sampling
 from pytorch_grad_cam_pcasvm.maps.multiscale import WAYS, as_one
 from pytorch_grad_cam_pcasvm.maps.recombination import moved
-from pytorch_grad_cam_pcasvm.maps.result import MethodResult, mean_of
+from pytorch_grad_cam_pcasvm.maps.result import MethodResult
 from pytorch_grad_cam_pcasvm.maps.scale import signed_maps
 from pytorch_grad_cam_pcasvm.methods.component_sums import HeadSums
-from pytorch_grad_cam_pcasvm.methods.explanation import Explanation
+from pytorch_grad_cam_pcasvm.methods.run import Run
 from pytorch_grad_cam_pcasvm.methods.starts import BaselineCAM
 from pytorch_grad_cam_pcasvm.runtime.device_sync import may_look
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError
-from pytorch_grad_cam_pcasvm.targets import PCATarget
-from pytorch_grad_cam_pcasvm.targets.rowwise import Rowwise
+from pytorch_grad_cam_pcasvm.targets.questions import Questions
 
 
 class SecantCAM(BaselineCAM):
@@ -33,31 +31,9 @@ class SecantCAM(BaselineCAM):
     samples = 64
     seed = 0
 
-    def _of_layers(self, run: Explanation, targets: Sequence[Any]) -> MethodResult:
-        return self._by_groups(run, targets, lambda: [self._joined(run, targets)])[0]
-
-    def _of_branches(self, run: Explanation, targets: Sequence[Any]) -> list[MethodResult]:
-        return self._by_groups(run, targets, partial(self._branches, run, targets))
-
-    def _joined(self, run: Explanation, targets: Sequence[Any]) -> MethodResult:
-        """Return the maps of all target layers as one, with the permutations of the group."""
-        return super()._of_layers(run, targets)
-
-    def _branches(self, run: Explanation, targets: Sequence[Any]) -> list[MethodResult]:
-        """Return the maps of target layers in different branches, with the permutations of the group."""
-        return super()._of_branches(run, targets)
-
-    def _by_groups(
-        self, run: Explanation, targets: Sequence[Any], maps: Callable[[], list[MethodResult]]
-    ) -> list[MethodResult]:
-        decision = None if run.head is None else run.head.enumerated
-        of_components = all(isinstance(target, PCATarget) for target in targets)
-        groups = by_groups(None if of_components else decision, maps)
-        return [mean_of(results) for results in zip(*groups, strict=True)]
-
-    def _from_start(self, run: Explanation, layer: int, targets: Sequence[Any]) -> MethodResult:
-        with sampled(Sampling(self.samples, self.seed, self.max_bytes or Sampling().max_bytes)):
-            return super()._from_start(run, layer, targets)
+    @property
+    def sampling(self) -> Sampling:
+        return Sampling(self.samples, self.seed, self.max_bytes or Sampling().max_bytes)
 
 
 class ContributionCAM(SecantCAM, HeadSums):
@@ -91,6 +67,7 @@ class ContributionCAM(SecantCAM, HeadSums):
         True
     """
 
+    adds_up = "value"
     blocks = 2
 
     def __init__(
@@ -117,7 +94,7 @@ class ContributionCAM(SecantCAM, HeadSums):
         options: Any = {"jacobian": jacobian, "attention": attention, "max_bytes": max_bytes}
         super().__init__(model, target_layers, reshape_transform, baseline=baseline, mean=mean, **options)
 
-    def compute(self, run: Explanation, layer: int, targets: Sequence[Any]) -> MethodResult:
+    def compute(self, run: Run, layer: int, targets: Questions) -> MethodResult:
         start, seeds = run.starts[layer], run.secants(targets, layer)
         maps, remainder = run.contributions(seeds, layer, start.difference, start.path)
         if seeds.excess is not None:
@@ -135,8 +112,8 @@ class ContributionCAM(SecantCAM, HeadSums):
             _check_sums(run, layer, torch.cat(parts, -1), seeds)
         return result
 
-    def _starts_of(self, run: Explanation, layer: int, targets: Sequence[Any]) -> Iterator[tuple[list[int], Any]]:
-        return self._starts.of(run, layer, targets, self._warnings, moves=True)
+    def _find_starts(self, run: Run, layer: int, questions: Questions) -> Iterator[tuple[list[int], Any]]:
+        return self._starts.find(run, layer, questions, self._warnings, moves=True)
 
     def _refuse_layers(self, *, joined: bool = False) -> None:
         if not joined and len(self._target_layers) > 1:
@@ -145,34 +122,16 @@ class ContributionCAM(SecantCAM, HeadSums):
                 f"{name} takes several target layers in explain only, and without heads: make one {name} for each layer"
             )
 
-    def _joined(self, run: Explanation, targets: Sequence[Any]) -> MethodResult:
-        results = [self._of_layer(run, layer, targets) for layer in range(len(run.layers))]
-        return results[0] if len(results) == 1 else as_one(results, self.combine)
+    def join_layers(self, results: Sequence[MethodResult]) -> MethodResult:
+        return as_one(results, self.combine)
 
-    def _branches(self, run: Explanation, targets: Sequence[Any]) -> list[MethodResult]:
-        layers = range(len(run.layers))
-        if self._starts.neutral:  # where a value is 0 depends on all inputs: maps start at the mean
-            of_all = (self._starts.undecided(run, layer, targets, None, self._warnings)[0] for layer in layers)
-            starts = {layer: start for layer, (_, start) in zip(layers, of_all, strict=True)}
-        else:
-            starts = {layer: self._starts.activations(run, layer) for layer in layers}
-        for layer in layers:
-            run.activations(layer)  # refuses those that no map can be made of
-        run.starts.update(run.started(starts))
-        results = [self._from_start(run, layer, targets) for layer in layers]
-        sums = torch.stack([result.maps.flatten(2).sum(-1) for result in results])
-        beside = sum(result.remainder for result in results if result.remainder is not None)
-        for result, own in zip(results, sums, strict=True):
-            result.remainder = beside + sums.sum(0) - own  # what is on the other maps as well
-        return results
-
-    def terms(self, run: Explanation, layer: int, target: Rowwise, result: MethodResult) -> Tensor:
+    def terms(self, run: Run, layer: int, questions: Questions, result: MethodResult) -> Tensor:
         start = run.starts[layer]
-        gradients = run.gradients(run.secants([target], layer), layer, start.path)
+        gradients = run.gradients(run.secants(questions, layer), layer, start.path)
         return gradients.dense()[0] * run.shaped(start.difference, layer)
 
 
-def _check_sums(run: Explanation, layer: int, parts: Tensor, seeds: Any) -> None:
+def _check_sums(run: Run, layer: int, parts: Tensor, seeds: Any) -> None:
     """Refuse contributions (N, K, I) that do not add up, as where one image changes the features of another."""
     scale = seeds.log_scale.exp()
     total = parts.sum(-1) * scale + seeds.baseline_values - seeds.values
@@ -194,7 +153,7 @@ class LIFTCAM(SecantCAM):
     Jung and Oh, arXiv 2102.05228.
     """
 
-    def compute(self, run: Explanation, layer: int, targets: Sequence[Any]) -> MethodResult:
+    def compute(self, run: Run, layer: int, targets: Questions) -> MethodResult:
         start, seeds = run.starts[layer], run.secants(targets, layer)
         weights = run.products(seeds, layer, run.shaped(start.difference, layer), "positions", start.path)
         whole = len(run.layers) == 1 and run.layouts[layer].is_that_of_maps  # or tokens may be left out
@@ -212,7 +171,7 @@ class RelevanceCAM(SecantCAM):
     times the features' difference from the baseline. Lee et al., CVPR 2021.
     """
 
-    def compute(self, run: Explanation, layer: int, targets: Sequence[Any]) -> MethodResult:
+    def compute(self, run: Run, layer: int, targets: Questions) -> MethodResult:
         start, seeds = run.starts[layer], run.secants(targets, layer)
         assert start.path is not None
         weights = run.relevance(seeds, layer, start.path).flatten(3).sum(-1)

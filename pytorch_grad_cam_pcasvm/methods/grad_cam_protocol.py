@@ -20,7 +20,7 @@ from pytorch_grad_cam_pcasvm.network.inputs import Inputs, images_of
 from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
 from pytorch_grad_cam_pcasvm.network.pools import is_dense
 from pytorch_grad_cam_pcasvm.targets import PCATarget, PredictedScore, ScoreTarget, SVMTarget, Target
-from pytorch_grad_cam_pcasvm.targets.rowwise import Rowwise
+from pytorch_grad_cam_pcasvm.targets.questions import resolve_image_targets
 
 
 class ClosedFormCAM(Method):
@@ -170,6 +170,7 @@ class ClosedFormCAM(Method):
         with self._running(x) as modules:
             run = self._run(x, modules)
             self.outputs = run.public_output  # where the host keeps it
+            questions = resolve_image_targets(targets, run.output)
             layers = []
             for layer, name in enumerate(run.layers):
                 activations = run.activations(layer)
@@ -178,8 +179,7 @@ class ClosedFormCAM(Method):
                         "eigen_smooth takes a principal component over positions, but the maps of "
                         f"{name!r} have only one position: choose a layer with more, or eigen_smooth=False"
                     )
-                shared = Rowwise(list(targets))
-                result = self._of_layer(run, layer, [shared])
+                result = self._explain_layer(run, layer, questions)
                 self._warnings.of_layer(name, result.maps.shape[2:])
                 maps, nu = result.maps, largest(result.maps, result.opposite)
                 if warn_of_blind_tokens(run, layer, nu):  # which is said once, not map by map as well
@@ -187,7 +187,7 @@ class ClosedFormCAM(Method):
                     continue
                 if eigen_smooth:
                     check_finite(maps)
-                    maps = smoothed_by_svd(self.terms(run, layer, shared, result), maps, targets)
+                    maps = smoothed_by_svd(self.terms(run, layer, questions, result), maps, targets)
                     nu = largest(maps)
                 # The host's scaling adds 1e-7: size matters there.
                 maps, nu = (numbers / self.host_divisor(activations) for numbers in (maps, nu))

@@ -3,9 +3,6 @@
 F are the activations (T channels), d is the gradient of a target with respect to them, and i runs over positions.
 """
 
-from collections.abc import Sequence
-from typing import Any
-
 import torch
 from pytorch_grad_cam import (
     GradCAM,
@@ -23,11 +20,10 @@ from pytorch_grad_cam_pcasvm.calculus.dual_numbers import DualNumbers
 from pytorch_grad_cam_pcasvm.maps.result import MethodResult
 from pytorch_grad_cam_pcasvm.maps.scale import signed_maps
 from pytorch_grad_cam_pcasvm.methods.component_sums import ComponentSums, HeadSums
-from pytorch_grad_cam_pcasvm.methods.explanation import Explanation
 from pytorch_grad_cam_pcasvm.methods.grad_cam_protocol import ClosedFormCAM
-from pytorch_grad_cam_pcasvm.methods.network_run import by_image
+from pytorch_grad_cam_pcasvm.methods.run import Run, by_image
 from pytorch_grad_cam_pcasvm.rules.cotangents import Cotangent
-from pytorch_grad_cam_pcasvm.targets.rowwise import Rowwise
+from pytorch_grad_cam_pcasvm.targets.questions import Questions
 
 
 class ClosedFormGradCAM(HeadSums, GradCAM):
@@ -39,7 +35,7 @@ class ClosedFormGradCAM(HeadSums, GradCAM):
     def host_divisor(self, activations: Tensor) -> int:
         return activations[0, 0].numel()  # the host's weights are means over positions
 
-    def compute(self, run: Explanation, layer: int, targets: Sequence[Any]) -> MethodResult:
+    def compute(self, run: Run, layer: int, targets: Questions) -> MethodResult:
         activations, seeds = run.activations(layer), run.output_gradients(targets)
         weights = run.sums(seeds, layer).contiguous()  # not a view of one image's numbers for all of them
         return MethodResult(signed_maps(weights, activations), weights, seeds.values, seeds.log_scale.contiguous())
@@ -51,13 +47,13 @@ class ClosedFormHiResCAM(HeadSums, HiResCAM):
     Draelos and Carin, arXiv 2011.08891.
     """
 
-    def compute(self, run: Explanation, layer: int, targets: Sequence[Any]) -> MethodResult:
+    def compute(self, run: Run, layer: int, targets: Questions) -> MethodResult:
         activations, seeds = run.activations(layer), run.output_gradients(targets)
         maps = run.products(seeds, layer, activations, "channels")
         return MethodResult(maps, run.sums(seeds, layer), seeds.values, seeds.log_scale)
 
-    def terms(self, run: Explanation, layer: int, target: Rowwise, result: MethodResult) -> Tensor:
-        return run.gradients(run.output_gradients([target]), layer).dense()[0] * run.activations(layer)
+    def terms(self, run: Run, layer: int, questions: Questions, result: MethodResult) -> Tensor:
+        return run.gradients(run.output_gradients(questions), layer).dense()[0] * run.activations(layer)
 
 
 class ClosedFormXGradCAM(ComponentSums, XGradCAM):
@@ -66,7 +62,7 @@ class ClosedFormXGradCAM(ComponentSums, XGradCAM):
     It equals Grad-CAM if a mean over positions follows the layer. Fu et al., arXiv 2008.02312.
     """
 
-    def compute(self, run: Explanation, layer: int, targets: Sequence[Any]) -> MethodResult:
+    def compute(self, run: Run, layer: int, targets: Questions) -> MethodResult:
         activations, seeds = run.activations(layer), run.output_gradients(targets)
         products = run.products(seeds, layer, activations, "positions")
         total = activations.flatten(2).sum(-1, dtype=products.dtype).unsqueeze(1)
@@ -81,7 +77,7 @@ class ClosedFormGradCAMPlusPlus(ClosedFormCAM, GradCAMPlusPlus):
     al., arXiv 1710.11063, Eq. 19.
     """
 
-    def compute(self, run: Explanation, layer: int, targets: Sequence[Any]) -> MethodResult:
+    def compute(self, run: Run, layer: int, targets: Questions) -> MethodResult:
         activations, seeds = run.activations(layer), run.output_gradients(targets)
         gradients = run.gradients(seeds, layer)
         ones = [1] * (activations.dim() - 1)
@@ -106,20 +102,20 @@ class ClosedFormLayerCAM(ClosedFormCAM, LayerCAM):
     Jiang et al., IEEE Transactions on Image Processing 30 (2021).
     """
 
-    def compute(self, run: Explanation, layer: int, targets: Sequence[Any]) -> MethodResult:
+    def compute(self, run: Run, layer: int, targets: Questions) -> MethodResult:
         activations, seeds = run.activations(layer), run.output_gradients(targets)
         rising, falling = _signs(run.gradients(seeds, layer))
         maps, opposite = (by_image(part.times(activations, [1])) for part in (rising, falling))
         return MethodResult(maps, by_image(rising.over_positions()), seeds.values, seeds.log_scale, opposite)
 
-    def terms(self, run: Explanation, layer: int, target: Rowwise, result: MethodResult) -> Tensor:
-        return run.gradients(run.output_gradients([target]), layer).dense()[0].relu() * run.activations(layer)
+    def terms(self, run: Run, layer: int, questions: Questions, result: MethodResult) -> Tensor:
+        return run.gradients(run.output_gradients(questions), layer).dense()[0].relu() * run.activations(layer)
 
 
 class ClosedFormGradCAMElementWise(ClosedFormCAM, GradCAMElementWise):
     """The element-wise Grad-CAM of pytorch-grad-cam, ``sum_t relu(d_t F_t)``."""
 
-    def compute(self, run: Explanation, layer: int, targets: Sequence[Any]) -> MethodResult:
+    def compute(self, run: Run, layer: int, targets: Questions) -> MethodResult:
         activations, seeds = run.activations(layer), run.output_gradients(targets)
         gradients = run.gradients(seeds, layer)
         rising, falling = _signs(gradients)
@@ -131,8 +127,8 @@ class ClosedFormGradCAMElementWise(ClosedFormCAM, GradCAMElementWise):
         )
         return MethodResult(maps, by_image(gradients.over_positions()), seeds.values, seeds.log_scale, opposite)
 
-    def terms(self, run: Explanation, layer: int, target: Rowwise, result: MethodResult) -> Tensor:
-        return (run.gradients(run.output_gradients([target]), layer).dense()[0] * run.activations(layer)).relu()
+    def terms(self, run: Run, layer: int, questions: Questions, result: MethodResult) -> Tensor:
+        return (run.gradients(run.output_gradients(questions), layer).dense()[0] * run.activations(layer)).relu()
 
 
 def _signs(gradients: Cotangent) -> tuple[Cotangent, Cotangent]:
@@ -152,7 +148,7 @@ class ClosedFormShapleyCAM(ClosedFormCAM, ShapleyCAM):
     def host_divisor(self, activations: Tensor) -> int:
         return activations[0, 0].numel()  # the host's weights are means over positions
 
-    def compute(self, run: Explanation, layer: int, targets: Sequence[Any]) -> MethodResult:
+    def compute(self, run: Run, layer: int, targets: Questions) -> MethodResult:
         activations = run.activations(layer)
         with DualNumbers():
             moved = run.along(layer, run.passed.activations[layer])

@@ -10,12 +10,15 @@ import torch
 from pytorch_grad_cam.base_cam import BaseCAM
 from torch import Tensor, nn
 
+from pytorch_grad_cam_pcasvm.head.enumerated import Sampling, by_groups, sampled
 from pytorch_grad_cam_pcasvm.head.multiclass import Outputs
-from pytorch_grad_cam_pcasvm.maps.result import MethodResult, joined
+from pytorch_grad_cam_pcasvm.maps.multiscale import share_remainders
+from pytorch_grad_cam_pcasvm.maps.recombination import result_of
+from pytorch_grad_cam_pcasvm.maps.result import MethodResult, joined, mean_of
 from pytorch_grad_cam_pcasvm.maps.scale import largest
 from pytorch_grad_cam_pcasvm.maps.signed_maps import Jacobians, SignedMaps
 from pytorch_grad_cam_pcasvm.methods.check import CheckReport, of_contributions, of_gradient
-from pytorch_grad_cam_pcasvm.methods.explanation import Explanation
+from pytorch_grad_cam_pcasvm.methods.run import Run
 from pytorch_grad_cam_pcasvm.methods.warn_once import WarnOnce, warn_of_blind_tokens
 from pytorch_grad_cam_pcasvm.network.features import check_rows, checked_images, flatten
 from pytorch_grad_cam_pcasvm.network.grid import rows_of
@@ -48,7 +51,7 @@ from pytorch_grad_cam_pcasvm.targets import (
     every_class,
     every_component,
 )
-from pytorch_grad_cam_pcasvm.targets.rowwise import Rowwise
+from pytorch_grad_cam_pcasvm.targets.questions import Questions, resolve_targets
 
 # Where torch keeps quantised modules, which have no parameters.
 _QUANTISED = "torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized"
@@ -60,8 +63,13 @@ class Method(Named, BaseCAM):
     # What the path must keep: "gradient"; "replay": all that it computes, to be run again from other activations;
     # "difference": that, in single precision at least, as half keeps too little of a difference between outputs.
     needs = "gradient"
+    # What maps of decisions are sums of: "": nothing; "components"; "heads": that, and of parts of the gradient, too.
+    sums = ""
+    # What maps add up to: "": nothing; "value": the target's value.
+    adds_up = ""
     # How many of a network's last blocks "auto" takes.
     blocks = 1
+    _starts: Any = None
 
     def __init__(
         self,
@@ -158,16 +166,13 @@ class Method(Named, BaseCAM):
             if branches:
                 refuse_repeated(self._target_layers.of(self.model, x))
             run = self._run(x, modules)
-            targets = default_targets(run.output) if targets is None else listed(targets)
-            results = self._of_branches(run, targets) if branches else [self._of_layers(run, targets)]
+            asked = default_targets(run.output) if targets is None else listed(targets)
+            questions = resolve_targets(asked, run.output)
+            results = self._explain_groups(run, questions)
             if heads:
-                results[0].heads = self._of_heads(run, targets)
-            sizes = [largest(result.maps, result.opposite) for result in results]
-            if results[0].baseline_values is not None:  # they add up, and so have one scale
-                sizes = [torch.stack(sizes).amax(0)] * len(results)
-            names = [tuple(run.layers[n : n + 1] if branches else run.layers) for n in range(len(results))]
-            signed = [self._signed(run, *of_layer, targets) for of_layer in zip(results, sizes, names, strict=True)]
-            blind = warn_of_blind_tokens(run, 0, sizes[0])
+                results[0].heads = self._explain_heads(run, questions)
+            signed = self._scale(run, results, asked)
+            blind = warn_of_blind_tokens(run, 0, signed[0].nu)
         self._warnings.of_results(signed, blind=blind)
         if run.head is not None:
             run.output.head_trace.saved.clear()  # what was kept for the pullback is not needed any more
@@ -203,7 +208,7 @@ class Method(Named, BaseCAM):
             passed, reference = path.run(x), AutogradPath(*site.parts).run(x)
             layouts = [MapLayout()] * len(site.layers)  # in the network's own shapes
             output = network_output(self.model, passed.output, x.shape[0], x)
-            run = Explanation(self.model, x, passed, output, site.layers, layouts, path.run)
+            run = Run(self.model, x, passed, output, site.layers, layouts, path.run)
             if targets is None:
                 targets = default_targets(run.output)
                 if run.head is not None and run.head.enumerated is not None:  # the path is the same for components
@@ -243,67 +248,93 @@ class Method(Named, BaseCAM):
             of_margins, log_scale = self._jacobian(run, every_class(run.output))
         return Jacobians(of_components, of_margins, log_scale, activations, run.public_output)
 
-    def _starts_of(self, run: Explanation, layer: int, targets: Sequence[Any]) -> Iterator[tuple[list[int], Any]]:
-        """Yield where secants of K targets start, after the numbers of those that share it; None: gradients do not."""
-        yield list(range(len(targets))), None
+    def _explain_groups(self, run: Run, questions: Questions) -> list[MethodResult]:
+        """Return the maps of K targets, one for each branch: the mean of those from each group of permutations."""
+        decision = None if run.head is None or questions.are_components else run.head.enumerated
+        groups = by_groups(decision if self.sampling else None, lambda: self._explain_layers(run, questions))
+        return [mean_of(results) for results in zip(*groups, strict=True)]
 
-    def _of_layer(self, run: Explanation, layer: int, targets: Sequence[Any]) -> MethodResult:
-        """Return the maps of K targets, each for all images or a :class:`Rowwise`, from where each starts."""
+    def _explain_layers(self, run: Run, questions: Questions) -> list[MethodResult]:
+        """Return the maps of K targets at all target layers: as one, or on the grid of each if they are in branches."""
+        layers = range(len(run.layers))
+        if run.has_branches and self.adds_up:
+            assert self._starts is not None
+            run.starts.update(self._starts.find_together(run, questions, self._warnings))
+            return share_remainders([self._explain_start(run, layer, questions) for layer in layers])
+        results = [self._explain_layer(run, layer, questions) for layer in layers]
+        return results if run.has_branches or len(results) == 1 else [self.join_layers(results)]
+
+    def _explain_layer(self, run: Run, layer: int, questions: Questions) -> MethodResult:
+        """Return the maps of K targets at one layer, from where each starts."""
         parts, order = [], list[int]()
-        for members, start in self._starts_of(run, layer, targets):
+        for members, start in self._find_starts(run, layer, questions):
             there = run
-            if start is not None and len(members) < len(targets):
+            if start is not None and len(members) < len(questions):
                 there = replace(run, starts={layer: start})
             elif start is not None:
                 run.starts[layer] = start
-            parts.append(self._from_start(there, layer, [targets[k] for k in members]))
+            parts.append(self._explain_start(there, layer, questions.take(members)))
             order += members
             del there, start  # before the next: a start holds all values of the path
         return joined(parts, order)
 
-    def _from_start(self, run: Explanation, layer: int, targets: Sequence[Any]) -> MethodResult:
-        """Return the maps of K targets that start together, made in chunks."""
-        parts = [self.compute(run, layer, chunk) for chunk in self._chunks(targets, run.passed, run.count)]
-        return joined(parts, range(len(targets)))
+    def _explain_start(self, run: Run, layer: int, questions: Questions) -> MethodResult:
+        """Return the maps of K targets that start together: sums of component maps, where these are fewer."""
+        components = every_component(run.output) if self.sums and run.adds_components(layer, questions) else ()
+        with sampled(self.sampling or Sampling()):
+            if not 0 < len(components) < len(questions):
+                return self._compute_chunks(run, layer, questions)
+            result = self._compute_chunks(run, layer, resolve_targets(components, run.output))
+            assert run.head is not None
+            return result_of(result, run.secants(questions, layer, run.head.component_position or 0))
 
-    def _of_layers(self, run: Explanation, targets: Sequence[Any]) -> MethodResult:
-        """Return the maps of all target layers as one; here there is one."""
-        return self._of_layer(run, 0, targets)
+    def _compute_chunks(self, run: Run, layer: int, questions: Questions) -> MethodResult:
+        parts = [self.compute(run, layer, chunk) for chunk in self._split(questions, run)]
+        return joined(parts, range(len(questions)))
 
-    def _of_branches(self, run: Explanation, targets: Sequence[Any]) -> list[MethodResult]:
-        """Return the maps of target layers in different branches, on the grid of each."""
-        return [self._of_layer(run, layer, targets) for layer in range(len(run.layers))]
-
-    def _is_linear(self, run: Explanation) -> bool:
-        """Return whether maps of decisions are sums of component maps."""
-        return False
-
-    def _of_heads(self, run: Explanation, targets: Sequence[Any]) -> Tensor:
+    def _explain_heads(self, run: Run, questions: Questions) -> Tensor:
         """Return the maps of every head of the first attention, (N, K, heads, H, W); they add up to the maps."""
-        raise ValueError(
-            f"heads of {type(self).__name__} do not add up: use ClosedFormGradCAM, ClosedFormHiResCAM or "
-            "ContributionCAM"
-        )
+        if self.sums != "heads":
+            raise ValueError(
+                f"heads of {type(self).__name__} do not add up: use ClosedFormGradCAM, ClosedFormHiResCAM or "
+                "ContributionCAM"
+            )
+        apart = replace(run, passed=run.passed.with_heads(), starts={})
+        columns = [self._explain_layer(apart, 0, questions.take([k])).maps for k in range(len(questions))]
+        return torch.stack(columns, 1)
 
-    def compute(self, run: Explanation, layer: int, targets: Sequence[Any]) -> MethodResult:
+    def _find_starts(self, run: Run, layer: int, questions: Questions) -> Iterator[tuple[list[int], Any]]:
+        """Yield where secants of K targets start, after the numbers of those that share it; None: gradients do not."""
+        yield list(range(len(questions))), None
+
+    @property
+    def sampling(self) -> Sampling | None:
+        """The permutations that stand for all coalitions of a head without a gradient; None: there are none."""
+        return None
+
+    def join_layers(self, results: Sequence[MethodResult]) -> MethodResult:
+        """Return the maps of several target layers as one."""
+        raise NotImplementedError
+
+    def compute(self, run: Run, layer: int, targets: Questions) -> MethodResult:
         """Compute the maps of K targets that fit into memory together; each method defines this.
 
         Args:
             run: the network's run on N images.
             layer: index of the target layer.
-            targets: K targets.
+            targets: what K targets ask; ``targets[k]`` is a target.
 
         Returns:
             Their maps, not yet scaled.
         """
         raise NotImplementedError(f"{type(self).__name__} is not a method itself: use ClosedFormGradCAM or another")
 
-    def terms(self, run: Explanation, layer: int, target: Rowwise, result: MethodResult) -> Tensor:
-        """Return the terms that sum to a target's maps, one per channel, (N, T, H, W), for ``eigen_smooth``."""
+    def terms(self, run: Run, layer: int, questions: Questions, result: MethodResult) -> Tensor:
+        """Return the terms, one per channel, that sum to the maps of one column of questions, (N, T, H, W)."""
         weights, activations = result.weights[:, 0], run.activations(layer)
         return weights.unflatten(1, (-1, *[1] * (activations.dim() - 2))) * activations
 
-    def _run(self, x: Tensor, modules: Sequence[nn.Module]) -> Explanation:
+    def _run(self, x: Tensor, modules: Sequence[nn.Module]) -> Run:
         """Run the network once."""
         if isinstance(self.model, PCASVMNet):
             refuse_what_is_around(self.model)  # hooks may have come since
@@ -322,7 +353,7 @@ class Method(Named, BaseCAM):
                 self._warnings.tell(AutogradFallbackWarning, f"using autograd on the path: {error.reason}")
         return self._of_pass(x, site, passed or AutogradPath(*site.parts).run(x), path.run)
 
-    def _of_pass(self, x: Tensor, site: Site, passed: Pass, record: Callable[[Tensor], Pass]) -> Explanation:
+    def _of_pass(self, x: Tensor, site: Site, passed: Pass, record: Callable[[Tensor], Pass]) -> Run:
         """Return what a pass of the network is explained by."""
         layouts = [
             layout_by(self.reshape_transform, site.backbone, name, x, activations, self._warnings.once)
@@ -336,41 +367,47 @@ class Method(Named, BaseCAM):
             if not dense:
                 check_rows(features, x)
         output = network_output(self.model, passed.output, x.shape[0], x)
-        return Explanation(self.model, x, passed, output, site.layers, layouts, record)
+        return Run(self.model, x, passed, output, site.layers, layouts, record)
 
-    def _signed(
-        self, run: Explanation, result: MethodResult, nu: Tensor, layers: tuple[str, ...], targets: Sequence[Any]
-    ) -> SignedMaps:
-        """Return the maps of K targets with their scale."""
-        return SignedMaps(
-            **vars(result),
-            nu=nu,
-            targets=targets,
-            output=run.public_output,
-            linear=self._is_linear(run),
-            neutral=run.is_neutral,
-            layers=layers,
-            _warnings=None if may_look(nu) else self._warnings,
-        )
+    def _scale(self, run: Run, results: Sequence[MethodResult], targets: Sequence[Any]) -> list[SignedMaps]:
+        """Return the maps of K targets, one for each branch, with their scale."""
+        sizes = [largest(result.maps, result.opposite) for result in results]
+        if results[0].baseline_values is not None:  # they add up, and so have one scale
+            sizes = [torch.stack(sizes).amax(0)] * len(results)
+        linear = bool(self.sums) and run.adds_up_over_components
+        return [
+            SignedMaps(
+                **vars(result),
+                nu=nu,
+                targets=targets,
+                output=run.public_output,
+                linear=linear,
+                neutral=run.is_neutral,
+                layers=tuple(run.layers[branch : branch + 1] if run.has_branches else run.layers),
+                _warnings=None if may_look(nu) else self._warnings,
+            )
+            for branch, (result, nu) in enumerate(zip(results, sizes, strict=True))
+        ]
 
-    def _jacobian(self, run: Explanation, targets: Sequence[Target]) -> tuple[Tensor | None, Tensor | None]:
+    def _jacobian(self, run: Run, targets: Sequence[Target]) -> tuple[Tensor | None, Tensor | None]:
         if not targets:
             return None, None
         parts, log_scales = [], []
-        for chunk in self._chunks(targets, run.passed, run.count):
+        for chunk in self._split(resolve_targets(targets, run.output), run):
             seeds = run.output_gradients(chunk)
             parts.append(run.gradients(seeds, 0).dense().flatten(3).permute(1, 2, 0, 3))
             log_scales.append(seeds.log_scale)
         return torch.cat(parts, 2), torch.cat(log_scales, 1)
 
-    def _chunks(self, targets: Sequence[Target], passed: Pass, count: int) -> Iterator[Sequence[Target]]:
-        size = len(targets)
+    def _split(self, questions: Questions, run: Run) -> Iterator[Questions]:
+        """Yield the questions that fit into memory together."""
+        size = len(questions)
         if self.max_bytes is not None:
-            needed = passed.bytes_per_target()
+            needed = run.passed.bytes_per_target()
             if isinstance(self.model, PCASVMNet):
-                needed = max(needed, self.model.head.bytes_per_target(count))
+                needed = max(needed, self.model.head.bytes_per_target(run.count))
             size = max(1, self.max_bytes // needed)
-        return (targets[start : start + size] for start in range(0, len(targets), size))
+        return (questions[start : start + size] for start in range(0, len(questions), size))
 
     def _refuse_layers(self, *, joined: bool = False) -> None:
         """Refuse several target layers; ``joined``: unless the method makes one map of theirs."""

@@ -1,6 +1,6 @@
 """Perturbation methods: what a target loses or gains if a part of the image or its activations is missing."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -14,19 +14,21 @@ from torch.nn import functional as F  # noqa: N812 - torch's own habit
 from pytorch_grad_cam_pcasvm.maps.result import MethodResult
 from pytorch_grad_cam_pcasvm.maps.scale import signed_maps
 from pytorch_grad_cam_pcasvm.methods.coalitions import Players, shapley_values
-from pytorch_grad_cam_pcasvm.methods.explanation import Explanation
 from pytorch_grad_cam_pcasvm.methods.grad_cam_protocol import ClosedFormCAM
+from pytorch_grad_cam_pcasvm.methods.run import Run
 from pytorch_grad_cam_pcasvm.methods.starts import BaselineCAM
 from pytorch_grad_cam_pcasvm.network.features import one_input
 from pytorch_grad_cam_pcasvm.network.outputs import OfHead, PlainOutput
 from pytorch_grad_cam_pcasvm.runtime.progress import progress_bar
 from pytorch_grad_cam_pcasvm.targets import SVMTarget
-from pytorch_grad_cam_pcasvm.targets.output_gradients import values_of
-from pytorch_grad_cam_pcasvm.targets.rowwise import Rowwise
+from pytorch_grad_cam_pcasvm.targets.questions import Questions
 
 
 class PerturbationCAM(ClosedFormCAM):
     """A method that runs each image on its own, again and again."""
+
+    def _split(self, questions: Questions, run: Run) -> Iterator[Questions]:
+        yield questions  # all share these runs
 
 
 class ClosedFormAblationCAM(BaselineCAM, PerturbationCAM, AblationCAM):
@@ -37,7 +39,7 @@ class ClosedFormAblationCAM(BaselineCAM, PerturbationCAM, AblationCAM):
     Ramaswamy, WACV 2020.
     """
 
-    def _from_start(self, run: Explanation, layer: int, targets: Sequence[Any]) -> MethodResult:
+    def compute(self, run: Run, layer: int, targets: Questions) -> MethodResult:
         activations = run.activations(layer)
         players = Players(run, layer, run.difference(layer), "channels", targets, self.max_bytes)
         values, weights = [], []
@@ -91,7 +93,7 @@ class ClosedFormScoreCAM(PerturbationCAM, ScoreCAM):
         super().__init__(model, target_layers, reshape_transform, jacobian=jacobian, max_bytes=max_bytes)
         self.softmax, self.channels, self.batch_size = softmax, channels, batch_size
 
-    def _from_start(self, run: Explanation, layer: int, targets: Sequence[Any]) -> MethodResult:
+    def compute(self, run: Run, layer: int, targets: Questions) -> MethodResult:
         one_input(run.images, type(self).__name__)
         activations = run.activations(layer)
         count = min(self.channels or activations.shape[1], activations.shape[1])
@@ -104,14 +106,14 @@ class ClosedFormScoreCAM(PerturbationCAM, ScoreCAM):
                 scores = []
                 for part in chosen[image].split(self.batch_size):
                     masked = run.images[image] * _masks(activations[image, part], run.images.shape[2:])
-                    scores.append(values_of(run.output, targets, image, self._output(masked)))
+                    scores.append(targets.evaluate_changed(image, self._output(masked)))
                     bar.update()
-                rise = torch.cat(scores) - values_of(run.output, targets, image, blank)
+                rise = torch.cat(scores) - targets.evaluate_changed(image, blank)
                 # A softmax of the falls is not the opposite of one of the rises.
                 signs = (rise.softmax(0), (-rise).softmax(0)) if self.softmax else (rise,)
                 none = rise.new_zeros(activations.shape[1], rise.shape[1])
                 weights.append([none.index_copy(0, chosen[image], weight).T for weight in signs])
-                values.append(values_of(run.output, targets, image, run.output.rows([image])))
+                values.append(targets.evaluate_changed(image, run.output.rows([image])))
         of_signs = [torch.stack(per_image).to(run.dtype) for per_image in zip(*weights, strict=True)]
         maps, *opposite = (signed_maps(weight, activations) for weight in of_signs)
         value = torch.cat(values)
@@ -182,7 +184,7 @@ class ShapCAM(BaselineCAM, PerturbationCAM):
         )
         self.samples, self.seed = samples, seed
 
-    def _from_start(self, run: Explanation, layer: int, targets: Sequence[Any]) -> MethodResult:
+    def compute(self, run: Run, layer: int, targets: Questions) -> MethodResult:
         shape = run.activations(layer).shape[2:]
         players = Players(run, layer, run.difference(layer), "positions", targets, self.max_bytes)
         # The same orders for every image: its map does not depend on the others.
@@ -198,7 +200,7 @@ class ShapCAM(BaselineCAM, PerturbationCAM):
             maps, weights, values, none, None, baseline_values, remainder=none.to(maps), standard_errors=errors
         )
 
-    def terms(self, run: Explanation, layer: int, target: Rowwise, result: MethodResult) -> Tensor:
+    def terms(self, run: Run, layer: int, questions: Questions, result: MethodResult) -> Tensor:
         raise ValueError(
             "eigen_smooth takes a principal component over channels, but the players of ShapCAM are positions"
         )

@@ -10,7 +10,7 @@ from pytorch_grad_cam_pcasvm.maps.scale import largest
 from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
 from pytorch_grad_cam_pcasvm.methods.grad_cam_protocol import ClosedFormCAM
 from pytorch_grad_cam_pcasvm.network.features import checked_images, one_input
-from pytorch_grad_cam_pcasvm.targets import Target, fixed
+from pytorch_grad_cam_pcasvm.targets import Target, fix_target
 
 
 def smoothed(
@@ -57,7 +57,7 @@ def smoothed(
     parts = []
     for image in one_input(checked_images(x, cam.model), "smoothed"):
         clean = cam.explain(image.unsqueeze(0), targets)
-        named = [fixed(target, clean.output) for target in clean.targets]
+        named = [fix_target(target, clean.output) for target in clean.targets]
         spread = noise * (image.amax() - image.amin())
         copies = image + spread * torch.randn((samples, *image.shape), generator=generator).to(image)
         parts.append(_mean(clean, cam.explain(copies, named)))

@@ -9,8 +9,8 @@ from torch.nn import functional as F  # noqa: N812 - torch's own habit
 
 from pytorch_grad_cam_pcasvm.head.multiclass import OneClass
 from pytorch_grad_cam_pcasvm.methods.boundary_path import PathBoundary, off_jump_of
-from pytorch_grad_cam_pcasvm.methods.explanation import Explanation, Start
 from pytorch_grad_cam_pcasvm.methods.grad_cam_protocol import ClosedFormCAM
+from pytorch_grad_cam_pcasvm.methods.run import Run, Start
 from pytorch_grad_cam_pcasvm.methods.warn_once import WarnOnce
 from pytorch_grad_cam_pcasvm.network.channel_means import everywhere
 from pytorch_grad_cam_pcasvm.network.features import output_of
@@ -19,9 +19,10 @@ from pytorch_grad_cam_pcasvm.network.layout import Layout, MapLayout
 from pytorch_grad_cam_pcasvm.network.mean_activations import backbone_of
 from pytorch_grad_cam_pcasvm.runtime.device_sync import is_traced, may_look
 from pytorch_grad_cam_pcasvm.runtime.errors import BaselineWarning
-from pytorch_grad_cam_pcasvm.targets import PCATarget, SVMTarget
-from pytorch_grad_cam_pcasvm.targets.boundary_head import BESIDE_MEAN, Boundary, grouped
+from pytorch_grad_cam_pcasvm.targets import SVMTarget
+from pytorch_grad_cam_pcasvm.targets.boundary_head import Boundary
 from pytorch_grad_cam_pcasvm.targets.jumps import deviations_of
+from pytorch_grad_cam_pcasvm.targets.questions import BESIDE_MEAN, Questions
 
 
 class Starts:
@@ -75,15 +76,15 @@ class Starts:
         """Whether each target starts where it is undecided."""
         return isinstance(self.baseline, str) and self.baseline == "neutral"
 
-    def of(
-        self, run: Explanation, layer: int, targets: Sequence[Any], warnings: WarnOnce, *, moves: bool
+    def find(
+        self, run: Run, layer: int, questions: Questions, warnings: WarnOnce, *, moves: bool
     ) -> Iterator[tuple[list[int], Start]]:
         """Yield where K targets start, after the numbers of those that share it.
 
         Args:
             run: the network's run.
             layer: position of the target layer.
-            targets: K targets.
+            questions: what K targets ask.
             warnings: those of the method.
             moves: whether maps from the training mean can be moved to each target's own start by the same at all
                 positions, where features are means over these.
@@ -92,9 +93,9 @@ class Starts:
             Numbers of targets, and where they start.
         """
         run.activations(layer)  # refuses those that no map can be made of
-        everyone = list(range(len(targets)))
+        everyone = list(range(len(questions)))
         boundary = self._boundary_of(run, layer) if self.neutral else None
-        if self.neutral and self._is_unknown(run, layer, targets, boundary, warnings):
+        if self.neutral and self._is_unknown(run, layer, questions, boundary, warnings):
             mean = self._mean(run, layer)
             start = torch.zeros_like(run.passed.activations[layer][:1]) if mean is None else mean
             yield everyone, run.started({layer: start})[layer]
@@ -103,14 +104,26 @@ class Starts:
             yield everyone, _at_mean(run, layer, boundary)
             return
         starts = (
-            self.undecided(run, layer, targets, boundary, warnings)
+            self.find_undecided(run, layer, questions, boundary, warnings)
             if self.neutral
             else [(everyone, self.activations(run, layer))]
         )
         for members, activations in starts:
             yield members, run.started({layer: activations})[layer]
 
-    def _boundary_of(self, run: Explanation, layer: int) -> Boundary | None:
+    def find_together(self, run: Run, questions: Questions, warnings: WarnOnce) -> dict[int, Start]:
+        """Return where K targets start at layers of several branches, all at once."""
+        layers = range(len(run.layers))
+        for layer in layers:
+            run.activations(layer)  # refuses those that no map can be made of
+        if not self.neutral:
+            return run.started({layer: self.activations(run, layer) for layer in layers})
+        # Where a value is 0 depends on all inputs: maps start at the mean.
+        return run.started({
+            layer: self.find_undecided(run, layer, questions, None, warnings)[0][1] for layer in layers
+        })
+
+    def _boundary_of(self, run: Run, layer: int) -> Boundary | None:
         """Return the boundary of targets among features that are activations, or means of these; None for others."""
         head = run.head
         mean = None if head is None else head.feature_mean
@@ -127,11 +140,11 @@ class Starts:
         return self._boundary
 
     def _is_unknown(
-        self, run: Explanation, layer: int, targets: Sequence[Any], boundary: Boundary | None, warnings: WarnOnce
+        self, run: Run, layer: int, questions: Questions, boundary: Boundary | None, warnings: WarnOnce
     ) -> bool:
         """Return whether nothing tells where a head without a gradient is undecided, and say so."""
         head = run.head
-        if all(isinstance(target, PCATarget) for target in targets):
+        if questions.are_components:
             return False
         if head is None or head.enumerated is None or (head.classes_ is None and not isinstance(head.voting, OneClass)):
             return False  # a regressor starts at the mean
@@ -146,8 +159,8 @@ class Starts:
             )
         return not known
 
-    def undecided(
-        self, run: Explanation, layer: int, targets: Sequence[Any], boundary: Boundary | None, warnings: WarnOnce
+    def find_undecided(
+        self, run: Run, layer: int, questions: Questions, boundary: Boundary | None, warnings: WarnOnce
     ) -> list[tuple[list[int], Tensor]]:
         """Return the activations, of one row or N, at which K targets are undecided, and the numbers of those there."""
         like, head = run.passed.activations[layer], run.head
@@ -160,42 +173,43 @@ class Starts:
                     "and add up to the value minus that at zeros (baseline_values): pass mean=mean_activations(net, "
                     f"loader, {_needed(run)}), or baseline='zero' if that is meant",
                 )
-            return [(list(range(len(targets))), torch.zeros_like(like[:1]))]
+            return [(list(range(len(questions))), torch.zeros_like(like[:1]))]
         if mean is not None and isinstance(run.images, Inputs):  # where a value is 0 depends on the other inputs
-            return [(list(range(len(targets))), mean)]
+            return [(list(range(len(questions))), mean)]
         if mean is not None:
-            return self._starts_near(run, layer, targets, mean, warnings)
+            return self._find_near(run, layer, questions, mean, warnings)
         assert boundary is not None
         starts = []
-        for members, names, which in grouped(targets, head, run.output):
+        for members, names, which in questions.group_boundaries(head, like.device):
             rows = torch.cat([_everywhere(boundary.point(name), like, run.layouts[layer]) for name in names])
             starts.append((members, rows if which is None else rows[which]))
         return starts
 
-    def _starts_near(
-        self, run: Explanation, layer: int, targets: Sequence[Any], mean: Tensor, warnings: WarnOnce
+    def _find_near(
+        self, run: Run, layer: int, questions: Questions, mean: Tensor, warnings: WarnOnce
     ) -> list[tuple[list[int], Tensor]]:
-        """Return the baselines of K targets among the activations near their mean, as :meth:`undecided` does."""
+        """Return the baselines of K targets among the activations near their mean, as :meth:`find_undecided` does."""
         head = run.head
         single = run if is_traced() else run.of_black()
         near = self._near(run.layers[layer], mean)
-        groups, together = grouped(targets, head, run.output), None
+        groups, together = questions.group_boundaries(head, mean.device), None
         without = (None, BESIDE_MEAN)  # a boundary
         if run.output.grid is None or any(
             name in without for _, names, _ in groups for name in names
         ):  # of dense features, it takes long
             together = near.of_components(single, layer)
             run.components_apart |= together is None
-            groups = groups if together is not None else grouped(targets, head, run.output, apart=True)
+            groups = groups if together is not None else questions.group_boundaries(head, mean.device, apart=True)
         starts = []
         for members, names, which in groups:
             points = []
             for name in names:
                 if name in without and together is None:
+                    listing = ", ".join(dict.fromkeys(repr(questions[k]) for k in members))
                     warnings.tell(
                         BaselineWarning,
                         f"no activations of {run.layers[layer]!r} near the training set's mean make all components 0, "
-                        f"so maps of {', '.join(dict.fromkeys(repr(targets[k]) for k in members))} start at this mean",
+                        f"so maps of {listing} start at this mean",
                     )
                 centre = mean if together is None else together
                 if name == BESIDE_MEAN:
@@ -215,7 +229,7 @@ class Starts:
             self._near_mean[key] = PathBoundary(mean)
         return self._near_mean[key]
 
-    def activations(self, run: Explanation, layer: int) -> Tensor:
+    def activations(self, run: Run, layer: int) -> Tensor:
         """Return the baseline in the layout of the network, of one row or N."""
         activations, baseline = run.passed.activations[layer], self.baseline
         if isinstance(baseline, str):
@@ -242,7 +256,7 @@ class Starts:
             )
         return start
 
-    def _as_activations(self, numbers: Tensor, run: Explanation, layer: int) -> Tensor:
+    def _as_activations(self, numbers: Tensor, run: Run, layer: int) -> Tensor:
         """Return activations as the network has them, of one row or N."""
         activations = run.passed.activations[layer]
         shape, image = activations.shape, run.images.shape
@@ -255,7 +269,7 @@ class Starts:
             )
         return numbers.reshape(-1, *shape[1:]).to(activations)
 
-    def _mean(self, run: Explanation, layer: int) -> Tensor | None:
+    def _mean(self, run: Run, layer: int) -> Tensor | None:
         """Return the mean of the training set, of one row; None if it is not known."""
         if self.means is not None:
             if len(self.means) != len(run.layers):
@@ -281,7 +295,7 @@ class Starts:
         means = head.training_set.means.get(run.layers[layer])
         return everywhere(means, layout, activations) if means is not None and layout.is_known else None
 
-    def _are_means(self, run: Explanation, layer: int) -> bool:
+    def _are_means(self, run: Run, layer: int) -> bool:
         """Return whether the features are means of these activations, as where a norm in between changes nothing."""
         features, activations = run.output.features, run.passed.activations[layer]
         means = activations.flatten(2).to(features.dtype).mean(-1)
@@ -290,14 +304,14 @@ class Starts:
         return torch.allclose(features, means, rtol=1e-3, atol=1e-3 * float(means.abs().max()))
 
 
-def _at_mean(run: Explanation, layer: int, boundary: Boundary) -> Start:
+def _at_mean(run: Run, layer: int, boundary: Boundary) -> Start:
     """Return the training mean, from where each target's maps are moved to its own start."""
     activations = run.activations(layer)
     there = _everywhere(boundary.start.features[0], activations, MapLayout())
     return Start(None, boundary.start, there, activations - there, boundary)
 
 
-def _needed(run: Explanation) -> str:
+def _needed(run: Run) -> str:
     """Return the layers whose means are needed, as they are written."""
     return repr(list(run.layers) if len(run.layers) > 1 else run.layers[0])
 
@@ -371,5 +385,5 @@ class BaselineCAM(ClosedFormCAM):
     def mean(self, mean: Tensor | Sequence[Tensor] | None) -> None:
         self._starts.means = mean
 
-    def _starts_of(self, run: Explanation, layer: int, targets: Sequence[Any]) -> Iterator[tuple[list[int], Any]]:
-        return self._starts.of(run, layer, targets, self._warnings, moves=False)
+    def _find_starts(self, run: Run, layer: int, questions: Questions) -> Iterator[tuple[list[int], Any]]:
+        return self._starts.find(run, layer, questions, self._warnings, moves=False)

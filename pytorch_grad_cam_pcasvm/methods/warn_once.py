@@ -8,8 +8,8 @@ import numpy as np
 from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.maps.scale import check_finite, warn_of_blanks
-from pytorch_grad_cam_pcasvm.methods.explanation import Explanation
 from pytorch_grad_cam_pcasvm.methods.outside_training import measures
+from pytorch_grad_cam_pcasvm.methods.run import Run
 from pytorch_grad_cam_pcasvm.network.auto_layers import norms_before_attention
 from pytorch_grad_cam_pcasvm.network.mean_activations import backbone_of
 from pytorch_grad_cam_pcasvm.network.outputs import OfHead
@@ -146,7 +146,8 @@ class WarnOnce:
 
 def _is_decision(target: Any, output: Any) -> bool:
     """Return whether a target is a decision, which has a boundary: the value of a regressor has none."""
-    return isinstance(target, ClosedFormTarget) and isinstance(output, OfHead) and target.boundaries(output.head) > 0
+    known = isinstance(target, ClosedFormTarget) and isinstance(output, OfHead)
+    return known and target.boundary(output.head) is not None
 
 
 def _array(tensor: Tensor) -> np.ndarray:
@@ -154,7 +155,7 @@ def _array(tensor: Tensor) -> np.ndarray:
     return tensor.detach().cpu().numpy()
 
 
-def warn_of_blind_tokens(run: Explanation, layer: int, nu: Tensor) -> bool:
+def warn_of_blind_tokens(run: Run, layer: int, nu: Tensor) -> bool:
     """Say which layer to take where the features look at no token of a patch: not at the output of a last block."""
     if not run.layouts[layer].others or not may_look(nu) or bool(nu.any()):
         return False

@@ -1,6 +1,6 @@
 """Targets: the values that maps explain. Each can be called on the network's output and has a closed-form gradient."""
 
-from pytorch_grad_cam_pcasvm.targets.classes import default_decision, every_class, fixed
+from pytorch_grad_cam_pcasvm.targets.classes import default_decision, every_class
 from pytorch_grad_cam_pcasvm.targets.coded import decoded, encoded
 from pytorch_grad_cam_pcasvm.targets.components import (
     HotellingTarget,
@@ -11,6 +11,7 @@ from pytorch_grad_cam_pcasvm.targets.components import (
 )
 from pytorch_grad_cam_pcasvm.targets.decisions import LogRatioTarget, SVMTarget
 from pytorch_grad_cam_pcasvm.targets.densities import DensityTarget
+from pytorch_grad_cam_pcasvm.targets.questions import fix_target
 from pytorch_grad_cam_pcasvm.targets.scores import PredictedScore, ProbabilityTarget, ScoreTarget
 from pytorch_grad_cam_pcasvm.targets.target import ClosedFormTarget, Target
 
@@ -32,5 +33,5 @@ __all__ = [
     "encoded",
     "every_class",
     "every_component",
-    "fixed",
+    "fix_target",
 ]

@@ -13,81 +13,24 @@ from pytorch_grad_cam_pcasvm.head import Head
 from pytorch_grad_cam_pcasvm.head.decisions import Ensemble, KernelSVM
 from pytorch_grad_cam_pcasvm.head.stages import Chain, Scale
 from pytorch_grad_cam_pcasvm.network.outputs import HeadRun
-from pytorch_grad_cam_pcasvm.runtime.device_sync import may_choose, may_look
+from pytorch_grad_cam_pcasvm.runtime.device_sync import may_look
 from pytorch_grad_cam_pcasvm.runtime.errors import NoBoundaryError
 from pytorch_grad_cam_pcasvm.runtime.numerics import full_precision
 from pytorch_grad_cam_pcasvm.tape.tape import version_of
-from pytorch_grad_cam_pcasvm.targets import ClosedFormTarget, PCATarget, QuadraticTarget
+from pytorch_grad_cam_pcasvm.targets import ClosedFormTarget
 from pytorch_grad_cam_pcasvm.targets.jumps import Jumps, deviations_of, features_at, off_jump
-from pytorch_grad_cam_pcasvm.targets.output_gradients import OutputGradients, gradients_of
-from pytorch_grad_cam_pcasvm.targets.places import region_of, selection_of
-from pytorch_grad_cam_pcasvm.targets.rowwise import Rowwise
-from pytorch_grad_cam_pcasvm.targets.target import PlacedTarget
+from pytorch_grad_cam_pcasvm.targets.output_gradients import OutputGradients, differentiate_targets
+from pytorch_grad_cam_pcasvm.targets.questions import resolve_targets
 
 _CANDIDATES = 128  # support vectors on the other side, the nearest
 _PARTS = 8  # of the way to one, between which a crossing is looked for
 _BEYOND = 4.0  # how far behind them, in distances to them, if none is on the other side
 _MOST = 1e3  # standard deviations of the features
 _EXACT = 1e-12  # of the value at the start
-_MANY = 1024  # boundaries of one target, beyond which a GPU waits to hear which of them a batch needs
 _HALVINGS = 40  # of a step that does not help
 _STRAIGHT = 10  # doublings of a step, over which a value follows its gradient
 _BYTES = 1 << 26
 _RUNS = 32  # of a head at points that are kept
-BESIDE_MEAN = "beside the mean"  # where targets start that have no boundary, if the head jumps at the mean itself
-
-
-def grouped(
-    targets: Sequence[Any], head: Head | None, output: Any, *, apart: bool = False
-) -> list[tuple[list[int], list[Any], Tensor | None]]:
-    """Return the targets that share their boundaries.
-
-    Args:
-        targets: K targets, each for all images or a :class:`.Rowwise`.
-        head: the head, if there is one.
-        output: what it computed for N images.
-        apart: whether each component is 0 at a place of its own, and not all of them at the training mean.
-
-    Returns:
-        For each group the numbers of its targets, a list of targets with one boundary each (where a target has none,
-        None for the training mean, or ``BESIDE_MEAN`` if the head has no gradient), and which of these each image has,
-        shape (N,); None: all have the only one.
-    """
-    groups: dict[Any, tuple[list[int], list[Any], Tensor | None]] = {}
-    for k, target in enumerate(targets):
-        names, which = _alternatives(target, head, output, apart)
-        key = tuple(names) if which is None else k
-        groups.setdefault(key, ([], names, which))[0].append(k)
-    return list(groups.values())
-
-
-def _alternatives(target: Any, head: Head | None, output: Any, apart: bool) -> tuple[list[Any], Tensor | None]:
-    """Return targets with one boundary each, and which of them is that of each image."""
-    if isinstance(target, Rowwise):
-        parts = [_alternatives(one, head, output.rows([image]), apart) for image, one in enumerate(target.targets)]
-        names = list(dict.fromkeys(name for row_names, _ in parts for name in row_names))
-        rows = []
-        for row_names, which in parts:
-            places = torch.tensor([names.index(name) for name in row_names], device=output.device)
-            rows.append(places[:1] if which is None else places[which])
-        return names, torch.cat(rows)
-    if apart and isinstance(target, PCATarget):
-        return [PCATarget(target.component)], None
-    if isinstance(target, PlacedTarget) and output.grid is not None:
-        region = region_of(output, selection_of(target, output))
-        names, which = _alternatives(target.unplaced, head, region, apart)
-        return names, None if which is None else which.unflatten(0, (-1, region.size))[:, 0]
-    count = target.boundaries(head) if head is not None and isinstance(target, ClosedFormTarget) else 0
-    if not count:
-        has_gradient = head is None or head.enumerated is None or isinstance(target, PCATarget | QuadraticTarget)
-        return [None if has_gradient else BESIDE_MEAN], None
-    if count < 2:
-        return [target.at_boundary(head, 0)], None
-    which = target.boundary_of(output)
-    if may_choose(which) or count > _MANY:
-        numbers, which = which.unique(return_inverse=True)
-        return [target.at_boundary(head, number) for number in numbers.tolist()], which
-    return [target.at_boundary(head, number) for number in range(count)], which
 
 
 class Boundary:
@@ -131,7 +74,11 @@ class Boundary:
         return _kernels(head) == self._kernels
 
     def at(self, names: Sequence[Any], which: Tensor | None) -> HeadRun:
-        """Return what the head computes at the points of targets (see :func:`grouped`), of one row or N.
+        """Return what the head computes at the points of targets, of one row or N.
+
+        Args:
+            names: targets with one boundary each, as of :meth:`.Questions.group_boundaries`.
+            which: which of them is that of each row; None: the only one.
 
         Raises:
             NoBoundaryError: there is no boundary within reach.
@@ -144,13 +91,13 @@ class Boundary:
             self._runs[key] = HeadRun(self.head, self.head(points))
         return self._runs[key] if which is None else self._runs[key].rows(which)
 
-    def seeds(self, output: Any, targets: Sequence[Any], dtype: torch.dtype, until: int = 0) -> OutputGradients:
+    def differentiate(self, output: Any, targets: Sequence[Any], dtype: torch.dtype, until: int = 0) -> OutputGradients:
         """Return the secants of K targets, each from its own point, with respect to the head's value at a position."""
-        parts = []
-        for members, names, which in grouped(targets, self.head, output):
-            there = self.at(names, which)
+        questions, parts = resolve_targets(targets, output), []
+        for members, boundaries, which in questions.group_boundaries(self.head, output.device):
+            there = self.at(boundaries, which)
             value_dtype = there.head_trace.values[until].dtype if until else dtype
-            seeds = gradients_of(output, [targets[k] for k in members], value_dtype, there, until=until)
+            seeds = differentiate_targets(output, questions.take(members), value_dtype, there, until=until)
             step = there.head_trace.values[until] - self.start.head_trace.values[until]
             excess = (seeds.by_image * step.to(seeds.by_image).unsqueeze(1)).sum(-1)
             parts.append((members, replace(seeds, excess=excess)))
@@ -347,7 +294,7 @@ class _Search:
         """Return the zero that damped Newton steps lead to, shape (Q,); refuse where none is in reach."""
         x = start
         for _ in range(100):
-            seeds = gradients_of(self._run(x.unsqueeze(0)), [self._target], start.dtype, until=self._position)
+            seeds = differentiate_targets(self._run(x.unsqueeze(0)), [self._target], start.dtype, until=self._position)
             value, grad = seeds.values[0, 0], seeds.by_image[0, 0]
             if float(value.abs()) <= _EXACT * self._size:
                 return x

@@ -50,10 +50,6 @@ class QuadraticTarget(PlacedTarget, ClosedFormTarget):
         there = self._gradient(start)
         return {position: (seed + there[position]) / 2 for position, seed in here.items()}
 
-    def of_changed(self, changed: Any, output: Any) -> Tensor:
-        """Return the value for M changed versions of an image, (M,)."""
-        return self.value(changed)
-
     @abstractmethod
     def _gradient(self, output: Any) -> dict[int, Tensor]:
         """Return the gradient by position of the head's value."""
@@ -100,22 +96,6 @@ class PCATarget(PlacedTarget, ClosedFormTarget):
         seed = components.new_zeros(1, components.shape[-1])
         seed[0, self.component] = factor_of(self.sign)
         return {output.head.component_position: seed}
-
-    @staticmethod
-    def several(targets: Sequence["PCATarget"], output: Any) -> tuple[Tensor, dict[int, Tensor | None]]:
-        """Return the values of K components, shape (N, K), and their gradient by position, shape (1, K, B).
-
-        If the targets are all components in order, the gradient is the identity, returned as None.
-        """
-        components = max(targets, key=lambda target: target.component)._components(output)
-        position, count = output.head.component_position, components.shape[1]
-        if [(target.component, target.sign) for target in targets] == [(b, "+") for b in range(count)]:
-            return components, {position: None}
-        # Rows of a matrix made where it is needed: a list of numbers would have to be sent there, and waited for.
-        plus = torch.eye(count, dtype=components.dtype, device=components.device)
-        rows = {"+": plus.unbind(), "-": (-plus).unbind()}
-        seeds = torch.stack([rows[target.sign][target.component] for target in targets])
-        return components @ seeds.T, {position: seeds.unsqueeze(0)}
 
     def _components(self, output: Any) -> Tensor:
         components = components_of(output, self)
@@ -224,6 +204,23 @@ class ResidualTarget(QuadraticTarget):
                 "the network, cam.explain(x, [ResidualTarget()])"
             )
         return residual(reduction, z, components)
+
+
+def evaluate_components(targets: Sequence[PCATarget], output: Any) -> tuple[Tensor, dict[int, Tensor | None]]:
+    """Return the values of K components, shape (N, K), and their gradient by position, shape (1, K, B).
+
+    Many at once: 64 of them are one row of a matrix each. If they are all components in order, the gradient is the
+    identity, returned as None.
+    """
+    components = max(targets, key=lambda target: target.component)._components(output)
+    position, count = output.head.component_position, components.shape[1]
+    if [(target.component, target.sign) for target in targets] == [(b, "+") for b in range(count)]:
+        return components, {position: None}
+    # Rows of a matrix made where it is needed: a list of numbers would have to be sent there, and waited for.
+    plus = torch.eye(count, dtype=components.dtype, device=components.device)
+    rows = {"+": plus.unbind(), "-": (-plus).unbind()}
+    seeds = torch.stack([rows[target.sign][target.component] for target in targets])
+    return components @ seeds.T, {position: seeds.unsqueeze(0)}
 
 
 def _of_varying(reduction: Any, variances: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """Targets of decisions: margins, pairs of classes, log-ratios."""
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -71,33 +71,51 @@ class SVMTarget(PlacedTarget, ClosedFormTarget):
 
     def value(self, output: Any) -> Tensor:
         """Return the margin of a row, or of each row of several."""
-        decision = self.decision(output)
-        return (decision * self._seed(output, decision.detach())).sum(-1)
+        return (self.decision(output) * self.seed(output)).sum(-1)
 
     def seeds(self, output: Any, start: Any = None) -> dict[int, Tensor]:
         """Return the gradient by position of the head's value: rows over the decision values, (N, P) or (1, P)."""
-        decision = self.decision(output).detach()
-        named = self.category is not None and not self._means("runner-up", output.head)
-        return {output.head.decision_position: self._seed(output, decision[:1] if named else decision)}
+        decision = self.decision(output)
+        which = None if self.count_questions(output.head) == 1 else self.number_questions(output)
+        return {output.head.decision_position: self._rows(output.head, which, decision[:1])}
 
-    def boundaries(self, head: Any) -> int:
-        """Return the number of boundaries: 1 for named classes, else one per class or pair; 0 for a regressor."""
-        if head.decision_position is None or (head.classes_ is None and not isinstance(head.voting, OneClass)):
-            return 0
-        free = (self.category is None and head.classes_ is not None) + self._means("runner-up", head)
-        return int(head.voting.n_classes**free)
+    def value_questions(self, output: Any, which: Tensor | None) -> Tensor:
+        """Return the margin of each row's question, by its number; None: of the only one."""
+        decision = self.decision(output)
+        return (decision * self._rows(output.head, which, decision[:1])).sum(-1)
 
-    def boundary_of(self, output: Any) -> Tensor:
-        """Return the index of each image's boundary, that of its class or pair, shape (N,)."""
-        category, second = self._classes(output, self.decision(output))
-        if second is None or not self._means("runner-up", output.head):
+    def evaluate_questions(self, output: Any, start: Any, which: Tensor | None) -> tuple[Tensor, Mapping[int, Tensor]]:
+        """Return the margins of N rows, (N,), and their gradient, rows over the decision values."""
+        decision = self.decision(output)
+        rows = self._rows(output.head, which, decision[:1])
+        return (decision * rows).sum(-1), {output.head.decision_position: rows}
+
+    def count_questions(self, head: Any) -> int:
+        """Return 1 for named classes, else the number of classes, or of pairs of these."""
+        if head.decision_position is None or head.classes_ is None:
+            return 1
+        return int(head.voting.n_classes ** ((self.category is None) + self._means("runner-up", head)))
+
+    def number_questions(self, output: Any) -> Tensor:
+        """Return the number of each row's question: that of its class, or pair of classes, shape (N,)."""
+        head, decision = output.head, self.decision(output)
+        runner_up = self._means("runner-up", head)
+        if self.category is None:
+            category = output.predicted()
+        else:
+            category = torch.full(decision.shape[:-1], head.class_index(self.category), device=decision.device)
+        if runner_up:
+            second = self._strongest_but(category, output)
+            return second if self.category is not None else category * head.voting.n_classes + second
+        if isinstance(self.versus, tuple) or self.versus is None or self._means("others", head):
             return category
-        return second if self.category is not None else category * output.head.voting.n_classes + second
+        versus = torch.full_like(category, head.class_index(self.versus))
+        return torch.where(category == versus, self._strongest_but(versus, output), category)
 
-    def at_boundary(self, head: Any, number: int) -> "SVMTarget":
+    def name_question(self, head: Any, number: int) -> "SVMTarget":
         """Return the target with its classes named; a class paired with itself gives the class's margin."""
         if head.classes_ is None:
-            return replace(self, sign="+", at=None)
+            return self
         labels, versus, strength = head.classes_.tolist(), self.versus, self.strength
         if self._means("runner-up", head):
             number, second = divmod(number, len(labels)) if self.category is None else (0, number)
@@ -107,7 +125,14 @@ class SVMTarget(PlacedTarget, ClosedFormTarget):
             versus = tuple(label for label in versus if label != category)
         if not versus if isinstance(versus, tuple) else versus == category:
             versus, strength = None, 1.0
-        return SVMTarget(category, versus, strength=strength)
+        return replace(self, category=category, versus=versus, strength=strength)
+
+    def boundary(self, head: Any) -> "SVMTarget | None":
+        """Return the decision, whatever its sign and place; None for the value of a regressor."""
+        decides = head.decision_position is not None and (
+            head.classes_ is not None or isinstance(head.voting, OneClass)
+        )
+        return replace(self, sign="+", at=None) if decides else None
 
     def why_blank(self, output: HeadOutput) -> str | None:
         """Return the reason why the map of an output row is blank, or None if it is unknown."""
@@ -115,20 +140,22 @@ class SVMTarget(PlacedTarget, ClosedFormTarget):
             return None
         if output.head.enumerated is not None:
             return "none of its components changes the decision between the start and the image"
-        return output.head.why_blank(output.head_trace, self._seed(output, self.decision(output)))
-
-    def categories(self, output: Any) -> Tensor:
-        """Return the index of the class that it is about, of each row, (N,)."""
-        return self._classes(output, self.decision(output))[0]
+        return output.head.why_blank(output.head_trace, self.seed(output))
 
     def decision(self, output: Any) -> Tensor:
         """Return the decision values, shape (N, P), or (P,) for a row; raise a ValueError without an SVM."""
-        position = _decision_position(output, self)
+        position = find_decision(output, self)
         return output.head_trace.values[position]
 
     def seed(self, output: Any) -> Tensor:
         """Return the derivative with respect to the decision values, shape (N, P), or (P,) for a row."""
-        return self._seed(output, self.decision(output).detach())
+        decision = self.decision(output).detach()
+        which = None if self.count_questions(output.head) == 1 else self.number_questions(output)
+        return self._rows(output.head, which, decision)
+
+    def evaluate_rows(self, output: Any, which: Tensor | None) -> Tensor:
+        """Return the derivative of each row's question with respect to the decision values, (N, P)."""
+        return self._rows(output.head, which, self.decision(output))
 
     def _means(self, word: str, head: Any) -> bool:
         """Return whether ``versus`` is a word, and not a class of that name."""
@@ -137,34 +164,35 @@ class SVMTarget(PlacedTarget, ClosedFormTarget):
         classes = head.classes_
         return classes is None or word not in classes.tolist()
 
-    def _seed(self, output: HeadOutput, decision: Tensor) -> Tensor:
-        head, voting = output.head, output.head.voting
+    def _rows(self, head: Any, which: Tensor | None, like: Tensor) -> Tensor:
+        """Return the coefficients of the decision values in each question, (N, P).
+
+        Args:
+            head: the head.
+            which: the numbers of the questions, (N,); None: there is only one, for all rows.
+            like: decision values of as many rows as are wanted where there is only one question.
+
+        Raises:
+            ValueError: the head has no classes to compare, or not these.
+        """
         if head.classes_ is None and self.versus is not None:
             raise ValueError(f"{self}: the head has no classes to compare")
+        shape = like.shape[:-1] if which is None else which.shape
 
-        category, second = self._classes(output, decision)
+        def index(label: Any) -> Tensor:
+            return torch.full(shape, head.class_index(label), device=like.device)
+
+        category = torch.zeros(shape, dtype=torch.long, device=like.device) if which is None else which
+        second = None
+        if which is not None and self._means("runner-up", head):
+            category, second = which // head.voting.n_classes, which % head.voting.n_classes
+        category = category if self.category is None else index(self.category)
         if isinstance(self.versus, tuple) or self._means("others", head):
-            seed = self._against_several(head, category)
+            rows = self._against_several(head, category)
         else:
-            seed = voting.seed(category, second)
-        return seed if self.sign == "+" else -seed
-
-    def _classes(self, output: Any, decision: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return the indices of the class and of the one it is against, each of shape (...); None without one."""
-        head = output.head
-
-        def indices(label: Any) -> Tensor:
-            return torch.full(decision.shape[:-1], head.class_index(label), device=decision.device)
-
-        category = output.predicted() if self.category is None else indices(self.category)
-        if self.versus is None or isinstance(self.versus, tuple) or self._means("others", head):
-            return category, None
-        if self._means("runner-up", head):
-            return category, self._strongest_but(category, output)
-        versus = indices(self.versus)
-        if self.category is None:
-            category = torch.where(category == versus, self._strongest_but(versus, output), category)
-        return category, versus
+            second = index(self.versus) if second is None and self.versus is not None else second
+            rows = head.voting.seed(category, second)
+        return rows if self.sign == "+" else -rows
 
     def _strongest_but(self, category: Tensor, output: Any) -> Tensor:
         """Return the index of the class that comes first without another, of each row."""
@@ -234,37 +262,37 @@ class LogRatioTarget(PlacedTarget, ClosedFormTarget):
 
     def value(self, output: Any) -> Tensor:
         """Return the log-ratio of a row, or of each row of several."""
-        return self._value(output, output)
+        return self._combine(output, self._margin.seed(output))
+
+    def value_questions(self, output: Any, which: Tensor | None) -> Tensor:
+        """Return the log-ratio of each row's question, by its number; None: of the only one."""
+        return self._combine(output, self._margin.evaluate_rows(output, which))
 
     def seeds(self, output: Any, start: Any = None) -> dict[int, Tensor]:
         """Return the gradient by position: rows over the input of the SVM, shape (N, B)."""
-        stage, position = self._stage(output)
-        traces = [head_output.head_trace for head_output in (output, start) if head_output is not None]
-        saved = [stage.evaluate(trace.values[position])[1] for trace in traces]
-        with known_to(traces[0].eps, partial(output.head.errors, traces[0], position)):
-            grad, log_scale = pulled_through(stage, (self._margin.seed(output).unsqueeze(1), None), *saved)
-        return {position: (grad if log_scale is None else grad * log_scale.exp().unsqueeze(-1)).squeeze(1)}
+        return self._pull_back(output, start, self._margin.seed(output))
 
-    def of_changed(self, changed: Any, output: Any) -> Tensor:
-        """Return the value for M changed versions of an image, (M,), keeping its predicted class and runner-up."""
-        return self._value(changed, output)
+    def evaluate_questions(self, output: Any, start: Any, which: Tensor | None) -> tuple[Tensor, Mapping[int, Tensor]]:
+        """Return the log-ratios of N rows, (N,), and their gradients or secants, rows over the input of the SVM."""
+        rows = self._margin.evaluate_rows(output, which)
+        return self._combine(output, rows), self._pull_back(output, start, rows)
 
-    def boundaries(self, head: Any) -> int:
-        """Return the number of boundaries, the same as for the margin."""
-        return self._margin.boundaries(head)
+    def count_questions(self, head: Any) -> int:
+        """Return 1 for named classes, else the number of classes, or of pairs of these."""
+        return self._margin.count_questions(head)
 
-    def boundary_of(self, output: Any) -> Tensor:
-        """Return the index of each image's boundary, shape (N,)."""
-        return self._margin.boundary_of(output)
+    def number_questions(self, output: Any) -> Tensor:
+        """Return the number of each row's question, shape (N,)."""
+        return self._margin.number_questions(output)
 
-    def at_boundary(self, head: Any, number: int) -> "LogRatioTarget":
+    def name_question(self, head: Any, number: int) -> "LogRatioTarget":
         """Return the target with its classes named."""
-        named = self._margin.at_boundary(head, number)
-        return LogRatioTarget(named.category, named.versus)
+        named = self._margin.name_question(head, number)
+        return replace(self, category=named.category, versus=named.versus)
 
-    def categories(self, output: Any) -> Tensor:
-        """Return the index of the class that it is about, of each row, (N,)."""
-        return self._margin.categories(output)
+    def boundary(self, head: Any) -> "LogRatioTarget | None":
+        """Return the log-ratio, whatever its sign and place."""
+        return None if self._margin.boundary(head) is None else replace(self, sign="+", at=None)
 
     def why_blank(self, output: HeadOutput) -> str | None:
         """Return the reason why the map of an output row is blank, or None if it is unknown."""
@@ -277,18 +305,27 @@ class LogRatioTarget(PlacedTarget, ClosedFormTarget):
 
     def _stage(self, output: Any) -> tuple[Stage, int]:
         """Return the stage of the log-ratios, in place of the decision, and the position of its input."""
-        position = _decision_position(output, self)
+        position = find_decision(output, self)
         return log_ratios(output.head.stages[position - 1]), position - 1
 
-    def _value(self, output: Any, of_classes: Any) -> Tensor:
-        """Return the value, for the classes that are meant where the output is another."""
+    def _combine(self, output: Any, rows: Tensor) -> Tensor:
+        """Return combinations (N, P), or (P,) for a row, of the log-ratios."""
         stage, position = self._stage(output)
         x = output.head_trace.values[position]
         ratios, _ = stage.evaluate(x.reshape(-1, x.shape[-1]))
-        return (ratios.reshape(*x.shape[:-1], -1) * self._margin.seed(of_classes)).sum(-1)
+        return (ratios.reshape(*x.shape[:-1], -1) * rows).sum(-1)
+
+    def _pull_back(self, output: Any, start: Any, rows: Tensor) -> dict[int, Tensor]:
+        """Return the gradient, or secant, of combinations of log-ratios (N, P), by position."""
+        stage, position = self._stage(output)
+        traces = [head_output.head_trace for head_output in (output, start) if head_output is not None]
+        saved = [stage.evaluate(trace.values[position])[1] for trace in traces]
+        with known_to(traces[0].eps, partial(output.head.errors, traces[0], position)):
+            grad, log_scale = pulled_through(stage, (rows.unsqueeze(1), None), *saved)
+        return {position: (grad if log_scale is None else grad * log_scale.exp().unsqueeze(-1)).squeeze(1)}
 
 
-def _decision_position(output: Any, target: ClosedFormTarget) -> int:
+def find_decision(output: Any, target: ClosedFormTarget) -> int:
     """Return the position of the decision values; a ValueError without an SVM."""
     head = head_of(output, target)
     if head.decision_position is None:

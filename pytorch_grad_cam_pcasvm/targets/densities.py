@@ -56,10 +56,6 @@ class DensityTarget(PlacedTarget, ClosedFormTarget):
         secant = mean_slopes(lambda at: at.softmax(-1).unsqueeze(-2), y, y0, values - values0, size)
         return {position: factor_of(self.sign) * secant.squeeze(-2)}
 
-    def of_changed(self, changed: Any, output: Any) -> Tensor:
-        """Return the value for M changed versions of an image, (M,)."""
-        return self.value(changed)
-
     def _clusters(self, output: Any) -> tuple[int, Tensor]:
         """Return the position of the logarithms of the clusters' weighted densities, and these, (N, C)."""
         head = head_of(output, self)

@@ -12,18 +12,12 @@ from pytorch_grad_cam_pcasvm.network.grid import Grid
 from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput, HeadRun, PlainOutput
 from pytorch_grad_cam_pcasvm.runtime.device_sync import is_traced
 from pytorch_grad_cam_pcasvm.runtime.rollback import without_inference
-from pytorch_grad_cam_pcasvm.targets import ClosedFormTarget, PCATarget, ProbabilityTarget, SVMTarget, Target, fixed
-from pytorch_grad_cam_pcasvm.targets.places import Chosen, RegionRun, Spans, refuse_place, region_of, selection_of
+from pytorch_grad_cam_pcasvm.targets.callables import call_at_start, differentiate_rows, leaf_of
+from pytorch_grad_cam_pcasvm.targets.components import PCATarget, evaluate_components
+from pytorch_grad_cam_pcasvm.targets.places import Chosen, RegionRun, Spans, region_of
 from pytorch_grad_cam_pcasvm.targets.plain_gradients import plain_gradients
-from pytorch_grad_cam_pcasvm.targets.rowwise import (
-    Rowwise,
-    called_at_start,
-    differentiated,
-    leaf_of,
-    target_at,
-    value_at,
-)
-from pytorch_grad_cam_pcasvm.targets.target import PlacedTarget
+from pytorch_grad_cam_pcasvm.targets.questions import Question, resolve_targets
+from pytorch_grad_cam_pcasvm.targets.target import ClosedFormTarget, PlacedTarget
 
 _BYTES = 1 << 28  # of the rows of a region that are computed at once
 
@@ -63,6 +57,18 @@ class OutputGradients:
         return grad.transpose(0, 1)
 
     @staticmethod
+    def merged(parts: Sequence["OutputGradients"], images: Sequence[int]) -> "OutputGradients":
+        """Return the gradients of some images each as those of all, in the order of the images' numbers."""
+        order = torch.tensor(images, device=parts[0].values.device).argsort()
+
+        def column(name: str) -> Any:
+            tensors = [getattr(part, name) for part in parts]
+            return None if tensors[0] is None else torch.cat(tensors)[order]
+
+        grad = torch.cat([part.grads[0] for part in parts], 1)[:, order]  # type: ignore[misc]
+        return OutputGradients([grad], *(column(field.name) for field in fields(OutputGradients)[1:]))
+
+    @staticmethod
     def joined(parts: Sequence[tuple[Sequence[int], "OutputGradients"]]) -> "OutputGradients":
         """Return the seeds of K targets from those of some of them each, with their numbers."""
         if len(parts) == 1:
@@ -87,14 +93,14 @@ def in_order(tensors: Sequence[Any], members: Sequence[int], dim: int = 1) -> Te
     return torch.stack([places[place] for place in sorted(range(len(members)), key=members.__getitem__)], dim)
 
 
-def gradients_of(
+def differentiate_targets(
     output: Any, targets: Sequence[Any], dtype: torch.dtype, start: Any = None, *, until: int = 0
 ) -> OutputGradients:
     """Return the gradients of K targets, or where there is a start their secants from it to the images.
 
     Args:
         output: what a head computed, or an ordinary network returned, for N images.
-        targets: K targets, each for all images or a :class:`.Rowwise`.
+        targets: K targets, each for all images, or the :class:`.Questions` that they were resolved to.
         dtype: dtype of the gradients.
         start: the output at the start, of N rows, or one for all.
         until: position of the head's value that the gradients are with respect to, instead of the features.
@@ -102,56 +108,32 @@ def gradients_of(
     Returns:
         The gradients.
     """
+    questions = resolve_targets(targets, output)
+    if questions.images is None:
+        return _differentiate(output, questions.columns, dtype, start, until)
+    parts = []
+    for column, images in zip(questions.columns, questions.images, strict=True):
+        there = start if start is None or start.count == 1 else start.rows(images)
+        parts.append(_differentiate(output.rows(images), [column], dtype, there, until))
+    return OutputGradients.merged(parts, [image for images in questions.images for image in images])
+
+
+def _differentiate(
+    output: Any, columns: Sequence[Question], dtype: torch.dtype, start: Any, until: int
+) -> OutputGradients:
+    """Return the gradients of K questions that are asked of all images."""
     if output.head is None:
-        return _of_plain(output, [_shared(target) for target in targets], dtype, start)
-    if len(targets) == 1 and isinstance(targets[0], Rowwise):
-        return _per_image(output, targets[0].targets, dtype, start)
+        return _of_plain(output, columns, dtype, start)
     if output.grid is not None:
-        return _of_places(output, targets, dtype, start)
-    for target in targets:
-        refuse_place(target, output)
-    return _of_head(output, targets, dtype, start, until)
-
-
-def values_of(output: Any, targets: Sequence[Any], image: int, changed: Any) -> Tensor:
-    """Return the values of K targets for M changed versions of an image, (M, K), keeping its predicted class.
-
-    Args:
-        output: what a head computed, or an ordinary network returned.
-        targets: K targets, each for all images or a :class:`.Rowwise`.
-        image: number of the image.
-        changed: the output for the changed versions.
-
-    Returns:
-        The values.
-    """
-    row, columns = output.rows([image]), []
-    for target in (target_at(target, image) for target in targets):
-        if output.grid is not None and isinstance(target, PlacedTarget):
-            named = fixed(target, row)
-            columns.append(named(changed))
-            continue
-        if not isinstance(target, ClosedFormTarget):
-            columns.append(torch.stack([value_at(target, part) for part in changed.target_rows()]))
-            continue
-        isolated, scores = (row, changed) if row.head is not None else (_scores(row), _scores(changed))
-        values = target.of_changed(scores, isolated)
-        if values is None:
-            ((position, grad),) = target.seeds(isolated).items()
-            values = ((scores if row.head is None else changed.head_trace.values[position]) * grad).sum(-1)
-        columns.append(values)
-    return torch.stack(columns, 1)
-
-
-def _scores(output: PlainOutput) -> Tensor:
-    return output.value.reshape(output.count, -1)
+        return _of_places(output, columns, dtype, start)
+    return _of_head(output, columns, dtype, start, until)
 
 
 def _of_plain(
-    output: PlainOutput, targets: Sequence[Any], dtype: torch.dtype, start: PlainOutput | None
+    output: PlainOutput, columns: Sequence[Question], dtype: torch.dtype, start: PlainOutput | None
 ) -> OutputGradients:
     """Return the gradients of K targets with respect to every tensor that an ordinary network gave."""
-    by_target, values, at_start = zip(*(plain_gradients(output, target, start) for target in targets), strict=True)
+    by_target, values, at_start = zip(*(plain_gradients(output, column, start) for column in columns), strict=True)
     grads: list[Tensor | None] = []
     for column in zip(*by_target, strict=True):
         like = next((grad for grad in column if grad is not None), None)
@@ -162,48 +144,12 @@ def _of_plain(
     return OutputGradients(grads, torch.zeros_like(stacked_values), stacked_values, before)
 
 
-def _shared(target: Any) -> Any:
-    """Return the target that all images of a Rowwise have, if they do."""
-    if isinstance(target, Rowwise) and isinstance(target.targets[0], ClosedFormTarget):
-        return target.targets[0] if all(other == target.targets[0] for other in target.targets) else target
-    return target
-
-
-def _per_image(
-    output: HeadRun | HeadOutput, targets: Sequence[Target], dtype: torch.dtype, start: Any
-) -> OutputGradients:
-    """Return the gradient of each image's own target, as of one target: K is 1."""
-    groups: dict[Any, list[int]] = {}
-    for row, target in enumerate(targets):
-        groups.setdefault(target if isinstance(target, ClosedFormTarget | PlacedTarget) else None, []).append(row)
-    parts: list[tuple[list[int], OutputGradients]] = []
-    for target, rows in groups.items():
-        part, part_start = output, start
-        if len(groups) > 1:
-            part = output.rows(rows)
-            part_start = start if start is None or start.count == 1 else start.rows(rows)
-        shared = Rowwise([targets[row] for row in rows]) if target is None else target
-        of_group = _of_head if output.grid is None else _of_places
-        refuse_place(shared, output)
-        parts.append((rows, of_group(part, [shared], dtype, part_start)))
-    if len(parts) == 1:
-        return parts[0][1]
-    order = torch.tensor([row for rows, _ in parts for row in rows], device=output.device).argsort()
-
-    def joined(name: str) -> Any:
-        tensors = [getattr(part, name) for _, part in parts]
-        return None if tensors[0] is None else torch.cat(tensors)[order]
-
-    grad = torch.cat([part.grads[0] for _, part in parts], 1)[:, order]  # type: ignore[misc]
-    return OutputGradients([grad], *(joined(field.name) for field in fields(OutputGradients)[1:]))
-
-
 def _of_head(
-    output: HeadRun | HeadOutput, targets: Sequence[Any], dtype: torch.dtype, start: Any = None, until: int = 0
+    output: HeadRun | HeadOutput, columns: Sequence[Question], dtype: torch.dtype, start: Any = None, until: int = 0
 ) -> OutputGradients:
     count, trace, start_trace = output.count, output.head_trace, None if start is None else start.head_trace
     parts: list[tuple[list[int], list[Tensor]]] = []
-    for members, values, seeds in _grouped(targets, output, start):
+    for members, values, seeds in _grouped(columns, output, start):
         inside: Mapping[int, Any] = seeds
         sizes = None
         if start_trace is not None and output.head.enumerated is not None and [*seeds] == [len(output.head.stages)]:
@@ -215,7 +161,7 @@ def _of_head(
         grad, log_scale = output.head.pullback(trace, inside, start_trace, until)
         tensors = [grad.expand(count, -1, -1), log_scale.expand(count, -1), values]
         if start_trace is not None:
-            at_start = _at_start([targets[k] for k in members], seeds, values, output, start)
+            at_start = _at_start([columns[k] for k in members], seeds, values, output, start)
             tensors.append(at_start)
             if output.head.enumerated is not None:
                 scale = tensors[1].exp()
@@ -232,19 +178,18 @@ def _of_head(
 
 
 def _of_places(
-    output: HeadRun | HeadOutput, targets: Sequence[Any], dtype: torch.dtype, start: Any = None
+    output: HeadRun | HeadOutput, columns: Sequence[Question], dtype: torch.dtype, start: Any = None
 ) -> OutputGradients:
-    """Return the gradients of K targets with respect to dense features, each at its place."""
+    """Return the gradients of K questions with respect to dense features, each at its place."""
     groups: dict[Any, list[int]] = {}
-    for k, target in enumerate(targets):
-        together = isinstance(target, PlacedTarget) and target.at != "max"
-        groups.setdefault(("at", target.at) if together else k, []).append(k)
+    for k, column in enumerate(columns):
+        groups.setdefault(column.positions or k, []).append(k)  # the same positions are the same object
     parts = []
     for members in groups.values():
-        some = [targets[k] for k in members]
-        if isinstance(some[0], PlacedTarget):
-            selection = selection_of(some[0], output)
-            part = _of_region(output, [target.unplaced for target in some], selection, dtype, start)
+        some = [columns[k] for k in members]
+        positions = some[0].positions
+        if positions is not None:
+            part = _of_region(output, some, positions, dtype, start)
         else:
             part = _of_whole(output, some[0], dtype, start)
         parts.append((members, part))
@@ -252,24 +197,24 @@ def _of_places(
 
 
 def _of_region(
-    output: HeadRun | HeadOutput, targets: Sequence[Any], selection: Spans | Chosen, dtype: torch.dtype, start: Any
+    output: HeadRun | HeadOutput, columns: Sequence[Question], selection: Spans | Chosen, dtype: torch.dtype, start: Any
 ) -> OutputGradients:
-    """Return the gradients of the means of K targets over A positions of each image."""
-    head, count, whole = output.head, output.count, region_of(output, selection)
+    """Return the gradients of the means of K questions over A positions of each image."""
+    head, count = output.head, output.count
     parts = []
     rows_at_once = selection.size
     if not is_traced():
-        rows_at_once = max(1, _BYTES // (head.bytes_per_target(count) * len(targets)))
+        rows_at_once = max(1, _BYTES // (head.bytes_per_target(count) * len(columns)))
     for block in selection.blocks(rows_at_once):
         region = region_of(output, block)
         trace = _anew(region)
-        rows = RegionRun(head, trace, size=block.size, whole=whole)
+        rows = RegionRun(head, trace, size=block.size)
         there: HeadRun | None = None
         if start is not None:
             there = HeadRun(head, _anew(region_of(start, block)))
             if start.count < count and block.size > 1:  # one start for all
                 there = there.rows(torch.arange(block.size, device=output.device).repeat(count))
-        parts.append(_of_head(rows, targets, dtype, there))
+        parts.append(_of_head(rows, [column.repeat(block.size) for column in columns], dtype, there))
 
     def column(name: str) -> Any:
         """Return numbers of each position, (N, A, K)."""
@@ -299,9 +244,9 @@ def _anew(run: HeadRun | HeadOutput) -> HeadTrace:
     return trace
 
 
-def _of_whole(output: HeadRun | HeadOutput, target: Any, dtype: torch.dtype, start: Any) -> OutputGradients:
+def _of_whole(output: HeadRun | HeadOutput, column: Question, dtype: torch.dtype, start: Any) -> OutputGradients:
     """Return the gradient of a callable that takes all scores of an image, as of one target: K is 1."""
-    values, seeds = _values_and_seeds(target, output, start)
+    values, seeds = _evaluate(column, output, start)
     there = None if start is None else HeadRun(start.head, start.head_trace, start.grid)
     before = None
     if there is not None:
@@ -312,7 +257,7 @@ def _of_whole(output: HeadRun | HeadOutput, target: Any, dtype: torch.dtype, sta
         terms = [rise.unflatten(0, (output.count, -1)).flatten(1) for rise in rises]
         at = values - torch.stack([term.sum(1) for term in terms]).sum(0)
         size = values.abs() + torch.stack([term.abs().sum(1) for term in terms]).sum(0)
-        before = called_at_start(target, there.target_rows(), size, at).unsqueeze(1)
+        before = call_at_start(column.callables(output.count), there.target_rows(), size, at).unsqueeze(1)
         there.head_trace = _anew(there)
     by_row = {place: seed.unsqueeze(1) for place, seed in seeds.items()}
     grad, log_scale = output.head.pullback(_anew(output), by_row, None if there is None else there.head_trace)
@@ -337,13 +282,13 @@ def _change(trace: HeadTrace, start: HeadTrace, position: int) -> Tensor:
 
 
 def _at_start(
-    targets: Sequence[Any],
+    columns: Sequence[Question],
     seeds: Mapping[int, Any],
     values: Tensor,
     output: HeadRun | HeadOutput,
     start: HeadRun | HeadOutput,
 ) -> Tensor:
-    """Return the values of targets at the start, shape (N, K), by their values (N, K) and gradients at the image."""
+    """Return the values of questions at the start, shape (N, K), by their values (N, K) and gradients at the image."""
     here, there = output.head_trace.values, start.head_trace.values
     at, terms = values, values.abs()
     for position, seed in seeds.items():
@@ -351,36 +296,23 @@ def _at_start(
             return there[position].expand_as(values).clone()
         rises = (here[position] - there[position]).unsqueeze(1) * seed
         at, terms = at - rises.sum(-1), terms + rises.abs().sum(-1)
-    for k, target in enumerate(targets):
-        first = target.targets[0] if isinstance(target, Rowwise) else target
-        if not isinstance(first, ClosedFormTarget):
+    for k, column in enumerate(columns):
+        if not isinstance(column.target, ClosedFormTarget):
             rows = start.target_rows()
             rows = rows * len(values) if len(rows) == 1 else rows
-            at[:, k] = called_at_start(_of_predicted(target, output), rows, terms[:, k], at[:, k])
+            at[:, k] = call_at_start(column.callables(len(values)), rows, terms[:, k], at[:, k])
     return at
 
 
-def _of_predicted(target: Any, output: HeadRun | HeadOutput) -> Any:
-    """Return the target that names the class predicted for each image, where one stands for it that adds up."""
-    head = output.head
-    if not isinstance(target, ProbabilityTarget) or target.category is not None or head.enumerated is None:
-        return target
-    assert head.decision_position is not None
-    assert head.classes_ is not None
-    predicted = output.predicted()
-    return Rowwise([replace(target, category=label) for label in head.classes_[predicted.cpu().numpy()]])
-
-
 def _grouped(
-    targets: Sequence[Any], output: HeadRun | HeadOutput, start: HeadRun | HeadOutput | None
+    columns: Sequence[Question], output: HeadRun | HeadOutput, start: HeadRun | HeadOutput | None
 ) -> Iterator[tuple[list[int], Tensor, Mapping[int, Any]]]:
-    """Yield targets whose gradients start at the same values: their numbers, values (N, K), seeds (N or 1, K, .)."""
-    components = [k for k, target in enumerate(targets) if type(target) is PCATarget]
+    """Yield questions whose gradients start at the same values: their numbers, values (N, K), seeds (N or 1, K, .)."""
+    components = [k for k, column in enumerate(columns) if type(column.target) is PCATarget]
     if components:
-        # Many at once: 64 of them are one row of a matrix each, and not 64 calls.
-        yield components, *PCATarget.several([targets[k] for k in components], output)
+        yield components, *evaluate_components([columns[k].target for k in components], output)
     pairs = {
-        k: _values_and_seeds(target, output, start) for k, target in enumerate(targets) if type(target) is not PCATarget
+        k: _evaluate(column, output, start) for k, column in enumerate(columns) if type(column.target) is not PCATarget
     }
     for positions in dict.fromkeys(frozenset(seeds) for _, seeds in pairs.values()):
         members = [k for k, (_, seeds) in pairs.items() if frozenset(seeds) == positions]
@@ -388,26 +320,24 @@ def _grouped(
         yield members, values, {position: _stack([pairs[k][1][position] for k in members]) for position in positions}
 
 
-def _values_and_seeds(
-    target: Target | Rowwise, output: HeadRun | HeadOutput, start: HeadRun | HeadOutput | None
+def _evaluate(
+    column: Question, output: HeadRun | HeadOutput, start: HeadRun | HeadOutput | None
 ) -> tuple[Tensor, Mapping[int, Tensor]]:
-    """Return a target's value for every image, (N,), and its gradient, or secant, by position, (N, .) or (1, .)."""
-    if isinstance(target, SVMTarget):
-        seeds = target.seeds(output)  # once: its value is their product with the decision values
-        return (target.decision(output) * next(iter(seeds.values()))).sum(-1), seeds
+    """Return a question's value for every row, (N,), and its gradient, or secant, by position, (N, .) or (1, .)."""
+    target = column.target
     if isinstance(target, ClosedFormTarget):
-        return target(output), target.seeds(output, start)
+        return target.evaluate_questions(output, start, column.which)
     with without_inference(), torch.enable_grad():
         # Every value is a leaf of its own: a target may read any of them.
         leaves = [leaf_of(value) for value in output.head_trace.values]
         if isinstance(output, RegionRun) and isinstance(target, PlacedTarget):
             of_leaves = replace(output, head_trace=HeadTrace(leaves, []))
-            values = target.value(of_leaves)  # of all rows at once: they may be many
+            values = target.value_questions(of_leaves, column.which)  # of all rows at once: they may be many
             grads: Sequence[Tensor | None] = torch.autograd.grad(values.sum(), leaves, allow_unused=True)
             values = values.detach()
         else:
             rows = HeadRun(output.head, HeadTrace(leaves, []), output.grid).target_rows()
-            values, grads = differentiated(target, rows, leaves)
+            values, grads = differentiate_rows(column.callables(len(rows)), rows, leaves)
     return values, {position: grad for position, grad in enumerate(grads) if grad is not None}
 
 

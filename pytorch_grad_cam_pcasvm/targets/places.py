@@ -52,7 +52,7 @@ class Region:
 
 
 @dataclass(frozen=True)
-class OfImages:
+class ImagePositions:
     """A position of each image of one batch.
 
     Attributes:
@@ -62,7 +62,7 @@ class OfImages:
     places: tuple[tuple[int, ...], ...]
 
 
-Place = None | str | Region | OfImages | tuple[int, ...]
+Place = None | str | Region | ImagePositions | tuple[int, ...]
 
 
 def place_of(at: Any) -> Place:
@@ -72,7 +72,7 @@ def place_of(at: Any) -> Place:
         TypeError: it is neither a position, a boolean mask nor ``"max"``.
         ValueError: it is another word, a position with negative numbers, or an empty mask.
     """
-    if at is None or isinstance(at, Region | OfImages):
+    if at is None or isinstance(at, Region | ImagePositions):
         return at
     if isinstance(at, str):
         if at != "max":
@@ -134,6 +134,10 @@ class Spans:
             start += last - first
         return whole
 
+    def of_copies(self, image: int, count: int) -> "Spans":
+        """Return the positions of so many copies of an image: the same."""
+        return self
+
     def blocks(self, size: int) -> "list[Spans]":
         """Return the same positions in blocks of so many."""
         places = [place for first, last in self.spans for place in range(first, last)]
@@ -163,6 +167,10 @@ class Chosen:
         """Return numbers at these positions, (K, N, 1, D), among zeros elsewhere, (K, N, P, D)."""
         whole = grads.new_zeros(*grads.shape[:2], self.count, grads.shape[-1])
         return whole.scatter(2, self.index.reshape(1, -1, 1, 1).expand_as(grads), grads)
+
+    def of_copies(self, image: int, count: int) -> "Chosen":
+        """Return the positions of so many copies of an image."""
+        return Chosen(self.index[image].expand(count), self.count)
 
     def blocks(self, size: int) -> "list[Chosen]":
         """Return it: it is small."""
@@ -216,23 +224,19 @@ class RegionRun(HeadRun):
 
     Attributes:
         size: A.
-        whole: the rows of the whole region, if these are some of them.
     """
 
     size: int = 1
-    whole: "RegionRun | None" = None
 
     def predicted(self) -> Tensor:
         """Return the class that is predicted for most of the region, of each row, (N A,)."""
-        region = self if self.whole is None else self.whole
         classes = torch.arange(self.head.voting.n_classes, device=self.device)
-        votes = HeadRun.predicted(region).unsqueeze(-1).eq(classes).unflatten(0, (-1, region.size)).sum(1)
+        votes = HeadRun.predicted(self).unsqueeze(-1).eq(classes).unflatten(0, (-1, self.size)).sum(1)
         return self._for_rows(votes.argmax(-1))
 
     def ranking(self) -> Tensor:
         """Return the mean over the region of what tells which class came second, of each row, (N A, C)."""
-        region = self if self.whole is None else self.whole
-        return self._for_rows(HeadRun.ranking(region).unflatten(0, (-1, region.size)).mean(1))
+        return self._for_rows(HeadRun.ranking(self).unflatten(0, (-1, self.size)).mean(1))
 
     def _for_rows(self, numbers: Tensor) -> Tensor:
         """Return the numbers of each image, (N, ...), for each of its rows, (N A, ...)."""
@@ -246,7 +250,7 @@ class RegionRun(HeadRun):
 def selection_of(target: Any, output: OfHead) -> Spans | Chosen:
     """Return the positions that a target is about."""
     assert output.grid is not None
-    if isinstance(target.at, OfImages):
+    if isinstance(target.at, ImagePositions):
         index = np.ravel_multi_index(np.array(target.at.places).T, output.grid.shape)
         return Chosen(torch.from_numpy(index).to(output.head_trace.values[0].device), output.grid.count)
     if target.at != "max":

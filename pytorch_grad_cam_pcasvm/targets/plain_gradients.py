@@ -8,19 +8,19 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from pytorch_grad_cam_pcasvm.network.outputs import PlainOutput
 from pytorch_grad_cam_pcasvm.runtime.rollback import without_inference
-from pytorch_grad_cam_pcasvm.targets.rowwise import Rowwise, called_at_start, differentiated, leaf_of
+from pytorch_grad_cam_pcasvm.targets.callables import call_at_start, differentiate_rows, leaf_of
+from pytorch_grad_cam_pcasvm.targets.questions import Question
 from pytorch_grad_cam_pcasvm.targets.scores import ScoreTarget
-from pytorch_grad_cam_pcasvm.targets.target import Target
 
 
 def plain_gradients(
-    output: PlainOutput, target: Target | Rowwise, start: PlainOutput | None
+    output: PlainOutput, column: Question, start: PlainOutput | None
 ) -> tuple[list[Tensor | None], Tensor, Tensor | None]:
-    """Return the gradient of one target by every tensor, with its value for each image, and that at a start.
+    """Return the gradient of one question by every tensor, with its value for each image, and that at a start.
 
     Args:
         output: what the network returned for N images.
-        target: one for all images, or for each.
+        column: the question.
         start: what it returned at the start, if maps are to add up.
 
     Returns:
@@ -30,14 +30,14 @@ def plain_gradients(
         TypeError: the target is not callable, or gives no tensor.
         ValueError: the target does not fit the output; or maps are to add up, and it is not linear.
     """
-    if isinstance(target, ScoreTarget):
-        return _of_scores(output, target, start)
+    if isinstance(column.target, ScoreTarget):
+        return _of_scores(output, column.target, start)
     tensors, structure = tree_flatten(output.value)
     with without_inference(), torch.enable_grad():
         leaves = [leaf_of(t) if isinstance(t, Tensor) and t.is_floating_point() else t for t in tensors]
         rows = PlainOutput(tree_unflatten(leaves, structure), output.count).target_rows()
         floating = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.requires_grad]
-        values, leaf_grads = differentiated(target, rows, floating)
+        values, leaf_grads = differentiate_rows(column.callables(len(rows)), rows, floating)
     by_leaf = {id(leaf): grad for leaf, grad in zip(floating, leaf_grads, strict=True)}
     grads = [by_leaf.get(id(leaf)) for leaf in leaves if isinstance(leaf, Tensor)]
     if start is None:
@@ -45,7 +45,8 @@ def plain_gradients(
     changes = zip(grads, tensors, tree_leaves(start.value), strict=True)
     rises = torch.cat([(g * (t - t0)).reshape(output.count, -1) for g, t, t0 in changes if g is not None], 1)
     terms = values.abs() + rises.abs().sum(-1)
-    return grads, values, called_at_start(target, start.target_rows(), terms, values - rises.sum(-1))
+    at_start = start.target_rows()
+    return grads, values, call_at_start(column.callables(len(at_start)), at_start, terms, values - rises.sum(-1))
 
 
 def _of_scores(output: PlainOutput, target: Any, start: PlainOutput | None) -> tuple[Any, Tensor, Tensor | None]:

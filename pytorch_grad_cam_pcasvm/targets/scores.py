@@ -1,6 +1,6 @@
 """Targets of scores: probabilities, and the outputs of a network without a head."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -41,12 +41,29 @@ class ProbabilityTarget(PlacedTarget):
 
     def value(self, output: Any) -> Tensor:
         """Return the probability of a row, or of each row of several."""
+        return self.value_questions(output, None if self.category is not None else output.predicted())
+
+    def value_questions(self, output: Any, which: Tensor | None) -> Tensor:
+        """Return the probability of each row's class, by its index; None: of the class that is named."""
         decision = SVMTarget(self.category).decision(output)
         voting = output.head.voting
         probabilities = voting.probabilities(decision) * factor_of(self.sign)
-        if self.category is not None:
+        if which is None:
             return probabilities[..., output.head.class_index(self.category)]
-        return probabilities.gather(-1, output.predicted().unsqueeze(-1)).squeeze(-1)
+        return probabilities.gather(-1, which.unsqueeze(-1)).squeeze(-1)
+
+    def count_questions(self, head: Any) -> int:
+        """Return 1 for a named class, else the number of classes."""
+        return 1 if self.category is not None or head.decision_position is None else int(head.voting.n_classes)
+
+    def number_questions(self, output: Any) -> Tensor:
+        """Return the index of the class predicted for each row, shape (N,)."""
+        predicted: Tensor = output.predicted()
+        return predicted
+
+    def name_question(self, head: Any, number: int) -> "ProbabilityTarget":
+        """Return the target with its class named."""
+        return self if self.category is not None else replace(self, category=head.classes_[number].item())
 
 
 @dataclass(frozen=True, repr=False)
@@ -58,6 +75,18 @@ class ScoreTarget(ClosedFormTarget):
     def __call__(self, output: Tensor) -> Tensor:
         """Return the score: a number for a row, shape (N,) for a batch."""
         return output.max(-1).values if self.category is None else output[..., self.category]
+
+    def value_questions(self, output: Tensor, which: Tensor | None) -> Tensor:
+        """Return the score of each row, by its index; None: the one that is named."""
+        return self(output) if which is None else output.index_select(-1, which).squeeze(-1)
+
+    def number_questions(self, output: Tensor) -> Tensor:
+        """Return the index of each row's score, shape (N,)."""
+        return output.argmax(-1)
+
+    def name_question(self, head: Any, number: int) -> "ScoreTarget":
+        """Return the target with its score named."""
+        return ScoreTarget(number) if self.category is None else self
 
     def seeds(self, output: Tensor, start: Any = None) -> dict[int, Tensor]:
         """Return a one-hot row per image, shape (N, C)."""

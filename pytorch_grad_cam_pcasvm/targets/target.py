@@ -1,7 +1,7 @@
 """A target: the value that a map explains. It can be called on the network's output and has a closed-form gradient."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from typing import Any
 
@@ -14,8 +14,33 @@ from pytorch_grad_cam_pcasvm.targets.places import place_of, value_of
 Target = Callable[[Any], Any]
 
 
-class ShortRepr:
-    """A dataclass (with ``repr=False``) whose repr is what one would type: defaults are left out."""
+class BaseTarget:
+    """What all targets of this package share.
+
+    A target may mean another class in each image, as the predicted one. It stands for several *questions* then, each of
+    which is a target that means the same in all images. Its repr is what one would type: defaults are left out.
+    """
+
+    def count_questions(self, head: Any) -> int:
+        """Return the number of questions that a target stands for; 1 if it means the same in all images."""
+        return 1
+
+    def number_questions(self, output: Any) -> Tensor:
+        """Return the number of each row's question, shape (N,)."""
+        raise NotImplementedError
+
+    def name_question(self, head: Any, number: int) -> "BaseTarget":
+        """Return a question by its number, a target that names its classes."""
+        return self
+
+    def value_questions(self, output: Any, which: Tensor | None) -> Tensor:
+        """Return the value of each row's question, by its number, shape (...); None: of the only one."""
+        value: Tensor = self(output)  # type: ignore[operator]
+        return value
+
+    def boundary(self, head: Any) -> "BaseTarget | None":
+        """Return the target whose zero is the boundary of a question; None for a value that has none."""
+        return None
 
     def __repr__(self) -> str:
         arguments = []
@@ -27,7 +52,7 @@ class ShortRepr:
         return f"{type(self).__name__}({', '.join(arguments)})"
 
 
-class PlacedTarget(ShortRepr, ABC):
+class PlacedTarget(BaseTarget, ABC):
     """A target that can be about a place, where features are dense: its value there is the mean over the place."""
 
     at: Any = None
@@ -56,7 +81,7 @@ class PlacedTarget(ShortRepr, ABC):
         """Return the value for a row, or for each row of several."""
 
 
-class ClosedFormTarget(ShortRepr, ABC):
+class ClosedFormTarget(BaseTarget, ABC):
     """A target with a closed-form gradient: linear in one of the head's values, unless it defines its evaluation."""
 
     # Whether the components, or what follows them, are all that it reads.
@@ -77,29 +102,18 @@ class ClosedFormTarget(ShortRepr, ABC):
         Its shape is (N, .), or (1, .) if it is the same for all images.
         """
 
-    def boundaries(self, head: Any) -> int:
-        """Return the number of boundaries, at which its value is 0, for a head; each image has one of them."""
-        return 0
-
-    def boundary_of(self, output: Any) -> Tensor:
-        """Return the index of each image's boundary, shape (N,)."""
-        raise NotImplementedError
-
-    def at_boundary(self, head: Any, number: int) -> "ClosedFormTarget":
-        """Return the target of a boundary, the same for all images."""
-        raise NotImplementedError
-
-    def of_changed(self, changed: Any, output: Any) -> Tensor | None:
-        """Return the value for M changed versions of an image, (M,), keeping the classes that are meant for it.
+    def evaluate_questions(self, output: Any, start: Any, which: Tensor | None) -> tuple[Tensor, Mapping[int, Tensor]]:
+        """Return the values of N rows, (N,), and their gradients or secants, each for its own question.
 
         Args:
-            changed: the output for the changed versions.
-            output: the output for the image, of one row.
+            output: what a head computed.
+            start: what it computed at a start; None: gradients.
+            which: the number of each row's question, (N,); None: the target is its only question.
 
         Returns:
-            The value; None: the product of the image's gradient with what the gradient is with respect to.
+            Values, shape (N,), and by position of the head's value rows of shape (N, .), or (1, .).
         """
-        return None
+        return self.value_questions(output, which), self.seeds(output, start)
 
 
 def head_of(output: Any, target: Any) -> Any:

@@ -73,8 +73,8 @@ from pytorch_grad_cam_pcasvm.head.registry import transformer_for
 from pytorch_grad_cam_pcasvm.head.stage import Stage
 from pytorch_grad_cam_pcasvm.head.stages import Projection, Scale
 from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput
-from pytorch_grad_cam_pcasvm.targets.output_gradients import gradients_of
-from pytorch_grad_cam_pcasvm.targets.rowwise import Rowwise
+from pytorch_grad_cam_pcasvm.targets.output_gradients import differentiate_targets
+from pytorch_grad_cam_pcasvm.targets.questions import resolve_image_targets
 
 TARGETS = [ResidualTarget(), HotellingTarget(), ResidualTarget(sign="-"), HotellingTarget(sign="-")]
 X, Y = test_estimators.DATA[2]
@@ -257,10 +257,12 @@ def test_gradients_equal_autograds(name: str) -> None:
     grads = torch.stack([torch.autograd.grad(target(output).sum(), leaf, retain_graph=True)[0] for target in targets])
     with torch.no_grad():
         output = output_of(head, QUERY)
-        seeds = gradients_of(output, targets, torch.float64)
-        mixed = gradients_of(output, [PCATarget(0), *targets, lambda row: row.components[0] ** 2], torch.float64)
+        seeds = differentiate_targets(output, targets, torch.float64)
+        mixed = differentiate_targets(
+            output, [PCATarget(0), *targets, lambda row: row.components[0] ** 2], torch.float64
+        )
         own = [targets[n % len(targets)] if n < 6 else PCATarget(0) for n in range(8)]
-        each = gradients_of(output, [Rowwise(own)], torch.float64)
+        each = differentiate_targets(output, resolve_image_targets(own, output), torch.float64)
     assert not seeds.log_scale.any()
     assert relative(seeds.grads[0], grads) < 1e-10
     assert relative(seeds.values, torch.stack([target(output) for target in targets], 1)) == 0
@@ -303,7 +305,7 @@ def test_contributions_of_any_head_add_up(front: Any, reduction: Any, size: floa
     there = np.repeat(rng.normal(size=(1, 7)), 4, 0) * size if one else rng.normal(size=(4, 7)) * size
     with torch.no_grad():
         output, baseline = output_of(head, here), output_of(head, there)
-        seeds = gradients_of(output, TARGETS, torch.float64, baseline)
+        seeds = differentiate_targets(output, TARGETS, torch.float64, baseline)
         at = torch.stack([target(baseline) for target in TARGETS], 1)
     sums = torch.einsum("knd,nd->nk", seeds.grads[0], torch.tensor(here - there))
     largest = seeds.values.abs().amax(0) + at.abs().amax(0)
@@ -621,7 +623,7 @@ def test_nothing_is_sent_to_the_device_or_asked_of_it(unchecked: None) -> None:
     assert not traffic.seen
     output = net(torch.empty(2, 3, 9, 9, device="meta"))
     with torch.no_grad(), Traffic() as traffic:
-        gradients_of(output, mixed[:-1], torch.float64, output)
+        differentiate_targets(output, mixed[:-1], torch.float64, output)
     assert not traffic.seen
 
 

@@ -224,7 +224,7 @@ def test_against_a_class_that_is_predicted_stands_the_strongest_other_one(machin
         named = torch.stack([SVMTarget(int(other), versus=label)(output[n]) for n, other in enumerate(about)])
         values = SVMTarget(versus=label)(output)
         assert relative(values, named) < 1e-12
-        assert SVMTarget(versus=label).categories(output).tolist() == about.tolist()
+        assert SVMTarget(versus=label).number_questions(output).tolist() == about.tolist()
         assert classes > 2 or (values[predicted == label] < 0).all()
 
 

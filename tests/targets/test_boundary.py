@@ -313,8 +313,8 @@ def test_a_zero_at_the_start_itself_is_found(classifier, seed):
     head = Head.of(make_pipeline(StandardScaler(), clone(classifier)).fit(features, np.repeat([0, 1, 2, 3], 20)))
     target = SVMTarget(versus="others", strength=0.6)
     boundary = Boundary(head, head.feature_mean)
-    for number in range(target.boundaries(head)):
-        one = target.at_boundary(head, number)
+    for number in range(target.count_questions(head)):
+        one = target.name_question(head, number)
         try:
             point = boundary.point(one)
         except NoBoundaryError:

@@ -12,7 +12,7 @@ from sklearn.svm import SVR, OneClassSVM
 
 from pytorch_grad_cam_pcasvm import Head, LogRatioTarget, PCATarget, ProbabilityTarget, SVMTarget
 from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput
-from pytorch_grad_cam_pcasvm.targets import ScoreTarget, fixed
+from pytorch_grad_cam_pcasvm.targets import ScoreTarget, fix_target
 
 
 @pytest.fixture(scope="module")
@@ -34,15 +34,15 @@ def test_the_predicted_class_and_its_runner_up_get_their_names(problem, kind):
         ranked = [["ant", "bee", "cat"][place] for place in order]
         second = next(name for name in ranked if name != label)
         seen.add((label, second))
-        assert fixed(kind(), output) == kind(label)
-        assert fixed(kind(versus="runner-up"), output) == kind(label, versus=second)
+        assert fix_target(kind(), output) == kind(label)
+        assert fix_target(kind(versus="runner-up"), output) == kind(label, versus=second)
         rest = next(name for name in ranked if name != "ant")
-        assert fixed(kind("ant", versus="runner-up"), output) == kind("ant", versus=rest)
-        assert fixed(kind("ant", versus="bee", sign="-"), output) == kind("ant", versus="bee", sign="-")
-        assert fixed(kind("bee"), output) == kind("bee")
+        assert fix_target(kind("ant", versus="runner-up"), output) == kind("ant", versus=rest)
+        assert fix_target(kind("ant", versus="bee", sign="-"), output) == kind("ant", versus="bee", sign="-")
+        assert fix_target(kind("bee"), output) == kind("bee")
     assert len(seen) > 1
-    assert fixed(PCATarget(1), output) == PCATarget(1)
-    assert fixed(SVMTarget("cat", versus=["ant", "bee"]), output) == SVMTarget("cat", versus=["ant", "bee"])
+    assert fix_target(PCATarget(1), output) == PCATarget(1)
+    assert fix_target(SVMTarget("cat", versus=["ant", "bee"]), output) == SVMTarget("cat", versus=["ant", "bee"])
 
 
 def test_a_class_may_be_called_runner_up():
@@ -51,8 +51,8 @@ def test_a_class_may_be_called_runner_up():
     head = Head.of(LogisticRegression().fit(x, labels))
     output = HeadOutput.of(head, head(torch.tensor(x[:1])))
     for target in (SVMTarget("a", versus="runner-up"), ProbabilityTarget("a")):
-        assert fixed(target, output) == target
-    assert fixed(ProbabilityTarget(sign="-"), output) == ProbabilityTarget(output.labels()[0].item(), sign="-")
+        assert fix_target(target, output) == target
+    assert fix_target(ProbabilityTarget(sign="-"), output) == ProbabilityTarget(output.labels()[0].item(), sign="-")
 
 
 def test_without_classes_there_is_nothing_to_name():
@@ -60,40 +60,41 @@ def test_without_classes_there_is_nothing_to_name():
     for estimator in (SVR().fit(x, x[:, 0]), OneClassSVM().fit(x)):
         head = Head.of(estimator)
         output = HeadOutput.of(head, head(torch.tensor(x[:1])))
-        assert fixed(SVMTarget(), output) == SVMTarget()
+        assert fix_target(SVMTarget(), output) == SVMTarget()
     scores = torch.tensor([[0.2, 3.0, -1.0]])
-    assert fixed(ScoreTarget(), scores) == ScoreTarget(1)
-    assert fixed(ScoreTarget(2), scores) == ScoreTarget(2)
-    assert fixed(SVMTarget(), scores) == SVMTarget()
+    assert fix_target(ScoreTarget(), scores) == ScoreTarget(1)
+    assert fix_target(ScoreTarget(2), scores) == ScoreTarget(2)
+    assert fix_target(SVMTarget(), scores) == SVMTarget()
 
 
-def test_how_many_boundaries_a_margin_has(problem):
+def test_how_many_questions_a_margin_stands_for_and_which_have_boundaries(problem):
     head = problem.net.head
     assert [
-        SVMTarget(*arguments).boundaries(head)
+        SVMTarget(*arguments).count_questions(head)
         for arguments in ((), ("ant",), ("ant", "bee"), ("ant", "runner-up"), (None, "runner-up"))
     ] == [3, 1, 1, 3, 9]
     x = np.random.default_rng(0).normal(size=(30, 4))
-    assert SVMTarget().boundaries(Head.of(SVR().fit(x, x[:, 0]))) == 0
-    assert SVMTarget().boundaries(Head.of(OneClassSVM().fit(x))) == 1
-    assert SVMTarget().boundaries(SimpleNamespace(decision_position=None, classes_=None)) == 0
+    assert SVMTarget("ant", sign="-").boundary(head) == SVMTarget("ant")
+    assert SVMTarget().boundary(Head.of(SVR().fit(x, x[:, 0]))) is None
+    assert SVMTarget().boundary(Head.of(OneClassSVM().fit(x))) == SVMTarget()
+    assert SVMTarget().boundary(SimpleNamespace(decision_position=None, classes_=None)) is None
 
 
-def test_the_boundary_of_each_image(problem):
+def test_the_question_of_each_image(problem):
     output = problem.net(problem.x)
     predicted = torch.tensor([["ant", "bee", "cat"].index(label) for label in problem.net.predict(problem.x)])
-    assert torch.equal(SVMTarget().boundary_of(output), predicted)
-    against = SVMTarget(versus="bee").boundary_of(output)
+    assert torch.equal(SVMTarget().number_questions(output), predicted)
+    against = SVMTarget(versus="bee").number_questions(output)
     assert torch.equal(against[predicted != 1], predicted[predicted != 1])
     assert (against != 1).all()
-    pairs = SVMTarget(versus="runner-up").boundary_of(output)
-    alone = SVMTarget("ant", versus="runner-up").boundary_of(output)
+    pairs = SVMTarget(versus="runner-up").number_questions(output)
+    alone = SVMTarget("ant", versus="runner-up").number_questions(output)
     for number, place, first in zip(pairs.tolist(), alone.tolist(), predicted.tolist(), strict=True):
         assert number // 3 == first
         assert number % 3 != first
         assert place != 0
         assert first in (0, place)
-    at = SVMTarget(versus=["ant", "bee"]).at_boundary(problem.net.head, 0)
+    at = SVMTarget(versus=["ant", "bee"]).name_question(problem.net.head, 0)
     assert at == SVMTarget("ant", versus=["bee"])
 
 

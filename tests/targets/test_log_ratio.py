@@ -36,7 +36,7 @@ from pytorch_grad_cam_pcasvm.head.kernels import RBF, Linear, Polynomial, Sigmoi
 from pytorch_grad_cam_pcasvm.head.log_ratio import Line, LogRatio
 from pytorch_grad_cam_pcasvm.head.multiclass import Binary, OneClass, OneVsOne
 from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput
-from pytorch_grad_cam_pcasvm.targets import fixed
+from pytorch_grad_cam_pcasvm.targets import fix_target
 
 WIDTH = 4
 
@@ -256,7 +256,7 @@ def test_of_one_vs_one_a_class_has_the_sum_of_its_pairs():
         assert relative(LogRatioTarget(labels[a], versus=labels[b])(output), pairs[:, number]) < 1e-12
         assert relative(LogRatioTarget(labels[b], versus=labels[a])(output), -pairs[:, number]) < 1e-12
     for target in (LogRatioTarget(), LogRatioTarget(versus="runner-up"), LogRatioTarget("cat", versus="runner-up")):
-        named = [fixed(target, output.rows([n])) for n in range(6)]
+        named = [fix_target(target, output.rows([n])) for n in range(6)]
         assert all(isinstance(each, LogRatioTarget) and each.category in labels for each in named)
         expected = torch.stack([each(row) for each, row in zip(named, output, strict=True)])
         assert relative(target(output), expected) < 1e-12
@@ -332,7 +332,7 @@ def test_of_ensembles(name):
         (by_autograd,) = torch.autograd.grad(value.sum(), x, retain_graph=True)
         assert relative(target.seeds(output)[0].detach(), by_autograd) < 1e-10
         secant = target.seeds(output, baseline)[0].detach()
-        rise = value - target.of_changed(baseline, output.rows([0])) if target.category else None
+        rise = value - target(baseline) if target.category else None
         if rise is not None:
             assert relative((secant * (x - x0)).sum(-1).detach(), rise.detach()) < 1e-10
     if name in ("one vs rest", "scaled"):
@@ -433,7 +433,7 @@ def test_contributions_add_up(path, head, classes):
     assert relative(maps.values, torch.stack([target(output).detach() for target in TARGETS], 1)) < 1e-12
     at_zeros = with_activations(p.net, p.layer, p.x, torch.zeros_like(activations_of(p.net, p.layer, p.x)))
     for k, target in enumerate(TARGETS):
-        named = [fixed(target, output.rows([n])) for n in range(len(p.x))]
+        named = [fix_target(target, output.rows([n])) for n in range(len(p.x))]
         expected = torch.stack([each(row).detach() for each, row in zip(named, at_zeros, strict=True)])
         assert relative(maps.baseline_values[:, k], expected) < 1e-8
 
@@ -471,7 +471,7 @@ def test_what_is_left_out_keeps_the_class_that_is_explained(method):
     targets = [LogRatioTarget(), LogRatioTarget(versus="runner-up")]
     found = cam.explain(p.x, targets)
     for n, each in enumerate(output.rows(slice(None))):
-        named = [fixed(target, output.rows([n])) for target in targets]
+        named = [fix_target(target, output.rows([n])) for target in targets]
         assert relative(found[n].maps, cam.explain(p.x[n : n + 1], named).maps) < 1e-10
         assert relative(found.values[n], torch.stack([target(each) for target in named]).detach()) < 1e-10
     if method is ShapCAM:

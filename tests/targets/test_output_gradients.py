@@ -13,8 +13,8 @@ from sklearn.svm import SVC, SVR
 from pytorch_grad_cam_pcasvm import Head, PCATarget, ProbabilityTarget, SVMTarget
 from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput, PlainOutput
 from pytorch_grad_cam_pcasvm.targets import PredictedScore, ScoreTarget
-from pytorch_grad_cam_pcasvm.targets.output_gradients import gradients_of
-from pytorch_grad_cam_pcasvm.targets.rowwise import Rowwise
+from pytorch_grad_cam_pcasvm.targets.output_gradients import differentiate_targets
+from pytorch_grad_cam_pcasvm.targets.questions import resolve_image_targets
 
 RNG = np.random.default_rng(0)
 LABELS = np.array(["ant", "bee", "cat"])[np.arange(60) % 3]
@@ -82,7 +82,7 @@ def true(seeds):
 def test_seeds_of_a_head(targets, where):
     x = QUERIES[where]
     with torch.no_grad():
-        seeds = gradients_of(given(HEAD, x), targets, torch.float64)
+        seeds = differentiate_targets(given(HEAD, x), targets, torch.float64)
     values, grads = expected(HEAD, x, targets)
     assert relative(seeds.values, values) < 1e-12
     for actual, wanted in zip(true(seeds).flatten(0, 1), grads.flatten(0, 1), strict=True):
@@ -108,7 +108,7 @@ def test_seeds_of_a_head(targets, where):
 def test_seeds_of_each_images_own_target(targets, where):
     x = QUERIES[where]
     with torch.no_grad():
-        seeds = gradients_of(given(HEAD, x), [Rowwise(targets)], torch.float64)
+        seeds = differentiate_targets(output := given(HEAD, x), resolve_image_targets(targets, output), torch.float64)
     actual = true(seeds)
     assert actual.shape == (1, 5, 7)
     for n, target in enumerate(targets):
@@ -121,7 +121,7 @@ def test_probabilities_and_scores_have_seeds_like_any_callable():
     head = head_of(CalibratedClassifierCV(SVC(gamma=0.2), cv=2))
     targets = [ProbabilityTarget(), ProbabilityTarget("bee", sign="-"), ProbabilityTarget("bee"), PredictedScore()]
     with torch.no_grad():
-        seeds = gradients_of(given(head, NEAR), targets, torch.float64)
+        seeds = differentiate_targets(given(head, NEAR), targets, torch.float64)
     values, grads = expected(head, NEAR, targets)
     assert relative(seeds.values, values) < 1e-12
     assert relative(true(seeds), grads) < 1e-9
@@ -145,10 +145,10 @@ def test_a_class_may_be_called_runner_up():
 
 
 def test_the_dtype_of_seeds():
-    seeds = gradients_of(given(HEAD, NEAR), [PCATarget(0), SVMTarget()], torch.float32)
+    seeds = differentiate_targets(given(HEAD, NEAR), [PCATarget(0), SVMTarget()], torch.float32)
     assert seeds.grads[0].dtype == torch.float32
     assert seeds.values.dtype == seeds.log_scale.dtype == torch.float64
-    seeds = gradients_of(PlainOutput(NEAR.half(), 5), [ScoreTarget(), lambda row: row[0]], torch.float32)
+    seeds = differentiate_targets(PlainOutput(NEAR.half(), 5), [ScoreTarget(), lambda row: row[0]], torch.float32)
     assert seeds.grads[0].dtype == torch.float32
 
 
@@ -157,7 +157,7 @@ def test_the_dtype_of_seeds():
 
 def test_scores_of_an_ordinary_network():
     targets = [ScoreTarget(), ScoreTarget(3), lambda row: row[1] * row[2]]
-    seeds = gradients_of(PlainOutput(NEAR, 5), targets, torch.float64)
+    seeds = differentiate_targets(PlainOutput(NEAR, 5), targets, torch.float64)
     leaf = NEAR.clone().requires_grad_()
     values = torch.stack([leaf.max(1).values, leaf[:, 3], leaf[:, 1] * leaf[:, 2]], 1)
     grads = torch.stack([torch.autograd.grad(v.sum(), leaf, retain_graph=True)[0] for v in values.unbind(1)])
@@ -168,7 +168,7 @@ def test_scores_of_an_ordinary_network():
 
 
 def test_one_number_an_image_is_its_score():
-    seeds = gradients_of(PlainOutput(NEAR[:, 0], 5), [ScoreTarget()], torch.float64)
+    seeds = differentiate_targets(PlainOutput(NEAR[:, 0], 5), [ScoreTarget()], torch.float64)
     assert torch.equal(seeds.values[:, 0], NEAR[:, 0])
     assert torch.equal(seeds.grads[0], torch.ones(1, 5).double())
 
@@ -181,7 +181,7 @@ def test_several_tensors_of_which_targets_read_some():
         lambda row: row["pixels"].sum() * row["count"],
         lambda row: row["logits"][0] * row["pixels"][1, 1],
     ]
-    seeds = gradients_of(PlainOutput(output, 5), targets, torch.float64)
+    seeds = differentiate_targets(PlainOutput(output, 5), targets, torch.float64)
     logits, count, pixels, unread, _ = seeds.grads
     assert count is None
     assert unread is None
@@ -196,27 +196,30 @@ def test_several_tensors_of_which_targets_read_some():
 def test_each_image_of_an_ordinary_network_has_its_own_target():
     targets = [ScoreTarget(n) for n in range(5)]
     for each in (targets, [lambda row, n=n: row[n] for n in range(5)], [*targets[:2], *[lambda row: row[4]] * 3]):
-        seeds = gradients_of(PlainOutput(NEAR, 5), [Rowwise(each)], torch.float64)
+        output = PlainOutput(NEAR, 5)
+        seeds = differentiate_targets(output, resolve_image_targets(each, output), torch.float64)
         at = [0, 1, 4, 4, 4] if each[2] is each[3] else range(5)
         wanted = torch.zeros(1, 5, 7).double()
         wanted[0, torch.arange(5), torch.tensor(list(at))] = 1
         assert torch.equal(seeds.grads[0], wanted)
         assert torch.equal(seeds.values[:, 0], NEAR[torch.arange(5), torch.tensor(list(at))])
-    same = gradients_of(PlainOutput(NEAR, 5), [Rowwise([ScoreTarget(2)] * 5)], torch.float64)
-    assert torch.equal(same.grads[0], gradients_of(PlainOutput(NEAR, 5), [ScoreTarget(2)], torch.float64).grads[0])
+    same = differentiate_targets(output, resolve_image_targets([ScoreTarget(2)] * 5, output), torch.float64)
+    assert torch.equal(same.grads[0], differentiate_targets(output, [ScoreTarget(2)], torch.float64).grads[0])
 
 
 def test_a_target_that_depends_on_nothing_has_a_gradient_of_zeros():
     for output in (PlainOutput(NEAR, 5), given(HEAD, NEAR)):
-        seeds = gradients_of(output, [lambda row: torch.tensor(2.0)], torch.float64)
+        seeds = differentiate_targets(output, [lambda row: torch.tensor(2.0)], torch.float64)
         assert seeds.values.tolist() == [[2.0]] * 5
         assert seeds.grads[0].shape == (1, 5, 7)
         assert not seeds.grads[0].any()
-    seeds = gradients_of(PlainOutput({"a": NEAR, "b": NEAR}, 5), [lambda row: torch.tensor(2.0)], torch.float64)
+    seeds = differentiate_targets(
+        PlainOutput({"a": NEAR, "b": NEAR}, 5), [lambda row: torch.tensor(2.0)], torch.float64
+    )
     assert [None if grad is None else bool(grad.any()) for grad in seeds.grads] == [False, None]
 
 
 def test_an_output_that_is_not_cut_into_images_is_refused():
     for output in (({"logits": NEAR},), (NEAR, NEAR)):
         with pytest.raises(ValueError, match="but a target gets one item per image"):
-            gradients_of(PlainOutput(output, 5), [lambda row: row[0]], torch.float64)
+            differentiate_targets(PlainOutput(output, 5), [lambda row: row[0]], torch.float64)

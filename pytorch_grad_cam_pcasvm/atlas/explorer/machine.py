@@ -98,7 +98,7 @@ def _starts(boundary: Boundary) -> dict[str, Any]:
     duels = [SVMTarget(labels[i], versus=labels[j]) for i, j in zip(first, second, strict=True)]
 
     def points(targets: Sequence[SVMTarget]) -> Any:
-        starts = [boundary.point(target if target.boundaries(head) else None, needed=False) for target in targets]
+        starts = [boundary.point(target.boundary(head), needed=False) for target in targets]
         return packed(torch.stack(starts).numpy())
 
     return {"margins": points(margins), "pairs": points(duels) if 0 < len(duels) <= _MOST_DUELS else None}

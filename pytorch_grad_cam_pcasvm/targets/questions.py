@@ -1,0 +1,305 @@
+"""Questions: what K targets ask of N images, resolved once, before anything is differentiated."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, overload
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pytorch_grad_cam_pcasvm.network.outputs import OfHead
+from pytorch_grad_cam_pcasvm.runtime.device_sync import may_choose
+from pytorch_grad_cam_pcasvm.targets.callables import value_at
+from pytorch_grad_cam_pcasvm.targets.components import PCATarget, QuadraticTarget
+from pytorch_grad_cam_pcasvm.targets.places import (
+    Chosen,
+    Spans,
+    refuse_place,
+    region_of,
+    selection_of,
+)
+from pytorch_grad_cam_pcasvm.targets.scores import ScoreTarget
+from pytorch_grad_cam_pcasvm.targets.target import BaseTarget, ClosedFormTarget, PlacedTarget, Target
+
+_MANY = 1024  # questions of one target, beyond which a GPU waits to hear which of them a batch needs
+BESIDE_MEAN = "beside the mean"  # where targets start that have no boundary, if the head jumps at the mean itself
+
+
+@dataclass(frozen=True, eq=False)
+class Question:
+    """A target, as it is meant in each of N images.
+
+    Attributes:
+        target: the target, without its place.
+        which: the number of each image's question among those of the target, (N,), on the device of the output; None:
+            the target means the same in all images.
+        positions: of dense features those that it is about; None: it takes all scores of an image, or these have none.
+        at: the place of the target, as it was asked.
+        own: of callables of a user's, that of each image; None: all images have the target.
+    """
+
+    target: Any
+    which: Tensor | None = None
+    positions: Spans | Chosen | None = None
+    at: Any = None
+    own: tuple[Any, ...] | None = None
+
+    @property
+    def is_closed_form(self) -> bool:
+        """Whether it has a closed-form gradient by components or the decision."""
+        return isinstance(self.target, ClosedFormTarget) and self.target.behind_reduction
+
+    def repeat(self, size: int) -> "Question":
+        """Return the same question to so many rows of each image."""
+        which = self.which
+        return self if which is None else replace(self, which=which.unsqueeze(1).expand(-1, size).flatten())
+
+    def callables(self, count: int) -> list[Any]:
+        """Return a callable for each of N rows of an output."""
+        if self.own is not None:
+            return list(self.own)
+        if self.which is None:
+            return [self.target] * count
+        return [_OfClass(self.target, number) for number in self.which.unbind()]
+
+    def evaluate_changed(self, image: int, changed: Any) -> Tensor:
+        """Return the values for M changed versions of an image, (M,), of the class and position meant in the image."""
+        target, which = self.target, None if self.which is None else self.which[image : image + 1]
+        if self.own is not None or not isinstance(target, BaseTarget):
+            target = target if self.own is None else self.own[image]
+            return torch.stack([value_at(target, row) for row in changed.target_rows()])
+        if changed.head is None:
+            return target.value_questions(changed.value.reshape(changed.count, -1), which)
+        if self.positions is not None:
+            region = region_of(changed, self.positions.of_copies(image, changed.count))
+            return region.of_images(target.value_questions(region, which))
+        if isinstance(target, ClosedFormTarget):
+            return target.value_questions(changed, which)
+        meant = target if which is None else _OfClass(target, which[0])
+        return torch.stack([value_at(meant, row) for row in changed.target_rows()])
+
+    def name(self, image: int, output: Any) -> Any:
+        """Return the target of an image, the same for every copy of it; waits for the device.
+
+        Args:
+            image: number of the image.
+            output: the output that the question was resolved for.
+        """
+        if self.own is not None:
+            return self.own[image]
+        target = self.target
+        if self.which is not None:
+            target = target.name_question(output.head, int(self.which[image]))
+        if isinstance(self.positions, Chosen):
+            position = np.unravel_index(int(self.positions.index[image]), output.grid.shape)
+            return target.at_place(tuple(map(int, position)))
+        return target if self.at is None else target.at_place(self.at)
+
+    def list_boundaries(self, head: Any, *, apart: bool = False) -> tuple[list[Any], Tensor | None]:
+        """Return targets with one boundary each, and which of them is that of each image, (N,); None: the only one.
+
+        Where a target has none it is None, for the training mean, or ``BESIDE_MEAN`` if the head has no gradient.
+
+        Args:
+            head: the head, or None.
+            apart: whether each component is 0 at a place of its own, and not all of them at the training mean.
+        """
+        target = self.target
+        if apart and isinstance(target, PCATarget):
+            return [PCATarget(target.component)], None
+        if head is None or not isinstance(target, BaseTarget) or target.boundary(head) is None:
+            has_gradient = head is None or head.enumerated is None or isinstance(target, PCATarget | QuadraticTarget)
+            return [None if has_gradient else BESIDE_MEAN], None
+        which = self.which
+        if which is None:
+            return [target.name_question(head, 0).boundary(head)], None
+        count = target.count_questions(head)
+        numbers: Sequence[int] = range(count)
+        if may_choose(which) or count > _MANY:
+            chosen, which = which.unique(return_inverse=True)
+            numbers = chosen.tolist()
+        return [target.name_question(head, number).boundary(head) for number in numbers], which
+
+
+@dataclass(frozen=True, eq=False)
+class _OfClass:
+    """A target, called for the class that is meant in one image."""
+
+    target: BaseTarget
+    number: Tensor
+
+    def __call__(self, row: Any) -> Tensor:
+        return self.target.value_questions(row, self.number)
+
+    def __repr__(self) -> str:
+        return repr(self.target)
+
+
+class Questions(Sequence[Any]):
+    """What K targets ask of N images.
+
+    Args:
+        targets: the K targets, as messages name them.
+        columns: a question for each of them; or, where each image has a target of its own, those of some images each.
+        images: in that case the numbers of these images; None: all are asked all questions.
+    """
+
+    def __init__(
+        self, targets: Sequence[Any], columns: Sequence[Question], images: Sequence[Sequence[int]] | None = None
+    ) -> None:
+        self.targets, self.columns, self.images = targets, columns, images
+
+    def __len__(self) -> int:
+        return len(self.columns) if self.images is None else 1
+
+    @overload
+    def __getitem__(self, index: int) -> Any: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> "Questions": ...
+
+    def __getitem__(self, index: int | slice) -> Any:
+        """Return a target as messages name it; of a slice, its questions."""
+        return self.take(range(len(self))[index]) if isinstance(index, slice) else self.targets[index]
+
+    def take(self, members: Sequence[int]) -> "Questions":
+        """Return the questions of some targets, by their numbers."""
+        if self.images is not None or list(members) == list(range(len(self))):
+            return self
+        return Questions([self.targets[k] for k in members], [self.columns[k] for k in members])
+
+    @property
+    def are_components(self) -> bool:
+        """Whether all targets are components."""
+        return all(isinstance(column.target, PCATarget) for column in self.columns)
+
+    @property
+    def are_closed_form(self) -> bool:
+        """Whether all have closed-form gradients by components or the decision."""
+        return all(column.is_closed_form for column in self.columns)
+
+    def evaluate_changed(self, image: int, changed: Any) -> Tensor:
+        """Return the values of K targets for M changed versions of an image, (M, K), of the classes meant in it."""
+        if self.images is None:
+            return torch.stack([column.evaluate_changed(image, changed) for column in self.columns], 1)
+        own = next(number for number, images in enumerate(self.images) if image in images)
+        return self.columns[own].evaluate_changed(list(self.images[own]).index(image), changed).unsqueeze(1)
+
+    def group_boundaries(
+        self, head: Any, device: torch.device, *, apart: bool = False
+    ) -> list[tuple[list[int], list[Any], Tensor | None]]:
+        """Return the targets that share their boundaries.
+
+        Args:
+            head: the head, if there is one.
+            device: of its output.
+            apart: whether each component is 0 at a place of its own, and not all of them at the training mean.
+
+        Returns:
+            For each group the numbers of its targets, a list of targets with one boundary each (see
+            :meth:`Question.list_boundaries`), and which of these each image has, shape (N,); None: all have the only
+            one.
+        """
+        groups: dict[Any, tuple[list[int], list[Any], Tensor | None]] = {}
+        if self.images is not None:
+            return [([0], *self._merge_boundaries(head, device, apart))]
+        for k, column in enumerate(self.columns):
+            boundaries, which = column.list_boundaries(head, apart=apart)
+            key = tuple(boundaries) if which is None else k
+            groups.setdefault(key, ([], boundaries, which))[0].append(k)
+        return list(groups.values())
+
+    def _merge_boundaries(self, head: Any, device: torch.device, apart: bool) -> tuple[list[Any], Tensor]:
+        """Return the boundaries of all images' own questions, and which of them each image has."""
+        assert self.images is not None
+        parts = [column.list_boundaries(head, apart=apart) for column in self.columns]
+        merged = list(dict.fromkeys(boundary for boundaries, _ in parts for boundary in boundaries))
+        which = []
+        for (boundaries, numbers), images in zip(parts, self.images, strict=True):
+            places = torch.tensor([merged.index(boundary) for boundary in boundaries], device=device)
+            which.append(places.expand(len(images)) if numbers is None else places[numbers])
+        order = torch.tensor([image for images in self.images for image in images], device=device).argsort()
+        return merged, torch.cat(which)[order]
+
+
+def resolve_targets(targets: Sequence[Any], output: Any) -> Questions:
+    """Resolve K targets, each for all N images of an output, to questions that mean the same in all images.
+
+    This alone reads which class is predicted, which comes second, and what ``at=`` means.
+
+    Args:
+        targets: K targets, or what was resolved before.
+        output: what a head computed, or an ordinary network returned.
+
+    Returns:
+        The questions.
+
+    Raises:
+        ValueError: a target does not fit the head, or names a place where features are not dense.
+    """
+    if isinstance(targets, Questions):
+        return targets
+    return Questions(list(targets), [_resolve(target, output) for target in targets])
+
+
+def resolve_image_targets(targets: Sequence[Target], output: Any) -> Questions:
+    """Resolve N targets, one for each image of an output, to questions; as :func:`resolve_targets`, K is 1."""
+    groups: dict[Any, list[int]] = {}
+    for image, target in enumerate(targets):
+        closed = isinstance(target, ClosedFormTarget) or (output.head is not None and isinstance(target, PlacedTarget))
+        groups.setdefault(target if closed else None, []).append(image)
+    shown = [ImageTargets(targets)]
+    if output.head is None and len(groups) > 1:
+        return Questions(shown, [Question(None, own=tuple(targets))])
+    columns = []
+    for target, images in groups.items():
+        part = output if len(groups) == 1 else output.rows(images)
+        if target is None:
+            columns.append(Question(None, own=tuple(targets[image] for image in images)))
+        else:
+            columns.append(_resolve(target, part))
+    return Questions(shown, columns, None if len(groups) == 1 else list(groups.values()))
+
+
+class ImageTargets:
+    """The targets of N images, as messages name them."""
+
+    def __init__(self, targets: Sequence[Any]) -> None:
+        self._targets = targets
+
+    def __repr__(self) -> str:
+        return ", ".join(dict.fromkeys(map(repr, self._targets)))
+
+
+def _resolve(target: Any, output: Any) -> Question:
+    if output.head is None:
+        score = isinstance(target, ScoreTarget) and target.category is None and isinstance(output.value, Tensor)
+        scores = output.value.reshape(output.count, -1) if score and output.value.dim() <= 2 else None
+        return Question(target, None if scores is None else target.number_questions(scores))
+    positions, rows, at = None, output, None
+    if output.grid is None:
+        refuse_place(target, output)
+    elif isinstance(target, PlacedTarget):
+        positions, at = selection_of(target, output), target.at
+        rows, target = region_of(output, positions), target.unplaced
+    which = None
+    if isinstance(target, BaseTarget) and target.count_questions(output.head) > 1:
+        which = target.number_questions(rows)
+        if positions is not None:  # the same for all positions of an image
+            which = which.unflatten(0, (-1, positions.size))[:, 0]
+    return Question(target, which, positions, at)
+
+
+def fix_target(target: Any, output: Any) -> Any:
+    """Return a target that means the same class, at the same position, for every copy of an image.
+
+    Args:
+        target: any target.
+        output: the network's output for the image, a batch of one.
+    """
+    if isinstance(output, OfHead):
+        return _resolve(target, output).name(0, output)
+    if isinstance(target, ScoreTarget):
+        return target.name_question(None, int(output.reshape(-1).argmax()))
+    return target
