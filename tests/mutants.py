@@ -83,7 +83,7 @@ TESTS = {
     "targets/boundary_head.py": "boundary",
     "maps/multiscale.py": "multiscale boundary",
     "methods/boundary_path.py": "boundary",
-    "methods/network_run.py": "maps methods method contributions token_backward boundary",
+    "methods/run.py": "maps methods method contributions token_backward boundary",
     "methods/gradient.py": "methods maps",
     "methods/contributions.py": "contributions baselines methods",
     "methods/perturbation.py": "methods coalitions baselines",
@@ -93,7 +93,7 @@ TESTS = {
     "runtime/numerics.py": "secants_head secants_path output_gradients head estimators",
     "targets/output_gradients.py": "output_gradients targets outputs method coalitions anomalies",
     "targets/plain_gradients.py": "output_gradients method",
-    "targets/rowwise.py": "output_gradients method anomalies",
+    "targets/callables.py": "output_gradients method anomalies",
     "targets/target.py": "targets anomalies output_gradients head",
     "targets/components.py": "targets anomalies output_gradients head outputs method",
     "targets/decisions.py": "targets classes log_ratio output_gradients head outputs method boundary",
@@ -108,10 +108,10 @@ ONLY = {
     "rules/registry.py": {"unbroadcast", "elementwise"},
     "head/stack.py": {"pullback"},
     "methods/method.py": {"_jacobian"},
-    "methods/network_run.py": {"gradients", "sums", "products", "contributions", "relevance", "_of_images"},
+    "methods/run.py": {"gradients", "sums", "products", "contributions", "relevance", "_of_images"},
     "maps/signed_maps.py": {"_part", "positive", "negative"},
     "maps/scale.py": {"signed_maps", "largest", "divided", "upsampled", "warn_of_blanks"},
-    "targets/rowwise.py": {"differentiated", "called_at_start"},
+    "targets/callables.py": {"differentiate_rows", "call_at_start"},
 }
 # These check arguments, write messages, or guess how much memory is needed.
 NEVER = {"__post_init__", "__repr__", "advice", "_at", "_check_sign", "_described", "_head_of", "_no_rule"}
@@ -264,16 +264,16 @@ EQUIVALENT: dict[str, str] = {
     "head/stages.py Scale.evaluate: y >= low -> y > low": KINK,
     "head/stages.py Scale.evaluate: y <= high -> y < high": KINK,
     "head/kernels.py _times_exp: largest >= _REPRESENTABLE -> largest > _REPRESENTABLE": "a limit chosen by feel",
-    "methods/perturbation.py ClosedFormScoreCAM._from_start: run.count * -(-count // self.batch_size) -> "
+    "methods/perturbation.py ClosedFormScoreCAM.compute: run.count * -(-count // self.batch_size) -> "
     "run.count": BAR,
-    "methods/perturbation.py ClosedFormScoreCAM._from_start: run.count * -(-count // self.batch_size) -> "
+    "methods/perturbation.py ClosedFormScoreCAM.compute: run.count * -(-count // self.batch_size) -> "
     "-(-count // self.batch_size)": BAR,
-    "methods/perturbation.py ClosedFormScoreCAM._from_start: -(-count // self.batch_size) -> "
+    "methods/perturbation.py ClosedFormScoreCAM.compute: -(-count // self.batch_size) -> "
     "-count // self.batch_size": BAR,
-    "methods/perturbation.py ClosedFormScoreCAM._from_start: -count // self.batch_size -> -count": BAR,
-    "methods/perturbation.py ClosedFormScoreCAM._from_start: -count -> count": BAR,
-    "methods/perturbation.py ClosedFormScoreCAM._from_start: steps > 20 -> not steps > 20": BAR,
-    "methods/perturbation.py ClosedFormScoreCAM._from_start: steps > 20 -> steps >= 20": BAR,
+    "methods/perturbation.py ClosedFormScoreCAM.compute: -count // self.batch_size -> -count": BAR,
+    "methods/perturbation.py ClosedFormScoreCAM.compute: -count -> count": BAR,
+    "methods/perturbation.py ClosedFormScoreCAM.compute: steps > 20 -> not steps > 20": BAR,
+    "methods/perturbation.py ClosedFormScoreCAM.compute: steps > 20 -> steps >= 20": BAR,
     "methods/perturbation.py _masks: span > 0 -> span >= 0": FLAT,
     "methods/perturbation.py _masks: span > 0 -> span >= 0 #2": FLAT,
     "maps/signed_maps.py SignedMaps._part: sign > 0 -> sign >= 0": SIGN,

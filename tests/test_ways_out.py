@@ -1232,7 +1232,7 @@ HEADS = [
 BACKWARD, FOREIGN, PATH, RECORDER, VALUES = (
     f"{name}.py: " for name in ("calculus/backward", "calculus/foreign", "path/record", "tape/recorder", "tape/values")
 )
-RULES, CONTEXT, PROGRAM = "rules/", "methods/network_run.py: ", "export/graph.py: "
+RULES, CONTEXT, PROGRAM = "rules/", "methods/run.py: ", "export/graph.py: "
 
 
 def bessel(*, secant: Any = "elementwise", rule: Any = None) -> None:
@@ -1913,7 +1913,7 @@ PATHS = [
         },
     ),
     Row(
-        "methods/explanation.py: second derivatives need the jvp",
+        "methods/run.py: second derivatives need the jvp",
         partial(registered_doubling, ClosedFormShapleyCAM),
         "second derivatives need the jvp of each autograd.Function",
         {
@@ -2023,7 +2023,7 @@ PATHS = [
         },
     ),
     Row(
-        "methods/explanation.py: second derivatives cannot be computed under torch.autocast",
+        "methods/run.py: second derivatives cannot be computed under torch.autocast",
         partial(under_autocast, inside=True),
         "second derivatives cannot be computed under torch.autocast",
         {"call the method outside it": partial(under_autocast, inside=False)},

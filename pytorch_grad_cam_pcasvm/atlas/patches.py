@@ -60,7 +60,7 @@ class PatchExplainer(Explainer):
     def _of_patches(self, maps: SignedMaps, places: Tensor) -> SignedMaps:
         """Return the maps of targets at K patches of n images as those of n K rows."""
         shape = (places.shape[1], len(self.targets))
-        tensors = {name: tensor.unflatten(1, shape).flatten(0, 1) for name, tensor in maps._tensors().items()}
+        tensors = {name: tensor.unflatten(1, shape).flatten(0, 1) for name, tensor in maps.columns.items()}
         trace, count = maps.output.head_trace, maps.output.grid.count
         index = (places + count * torch.arange(len(places)).unsqueeze(1)).flatten().to(trace.values[0].device)
         at_patches = HeadTrace([value[index] for value in trace.values], [], trace.eps)

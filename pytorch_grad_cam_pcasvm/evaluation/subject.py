@@ -297,7 +297,7 @@ class Made:
             return self._maps[key]
         maps = make()
         outputs = [image_map.output.head_trace.values for image_map in maps if image_map.output is not None]
-        self._room -= sum(leaf.nbytes for leaf in tree_leaves([outputs, [image_map._tensors() for image_map in maps]]))
+        self._room -= sum(leaf.nbytes for leaf in tree_leaves([outputs, [image_map.columns for image_map in maps]]))
         if self._room >= 0:
             self._maps[key] = maps
         return maps

@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.maps.result import MethodResult
 from pytorch_grad_cam_pcasvm.network.grid import upsampled
+from pytorch_grad_cam_pcasvm.runtime.columns import average_columns
 
 WAYS = ("shared", "mean")
 _EVEN = 1e-3  # of the mean evidence, what each position has besides: where there is none, a share is even
@@ -26,8 +26,8 @@ def as_one(results: Sequence[MethodResult], way: str) -> MethodResult:
     """
     grids = [list(group) for _, group in groupby(sorted(results, key=_size), key=_size)]
     if way == "mean":
-        return _mean(results, grids[-1][0].maps.shape[2:])
-    coarsest, *finer = (_mean(group, group[0].maps.shape[2:]) for group in grids)
+        return _average(results, grids[-1][0].maps.shape[2:])
+    coarsest, *finer = (_average(group, group[0].maps.shape[2:]) for group in grids)
     for level in finer:
         coarsest.maps = shared_out(coarsest.maps, level.maps)
     return coarsest
@@ -46,27 +46,10 @@ def _size(level: MethodResult) -> int:
     return level.maps[0, 0].numel()
 
 
-def _mean(results: Sequence[MethodResult], size: Sequence[int]) -> MethodResult:
-    scale = torch.stack([level.log_scale for level in results]).amax(0)
-
-    def mean(tensors: Sequence[Any]) -> Any:
-        return None if any(tensor is None for tensor in tensors) else torch.stack(list(tensors)).mean(0)
-
-    def scaled(numbers: Tensor | None, level: MethodResult) -> Tensor | None:
-        if numbers is None:
-            return None
-        factor = (level.log_scale - scale).exp().to(numbers)
-        return numbers * factor.reshape(*factor.shape, *[1] * (numbers.dim() - 2))
-
-    first = results[0]
-    return replace(
-        first,
-        maps=mean([scaled(refined(level.maps, size), level) for level in results]),
-        weights=first.maps.new_zeros(*first.maps.shape[:2], 0),
-        log_scale=scale,
-        baseline_values=mean([level.baseline_values for level in results]),
-        remainder=mean([scaled(level.remainder, level) for level in results]),
-    )
+def _average(results: Sequence[MethodResult], size: Sequence[int]) -> MethodResult:
+    """Return the mean of maps on one grid, without channel weights."""
+    none = results[0].maps.new_zeros(*results[0].maps.shape[:2], 0)
+    return average_columns([replace(result, maps=refined(result.maps, size), weights=none) for result in results])
 
 
 def shared_out(coarse: Tensor, fine: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.head import Head
 from pytorch_grad_cam_pcasvm.head.enumerated import by_groups
-from pytorch_grad_cam_pcasvm.maps.result import MethodResult, mean_of
+from pytorch_grad_cam_pcasvm.maps.result import MethodResult, average_samples
 from pytorch_grad_cam_pcasvm.maps.scale import largest
 from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
 from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput
@@ -121,7 +121,7 @@ def _recombined(components: SignedMaps, reduction: Head | None, tail: Head | Non
     def maps() -> MethodResult:
         return result_of(components, _seeds(components, reduction, tail, targets, boundary))
 
-    result = mean_of(by_groups(None if tail is None else tail.enumerated, maps))
+    result = average_samples(by_groups(None if tail is None else tail.enumerated, maps))
     output = _output(tail, 0, components.values)
     return SignedMaps(
         **vars(result),

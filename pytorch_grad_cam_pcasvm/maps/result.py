@@ -1,17 +1,16 @@
 """What a method computes: maps of targets, not yet scaled."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from pytorch_grad_cam_pcasvm.targets.output_gradients import in_order
+from pytorch_grad_cam_pcasvm.runtime.columns import Columns, average_columns
 
 
 @dataclass
-class MethodResult:
+class MethodResult(Columns):
     """The result of a method for K targets; the attributes are those of :class:`SignedMaps`.
 
     Example:
@@ -31,20 +30,10 @@ class MethodResult:
     effects: Tensor | None = None
 
 
-def mean_of(samples: Sequence[MethodResult]) -> MethodResult:
+def average_samples(samples: Sequence[MethodResult]) -> MethodResult:
     """Return the means of independent samples of the same maps, with their standard errors; the only one as it is."""
     if len(samples) == 1:
         return samples[0]
-    columns: Any = {field.name: [getattr(sample, field.name) for sample in samples] for field in fields(MethodResult)}
-    means: Any = {name: None if column[0] is None else torch.stack(column).mean(0) for name, column in columns.items()}
-    errors = torch.stack(columns["maps"]).std(0) / len(samples) ** 0.5
-    return MethodResult(**means | {"standard_errors": errors})
-
-
-def joined(parts: Sequence[MethodResult], members: Sequence[int]) -> MethodResult:
-    """Return what was made for some targets each, which bear these numbers, in the order of the numbers."""
-    if len(parts) == 1:
-        return parts[0]
-    columns: Any = {field.name: [getattr(part, field.name) for part in parts] for field in fields(MethodResult)}
-    whole: Any = {name: None if column[0] is None else in_order(column, members) for name, column in columns.items()}
-    return MethodResult(**whole)
+    mean = average_columns(samples)
+    errors = torch.stack([sample.rescale(mean.log_scale).maps for sample in samples]).std(0) / len(samples) ** 0.5
+    return replace(mean, standard_errors=errors)

@@ -15,6 +15,7 @@ from pytorch_grad_cam_pcasvm.head import storage
 from pytorch_grad_cam_pcasvm.maps.scale import check_finite, divided, per_map, warn_of_blanks
 from pytorch_grad_cam_pcasvm.network.grid import upsampled
 from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput
+from pytorch_grad_cam_pcasvm.runtime.columns import PLAIN, SCALED, Columns, join_rows
 from pytorch_grad_cam_pcasvm.runtime.device_sync import may_look
 from pytorch_grad_cam_pcasvm.runtime.pictures import as_pictures, overlaid
 from pytorch_grad_cam_pcasvm.targets import PCATarget, decoded, encoded
@@ -24,7 +25,7 @@ FORMATS = tuple(f"pytorch_grad_cam_pcasvm maps {version}" for version in (1, 2, 
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class SignedMaps:
+class SignedMaps(Columns):
     """The signed maps of K targets for each of N images, with their weights, values and the network's output.
 
     For Grad-CAM, ``maps[n, k] = sum_t weights[n, k, t] F^t`` (P_b = e_b^T F in the paper); for the other methods, see
@@ -100,9 +101,9 @@ class SignedMaps:
         images, chosen = index if isinstance(index, tuple) else (index, slice(None))
         n = _positions(images, len(self), "images")
         k = _positions(chosen, len(self.targets), "targets")
-        tensors = {name: tensor[n][:, k] for name, tensor in self._tensors().items()}
         targets = self.targets[k] if isinstance(k, slice) else [self.targets[position] for position in k]
-        return replace(self, **tensors, targets=targets, output=_rows(self.output, n, len(self)))
+        output = _rows(self.output, n, len(self))
+        return self.map_columns(lambda column: column[n][:, k], targets=targets, output=output)
 
     @staticmethod
     def cat(parts: Sequence["SignedMaps"]) -> "SignedMaps":
@@ -130,14 +131,13 @@ class SignedMaps:
                     f"maps of different targets cannot be joined, {first.targets} and {part.targets}: give every "
                     "call of explain the same list of targets"
                 )
-            if part._tensors().keys() != first._tensors().keys() or part._kind != first._kind:
+            if part.columns.keys() != first.columns.keys() or part._kind != first._kind:
                 raise ValueError("maps of different methods cannot be joined: make them all with one method")
             _check_shapes("maps", first.maps, part.maps)
             _check_shapes("weights", first.weights, part.weights)
             if part.maps.device != first.maps.device:
                 raise ValueError(f"maps on {first.maps.device} and {part.maps.device}: move them, as with .cpu()")
-        tensors: Any = {name: torch.cat([getattr(part, name) for part in parts]) for name in first._tensors()}
-        return replace(first, **tensors, output=_joined([part.output for part in parts]))
+        return join_rows(parts, output=_joined([part.output for part in parts]))
 
     def to(self, where: torch.device | torch.dtype | str | int) -> "SignedMaps":
         """Return the maps on another device or in another precision, without needless copies.
@@ -151,14 +151,13 @@ class SignedMaps:
         if isinstance(where, torch.dtype):
             if not where.is_floating_point:
                 raise ValueError(f"maps hold signed fractions, which {where} cannot represent: use a floating dtype")
-            keep = ("values", "baseline_values", "log_scale", "effects")
-            return replace(self, **{n: tensor.to(where) for n, tensor in self._tensors().items() if n not in keep})
+            scaled: Any = {name: column.to(where) for name, column in self.columns.items() if name in SCALED}
+            return replace(self, **scaled)
 
         def move(tensor: Any) -> Any:
             return tensor.moved(where) if isinstance(tensor, HeadOutput) else tensor.to(where)
 
-        tensors = {name: move(tensor) for name, tensor in self._tensors().items()}
-        return replace(self, **tensors, output=tree_map_only(Tensor, move, self.output))
+        return self.map_columns(move, output=tree_map_only(Tensor, move, self.output))
 
     def cpu(self) -> "SignedMaps":
         """Return the maps on the CPU."""
@@ -181,7 +180,7 @@ class SignedMaps:
             >>> SignedMaps.load("maps.safetensors").maps.equal(maps.maps)
             True
         """
-        tensors = self._tensors() | _named(self.output)
+        tensors = self.columns | _named(self.output)
         storage.write(
             path,
             tensors,
@@ -211,7 +210,7 @@ class SignedMaps:
             targets = [decoded(target) for target in json.loads(metadata["targets"])]
             numbered = [tensors[f"output.{i}"] for i in range(len(tensors)) if f"output.{i}" in tensors]
             output = tensors.get("output.scores", numbered)
-            named: Any = {name: tensors[name] for name in (*_TENSORS, *_OF_SOME_METHODS) if name in tensors}
+            named: Any = {name: tensors[name] for name in (*SCALED, *PLAIN) if name in tensors}
             flags: Any = {name: json.loads(metadata.get(name, "false")) for name in ("linear", "neutral")}
             layers, between = (tuple(json.loads(metadata.get(name, "[]"))) for name in ("layers", "between"))
             return SignedMaps(**named, targets=targets, output=output, layers=layers, _between=between, **flags)
@@ -231,10 +230,6 @@ class SignedMaps:
     @property
     def _kind(self) -> tuple[Any, ...]:
         return self.linear, self.neutral, tuple(self.layers)
-
-    def _tensors(self) -> dict[str, Any]:
-        named = {name: getattr(self, name) for name in (*_TENSORS, *_OF_SOME_METHODS)}
-        return {name: tensor for name, tensor in named.items() if tensor is not None}
 
     @property
     def cancellation(self) -> Tensor | None:
@@ -349,10 +344,6 @@ class SignedMaps:
         largest = size_of_map.amax(0, keepdim=True)
         factor = torch.where(largest.isfinite(), (size_of_map - largest).exp(), 0.0).to(maps.dtype)
         return maps * per_map(factor, maps)
-
-
-_TENSORS = ("maps", "weights", "values", "nu", "log_scale")
-_OF_SOME_METHODS = ("opposite", "baseline_values", "remainder", "standard_errors", "heads", "effects")
 
 
 def _positions(index: Any, count: int, noun: str) -> slice | list[int]:

@@ -14,7 +14,7 @@ from pytorch_grad_cam_pcasvm.head.enumerated import Sampling, by_groups, sampled
 from pytorch_grad_cam_pcasvm.head.multiclass import Outputs
 from pytorch_grad_cam_pcasvm.maps.multiscale import share_remainders
 from pytorch_grad_cam_pcasvm.maps.recombination import result_of
-from pytorch_grad_cam_pcasvm.maps.result import MethodResult, joined, mean_of
+from pytorch_grad_cam_pcasvm.maps.result import MethodResult, average_samples
 from pytorch_grad_cam_pcasvm.maps.scale import largest
 from pytorch_grad_cam_pcasvm.maps.signed_maps import Jacobians, SignedMaps
 from pytorch_grad_cam_pcasvm.methods.check import CheckReport, of_contributions, of_gradient
@@ -40,6 +40,7 @@ from pytorch_grad_cam_pcasvm.path.autograd import AutogradPath
 from pytorch_grad_cam_pcasvm.path.forward_pass import Pass
 from pytorch_grad_cam_pcasvm.path.record import Path
 from pytorch_grad_cam_pcasvm.runtime.arguments import Named
+from pytorch_grad_cam_pcasvm.runtime.columns import join_columns
 from pytorch_grad_cam_pcasvm.runtime.device_sync import is_traced, may_look
 from pytorch_grad_cam_pcasvm.runtime.errors import AutogradFallbackWarning, NoClosedFormError
 from pytorch_grad_cam_pcasvm.runtime.rollback import set_gradients
@@ -252,7 +253,7 @@ class Method(Named, BaseCAM):
         """Return the maps of K targets, one for each branch: the mean of those from each group of permutations."""
         decision = None if run.head is None or questions.are_components else run.head.enumerated
         groups = by_groups(decision if self.sampling else None, lambda: self._explain_layers(run, questions))
-        return [mean_of(results) for results in zip(*groups, strict=True)]
+        return [average_samples(results) for results in zip(*groups, strict=True)]
 
     def _explain_layers(self, run: Run, questions: Questions) -> list[MethodResult]:
         """Return the maps of K targets at all target layers: as one, or on the grid of each if they are in branches."""
@@ -276,7 +277,7 @@ class Method(Named, BaseCAM):
             parts.append(self._explain_start(there, layer, questions.take(members)))
             order += members
             del there, start  # before the next: a start holds all values of the path
-        return joined(parts, order)
+        return join_columns(parts, order)
 
     def _explain_start(self, run: Run, layer: int, questions: Questions) -> MethodResult:
         """Return the maps of K targets that start together: sums of component maps, where these are fewer."""
@@ -290,7 +291,7 @@ class Method(Named, BaseCAM):
 
     def _compute_chunks(self, run: Run, layer: int, questions: Questions) -> MethodResult:
         parts = [self.compute(run, layer, chunk) for chunk in self._split(questions, run)]
-        return joined(parts, range(len(questions)))
+        return join_columns(parts, range(len(questions)))
 
     def _explain_heads(self, run: Run, questions: Questions) -> Tensor:
         """Return the maps of every head of the first attention, (N, K, heads, H, W); they add up to the maps."""

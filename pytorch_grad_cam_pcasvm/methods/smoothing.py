@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -60,32 +61,28 @@ def smoothed(
         named = [fix_target(target, clean.output) for target in clean.targets]
         spread = noise * (image.amax() - image.amin())
         copies = image + spread * torch.randn((samples, *image.shape), generator=generator).to(image)
-        parts.append(_mean(clean, cam.explain(copies, named)))
+        parts.append(_average(clean, cam.explain(copies, named)))
     return SignedMaps.cat(parts)
 
 
-def _mean(clean: SignedMaps, noisy: SignedMaps) -> SignedMaps:
+def _average(clean: SignedMaps, noisy: SignedMaps) -> SignedMaps:
+    """Return the mean of the maps of M noisy copies of an image, (M, K, ...), with its values without noise."""
     # Single maps may be divided by factors of their own.
-    size = noisy.log_scale.amax(0, keepdim=True)
-    factor = (noisy.log_scale - size).exp().to(noisy.maps.dtype)
-
-    def rescaled(tensor: Tensor) -> Tensor:
-        return tensor * factor.reshape(*factor.shape, *[1] * (tensor.dim() - 2))
-
-    maps = rescaled(noisy.maps)
-    mean = maps.mean(0, keepdim=True)
-    opposite = None if noisy.opposite is None else rescaled(noisy.opposite).mean(0, keepdim=True)
+    copies = noisy.rescale(noisy.log_scale.amax(0, keepdim=True))
+    mean: Any = {
+        name: copies.columns[name].mean(0, keepdim=True)
+        for name in ("maps", "weights", "opposite")
+        if name in copies.columns
+    }
     return replace(
         clean,
-        maps=mean,
-        weights=rescaled(noisy.weights).mean(0, keepdim=True),
-        nu=largest(mean, opposite),
-        log_scale=size,
-        opposite=opposite,
+        **mean,
+        nu=largest(mean["maps"], mean.get("opposite")),
+        log_scale=copies.log_scale,
         baseline_values=None,
         remainder=None,
         heads=None,
         effects=None,
-        standard_errors=maps.std(0, keepdim=True) / len(maps) ** 0.5,
+        standard_errors=copies.maps.std(0, keepdim=True) / len(copies.maps) ** 0.5,
         linear=False,  # every copy has its own derivative by the components
     )

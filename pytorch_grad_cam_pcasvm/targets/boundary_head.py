@@ -19,7 +19,7 @@ from pytorch_grad_cam_pcasvm.runtime.numerics import full_precision
 from pytorch_grad_cam_pcasvm.tape.tape import version_of
 from pytorch_grad_cam_pcasvm.targets import ClosedFormTarget
 from pytorch_grad_cam_pcasvm.targets.jumps import Jumps, deviations_of, features_at, off_jump
-from pytorch_grad_cam_pcasvm.targets.output_gradients import OutputGradients, differentiate_targets
+from pytorch_grad_cam_pcasvm.targets.output_gradients import OutputGradients, differentiate_targets, join_gradients
 from pytorch_grad_cam_pcasvm.targets.questions import resolve_targets
 
 _CANDIDATES = 128  # support vectors on the other side, the nearest
@@ -93,15 +93,16 @@ class Boundary:
 
     def differentiate(self, output: Any, targets: Sequence[Any], dtype: torch.dtype, until: int = 0) -> OutputGradients:
         """Return the secants of K targets, each from its own point, with respect to the head's value at a position."""
-        questions, parts = resolve_targets(targets, output), []
+        questions, parts, order = resolve_targets(targets, output), [], list[int]()
         for members, boundaries, which in questions.group_boundaries(self.head, output.device):
             there = self.at(boundaries, which)
             value_dtype = there.head_trace.values[until].dtype if until else dtype
             seeds = differentiate_targets(output, questions.take(members), value_dtype, there, until=until)
             step = there.head_trace.values[until] - self.start.head_trace.values[until]
             excess = (seeds.by_image * step.to(seeds.by_image).unsqueeze(1)).sum(-1)
-            parts.append((members, replace(seeds, excess=excess)))
-        return OutputGradients.joined(parts)
+            parts.append(replace(seeds, excess=excess))
+            order += members
+        return join_gradients(parts, order)
 
     def point(self, target: ClosedFormTarget | str | None, *, needed: bool = True) -> Tensor:
         """Return the point of a target with one boundary, or for None the start, shape (D,).

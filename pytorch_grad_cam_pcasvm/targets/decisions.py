@@ -262,6 +262,7 @@ class LogRatioTarget(PlacedTarget, ClosedFormTarget):
 
     def value(self, output: Any) -> Tensor:
         """Return the log-ratio of a row, or of each row of several."""
+        find_decision(output, self)
         return self._combine(output, self._margin.seed(output))
 
     def value_questions(self, output: Any, which: Tensor | None) -> Tensor:

@@ -1,7 +1,7 @@
 """OutputGradients: how targets become gradients at the network's output, where the pullback through the path starts."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor
 from pytorch_grad_cam_pcasvm.head.stack import HeadTrace
 from pytorch_grad_cam_pcasvm.network.grid import Grid
 from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput, HeadRun, PlainOutput
+from pytorch_grad_cam_pcasvm.runtime.columns import Columns, join_columns, join_rows, order_columns
 from pytorch_grad_cam_pcasvm.runtime.device_sync import is_traced
 from pytorch_grad_cam_pcasvm.runtime.rollback import without_inference
 from pytorch_grad_cam_pcasvm.targets.callables import call_at_start, differentiate_rows, leaf_of
@@ -23,7 +24,7 @@ _BYTES = 1 << 28  # of the rows of a region that are computed at once
 
 
 @dataclass
-class OutputGradients:
+class OutputGradients(Columns):
     """The gradients of K targets with respect to the network's features or output.
 
     Attributes:
@@ -56,41 +57,20 @@ class OutputGradients:
         assert grad is not None
         return grad.transpose(0, 1)
 
-    @staticmethod
-    def merged(parts: Sequence["OutputGradients"], images: Sequence[int]) -> "OutputGradients":
-        """Return the gradients of some images each as those of all, in the order of the images' numbers."""
-        order = torch.tensor(images, device=parts[0].values.device).argsort()
 
-        def column(name: str) -> Any:
-            tensors = [getattr(part, name) for part in parts]
-            return None if tensors[0] is None else torch.cat(tensors)[order]
-
-        grad = torch.cat([part.grads[0] for part in parts], 1)[:, order]  # type: ignore[misc]
-        return OutputGradients([grad], *(column(field.name) for field in fields(OutputGradients)[1:]))
-
-    @staticmethod
-    def joined(parts: Sequence[tuple[Sequence[int], "OutputGradients"]]) -> "OutputGradients":
-        """Return the seeds of K targets from those of some of them each, with their numbers."""
-        if len(parts) == 1:
-            return parts[0][1]
-        members = [k for numbers, _ in parts for k in numbers]
-
-        def column(name: str) -> Any:
-            tensors = [getattr(part, name) for _, part in parts]
-            return None if tensors[0] is None else in_order(tensors, members)
-
-        grads: Any = [in_order(pieces, members, 0) for pieces in zip(*(part.grads for _, part in parts), strict=True)]
-        return OutputGradients(grads, *(column(field.name) for field in fields(OutputGradients)[1:]))
+def join_gradients(parts: Sequence[OutputGradients], members: Sequence[int]) -> OutputGradients:
+    """Return the gradients of some targets each, which bear these numbers, as one in the order of the numbers."""
+    if len(parts) == 1:
+        return parts[0]
+    grads: Any = [order_columns(pieces, members, 0) for pieces in zip(*(part.grads for part in parts), strict=True)]  # type: ignore[arg-type]
+    return replace(join_columns(parts, members), grads=grads)
 
 
-def in_order(tensors: Sequence[Any], members: Sequence[int], dim: int = 1) -> Tensor:
-    """Return tensors joined along a dimension whose places bear these numbers, in the order of the numbers."""
-    whole = tensors[0] if len(tensors) == 1 else torch.cat(list(tensors), dim)
-    if list(members) == sorted(members):
-        return whole
-    # Not by an index, which a device would have to be sent, and wait for.
-    places = whole.unbind(dim)
-    return torch.stack([places[place] for place in sorted(range(len(members)), key=members.__getitem__)], dim)
+def _join_images(parts: Sequence[OutputGradients], images: Sequence[int]) -> OutputGradients:
+    """Return the gradients of some images each as one, in the order of the images' numbers."""
+    order = torch.tensor(images, device=parts[0].values.device).argsort()
+    grad = torch.cat([part.grads[0] for part in parts], 1)[:, order]  # type: ignore[misc]
+    return join_rows(parts, grads=[grad]).map_columns(lambda column: column[order])
 
 
 def differentiate_targets(
@@ -115,7 +95,7 @@ def differentiate_targets(
     for column, images in zip(questions.columns, questions.images, strict=True):
         there = start if start is None or start.count == 1 else start.rows(images)
         parts.append(_differentiate(output.rows(images), [column], dtype, there, until))
-    return OutputGradients.merged(parts, [image for images in questions.images for image in images])
+    return _join_images(parts, [image for images in questions.images for image in images])
 
 
 def _differentiate(
@@ -172,7 +152,7 @@ def _of_head(
     if len(parts) == 1:
         parts[0][1][2] = parts[0][1][2].clone()  # values that may be the output's own
     order = [k for members, _ in parts for k in members]
-    grad, *others = (in_order(pieces, order) for pieces in zip(*(tensors for _, tensors in parts), strict=True))
+    grad, *others = (order_columns(pieces, order) for pieces in zip(*(tensors for _, tensors in parts), strict=True))
     gradients = OutputGradients([grad.to(dtype).transpose(0, 1)], *others[:3])
     return replace(gradients, remainder=others[3], effects=others[4]) if others[3:] else gradients
 
@@ -192,8 +172,8 @@ def _of_places(
             part = _of_region(output, some, positions, dtype, start)
         else:
             part = _of_whole(output, some[0], dtype, start)
-        parts.append((members, part))
-    return OutputGradients.joined(parts)
+        parts.append(part)
+    return join_gradients(parts, [k for members in groups.values() for k in members])
 
 
 def _of_region(

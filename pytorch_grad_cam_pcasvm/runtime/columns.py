@@ -1,0 +1,80 @@
+"""Columns: tensors with a row for each of N images and a column for each of K targets, (N, K, ...)."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+# Those that are divided by exp(log_scale), and the others. A file of maps has them by these names.
+SCALED = ("maps", "weights", "nu", "opposite", "remainder", "standard_errors", "heads", "excess")
+PLAIN = ("values", "log_scale", "baseline_values", "effects")
+
+Table = TypeVar("Table", bound="Columns")
+
+
+class Columns:
+    """A dataclass that has columns; those that it has not are None."""
+
+    @property
+    def columns(self) -> dict[str, Tensor]:
+        """The columns that it has, by name."""
+        named = {name: getattr(self, name, None) for name in (*SCALED, *PLAIN)}
+        return {name: column for name, column in named.items() if column is not None}
+
+    def map_columns(self: Table, function: Callable[[Tensor], Tensor], **others: Any) -> Table:
+        """Return it with a function of every column."""
+        columns: Any = {name: function(column) for name, column in self.columns.items()}
+        return replace(self, **columns, **others)  # type: ignore[type-var]
+
+    def rescale(self: Table, log_scale: Tensor) -> Table:
+        """Return it with another factor taken out, ``exp(log_scale)``, (N, K)."""
+
+        def scale(column: Tensor) -> Tensor:
+            factor = (self.columns["log_scale"] - log_scale).exp().to(column)
+            return column * factor.reshape(*factor.shape, *[1] * (column.dim() - 2))
+
+        scaled: Any = {name: scale(column) for name, column in self.columns.items() if name in SCALED}
+        return replace(self, **scaled, log_scale=log_scale)  # type: ignore[type-var]
+
+
+def join_columns(parts: Sequence[Table], members: Sequence[int]) -> Table:
+    """Return the columns of some targets each, which bear these numbers, as one table in the order of the numbers."""
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+    columns: Any = {name: order_columns([part.columns[name] for part in parts], members) for name in first.columns}
+    return replace(first, **columns)  # type: ignore[type-var]
+
+
+def order_columns(tensors: Sequence[Tensor], members: Sequence[int], dim: int = 1) -> Tensor:
+    """Return tensors joined along a dimension whose places bear these numbers, in the order of the numbers."""
+    whole = tensors[0] if len(tensors) == 1 else torch.cat(list(tensors), dim)
+    if list(members) == sorted(members):
+        return whole
+    # Not by an index, which a device would have to be sent, and wait for.
+    places = whole.unbind(dim)
+    return torch.stack([places[place] for place in sorted(range(len(members)), key=members.__getitem__)], dim)
+
+
+def join_rows(parts: Sequence[Table], **others: Any) -> Table:
+    """Return the rows of several tables as one table."""
+    columns: Any = {name: torch.cat([part.columns[name] for part in parts]) for name in parts[0].columns}
+    return replace(parts[0], **columns, **others)  # type: ignore[type-var]
+
+
+def average_columns(parts: Sequence[Table]) -> Table:
+    """Return the mean of tables of the same maps; the only one as it is. What one of them lacks, the mean lacks."""
+    if len(parts) == 1:
+        return parts[0]
+    log_scale = torch.stack([part.columns["log_scale"] for part in parts]).amax(0)
+    parts = [part.rescale(log_scale) for part in parts]
+    names = [name for name in (*SCALED, *PLAIN) if any(name in part.columns for part in parts)]
+    columns: Any = {
+        name: torch.stack([part.columns[name] for part in parts]).mean(0)
+        if all(name in part.columns for part in parts)
+        else None
+        for name in names
+    }
+    return replace(parts[0], **columns)  # type: ignore[type-var]
