@@ -2783,7 +2783,7 @@ OTHERS = [
         {"baseline='mean'": partial(far_from_its_boundary, "mean")},
     ),
     Row(
-        "targets/rowwise.py: is not linear in the network's scores",
+        "targets/callables.py: is not linear in the network's scores",
         partial(stepped, nn.Tanh(), ContributionCAM, targets=[OwnTarget()], baseline="zero"),
         "is not linear in the network's scores",
         {
