@@ -45,6 +45,9 @@ _UNCHECKED = "pytorch_grad_cam_pcasvm maps 1"  # of version 0.2
 # digest of a head, as nothing is computed with them.
 _EXAMPLES, _PREPARATION, _MEANS, _SEEN, _ESTIMATORS = "examples", "preparation", "means/", "seen", "estimators"
 
+# Arguments that had other names in files of earlier versions.
+_RENAMED = {"scores_are_margins": "scores_are_means"}
+
 # Besides those that skops trusts by itself, what estimators in a file may be made of.
 _TRUSTED = {
     "catboost.core.CatBoostClassifier",
@@ -325,7 +328,7 @@ def agree(state: str, expected: str) -> bool:
 
 
 def _without_tensors(entry: dict[str, Any]) -> dict[str, Any] | None:
-    return None if entry.keys() == {"tensor"} else entry
+    return None if entry.keys() == {"tensor"} else {_RENAMED.get(key, key): value for key, value in entry.items()}
 
 
 def _within(part: Any, whole: Any) -> bool:
@@ -374,7 +377,8 @@ def _decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
         case {"part": name, "arguments": arguments}:
             if name not in _PARTS:
                 raise ValueError(f"it has an unknown part, {name!r}")
-            return _PARTS[name](**{key: _decode(argument, tensors) for key, argument in arguments.items()})
+            named = {_RENAMED.get(key, key): _decode(argument, tensors) for key, argument in arguments.items()}
+            return _PARTS[name](**named)
         case list():
             return [_decode(item, tensors) for item in value]
     return value
