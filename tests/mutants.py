@@ -73,7 +73,7 @@ TESTS = {
     "head/kernels.py": "secants_head kernels head",
     "head/stage.py": "secants_head output_gradients head estimators",
     "head/stages.py": "secants_head output_gradients head estimators",
-    "head/multiclass.py": "targets head estimators registry options",
+    "head/vote.py": "targets head estimators registry options",
     "head/elementwise.py": "secants_head registry estimators",
     "head/quadratic.py": "secants_head registry",
     "head/neighbours.py": "neighbours secants_head",

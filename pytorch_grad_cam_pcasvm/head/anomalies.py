@@ -7,14 +7,13 @@ from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.head.distances import NearestDistance
 from pytorch_grad_cam_pcasvm.head.head import Head
-from pytorch_grad_cam_pcasvm.head.multiclass import Likeness, OneClass
 from pytorch_grad_cam_pcasvm.head.stack import HeadTrace
 
 
 def tells_anomalies(head: Head) -> bool:
     """Return whether a head tells what is like its training set, so that :func:`anomaly` can be asked."""
     if head.decision_position is not None:
-        return isinstance(head.voting, OneClass | Likeness)
+        return head.voting.about in ("one class", "likeness")
     return getattr(head.stages[(head.component_position or 0) - 1], "restoring", None) is not None
 
 

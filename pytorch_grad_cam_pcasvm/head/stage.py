@@ -12,7 +12,7 @@ A gradient may come divided by a factor that is too small for its dtype, togethe
 (N, K) or (1, K): ``(grad, log_scale)``. A ``log_scale`` of None means that nothing was factored out.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -37,6 +37,7 @@ class Stage(Hookable):
         n_outputs: length of an output row, or None if it equals that of the input.
         reduces: whether the outputs are components, so that ``PCATarget(b)`` means output b of this stage.
         linear: whether the stage is affine, so that its secants are its derivative.
+        constants: names of tensors that follow it to its device, but are no buffers: no state dict changes them.
         row_width: how many numbers of a row are computed at once, if its tensors do not show it.
         seen: what else is known of the training set, in numbers: the ``count`` of its rows; their ``spread``, the sum
             of the variances of what the stage gets; ``low`` and ``high``, between which what it gives was; ``least``
@@ -62,6 +63,7 @@ class Stage(Hookable):
     n_outputs: int | None = None
     reduces: bool = False
     linear: bool = False
+    constants: tuple[str, ...] = ()
     row_width: int = 1
     seen: Mapping[str, float] = MappingProxyType({})
 
@@ -109,7 +111,14 @@ class Stage(Hookable):
             device = fn(torch.empty(0, device=tensor.device)).device
             return tensor.to(device, precision(device)) if tensor.is_floating_point() else tensor.to(device)
 
+        self.move_constants(move)
         return super()._apply(move, recurse)
+
+    def move_constants(self, move: Callable[[Tensor], Tensor]) -> None:
+        """Move to another device what is no buffer."""
+        for name in self.constants:
+            tensor = getattr(self, name)
+            setattr(self, name, None if tensor is None else move(tensor))
 
 
 def identity(y: Tensor) -> Tensor:

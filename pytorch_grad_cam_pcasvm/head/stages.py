@@ -149,9 +149,6 @@ class Affine(Stage):
 
     def __init__(self, weight: Tensor, bias: Tensor) -> None:
         super().__init__()
-        self._fill(weight, bias)
-
-    def _fill(self, weight: Tensor, bias: Tensor) -> None:
         self.n_outputs, self.n_inputs = weight.shape
         self.keep(weight=weight, bias=bias)
 
@@ -409,9 +406,6 @@ class Union(Stage):
 
     def __init__(self, members: Sequence[Chain]) -> None:
         super().__init__()
-        self._join(members)
-
-    def _join(self, members: Sequence[Chain]) -> None:
         self.n_inputs = members[0].n_inputs
         self.sizes = [member.n_outputs for member in members if member.n_outputs is not None]
         self.n_outputs = sum(self.sizes)

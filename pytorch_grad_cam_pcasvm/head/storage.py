@@ -1,15 +1,16 @@
 """Heads in files: tensors as safetensors, the rest as JSON in the file's header. No pickle.
 
-A part of a head (stage, voting, kernel, calibration) is written as its type and the arguments of its constructor, which
-every part keeps as attributes of the same names. Estimators without a gradient are written by skops, as one tensor of
-bytes, and read with a list of the types that they may be made of.
+A part of a head (stage, kernel, calibration) is written as its type and the arguments of its constructor, which every
+part keeps as attributes of the same names; a vote as its kind, with the arguments of the function that made it.
+Estimators without a gradient are written by skops, as one tensor of bytes, and read with a list of the types that they
+may be made of.
 """
 
 import base64
 import hashlib
 import inspect
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
@@ -27,10 +28,10 @@ from pytorch_grad_cam_pcasvm.head import (
     distances,
     elementwise,
     kernels,
-    multiclass,
     neighbours,
     quadratic,
     stages,
+    vote,
 )
 from pytorch_grad_cam_pcasvm.head.enumerated import Enumerated
 from pytorch_grad_cam_pcasvm.head.stage import Stage
@@ -80,9 +81,10 @@ class Example(NamedTuple):
     picture: bytes = b""
 
 
-_PARTS: dict[str, type] = {
+# Parts by name: classes, whose instances keep the arguments of their constructors, and functions that make votes.
+_PARTS: dict[str, Callable[..., Any]] = vote.KINDS | {
     part.__name__: part
-    for module in (stages, elementwise, quadratic, distances, neighbours, decisions, multiclass, kernels, calibration)
+    for module in (stages, elementwise, quadratic, distances, neighbours, decisions, kernels, calibration)
     for part in vars(module).values()
     if isinstance(part, type) and part.__module__ == module.__name__
 }
@@ -354,13 +356,16 @@ def _encode(value: Any, tensors: dict[str, Tensor]) -> Any:
             return value
         case list() | tuple() | nn.ModuleList():
             return [_encode(item, tensors) for item in value]
+        case vote.Vote() if value.kind:
+            arguments = {name: _encode(argument, tensors) for name, argument in value.arguments.items()}
+            return {"part": value.kind, "arguments": arguments}
         case Enumerated():
             kept = {name: getattr(value, name) for name in ("n_inputs", "reason", "ways_out")}
             if value.names is not None:
                 kept["names"] = value.names
             return {"part": "Enumerated", "fingerprint": value.fingerprint(), **kept}
-    part_type = type(value)
-    if _PARTS.get(part_type.__name__) is not part_type:
+    part_type: Any = type(value)
+    if _PARTS.get(part_type.__name__) != part_type:
         raise TypeError(f"a head with a {part_type.__name__} cannot be saved: only the package's own parts can")
     names = inspect.signature(part_type).parameters
     return {"part": part_type.__name__, "arguments": {name: _encode(getattr(value, name), tensors) for name in names}}

@@ -10,7 +10,6 @@ import torch
 from pytorch_grad_cam.base_cam import BaseCAM
 from torch import Tensor, nn
 
-from pytorch_grad_cam_pcasvm.head.multiclass import Outputs
 from pytorch_grad_cam_pcasvm.maps.result import MethodResult, joined
 from pytorch_grad_cam_pcasvm.maps.scale import largest
 from pytorch_grad_cam_pcasvm.maps.signed_maps import Jacobians, SignedMaps
@@ -426,7 +425,7 @@ def default_targets(output: Any) -> list[Target]:
     """Return every component, then the predicted class, or all outputs of several."""
     if output.head is None:
         return [ScoreTarget()]
-    if output.decision is not None and isinstance(output.head.voting, Outputs):
+    if output.decision is not None and output.head.voting.about == "outputs":
         return [*every_component(output), *every_class(output)]
     return [*every_component(output), *([] if output.decision is None else [SVMTarget()])]
 

@@ -249,7 +249,7 @@ def on_cpu(head: Head, start: Tensor) -> tuple[Head, Tensor]:
     shared = [head._fit, head.training_set, *(value for name, value in attributes if "_hooks" in name)]
     tensors = [*buffers, *(value for _, value in attributes if isinstance(value, Tensor))]  # constants are no buffers
     memo: dict[int, Any] = {id(value): value for value in shared} | {id(tensor): copied(tensor) for tensor in tensors}
-    return copy.deepcopy(head, memo), copied(start)
+    return copy.deepcopy(head, memo).cpu(), copied(start)  # the vote has tensors, too
 
 
 class _Search:

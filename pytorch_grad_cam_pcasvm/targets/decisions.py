@@ -10,7 +10,6 @@ from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.head.kernels import known_to
 from pytorch_grad_cam_pcasvm.head.log_ratio import log_ratios
-from pytorch_grad_cam_pcasvm.head.multiclass import OneClass
 from pytorch_grad_cam_pcasvm.head.stage import Stage, pulled_through
 from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput
 from pytorch_grad_cam_pcasvm.targets.target import ClosedFormTarget, PlacedTarget, check, head_of
@@ -82,7 +81,7 @@ class SVMTarget(PlacedTarget, ClosedFormTarget):
 
     def boundaries(self, head: Any) -> int:
         """Return the number of boundaries: 1 for named classes, else one per class or pair; 0 for a regressor."""
-        if head.decision_position is None or (head.classes_ is None and not isinstance(head.voting, OneClass)):
+        if head.decision_position is None or (head.classes_ is None and head.voting.about != "one class"):
             return 0
         free = (self.category is None and head.classes_ is not None) + self._means("runner-up", head)
         return int(head.voting.n_classes**free)

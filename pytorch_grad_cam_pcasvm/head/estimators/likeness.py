@@ -7,7 +7,7 @@ import torch
 from sklearn.cluster import BisectingKMeans, KMeans, MiniBatchKMeans
 from sklearn.neighbors import KernelDensity, LocalOutlierFactor, NearestNeighbors
 
-from pytorch_grad_cam_pcasvm.head import multiclass
+from pytorch_grad_cam_pcasvm.head import vote
 from pytorch_grad_cam_pcasvm.head.anomaly_scale import reach_of
 from pytorch_grad_cam_pcasvm.head.decisions import LinearDecision
 from pytorch_grad_cam_pcasvm.head.distances import (
@@ -75,7 +75,7 @@ def _local_outlier(estimator: LocalOutlierFactor) -> Stage:
     # Each of these is of a training row that is no neighbour of its own.
     least, reach = reach_of(estimator.offset_ - estimator.negative_outlier_factor_, is_distance=False)
     stage.seen = {"least": least, "reach": reach}
-    return decision_of(stage, multiclass.OneClass(zero_is_inlier=True))
+    return decision_of(stage, vote.one_class(zero_is_inlier=True))
 
 
 def _points(estimator: Any) -> torch.Tensor:
@@ -87,7 +87,7 @@ def _points(estimator: Any) -> torch.Tensor:
     return tensor(estimator._fit_X)
 
 
-def decision_of(stage: Stage, voting: Any = None) -> Stage:
+def decision_of(stage: Stage, voting: vote.Vote | None = None) -> Stage:
     """Return a stage of one value as a decision, larger for what is more like the training set."""
     ones, zeros = torch.ones(1, 1).double(), torch.zeros(1).double()
-    return Chain([stage, LinearDecision(ones, zeros, voting or multiclass.Likeness(), None)])
+    return Chain([stage, LinearDecision(ones, zeros, voting or vote.likeness(), None)])

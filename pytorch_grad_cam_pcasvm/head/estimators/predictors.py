@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from sklearn.neural_network import MLPClassifier, MLPRegressor
 from sklearn.semi_supervised._label_propagation import BaseLabelPropagation
 from torch import Tensor
 
-from pytorch_grad_cam_pcasvm.head import multiclass
+from pytorch_grad_cam_pcasvm.head import vote
 from pytorch_grad_cam_pcasvm.head.anomaly_scale import reach_of
 from pytorch_grad_cam_pcasvm.head.calibration import Calibration, PerClass, Platt, Temperature
 from pytorch_grad_cam_pcasvm.head.decisions import KernelSVM, LinearDecision
@@ -51,20 +52,18 @@ def _svc(estimator: Any) -> Stage:
             "class, and scikit-learn's labels are shifted. Fit it without these samples."
         )
     if len(classes) == 2:
-        return _machine(estimator, multiclass.Binary(zero_is_second=True), classes)
+        return _machine(estimator, vote.binary(zero_is_second=True), classes)
     pairwise = estimator.decision_function_shape == "ovo"
     break_ties = estimator.break_ties and not pairwise
-    return _machine(
-        estimator, multiclass.OneVsOne(len(classes), pairwise_scores=pairwise, break_ties=break_ties), classes
-    )
+    return _machine(estimator, vote.one_vs_one(len(classes), pairwise_scores=pairwise, break_ties=break_ties), classes)
 
 
-def _machine(estimator: Any, votes: multiclass.Voting, classes: Any = None) -> Stage:
+def _machine(estimator: Any, voting: vote.Vote, classes: Any = None) -> Stage:
     points = tensor(estimator.support_vectors_)
     kernel = kernel_of(estimator, estimator._gamma, points.shape[1])
     support = torch.as_tensor(estimator.support_).long()
     dual_coef, intercept = tensor(estimator.dual_coef_), tensor(estimator.intercept_)
-    stage = KernelSVM(kernel, points, dual_coef, intercept, list(estimator.n_support_), support, votes, classes)
+    stage = KernelSVM(kernel, points, dual_coef, intercept, list(estimator.n_support_), support, voting, classes)
     stage.seen = {"count": float(estimator.shape_fit_[0])}
     if estimator.gamma == "scale":
         stage.seen = {**stage.seen, "spread": 1 / float(estimator._gamma)}
@@ -82,11 +81,9 @@ def _linear_classifier(estimator: Any) -> Stage:
     )
 
 
-def plain_voting(n_classes: int, calibration: Calibration | None) -> multiclass.Voting:
+def plain_voting(n_classes: int, calibration: Calibration | None) -> vote.Vote:
     """Return the voting of one decision value per class, or of one for two classes."""
-    return (
-        multiclass.Binary(calibration=calibration) if n_classes == 2 else multiclass.OneVsRest(n_classes, calibration)
-    )
+    return vote.binary(calibration=calibration) if n_classes == 2 else vote.one_vs_rest(n_classes, calibration)
 
 
 def _of_scores(estimator: Any) -> Calibration | None:
@@ -122,11 +119,11 @@ def regression(weight: Tensor, bias: Tensor, inverse: str | None = None) -> Line
     """Return the decision of a regressor with P outputs, of weights (P, B), or of a function of the only one."""
     if len(weight) > 1:
         return _outputs(weight, bias, labels=False)
-    return LinearDecision(weight, bias, multiclass.Regression(inverse), None)
+    return LinearDecision(weight, bias, vote.regression(inverse), None)
 
 
 def _outputs(weight: Tensor, bias: Tensor, *, labels: bool) -> LinearDecision:
-    return LinearDecision(weight, bias, multiclass.Outputs(len(weight), labels), range(len(weight)))
+    return LinearDecision(weight, bias, vote.outputs(len(weight), labels), range(len(weight)))
 
 
 @stage_for.register(_GeneralizedLinearRegressor)
@@ -137,7 +134,7 @@ def _generalized_linear(estimator: Any) -> Stage:
 
 @stage_for.register(SGDOneClassSVM)
 def _linear_one_class(estimator: SGDOneClassSVM) -> Stage:
-    votes = multiclass.OneClass(zero_is_inlier=True)
+    votes = vote.one_class(zero_is_inlier=True)
     return LinearDecision(torch.atleast_2d(tensor(estimator.coef_)), -tensor(estimator.offset_).reshape(1), votes, None)
 
 
@@ -172,7 +169,7 @@ def best_of(stages: Sequence[Stage], classes: Any, probability: Calibration | No
     """Return the decision for the largest of C values, of which only differences count."""
     n = len(classes)
     weight = torch.tensor([[-1.0, 1.0]]).double() if n == 2 else torch.eye(n).double()
-    votes = multiclass.Binary(calibration=probability) if n == 2 else multiclass.Relative(n, probability)
+    votes = vote.binary(calibration=probability) if n == 2 else vote.relative(n, probability)
     return Chain([*stages, LinearDecision(weight, torch.zeros(len(weight)).double(), votes, classes)])
 
 
@@ -237,7 +234,7 @@ def _envelope(estimator: EllipticEnvelope) -> Stage:
     quadratic = Quadratic(tensor(estimator.location_).unsqueeze(0), roots, -tensor(estimator.offset_).reshape(1))
     least, reach = reach_of(estimator.dist_ + estimator.offset_, is_distance=False)
     quadratic.seen = {"spread": float(np.trace(estimator.covariance_)), "least": least, "reach": reach}
-    return decision_of(quadratic, multiclass.OneClass(zero_is_inlier=True))
+    return decision_of(quadratic, vote.one_class(zero_is_inlier=True))
 
 
 @stage_for.register(NearestCentroid)
@@ -252,7 +249,8 @@ def _nearest_centroid(estimator: NearestCentroid) -> Stage:
         deviations = tensor(estimator.within_class_std_dev_)
         spread, offsets = torch.where(deviations == 0, 1.0, deviations), 2 * tensor(np.log(priors))
     stage = best_of([Quadratic(centres, (1 / spread).expand_as(centres), offsets)], estimator.classes_)
-    stage.stages[-1].voting.of_sklearn = not plain
+    decision = stage.stages[-1]
+    decision.voting = replace(decision.voting, of_sklearn=not plain)
     return stage
 
 
@@ -312,8 +310,8 @@ def _neighbours(estimator: KNeighborsClassifier) -> Stage:
         problem = f"{twice} training images of {name} have the features of one of another class"
         warn(f"{problem}: near them its votes are ties, decided by the order of the images", UserWarning)
     stage = Neighbours(points[order], counts, ranks, k)
-    eye, votes = torch.eye(int(stage.n_outputs or 0)).double(), multiclass.Plurality(len(counts), k)
-    weight, voting = (eye[1:], multiclass.Binary()) if len(counts) == 2 else (eye, votes)
+    eye, votes = torch.eye(int(stage.n_outputs or 0)).double(), vote.plurality(len(counts), k)
+    weight, voting = (eye[1:], vote.binary()) if len(counts) == 2 else (eye, votes)
     return Chain([*before, stage, LinearDecision(weight, 0 * weight[:, 0], voting, estimator.classes_)])
 
 
@@ -351,7 +349,7 @@ def _process_of_classes(estimator: GaussianProcessClassifier) -> Stage:
         )
     sums = process(binary.kernel_, binary.X_train_, binary.y_train_ - binary.pi_)
     one, zero = torch.ones(1, 1).double(), torch.zeros(1).double()
-    return Chain([*sums.stages, LinearDecision(one, zero, multiclass.Binary(), estimator.classes_)])
+    return Chain([*sums.stages, LinearDecision(one, zero, vote.binary(), estimator.classes_)])
 
 
 @stage_for.register(BaseLabelPropagation)
@@ -367,9 +365,9 @@ def _label_propagation(estimator: Any) -> Stage:
 @stage_for.register(svm.SVR)
 @stage_for.register(svm.NuSVR)
 def _svr(estimator: Any) -> Stage:
-    return _machine(estimator, multiclass.Regression())
+    return _machine(estimator, vote.regression())
 
 
 @stage_for.register(svm.OneClassSVM)
 def _one_class(estimator: svm.OneClassSVM) -> Stage:
-    return _machine(estimator, multiclass.OneClass())
+    return _machine(estimator, vote.one_class())
