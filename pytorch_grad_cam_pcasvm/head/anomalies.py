@@ -20,7 +20,7 @@ def tells_anomalies(head: Head) -> bool:
 def clusters_of(head: Head) -> int | None:
     """Return the position of the logarithms of weighted densities of a mixture's clusters; None: the head is none."""
     position = head.decision_position
-    return None if not position or "density" not in head.stages[position - 2].seen else position - 1
+    return None if not position or head.stages[position - 2].facts.density is None else position - 1
 
 
 def anomaly(head: Head, trace: HeadTrace) -> Tensor:

@@ -140,7 +140,7 @@ class KernelSVM(Decision):
         classes: Sequence[Any] | None,
     ) -> None:
         super().__init__(voting, classes)
-        self.kernel = kernel
+        self.kernel, self.linear = kernel, isinstance(kernel, Linear)
         self.n_inputs, self.n_outputs = support_vectors.shape[1], len(intercept)
         self.n_support = [int(n) for n in n_support]
         self.keep(support_vectors=support_vectors, dual_coef=dual_coef, intercept=intercept, support=support)
@@ -153,11 +153,6 @@ class KernelSVM(Decision):
             of_first, of_second = (of_class == side.unsqueeze(1) for side in (first, second))
             self._takes_part = of_first | of_second
             self._rows = torch.where(of_first, second.unsqueeze(1) - 1, first.unsqueeze(1))
-
-    @property
-    def linear(self) -> bool:  # type: ignore[override]
-        """Whether the kernel is linear."""
-        return isinstance(self.kernel, Linear)
 
     def effect(self, x: Tensor, seeds: Tensor | None = None) -> SupportVectorEffect:
         """Return the effect at x (N, B) on K targets with seeds (K, P), or on the decision values themselves."""

@@ -1,6 +1,8 @@
 """The head: the fitted estimators behind the features, with their labels, their files and their support vectors."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from functools import cached_property
 from itertools import islice
 from os import PathLike
 from typing import Any
@@ -103,7 +105,7 @@ class Head(Stack):
             rows = tensor(getattr(reduction, "components_", ()))
             for stage in head.stages:
                 if isinstance(stage, Projection) and torch.equal(stage.components, rows):
-                    stage.seen = {**stage.seen, "varying": float(count)}
+                    stage.facts = replace(stage.facts, varying=float(count))
         head._fit = Fit(fitted)
         return head
 
@@ -116,7 +118,7 @@ class Head(Stack):
     def examples(self, examples: dict[int, storage.Example]) -> None:
         self.training_set.examples = examples
 
-    @property
+    @cached_property
     def voting(self) -> Vote:
         """The vote; raises a ValueError without a classifier."""
         if self.vote is None:

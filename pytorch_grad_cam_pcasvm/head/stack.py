@@ -16,7 +16,7 @@ from pytorch_grad_cam_pcasvm.head.enumerated import Enumerated
 from pytorch_grad_cam_pcasvm.head.hooks import Changed, Hookable, intact, run
 from pytorch_grad_cam_pcasvm.head.kernels import known_to
 from pytorch_grad_cam_pcasvm.head.stage import Scaled, Stage, errors_after, identity, pulled_through, scaled_sum
-from pytorch_grad_cam_pcasvm.head.stages import Affine, Projection, Scale
+from pytorch_grad_cam_pcasvm.head.stages import Affine
 from pytorch_grad_cam_pcasvm.head.vote import Vote
 from pytorch_grad_cam_pcasvm.runtime.device_sync import is_traced
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError, Way, refuse
@@ -112,6 +112,7 @@ class Stack(Hookable):
         last = self.stages[-1]
         decision = last if isinstance(last, Decision) else None
         self.vote: Vote | None = None if decision is None else decision.voting
+        self.__dict__.pop("voting", None)
         labels = None if decision is None else decision.classes
         self.classes_: np.ndarray | None = None if labels is None else np.asarray(labels)
         # Not a second child of this name, under which a state dict would have its tensors again.
@@ -150,11 +151,7 @@ class Stack(Hookable):
     @property
     def feature_mean(self) -> Tensor | None:
         """The mean of the training set's features, shape (D,), if the first stage has it; otherwise None."""
-        first = self.stages[0]
-        if isinstance(first, Scale):
-            return first.shift if first.shift_is_mean else None
-        # A reduction that does not centre, such as TruncatedSVD, has zeros for a mean.
-        return first.mean if isinstance(first, Projection) and not first.weighted and first.centres else None
+        return self.stages[0].input_mean  # type: ignore[no-any-return]
 
     def __call__(self, features: Tensor) -> HeadTrace:
         """Return the trace of features, shape (N, D). Hooks on the head run."""

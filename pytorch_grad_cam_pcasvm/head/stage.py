@@ -13,13 +13,13 @@ A gradient may come divided by a factor that is too small for its dtype, togethe
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from pytorch_grad_cam_pcasvm import moved
+from pytorch_grad_cam_pcasvm.head.facts import Facts
 from pytorch_grad_cam_pcasvm.head.hooks import Hookable, intact
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError
 from pytorch_grad_cam_pcasvm.runtime.numerics import precision
@@ -39,11 +39,7 @@ class Stage(Hookable):
         linear: whether the stage is affine, so that its secants are its derivative.
         constants: names of tensors that follow it to its device, but are no buffers: no state dict changes them.
         row_width: how many numbers of a row are computed at once, if its tensors do not show it.
-        seen: what else is known of the training set, in numbers: the ``count`` of its rows; their ``spread``, the sum
-            of the variances of what the stage gets; ``low`` and ``high``, between which what it gives was; ``least``
-            and ``reach``, between which the head's anomalies of rows were that were left out of it; ``varying``, how
-            many components vary, if some do by rounding alone; ``density``, where
-            the outputs are logarithms of weighted densities, whose sum is a mixture's.
+        facts: what is known of the training set, in numbers; nothing is computed with them.
 
     Example:
         >>> class Double(Stage):
@@ -65,7 +61,31 @@ class Stage(Hookable):
     linear: bool = False
     constants: tuple[str, ...] = ()
     row_width: int = 1
-    seen: Mapping[str, float] = MappingProxyType({})
+    facts: Facts = Facts()
+
+    @property
+    def input_mean(self) -> Tensor | None:
+        """The mean of what the stage took of the training set, shape (in,); None: not known."""
+        return None
+
+    @property
+    def input_deviations(self) -> Tensor | None:
+        """The standard deviations of what the stage took of the training set, shape (in,); None: not known."""
+        return None
+
+    @property
+    def output_deviations(self) -> Tensor | None:
+        """The standard deviations of what the stage gives for the training set, shape (out,); None: not known."""
+        return None
+
+    @property
+    def seen(self) -> Mapping[str, float]:
+        """The facts that are known, by name, as version 0.4 had them."""
+        return self.facts.to_numbers()
+
+    @seen.setter
+    def seen(self, numbers: Mapping[str, float]) -> None:
+        self.facts = Facts.from_numbers(numbers)
 
     def pullback(self, saved: Any, grad: Tensor) -> Scaled:
         """Return ``grad @ dy/dx`` for what ``evaluate`` saved (see the module docstring for shapes)."""

@@ -34,6 +34,7 @@ from pytorch_grad_cam_pcasvm.head import (
     vote,
 )
 from pytorch_grad_cam_pcasvm.head.enumerated import Enumerated
+from pytorch_grad_cam_pcasvm.head.facts import Facts
 from pytorch_grad_cam_pcasvm.head.stage import Stage
 from pytorch_grad_cam_pcasvm.runtime.errors import Way, refuse, warn
 from pytorch_grad_cam_pcasvm.runtime.files import atomically
@@ -44,7 +45,7 @@ _UNCHECKED = "pytorch_grad_cam_pcasvm maps 1"  # of version 0.2
 
 # Tensors beside those of the stages, which have numbers: earlier versions read heads without them, and they are in no
 # digest of a head, as nothing is computed with them.
-_EXAMPLES, _PREPARATION, _MEANS, _SEEN, _ESTIMATORS = "examples", "preparation", "means/", "seen", "estimators"
+_EXAMPLES, _PREPARATION, _MEANS, _FACTS, _ESTIMATORS = "examples", "preparation", "means/", "seen", "estimators"
 
 # Arguments that had other names in files of earlier versions.
 _RENAMED = {"scores_are_margins": "scores_are_means"}
@@ -177,9 +178,9 @@ def save(parts: list[Stage], path: str | PathLike[str], training: TrainingSet) -
     if isinstance(last, Enumerated):
         tensors[_ESTIMATORS] = torch.frombuffer(bytearray(_as_skops(last)), dtype=torch.uint8)
     tensors |= {_MEANS + name: means for name, means in training.means.items()}
-    statistics = [dict(stage.seen) for stage in _every(parts)]
+    statistics = [stage.facts.to_numbers() for stage in _every(parts)]
     if any(statistics):
-        tensors[_SEEN] = _as_tensor(statistics)
+        tensors[_FACTS] = _as_tensor(statistics)
     is_new = training.preparation is not None or isinstance(last, Enumerated)
     write(path, tensors, {"format": _PREPARED if is_new else FORMAT, "head": head})
 
@@ -221,8 +222,8 @@ def load(path: str | PathLike[str], trusted: Sequence[str] = ()) -> tuple[list[S
             _from_tensor(tensors.get(_PREPARATION), None),
             {name.removeprefix(_MEANS): means for name, means in tensors.items() if name.startswith(_MEANS)},
         )
-        for stage, numbers in zip(_every(parts), _from_tensor(tensors.get(_SEEN), []), strict=False):
-            stage.seen = {str(name): float(number) for name, number in numbers.items()}
+        for stage, numbers in zip(_every(parts), _from_tensor(tensors.get(_FACTS), []), strict=False):
+            stage.facts = Facts.from_numbers(numbers)
     except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
         raise ValueError(
             f"{path} is damaged, or no valid head: {error}; write it again with net.head.save(path)"

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.head import Head
 from pytorch_grad_cam_pcasvm.head.decisions import Ensemble, KernelSVM
-from pytorch_grad_cam_pcasvm.head.stages import Chain, Scale
+from pytorch_grad_cam_pcasvm.head.stages import Chain
 from pytorch_grad_cam_pcasvm.network.outputs import HeadRun
 from pytorch_grad_cam_pcasvm.runtime.device_sync import may_choose, may_look
 from pytorch_grad_cam_pcasvm.runtime.errors import NoBoundaryError
@@ -224,10 +224,10 @@ class Boundary:
         assert self._start_on_cpu is not None
         first, way = self._start_on_cpu.head.stages[0], point - self._start_on_cpu.features[0]
         deviations = 0.0
-        if isinstance(first, Scale) and first.shift_is_mean and bool((first.divisor != 1).any()):
-            deviations = float((way / first.divisor).norm()) / len(way) ** 0.5
-        elif first.seen.get("spread"):
-            deviations = float(way.norm()) / first.seen["spread"] ** 0.5
+        if first.input_deviations is not None:
+            deviations = float((way / first.input_deviations).norm()) / len(way) ** 0.5
+        elif first.facts.spread:
+            deviations = float(way.norm()) / first.facts.spread**0.5
         if deviations > _MOST:
             raise no_boundary(target, size)
         return point

@@ -31,6 +31,7 @@ from pytorch_grad_cam_pcasvm.head.decisions import KernelSVM, LinearDecision
 from pytorch_grad_cam_pcasvm.head.elementwise import Elementwise
 from pytorch_grad_cam_pcasvm.head.estimators.covariances import kernel_of, process
 from pytorch_grad_cam_pcasvm.head.estimators.likeness import decision_of
+from pytorch_grad_cam_pcasvm.head.facts import Facts
 from pytorch_grad_cam_pcasvm.head.neighbours import Neighbours
 from pytorch_grad_cam_pcasvm.head.quadratic import Quadratic
 from pytorch_grad_cam_pcasvm.head.registry import stage_for, tensor
@@ -64,9 +65,8 @@ def _machine(estimator: Any, voting: vote.Vote, classes: Any = None) -> Stage:
     support = torch.as_tensor(estimator.support_).long()
     dual_coef, intercept = tensor(estimator.dual_coef_), tensor(estimator.intercept_)
     stage = KernelSVM(kernel, points, dual_coef, intercept, list(estimator.n_support_), support, voting, classes)
-    stage.seen = {"count": float(estimator.shape_fit_[0])}
-    if estimator.gamma == "scale":
-        stage.seen = {**stage.seen, "spread": 1 / float(estimator._gamma)}
+    spread = 1 / float(estimator._gamma) if estimator.gamma == "scale" else 0.0
+    stage.facts = Facts(count=float(estimator.shape_fit_[0]), spread=spread)
     return stage
 
 
@@ -173,9 +173,9 @@ def best_of(stages: Sequence[Stage], classes: Any, probability: Calibration | No
     return Chain([*stages, LinearDecision(weight, torch.zeros(len(weight)).double(), votes, classes)])
 
 
-def _likeliest(centres: Any, roots: Any, offsets: Any, classes: Any, **statistics: float) -> Chain:
+def _likeliest(centres: Any, roots: Any, offsets: Any, classes: Any, **known: float) -> Chain:
     stage = Quadratic(tensor(centres), tensor(roots), tensor(offsets))
-    stage.seen = statistics
+    stage.facts = Facts(**known)
     return best_of([stage], classes, softmax(len(classes)))
 
 
@@ -192,8 +192,9 @@ def _quadratic(estimator: Any) -> Stage:
 @stage_for.register(GaussianNB)
 def _naive_bayes(estimator: GaussianNB) -> Stage:
     offsets = np.log(estimator.class_prior_) - 0.5 * np.log(2 * np.pi * estimator.var_).sum(1)
-    statistics = {"spread": float(estimator.var_.sum(1).max()), "count": float(estimator.class_count_.sum())}
-    return _likeliest(estimator.theta_, np.sqrt(0.5 / estimator.var_), offsets, estimator.classes_, **statistics)
+    spread, count = float(estimator.var_.sum(1).max()), float(estimator.class_count_.sum())
+    roots = np.sqrt(0.5 / estimator.var_)
+    return _likeliest(estimator.theta_, roots, offsets, estimator.classes_, spread=spread, count=count)
 
 
 @stage_for.register(BaseMixture)
@@ -207,12 +208,12 @@ def _mixture(estimator: Any) -> Stage:
     # Of a covariance that is the inverse of P P^T, the trace is the sum of squares of the inverse of P.
     inverse = 1 / roots if roots.dim() == 2 else torch.linalg.inv(roots).flatten(1)
     spread = float(inverse.square().sum(1).max())
-    chain = _likeliest(means, roots / math.sqrt(2), at_means.diagonal(), np.arange(len(means)), spread=spread)
-    chain.stages[0].seen = {**chain.stages[0].seen, "density": 1.0, **_reach_of_mixture(estimator, means, roots)}
-    return chain
+    least, reach = _reach_of_mixture(estimator, means, roots)
+    known = {"spread": spread, "density": 1.0, "least": least, "reach": reach}
+    return _likeliest(means, roots / math.sqrt(2), at_means.diagonal(), np.arange(len(means)), **known)
 
 
-def _reach_of_mixture(estimator: Any, means: Tensor, roots: Tensor) -> dict[str, float]:
+def _reach_of_mixture(estimator: Any, means: Tensor, roots: Tensor) -> tuple[float, float]:
     """Return between which numbers anomalies of rows are that are drawn from a mixture, a kept training set unknown."""
     drawn = np.random.default_rng(0)
     clusters = drawn.choice(len(means), _DRAWN, p=estimator.weights_ / estimator.weights_.sum())
@@ -223,8 +224,7 @@ def _reach_of_mixture(estimator: Any, means: Tensor, roots: Tensor) -> dict[str,
         whitened = roots.dim() == 2
         shift = noise[own] * inverses[cluster] if whitened else noise[own] @ torch.linalg.inv(roots[cluster])
         rows[own] = means[cluster] + shift
-    least, reach = reach_of(-estimator.score_samples(rows.numpy()), is_distance=False)
-    return {"least": least, "reach": reach}
+    return reach_of(-estimator.score_samples(rows.numpy()), is_distance=False)
 
 
 @stage_for.register(EllipticEnvelope)
@@ -233,7 +233,7 @@ def _envelope(estimator: EllipticEnvelope) -> Stage:
     roots = (vectors * values.clamp(min=0).sqrt()).unsqueeze(0)
     quadratic = Quadratic(tensor(estimator.location_).unsqueeze(0), roots, -tensor(estimator.offset_).reshape(1))
     least, reach = reach_of(estimator.dist_ + estimator.offset_, is_distance=False)
-    quadratic.seen = {"spread": float(np.trace(estimator.covariance_)), "least": least, "reach": reach}
+    quadratic.facts = Facts(spread=float(np.trace(estimator.covariance_)), least=least, reach=reach)
     return decision_of(quadratic, vote.one_class(zero_is_inlier=True))
 
 

@@ -21,6 +21,7 @@ from torch import Tensor
 from pytorch_grad_cam_pcasvm.head.build import stages_of
 from pytorch_grad_cam_pcasvm.head.elementwise import FUNCTIONS, Elementwise, Power
 from pytorch_grad_cam_pcasvm.head.estimators.covariances import kernel_of
+from pytorch_grad_cam_pcasvm.head.facts import Facts
 from pytorch_grad_cam_pcasvm.head.registry import stage_for, tensor, transformer_for
 from pytorch_grad_cam_pcasvm.head.stage import Stage
 from pytorch_grad_cam_pcasvm.head.stages import (
@@ -50,10 +51,12 @@ def _scale(
     clips = getattr(estimator, "clip", False)
     low, high = float(limits[0]), float(limits[1])
     stage = Scale(shift, divisor, offset, (low, high) if clips else None, centre_is_mean and centre is not None)
+    known = {}
     if hasattr(estimator, "n_samples_seen_"):
-        stage.seen = {"count": float(tensor(estimator.n_samples_seen_).min())}
+        known["count"] = float(tensor(estimator.n_samples_seen_).min())
     if isinstance(estimator, preprocessing.MinMaxScaler | preprocessing.MaxAbsScaler):
-        stage.seen = {**stage.seen, "low": low, "high": high}
+        known |= {"low": low, "high": high}
+    stage.facts = Facts(**known)
     return stage
 
 
@@ -116,11 +119,9 @@ def _pca(estimator: Any) -> Stage:
         divisor, inverse, variances = ones, ones, tensor(variance).clamp(min=eps**2)
     stage = _projection(estimator.components_, estimator.mean_, divisor, inverse=inverse, variances=variances)
     share = float(tensor(estimator.explained_variance_ratio_).sum())
-    if share > 0:
-        stage.seen = {"spread": float(tensor(variance).sum()) / share}
-    for name in ("n_samples_", "n_samples_seen_"):  # of a PCA, and of an IncrementalPCA
-        if hasattr(estimator, name):
-            stage.seen = {**stage.seen, "count": float(getattr(estimator, name))}
+    # The former is that of an IncrementalPCA; of a PCA from GPUs neither need be there.
+    count = getattr(estimator, "n_samples_seen_", getattr(estimator, "n_samples_", math.inf))
+    stage.facts = Facts(float(count), float(tensor(variance).sum()) / share if share > 0 else 0.0)
     return stage
 
 
@@ -131,7 +132,7 @@ def _factor_analysis(estimator: Any) -> Stage:
     precision = torch.eye(len(weighted), dtype=torch.float64) + weighted @ tensor(estimator.components_).T
     stage = _projection(torch.linalg.solve(precision, weighted), estimator.mean_)
     shared = tensor(estimator.components_).square().sum()
-    stage.seen = {"spread": float(shared + tensor(estimator.noise_variance_).sum())}
+    stage.facts = Facts(spread=float(shared + tensor(estimator.noise_variance_).sum()))
     return stage
 
 
