@@ -40,6 +40,9 @@ class Stage(Hookable):
         constants: names of tensors that follow it to its device, but are no buffers: no state dict changes them.
         row_width: how many numbers of a row are computed at once, if its tensors do not show it.
         facts: what is known of the training set, in numbers; nothing is computed with them.
+        input_mean: the mean of what the stage took of the training set, shape (in,); None: not known.
+        input_deviations: its standard deviations; None: not known.
+        output_deviations: the standard deviations of what it gives for the training set, shape (out,); None: not known.
 
     Example:
         >>> class Double(Stage):
@@ -62,21 +65,9 @@ class Stage(Hookable):
     constants: tuple[str, ...] = ()
     row_width: int = 1
     facts: Facts = Facts()
-
-    @property
-    def input_mean(self) -> Tensor | None:
-        """The mean of what the stage took of the training set, shape (in,); None: not known."""
-        return None
-
-    @property
-    def input_deviations(self) -> Tensor | None:
-        """The standard deviations of what the stage took of the training set, shape (in,); None: not known."""
-        return None
-
-    @property
-    def output_deviations(self) -> Tensor | None:
-        """The standard deviations of what the stage gives for the training set, shape (out,); None: not known."""
-        return None
+    input_mean: Tensor | None = None
+    input_deviations: Tensor | None = None
+    output_deviations: Tensor | None = None
 
     @property
     def seen(self) -> Mapping[str, float]:

@@ -36,28 +36,19 @@ class Scale(Stage):
         self.keep(shift=shift, divisor=divisor, offset=offset)
         self.limits, self.shift_is_mean = limits, shift_is_mean
         self.linear = limits is None
-        self._look()
-
-    def _look(self) -> None:
-        """Look at numbers once, where it costs nothing."""
-        self._divides = bool((self.divisor != 1).any())
-
-    def _load_from_state_dict(self, *args):  # type: ignore[no-untyped-def]
-        super()._load_from_state_dict(*args)
-        self._look()
 
     @property
-    def input_mean(self) -> Tensor | None:
+    def input_mean(self) -> Tensor | None:  # type: ignore[override]
         """The shift, if it is the mean."""
         return self.shift if self.shift_is_mean else None
 
     @property
-    def input_deviations(self) -> Tensor | None:
+    def input_deviations(self) -> Tensor | None:  # type: ignore[override]
         """The divisor, if the stage subtracts the mean and divides."""
-        return self.divisor if self.shift_is_mean and self._divides else None
+        return self.divisor if self.shift_is_mean and bool((self.divisor != 1).any()) else None
 
     @property
-    def output_deviations(self) -> Tensor | None:
+    def output_deviations(self) -> Tensor | None:  # type: ignore[override]
         """Ones, if the stage divides by the standard deviations."""
         return None if self.input_deviations is None else torch.ones_like(self.divisor)
 
@@ -129,12 +120,12 @@ class Projection(Stage):
         self._centres = bool(self.mean.any())
 
     @property
-    def input_mean(self) -> Tensor | None:
+    def input_mean(self) -> Tensor | None:  # type: ignore[override]
         """The mean, if it is the training set's, and not that of TruncatedSVD, which does not centre."""
         return self.mean if self._centres and not self.weighted else None
 
     @property
-    def output_deviations(self) -> Tensor | None:
+    def output_deviations(self) -> Tensor | None:  # type: ignore[override]
         """The roots of the variances."""
         return None if self.variances is None else self.variances.sqrt()
 
@@ -386,7 +377,7 @@ class Chain(Stage):
         return [part for stage in self.stages for part in (stage.flat() if isinstance(stage, Chain) else [stage])]
 
     @property
-    def output_deviations(self) -> Tensor | None:
+    def output_deviations(self) -> Tensor | None:  # type: ignore[override]
         """Those of the last stage."""
         return self.stages[-1].output_deviations  # type: ignore[no-any-return]
 
@@ -444,7 +435,7 @@ class Union(Stage):
         self.members: Any = nn.ModuleList(members)
 
     @property
-    def output_deviations(self) -> Tensor | None:
+    def output_deviations(self) -> Tensor | None:  # type: ignore[override]
         """Those of all members."""
         parts = [member.output_deviations for member in self.members]
         return None if any(part is None for part in parts) else torch.cat(parts)  # type: ignore[arg-type]

@@ -22,9 +22,7 @@ made by              compares         decides by    values
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import wraps
-from inspect import signature
-from typing import Any, ParamSpec
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -37,7 +35,6 @@ _CALIBRATE = (
     "put its classifier into a CalibratedClassifierCV, e.g. "
     "make_pipeline(StandardScaler(), PCA(3), CalibratedClassifierCV(SVC(), ensemble=False))"
 )
-_Arguments = ParamSpec("_Arguments")
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,6 +43,8 @@ class Vote:
 
     Attributes:
         matrix: the margin of each class over the decision values, shape (C, P).
+        kind: the name that its function has in files, see ``KINDS``; none, if it is in no file.
+        arguments: those of that function.
         about: ``"classes"``, of which one is predicted; ``"outputs"``, which do not compete; or a single number: a
             ``"value"``, that of a ``"one class"`` estimator, or a ``"likeness"`` to the training set, which has no
             boundary.
@@ -66,8 +65,6 @@ class Vote:
         of_sklearn: whether scores are what a meta-estimator gets from ``decision_function``. Those of nearest centroids
             and behind a threshold are not: labels are the same, but what is made of scores would be another.
         ranks: whether it tells which class came second; hard votes do not.
-        kind: the name that it has in files.
-        arguments: what the function of that kind made it of.
 
     Example:
         >>> net.head.voting.margins(net(images).decision).shape
@@ -75,6 +72,8 @@ class Vote:
     """
 
     matrix: Tensor
+    kind: str = ""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
     about: str = "classes"
     pair: float | None = 1.0
     compare: str = "margins"
@@ -89,8 +88,6 @@ class Vote:
     instead: str = _CALIBRATE
     of_sklearn: bool = True
     ranks: bool = True
-    kind: str = ""
-    arguments: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def n_classes(self) -> int:
@@ -241,94 +238,75 @@ def _squash(values: Tensor) -> Tensor:
 
 # --- the kinds of votes ----------------------------------------------------------------------------------------------
 
-KINDS: dict[str, Callable[..., Vote]] = {}  # by the names that they have in files
 
-
-def _kept_as(kind: str) -> Callable[[Callable[_Arguments, Vote]], Callable[_Arguments, Vote]]:
-    """Return a decorator of functions whose votes know, for files, what they were made of."""
-
-    def register(make: Callable[_Arguments, Vote]) -> Callable[_Arguments, Vote]:
-        @wraps(make)
-        def make_kept(*values: _Arguments.args, **named: _Arguments.kwargs) -> Vote:
-            bound = signature(make).bind(*values, **named)
-            bound.apply_defaults()
-            return replace(make(*values, **named), kind=kind, arguments=dict(bound.arguments))
-
-        KINDS[kind] = make_kept
-        return make_kept
-
-    return register
-
-
-@_kept_as("Regression")
 def regression(inverse: str | None = None) -> Vote:
     """Return the vote of a regressor: one value and no classes, of which it may predict a function."""
-    return _single("value", inverse=inverse)
+    matrix, instead = torch.ones(1, 1, dtype=torch.float64), "it has no classes, use SVMTarget() for its value"
+    return Vote(matrix, "Regression", {"inverse": inverse}, "value", inverse=inverse, instead=instead)
 
 
-@_kept_as("OneClass")
 def one_class(*, zero_is_inlier: bool = False) -> Vote:
     """Return the vote of a one-class estimator: inliers are 1, outliers -1."""
-    return _single("one class", zero_is_second=zero_is_inlier)
+    arguments = {"zero_is_inlier": zero_is_inlier}
+    return replace(regression(), kind="OneClass", arguments=arguments, about="one class", zero_is_second=zero_is_inlier)
 
 
-@_kept_as("Likeness")
 def likeness(inverse: None = None) -> Vote:
     """Return the vote of a value that is larger for what is more like the training set: minus a distance, a density."""
-    return _single("likeness", inverse=inverse)
+    return replace(regression(inverse), kind="Likeness", about="likeness")
 
 
-def _single(about: str, **options: Any) -> Vote:
-    instead = "it has no classes, use SVMTarget() for its value"
-    return Vote(torch.ones(1, 1, dtype=torch.float64), about, instead=instead, **options)
-
-
-@_kept_as("Outputs")
 def outputs(n_classes: int, labels: bool) -> Vote:
     """Return the vote of several outputs of a regressor, or of ``labels``, which an image has where it is positive."""
-    instead = "it has several outputs, use SVMTarget(0), or the name of an output, for its value"
-    decide = "sign" if labels else "comparison"
-    matrix = torch.eye(n_classes, dtype=torch.float64)
-    return Vote(matrix, "outputs", decide=decide, values_are_margins=True, instead=instead)
+    return Vote(
+        torch.eye(n_classes, dtype=torch.float64),
+        "Outputs",
+        {"n_classes": n_classes, "labels": labels},
+        "outputs",
+        decide="sign" if labels else "comparison",
+        values_are_margins=True,
+        instead="it has several outputs, use SVMTarget(0), or the name of an output, for its value",
+    )
 
 
-@_kept_as("Binary")
 def binary(*, zero_is_second: bool = False, calibration: Calibration | None = None) -> Vote:
     """Return the vote of two classes with one value a: either margin is the decision against the other class.
 
     A value of exactly 0 is the second class with ``zero_is_second``, as in libsvm; the first in linear classifiers.
     """
     matrix = torch.tensor([[-1.0], [1.0]], dtype=torch.float64)
-    return Vote(matrix, pair=0.5, decide="sign", zero_is_second=zero_is_second, calibration=calibration)
+    vote = Vote(
+        matrix, "Binary", {"zero_is_second": zero_is_second, "calibration": calibration}, calibration=calibration
+    )
+    return replace(vote, pair=0.5, decide="sign", zero_is_second=zero_is_second)
 
 
-@_kept_as("BinaryVote")
 def binary_vote(*, zero_is_second: bool = False, calibration: Calibration | None = None) -> Vote:
     """Return the vote of two classes of a OneVsOneClassifier, whose score is a vote plus the squashed value."""
-    return replace(binary(zero_is_second=zero_is_second, calibration=calibration), score="squashed")
+    vote = binary(zero_is_second=zero_is_second, calibration=calibration)
+    return replace(vote, kind="BinaryVote", score="squashed")
 
 
-@_kept_as("OneVsRest")
 def one_vs_rest(n_classes: int, calibration: Calibration | None = None) -> Vote:
     """Return the vote of one value per class; the decision between two classes is their difference."""
-    return Vote(torch.eye(n_classes, dtype=torch.float64), values_are_margins=True, calibration=calibration)
+    matrix, arguments = torch.eye(n_classes, dtype=torch.float64), {"n_classes": n_classes, "calibration": calibration}
+    return Vote(matrix, "OneVsRest", arguments, values_are_margins=True, calibration=calibration)
 
 
-@_kept_as("Relative")
 def relative(n_classes: int, calibration: Calibration | None = None) -> Vote:
     """Return the vote of values of which only differences count, as log-likelihoods: margins are against the others."""
+    matrix, arguments = _against_others(n_classes), {"n_classes": n_classes, "calibration": calibration}
     pair = (n_classes - 1) / n_classes
-    return Vote(_against_others(n_classes), pair=pair, compare="values", calibration=calibration)
+    return Vote(matrix, "Relative", arguments, pair=pair, compare="values", calibration=calibration)
 
 
-@_kept_as("Plurality")
 def plurality(n_classes: int, k: int) -> Vote:
     """Return the vote of the ``k`` nearest neighbours of C > 2 classes: C margins, then their votes, which decide."""
-    matrix = torch.eye(n_classes, 2 * n_classes, dtype=torch.float64)
-    return Vote(matrix, compare="last", decide="last", score="margins")  # scikit-learn has no decision function
+    matrix, arguments = torch.eye(n_classes, 2 * n_classes, dtype=torch.float64), {"n_classes": n_classes, "k": k}
+    # scikit-learn has no decision function.
+    return Vote(matrix, "Plurality", arguments, compare="last", decide="last", score="margins")
 
 
-@_kept_as("OneVsOne")
 def one_vs_one(
     n_classes: int, *, pairwise_scores: bool = False, break_ties: bool = False, zero_is_second: bool = False
 ) -> Vote:
@@ -344,11 +322,19 @@ def one_vs_one(
     matrix = torch.zeros(n_classes, len(first), dtype=torch.float64)
     matrix[first, torch.arange(len(first))] = 1
     matrix[second, torch.arange(len(first))] = -1
-    decide, score = "comparison" if break_ties else "votes", "values" if pairwise_scores else "comparison"
-    return Vote(matrix, pair=None, compare="pairs", decide=decide, score=score, zero_is_second=zero_is_second)
+    options = {"pairwise_scores": pairwise_scores, "break_ties": break_ties, "zero_is_second": zero_is_second}
+    return Vote(
+        matrix,
+        "OneVsOne",
+        {"n_classes": n_classes, **options},
+        pair=None,
+        compare="pairs",
+        decide="comparison" if break_ties else "votes",
+        score="values" if pairwise_scores else "comparison",
+        zero_is_second=zero_is_second,
+    )
 
 
-@_kept_as("Calibrated")
 def calibrated(
     votings: Sequence[Vote],
     sizes: Sequence[int],
@@ -368,10 +354,15 @@ def calibrated(
         scores_are_means: scores are the mean of the members' scores, as of a bag, and not the probabilities.
     """
     shares = [1 / len(votings)] * len(votings) if weights is None else weights
-    matrix = torch.cat([share * vote.matrix for share, vote in zip(shares, votings, strict=True)], 1)
-    members = tuple(Member(*of_member) for of_member in zip(votings, sizes, shares, calibrations, strict=True))
-    score = "mean" if scores_are_means else "comparison"
-    return Vote(matrix, compare="probabilities", score=score, members=members)
+    members = {"votings": votings, "sizes": sizes, "calibrations": calibrations, "weights": weights}
+    return Vote(
+        torch.cat([share * vote.matrix for share, vote in zip(shares, votings, strict=True)], 1),
+        "Calibrated",
+        {**members, "scores_are_means": scores_are_means},
+        compare="probabilities",
+        score="mean" if scores_are_means else "comparison",
+        members=tuple(map(Member, votings, sizes, shares, calibrations)),
+    )
 
 
 def compared(n_classes: int, raw: int, has_probabilities: bool) -> Vote:
@@ -385,13 +376,12 @@ def compared(n_classes: int, raw: int, has_probabilities: bool) -> Vote:
         raw: number of raw margins: 0, C, or 1 of two classes.
         has_probabilities: whether there are probabilities.
     """
-    one = raw == 1
-    first = torch.tensor([[-1.0], [1.0]], dtype=torch.float64) if one else _against_others(n_classes)
+    first = torch.tensor([[-1.0], [1.0]], dtype=torch.float64) if raw == 1 else _against_others(n_classes)
     width = raw + n_classes * (1 + has_probabilities)
     return Vote(
         F.pad(first, (0, width - first.shape[1])),
         pair=(n_classes - 1) / n_classes,
-        compare="margins" if one else "values",
+        compare="margins" if raw == 1 else "values",
         decide="last",
         first_probability=raw if has_probabilities else None,
         instead="its estimator has no predict_proba",
@@ -407,3 +397,18 @@ def _against_others(n_classes: int) -> Tensor:
 def pairs(n_classes: int) -> Tensor:
     """Return the classes i < j of each pair in the order of libsvm, shape (2, C (C - 1) / 2)."""
     return torch.triu_indices(n_classes, n_classes, 1)
+
+
+KINDS: dict[str, Callable[..., Vote]] = {  # by the names that they have in files
+    "Regression": regression,
+    "OneClass": one_class,
+    "Likeness": likeness,
+    "Outputs": outputs,
+    "Binary": binary,
+    "BinaryVote": binary_vote,
+    "OneVsRest": one_vs_rest,
+    "Relative": relative,
+    "Plurality": plurality,
+    "OneVsOne": one_vs_one,
+    "Calibrated": calibrated,
+}
