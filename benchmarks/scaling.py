@@ -28,8 +28,8 @@ from pytorch_grad_cam_pcasvm import ClosedFormGradCAM, PCASVMNet, PCATarget, SVM
 from pytorch_grad_cam_pcasvm.head.decisions import KernelSVM
 from pytorch_grad_cam_pcasvm.head.head import Head
 from pytorch_grad_cam_pcasvm.head.kernels import RBF
-from pytorch_grad_cam_pcasvm.head.multiclass import Binary, OneVsOne
 from pytorch_grad_cam_pcasvm.head.stages import Projection
+from pytorch_grad_cam_pcasvm.head.vote import binary, one_vs_one
 
 CHANNELS, FEATURES = 512, 1024
 
@@ -77,7 +77,7 @@ def random_head(size: Size, features: int) -> Head:
         normal(c * (c - 1) // 2),
         per_class,
         torch.arange(i),
-        Binary() if c == 2 else OneVsOne(c),
+        binary() if c == 2 else one_vs_one(c),
         list(range(c)),
     )
     return Head([Projection(basis, torch.zeros(features).double(), torch.ones(b).double()), machine])

@@ -24,7 +24,6 @@ from sklearn.utils import all_estimators
 from pytorch_grad_cam_pcasvm import NoClosedFormError
 from pytorch_grad_cam_pcasvm.head import Decision, Stage, stage_for
 from pytorch_grad_cam_pcasvm.head.build import stages_of
-from pytorch_grad_cam_pcasvm.head.multiclass import Likeness
 from pytorch_grad_cam_pcasvm.head.registry import transformer_for
 
 BEFORE, REDUCTION, APPROXIMATION = "scaler or selector", "reduction", "kernel approximation"
@@ -113,7 +112,7 @@ def _stages(kind: type) -> Iterator[tuple[str, Stage]]:
 
 def _role(fitted: Any, stages: list[Stage]) -> str:
     if isinstance(stages[-1], Decision):
-        if isinstance(stages[-1].voting, Likeness):
+        if stages[-1].voting.about == "likeness":
             return "likeness"
         known = {"GaussianMixture": "mixture", "BayesianGaussianMixture": "mixture"}.get(type(fitted).__name__)
         return known or (

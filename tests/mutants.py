@@ -73,7 +73,7 @@ TESTS = {
     "head/kernels.py": "secants_head kernels head",
     "head/stage.py": "secants_head output_gradients head estimators",
     "head/stages.py": "secants_head output_gradients head estimators",
-    "head/multiclass.py": "targets head estimators registry options",
+    "head/vote.py": "targets head estimators registry options",
     "head/elementwise.py": "secants_head registry estimators",
     "head/quadratic.py": "secants_head registry",
     "head/neighbours.py": "neighbours secants_head",
@@ -264,8 +264,7 @@ EQUIVALENT: dict[str, str] = {
     "head/stages.py Scale.evaluate: y >= low -> y > low": KINK,
     "head/stages.py Scale.evaluate: y <= high -> y < high": KINK,
     "head/kernels.py _times_exp: largest >= _REPRESENTABLE -> largest > _REPRESENTABLE": "a limit chosen by feel",
-    "methods/perturbation.py ClosedFormScoreCAM.compute: run.count * -(-count // self.batch_size) -> "
-    "run.count": BAR,
+    "methods/perturbation.py ClosedFormScoreCAM.compute: run.count * -(-count // self.batch_size) -> run.count": BAR,
     "methods/perturbation.py ClosedFormScoreCAM.compute: run.count * -(-count // self.batch_size) -> "
     "-(-count // self.batch_size)": BAR,
     "methods/perturbation.py ClosedFormScoreCAM.compute: -(-count // self.batch_size) -> "

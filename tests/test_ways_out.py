@@ -2982,7 +2982,7 @@ OTHERS = [
         },
     ),
     Row(
-        "head/multiclass.py: outputs: name one of net.head.classes_",
+        "head/vote.py: outputs: name one of net.head.classes_",
         lambda: net_of(MultiOutputClassifier(SVC()), COLUMNS)(PICTURES[:3]).head.voting.predicted(torch.ones(1, 3)),
         "the head has 3 outputs",
         {"as in SVMTarget(0)": partial(maps_of, MultiOutputClassifier(SVC()), COLUMNS, SVMTarget(0))},

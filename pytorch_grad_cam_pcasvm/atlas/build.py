@@ -30,7 +30,6 @@ from pytorch_grad_cam_pcasvm.atlas.run import (
 )
 from pytorch_grad_cam_pcasvm.atlas.store import Atlas, load
 from pytorch_grad_cam_pcasvm.data.images import THUMBNAIL, Batch, Images
-from pytorch_grad_cam_pcasvm.head.multiclass import Outputs
 from pytorch_grad_cam_pcasvm.head.storage import own_types
 from pytorch_grad_cam_pcasvm.methods import ContributionCAM
 from pytorch_grad_cam_pcasvm.methods.grad_cam_protocol import ClosedFormCAM
@@ -189,7 +188,7 @@ def _check(
 ) -> None:
     if not isinstance(net, PCASVMNet):
         raise TypeError(f"an atlas is made of a PCASVMNet, got {type(net).__name__}: use PCASVMNet(backbone, head)")
-    if net.head.decision_position is not None and isinstance(net.head.voting, Outputs):
+    if net.head.decision_position is not None and net.head.voting.about == "outputs":
         raise ValueError(
             "an atlas keeps one prediction for each image, but the head has several outputs: fit a head for each of "
             "them, or explain images with cam.explain"

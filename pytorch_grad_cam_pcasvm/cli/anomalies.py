@@ -1,6 +1,7 @@
 """How anomalous good photos are to estimators that were fitted on the others: the scale of colours for all photos."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 _FOLDS = 5
@@ -37,4 +38,4 @@ def keep_left_out(head: Any, pipeline: Any, features: Any, photos: Sequence[int]
         values.append(anomaly(fitted, fitted.values_of(tensor(features[own]))).numpy())
     if values:
         least, reach = reach_of(np.concatenate(values), is_distance=is_distance(head))
-        head.stages[0].seen = {**head.stages[0].seen, "least": least, "reach": reach}
+        head.stages[0].facts = replace(head.stages[0].facts, least=least, reach=reach)

@@ -54,5 +54,5 @@ def head_of(pipeline: Any) -> Any:
     if not isinstance(classifier, Worded):
         return Head.of(pipeline)
     head = Head.of([*before, classifier.classifier_])
-    head.stages[-1].classes = classifier.classes_
+    head.name_classes(classifier.classes_)
     return head

@@ -260,4 +260,4 @@ def _pairwise(head: Head | None) -> bool:
     """Return whether the scores of a head are those of pairs of classes."""
     if head is None or head.decision_position is None:
         return False
-    return bool(getattr(head.voting, "pairwise_scores", False))
+    return head.voting.score == "values"

@@ -33,7 +33,6 @@ from pytorch_grad_cam_pcasvm.figures.style import (
     unit_of,
 )
 from pytorch_grad_cam_pcasvm.head import Head
-from pytorch_grad_cam_pcasvm.head.multiclass import Outputs
 from pytorch_grad_cam_pcasvm.maps.recombination import steps_of
 from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
 from pytorch_grad_cam_pcasvm.methods import ContributionCAM
@@ -225,7 +224,7 @@ def values_of(net: PCASVMNet, x: Tensor, batch_size: int) -> tuple[Tensor, np.nd
 
 def classes_known(head: Head) -> bool:
     """Return whether each image is predicted to be of one class."""
-    return head.classes_ is not None and not isinstance(head.voting, Outputs)
+    return head.classes_ is not None and head.voting.about == "classes"
 
 
 def _decision(target: Any, output: HeadOutput, classes: Any) -> str:

@@ -17,7 +17,6 @@ from pytorch_grad_cam_pcasvm.figures.patches import Around
 from pytorch_grad_cam_pcasvm.figures.steps import COLUMN, PICTURE, Steps, stand_below
 from pytorch_grad_cam_pcasvm.figures.style import bare, filled, laid_out, literal, number, plain_name
 from pytorch_grad_cam_pcasvm.head import Head
-from pytorch_grad_cam_pcasvm.head.multiclass import OneClass
 from pytorch_grad_cam_pcasvm.maps.recombination import at_place
 from pytorch_grad_cam_pcasvm.methods.grad_cam_protocol import ClosedFormCAM
 from pytorch_grad_cam_pcasvm.network.features import checked_images
@@ -180,7 +179,7 @@ def _classes(head: Head) -> list[Any]:
     if head.decision_position is None:
         raise ValueError("the head has no classifier, so nothing was predicted: put one behind the PCA")
     if head.classes_ is None:
-        estimator = "one-class SVM" if isinstance(head.voting, OneClass) else "regressor"
+        estimator = "one-class SVM" if head.voting.about == "one class" else "regressor"
         raise ValueError(
             f"the head is a {estimator}, which predicts no class that could be wrong: plot_decision draws its value, "
             "part by part"

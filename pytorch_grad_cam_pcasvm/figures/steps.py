@@ -29,7 +29,6 @@ from pytorch_grad_cam_pcasvm.figures.style import (
     unit_of,
 )
 from pytorch_grad_cam_pcasvm.head import Head
-from pytorch_grad_cam_pcasvm.head.multiclass import Outputs
 from pytorch_grad_cam_pcasvm.maps.recombination import moved, recombined, steps_of
 from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
 from pytorch_grad_cam_pcasvm.network.grid import upsampled
@@ -47,7 +46,7 @@ def decision_of(target: Any, head: Head, normal: Any = None) -> Any:
     Raises:
         ValueError: no target is given, and the head has several outputs.
     """
-    if target is None and head.decision_position is not None and isinstance(head.voting, Outputs):
+    if target is None and head.decision_position is not None and head.voting.about == "outputs":
         names = [] if head.classes_ is None else head.classes_.tolist()
         raise ValueError(f"the head has {len(names)} outputs: say which to draw, as in target=SVMTarget({names[0]!r})")
     return default_decision(head, normal) if target is None else target

@@ -7,21 +7,20 @@ from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.head.distances import NearestDistance
 from pytorch_grad_cam_pcasvm.head.head import Head
-from pytorch_grad_cam_pcasvm.head.multiclass import Likeness, OneClass
 from pytorch_grad_cam_pcasvm.head.stack import HeadTrace
 
 
 def tells_anomalies(head: Head) -> bool:
     """Return whether a head tells what is like its training set, so that :func:`anomaly` can be asked."""
     if head.decision_position is not None:
-        return isinstance(head.voting, OneClass | Likeness)
+        return head.voting.about in ("one class", "likeness")
     return getattr(head.stages[(head.component_position or 0) - 1], "restoring", None) is not None
 
 
 def clusters_of(head: Head) -> int | None:
     """Return the position of the logarithms of weighted densities of a mixture's clusters; None: the head is none."""
     position = head.decision_position
-    return None if not position or "density" not in head.stages[position - 2].seen else position - 1
+    return None if not position or head.stages[position - 2].facts.density is None else position - 1
 
 
 def anomaly(head: Head, trace: HeadTrace) -> Tensor:

@@ -20,9 +20,10 @@ _SAME = 1e-6  # of the length of the longest row: by so much a row differs from 
 
 def anomaly_range(head: Head) -> tuple[float, float] | None:
     """Return where the scale of a head's anomalies starts and ends; None: nothing is known of its training set."""
-    seen = next((stage.seen for stage in head.stages if "reach" in stage.seen), None)
-    if seen is not None:
-        return _range(seen["least"], seen["reach"])
+    for stage in head.stages:
+        least, reach = stage.facts.least, stage.facts.reach
+        if least is not None and reach is not None:
+            return _range(least, reach)
     points = next((stage for stage in head.stages if isinstance(stage, OfPoints)), None)
     values = None if points is None else _left_out(points)
     if points is None or values is None:

@@ -1,10 +1,10 @@
 """Decision stages: support vector machines, linear decisions, and several of these side by side.
 
 A decision stage maps the components p, shape (N, B), to ``decision``, shape (N, P): the values on which its estimator
-decides. Its *voting* turns them into classes.
+decides. Its *vote* says how they become classes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,19 +12,20 @@ import torch
 from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.head.kernels import At, Kernel, Linear
-from pytorch_grad_cam_pcasvm.head.multiclass import Voting, WithConstants, pairs
 from pytorch_grad_cam_pcasvm.head.stage import Scaled, Stage
 from pytorch_grad_cam_pcasvm.head.stages import Affine, Chain, Union
+from pytorch_grad_cam_pcasvm.head.vote import Vote, pairs
 
 _DENSE = 1 << 22  # coefficients of all classes' SVMs, beyond which each class's are kept apart
 
 
 class Decision(Stage):
-    """A stage that ends a head: components (N, B) to decision values (N, P).
+    """A stage that ends a head: components (N, B) to decision values (N, P), with a vote and labels.
 
     Args:
         voting: how decision values become classes.
         classes: class labels in the estimator's order, or None for a regressor.
+        *arguments: those of the stage that computes the values.
 
     Example:
         >>> margins = net.head.voting.margins(net(images).decision)
@@ -32,22 +33,26 @@ class Decision(Stage):
 
     n_outputs: int
 
-    def __init__(self, voting: Voting, classes: Sequence[Any] | None) -> None:
-        super().__init__()
+    def __init__(self, voting: Vote, classes: Sequence[Any] | None, *arguments: Any) -> None:
+        super().__init__(*arguments)
         self.voting = voting
         self.classes = list(classes) if isinstance(classes, range) else classes
 
+    def move_constants(self, move: Callable[[Tensor], Tensor]) -> None:
+        """Move the vote, too."""
+        super().move_constants(move)
+        self.voting = self.voting.move_tensors(move)
 
-class LinearDecision(Affine, Decision):
+
+class LinearDecision(Decision, Affine):
     """``a(p) = w p + g``, w of shape (P, B), g (P,): LinearSVC and every other linear decision.
 
     Example:
         >>> weight = stage_for(LogisticRegression().fit(features, labels)).weight
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor, voting: Voting, classes: Sequence[Any] | None) -> None:
-        Decision.__init__(self, voting, classes)
-        self._fill(weight, bias)
+    def __init__(self, weight: Tensor, bias: Tensor, voting: Vote, classes: Sequence[Any] | None) -> None:
+        super().__init__(voting, classes, weight, bias)
 
 
 @dataclass(frozen=True)
@@ -104,7 +109,7 @@ class SupportVectorEffect:
         return torch.where(total > 0, strongest / torch.where(total > 0, total, 1.0), 0.0)
 
 
-class KernelSVM(WithConstants, Decision):
+class KernelSVM(Decision):
     """``a(p) = sum_i alpha_i c_i K(p_i, p) + g`` for every pair of classes (the SVM layer of the paper).
 
     The pairwise SVMs share their support vectors: vector i of class c takes part in the C - 1 decisions of c, with the
@@ -131,11 +136,11 @@ class KernelSVM(WithConstants, Decision):
         intercept: Tensor,
         n_support: Sequence[int],
         support: Tensor,
-        voting: Voting,
+        voting: Vote,
         classes: Sequence[Any] | None,
     ) -> None:
         super().__init__(voting, classes)
-        self.kernel = kernel
+        self.kernel, self.linear = kernel, isinstance(kernel, Linear)
         self.n_inputs, self.n_outputs = support_vectors.shape[1], len(intercept)
         self.n_support = [int(n) for n in n_support]
         self.keep(support_vectors=support_vectors, dual_coef=dual_coef, intercept=intercept, support=support)
@@ -148,11 +153,6 @@ class KernelSVM(WithConstants, Decision):
             of_first, of_second = (of_class == side.unsqueeze(1) for side in (first, second))
             self._takes_part = of_first | of_second
             self._rows = torch.where(of_first, second.unsqueeze(1) - 1, first.unsqueeze(1))
-
-    @property
-    def linear(self) -> bool:  # type: ignore[override]
-        """Whether the kernel is linear."""
-        return isinstance(self.kernel, Linear)
 
     def effect(self, x: Tensor, seeds: Tensor | None = None) -> SupportVectorEffect:
         """Return the effect at x (N, B) on K targets with seeds (K, P), or on the decision values themselves."""
@@ -199,14 +199,13 @@ class KernelSVM(WithConstants, Decision):
         return torch.cat([part @ coef for part, coef in blocks], -1)
 
 
-class Ensemble(Union, Decision):
+class Ensemble(Decision, Union):
     """Decision values of several estimators side by side, times ``sign``; each is the last stage of a chain.
 
     Example:
         >>> machines = stage_for(OneVsRestClassifier(SVC()).fit(features, labels)).members
     """
 
-    def __init__(self, members: Sequence[Chain], sign: float, voting: Voting, classes: Sequence[Any] | None) -> None:
-        Decision.__init__(self, voting, classes)
-        self._join(members)
+    def __init__(self, members: Sequence[Chain], sign: float, voting: Vote, classes: Sequence[Any] | None) -> None:
+        super().__init__(voting, classes, members)
         self.sign, self.reduces = sign, False

@@ -21,9 +21,9 @@ from tqdm.auto import tqdm
 
 from pytorch_grad_cam_pcasvm.head.decisions import Decision
 from pytorch_grad_cam_pcasvm.head.kernels import rounding_errors
-from pytorch_grad_cam_pcasvm.head.multiclass import Voting
 from pytorch_grad_cam_pcasvm.head.predictor import Predictor
 from pytorch_grad_cam_pcasvm.head.stage import Scaled
+from pytorch_grad_cam_pcasvm.head.vote import Vote
 from pytorch_grad_cam_pcasvm.runtime.device_sync import is_traced
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError
 from pytorch_grad_cam_pcasvm.runtime.rollback import with_value
@@ -92,7 +92,7 @@ class Enumerated(Decision):
     def __init__(
         self,
         predictor: Predictor,
-        voting: Voting,
+        voting: Vote,
         classes: Sequence[Any] | None,
         reason: str,
         ways_out: Sequence[str] = (),
@@ -107,7 +107,7 @@ class Enumerated(Decision):
         predictor = Predictor(steps, n_inputs)
         several = isinstance(predictor.classes, list) or (predictor.classes is None and predictor.n_outputs > 1)
         classes = range(predictor.n_outputs) if several else predictor.classes
-        return cls(predictor, predictor.voting(), classes, reason, ways_out)
+        return cls(predictor, predictor.make_vote(), classes, reason, ways_out)
 
     def extra_repr(self) -> str:
         """Return how the estimators are explained, for the repr of the head."""

@@ -1,6 +1,8 @@
 """The head: the fitted estimators behind the features, with their labels, their files and their support vectors."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from functools import cached_property
 from itertools import islice
 from os import PathLike
 from typing import Any
@@ -13,14 +15,14 @@ from pytorch_grad_cam_pcasvm.head import storage
 from pytorch_grad_cam_pcasvm.head.alike import check_variety
 from pytorch_grad_cam_pcasvm.head.build import estimators_of, stages_of_head
 from pytorch_grad_cam_pcasvm.head.column_names import warn_of_order
-from pytorch_grad_cam_pcasvm.head.decisions import Decision, KernelSVM, SupportVectorEffect
+from pytorch_grad_cam_pcasvm.head.decisions import KernelSVM, SupportVectorEffect
 from pytorch_grad_cam_pcasvm.head.kernels import RBF, known_to
-from pytorch_grad_cam_pcasvm.head.multiclass import Outputs, Regression, Voting
 from pytorch_grad_cam_pcasvm.head.registry import tensor
 from pytorch_grad_cam_pcasvm.head.stack import HeadTrace, Stack
 from pytorch_grad_cam_pcasvm.head.stage import Stage
 from pytorch_grad_cam_pcasvm.head.stages import Projection
 from pytorch_grad_cam_pcasvm.head.staleness import Fit
+from pytorch_grad_cam_pcasvm.head.vote import Vote
 from pytorch_grad_cam_pcasvm.runtime.errors import warn
 from pytorch_grad_cam_pcasvm.runtime.numerics import precision
 
@@ -83,15 +85,14 @@ class Head(Stack):
         """
         head = fitted if isinstance(fitted, Head) else cls._of_estimators(fitted)
         if outputs is not None:
-            decision = head._decision()
-            if decision is None or not isinstance(decision.voting, Outputs):
+            if head.vote is None or head.vote.about != "outputs":
                 raise ValueError("the head has no outputs that could have names: its classes are those of its fit")
-            if len(outputs) != decision.voting.n_classes:
-                raise ValueError(f"the head has {decision.voting.n_classes} outputs, but got {len(outputs)} names")
+            if len(outputs) != head.vote.n_classes:
+                raise ValueError(f"the head has {head.vote.n_classes} outputs, but got {len(outputs)} names")
             repeated = [name for place, name in enumerate(outputs) if name in outputs[:place]]
             if repeated:
                 raise ValueError(f"two outputs are named {repeated[0]!r}: give each a name of its own")
-            decision.classes = list(outputs)
+            head.name_classes(list(outputs))
         return head
 
     @classmethod
@@ -104,7 +105,7 @@ class Head(Stack):
             rows = tensor(getattr(reduction, "components_", ()))
             for stage in head.stages:
                 if isinstance(stage, Projection) and torch.equal(stage.components, rows):
-                    stage.seen = {**stage.seen, "varying": float(count)}
+                    stage.facts = replace(stage.facts, varying=float(count))
         head._fit = Fit(fitted)
         return head
 
@@ -117,23 +118,12 @@ class Head(Stack):
     def examples(self, examples: dict[int, storage.Example]) -> None:
         self.training_set.examples = examples
 
-    @property
-    def classes_(self) -> np.ndarray | None:
-        """Class labels in the estimator's order, or None without a classifier."""
-        last = self.stages[-1]
-        return np.asarray(last.classes) if isinstance(last, Decision) and last.classes is not None else None
-
-    @property
-    def voting(self) -> Voting:
-        """How decision values become classes; raises a ValueError without a classifier."""
-        decision = self._decision()
-        if decision is None:
+    @cached_property
+    def voting(self) -> Vote:
+        """The vote; raises a ValueError without a classifier."""
+        if self.vote is None:
             raise ValueError("the head has no SVM: use PCATarget, or add a fitted SVC after the PCA")
-        return decision.voting
-
-    def _decision(self) -> Decision | None:
-        last = self.stages[-1]
-        return last if isinstance(last, Decision) else None
+        return self.vote
 
     def tell_of_fit(self, *, always: bool = False) -> None:
         """Warn, once or always, if an estimator has been refitted since: the head still has the earlier fit."""
@@ -149,17 +139,17 @@ class Head(Stack):
     def scores(self, trace: HeadTrace) -> Tensor:
         """Return the scores, shape (N, C): scikit-learn's ``decision_function``; without an SVM, the last output."""
         last = trace.values[-1]
-        return last if self.decision_position is None else self.voting.scores(last)
+        return last if self.vote is None else self.vote.scores(last)
 
     def labels(self, trace: HeadTrace) -> np.ndarray:
         """Return the predictions of the fitted estimator, shape (N,); without an SVM, the last output."""
         last = trace.values[-1].detach()
-        if self.decision_position is None:
+        if self.vote is None:
             return last.cpu().numpy()
-        if isinstance(self.voting, Regression | Outputs):
-            return self.voting.prediction(last).cpu().numpy()
+        if self.vote.about != "classes":
+            return self.vote.prediction(last).cpu().numpy()
         assert self.classes_ is not None
-        return self.classes_[self.voting.predicted(last).cpu().numpy()]
+        return self.classes_[self.vote.predicted(last).cpu().numpy()]
 
     def class_index(self, label: Any) -> int:
         """Return the position of a label in ``classes_``; raise a ValueError if it is not there."""
@@ -263,7 +253,7 @@ class Head(Stack):
             ValueError: the head does not end with a kernel SVM, the components have the wrong shape, or the class is
                 unknown.
         """
-        machine = self._decision()
+        machine = self.stages[-1]
         if not isinstance(machine, KernelSVM):
             inside = any(isinstance(module, KernelSVM) for module in self.modules())
             why = "they are inside a meta-estimator, use Head.of() on its fitted estimators"
@@ -290,7 +280,7 @@ class Head(Stack):
 
     def why_blank(self, trace: HeadTrace, seed: Tensor) -> str | None:
         """Return why a row of a trace has no gradient, if it lies on a support vector of an RBF SVM; otherwise None."""
-        machine = self._decision()
+        machine = self.stages[-1]
         if not isinstance(machine, KernelSVM) or not isinstance(machine.kernel, RBF):
             return None
         _, saved = machine.evaluate(trace.values[-2].unsqueeze(0))

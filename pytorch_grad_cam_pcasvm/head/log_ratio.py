@@ -17,7 +17,6 @@ from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.head.decisions import Decision, Ensemble, KernelSVM
 from pytorch_grad_cam_pcasvm.head.kernels import RBF, rounding_errors, squared_distances
-from pytorch_grad_cam_pcasvm.head.multiclass import Regression
 from pytorch_grad_cam_pcasvm.head.stage import Scaled, Stage
 from pytorch_grad_cam_pcasvm.head.stages import Chain
 from pytorch_grad_cam_pcasvm.runtime.device_sync import is_traced, may_look
@@ -42,7 +41,7 @@ class LogRatio(Stage):
 
     def __init__(self, svm: KernelSVM) -> None:
         super().__init__()
-        if type(svm.voting) is Regression:
+        if svm.voting.about == "value":
             raise ValueError("LogRatioTarget is for classifiers, but this head ends with a regressor: use SVMTarget")
         if not isinstance(svm.kernel, RBF):
             name = type(svm.kernel).__name__.lower()

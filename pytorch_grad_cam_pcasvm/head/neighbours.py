@@ -6,13 +6,12 @@ import torch
 from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.head.distances import Centred, mean_slopes
-from pytorch_grad_cam_pcasvm.head.multiclass import WithConstants
 from pytorch_grad_cam_pcasvm.head.stage import Scaled, Stage
 
 _At = tuple[Tensor, Tensor, Tensor]  # x, the margins, and the largest of the distances
 
 
-class Neighbours(WithConstants, Stage):
+class Neighbours(Stage):
     """``a_c = min_(o != c) D_o - D_c``, D_c the squared distance to the m_c-th nearest point of class c.
 
     Between two classes, with ``m = (k + 1) / 2`` for an odd k, a_c is positive just where c has most of the k votes. Of

@@ -7,13 +7,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-import torch
 from sklearn.base import OutlierMixin, RegressorMixin
 from sklearn.ensemble import BaggingClassifier, RandomForestClassifier
 from sklearn.model_selection import FixedThresholdClassifier, TunedThresholdClassifierCV
-from torch import Tensor
 
-from pytorch_grad_cam_pcasvm.head.multiclass import OneClass, Outputs, Regression, Voting
+from pytorch_grad_cam_pcasvm.head import vote
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError
 
 # Where decision_function is called otherwise: the module, and the arguments of predict.
@@ -141,15 +139,15 @@ class Predictor:
                 first += count
         return np.concatenate([*parts.values()], 1)
 
-    def voting(self) -> Voting:
+    def make_vote(self) -> vote.Vote:
         """Return how the values become classes."""
         if isinstance(self.classes, list):
-            return Outputs(self.n_outputs, labels=True)
+            return vote.outputs(self.n_outputs, labels=True)
         if self.classes is not None:
-            return Compared(len(self.classes), self.columns.get("decision", 0), "probability" in self.columns)
+            return vote.compared(len(self.classes), self.columns.get("decision", 0), "probability" in self.columns)
         if "decision" in self.columns:
-            return OneClass(zero_is_inlier=True)
-        return Regression() if self.n_outputs == 1 else Outputs(self.n_outputs, labels=False)
+            return vote.one_class(zero_is_inlier=True)
+        return vote.regression() if self.n_outputs == 1 else vote.outputs(self.n_outputs, labels=False)
 
     def _transformed(self, rows: Any) -> Any:
         for step in self.transformers:
@@ -244,47 +242,6 @@ def _names_left_out() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "X does not have valid feature names")
         yield
-
-
-class Compared(Voting):
-    """The margins of what decides between C classes: of each, its value minus the mean of the others'.
-
-    The values of an image are raw margins, if there are any, then probabilities, if there are any, then votes: 1 for
-    the predicted class. The first of these are compared; of two classes there is one raw margin, that of the second.
-
-    Args:
-        n_classes: C.
-        raw: number of raw margins: 0, C, or 1 of two classes.
-        has_probabilities: whether there are probabilities.
-    """
-
-    instead = "its estimator has no predict_proba"
-
-    def __init__(self, n_classes: int, raw: int, has_probabilities: bool) -> None:
-        relative = (n_classes * torch.eye(n_classes, dtype=torch.float64) - 1) / (n_classes - 1)
-        first = torch.tensor([[-1.0], [1.0]], dtype=torch.float64) if raw == 1 else relative
-        width = raw + n_classes * (1 + has_probabilities)
-        super().__init__(torch.nn.functional.pad(first, (0, width - first.shape[1])))
-        self.raw, self.has_probabilities = raw, has_probabilities
-        self.ranks = bool(raw or has_probabilities or n_classes == 2)
-
-    def duel(self, row: Tensor, other: Tensor) -> Tensor:
-        """Return the difference of two classes' values; of two classes, the margin."""
-        return (row - other) * ((self.n_classes - 1) / self.n_classes)
-
-    def ranking(self, decision: Tensor) -> Tensor:
-        """Return what is compared, for two classes with one raw margin [-a, a]."""
-        return self.margins(decision) if self.raw == 1 else decision[..., : self.n_classes]
-
-    def predicted(self, decision: Tensor) -> Tensor:
-        """Return the class that the estimator predicts."""
-        return decision[..., -self.n_classes :].argmax(-1)
-
-    def probabilities(self, decision: Tensor) -> Tensor:
-        """Return ``predict_proba``."""
-        if not self.has_probabilities:
-            raise ValueError(f"the head has no probabilities: {self.instead}")
-        return decision[..., self.raw : self.raw + self.n_classes]
 
 
 def _classes_of(estimator: Any) -> Any:

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
@@ -14,9 +15,9 @@ from pytorch_grad_cam_pcasvm.head.decisions import Decision
 from pytorch_grad_cam_pcasvm.head.enumerated import Enumerated
 from pytorch_grad_cam_pcasvm.head.hooks import Changed, Hookable, intact, run
 from pytorch_grad_cam_pcasvm.head.kernels import known_to
-from pytorch_grad_cam_pcasvm.head.multiclass import Outputs
 from pytorch_grad_cam_pcasvm.head.stage import Scaled, Stage, errors_after, identity, pulled_through, scaled_sum
-from pytorch_grad_cam_pcasvm.head.stages import Affine, Projection, Scale
+from pytorch_grad_cam_pcasvm.head.stages import Affine
+from pytorch_grad_cam_pcasvm.head.vote import Vote
 from pytorch_grad_cam_pcasvm.runtime.device_sync import is_traced
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError, Way, refuse
 from pytorch_grad_cam_pcasvm.runtime.numerics import full_precision, precision
@@ -61,10 +62,18 @@ class Stack(Hookable):
     Attributes:
         component_position: position of the components among the values; None: there is no reduction.
         decision_position: position of the decision values; None: there is no decision.
+        n_features: length of a feature vector, or None if any length will do.
+        linear_until: the last position in ``values`` up to which all stages are affine and nothing is explained: the
+            number of linear stages at the start, or the position of the components if they come earlier.
+        enumerated: the decision, if it has no gradient.
+        vote: how decision values become classes; None: there is no decision.
+        classes_: class labels in the estimator's order, or None without a classifier.
 
     Raises:
         ValueError: there are no stages, nothing to explain, stages after a decision, or a decision on only one class.
     """
+
+    enumerated: Enumerated | None
 
     def __init__(self, stages: Iterable[Stage]) -> None:
         super().__init__()
@@ -79,7 +88,7 @@ class Stack(Hookable):
         if decisions and decisions != [len(stages)]:
             raise ValueError("the head must end with its only classifier: nothing can follow its decision")
         last = stages[-1]
-        if isinstance(last, Decision) and last.classes is not None and not isinstance(last.voting, Outputs):
+        if isinstance(last, Decision) and last.classes is not None and last.voting.about == "classes":
             refuse_one_class(last.classes)
         width = None
         for stage in stages:
@@ -92,18 +101,34 @@ class Stack(Hookable):
         self.stages: Any = nn.ModuleList(stages)
         self.component_position = reductions[-1] if reductions else None
         self.decision_position = decisions[-1] if decisions else None
-
-    @property
-    def n_features(self) -> int | None:
-        """Length of a feature vector, or None if any length will do."""
         # A stage that takes any length, as Normalizer's, gives as many values as it got.
-        return next((stage.n_inputs for stage in self.stages if stage.n_inputs is not None), None)
+        self.n_features = next((stage.n_inputs for stage in stages if stage.n_inputs is not None), None)
+        curved = next((number for number, stage in enumerate(stages) if not stage.linear), len(stages))
+        self.linear_until = min(curved, curved if self.component_position is None else self.component_position)
+        self._read_decision()
 
-    @property
-    def enumerated(self) -> Enumerated | None:
-        """The decision, if it has no gradient."""
+    def _read_decision(self) -> None:
+        """Take over what the last stage says of the decision: it is asked again and again."""
         last = self.stages[-1]
-        return last if isinstance(last, Enumerated) else None
+        decision = last if isinstance(last, Decision) else None
+        self.vote: Vote | None = None if decision is None else decision.voting
+        self.__dict__.pop("voting", None)
+        labels = None if decision is None else decision.classes
+        self.classes_: np.ndarray | None = None if labels is None else np.asarray(labels)
+        # Not a second child of this name, under which a state dict would have its tensors again.
+        enumerated = decision if isinstance(decision, Enumerated) else None
+        object.__setattr__(self, "enumerated", enumerated)
+
+    def name_classes(self, labels: Any) -> None:
+        """Give the classes, or the outputs, other names."""
+        self.stages[-1].classes = labels
+        self._read_decision()
+
+    def _apply(self, fn, recurse=True):  # type: ignore[no-untyped-def]
+        """Move to another device; the vote has moved with its stage."""
+        super()._apply(fn, recurse)
+        self._read_decision()
+        return self
 
     @property
     def between(self) -> tuple[str, ...]:
@@ -124,22 +149,9 @@ class Stack(Hookable):
         return tuple(names) if width in (None, components) else ()
 
     @property
-    def linear_until(self) -> int:
-        """The last position in ``values`` up to which all stages are affine and nothing is explained.
-
-        This is the number of linear stages at the start, or the position of the components if they come earlier.
-        """
-        curved = next((number for number, stage in enumerate(self.stages) if not stage.linear), len(self.stages))
-        return curved if self.component_position is None else min(curved, self.component_position)
-
-    @property
     def feature_mean(self) -> Tensor | None:
         """The mean of the training set's features, shape (D,), if the first stage has it; otherwise None."""
-        first = self.stages[0]
-        if isinstance(first, Scale):
-            return first.shift if first.shift_is_mean else None
-        # A reduction that does not centre, such as TruncatedSVD, has zeros for a mean.
-        return first.mean if isinstance(first, Projection) and not first.weighted and first.centres else None
+        return self.stages[0].input_mean  # type: ignore[no-any-return]
 
     def __call__(self, features: Tensor) -> HeadTrace:
         """Return the trace of features, shape (N, D). Hooks on the head run."""

@@ -12,14 +12,14 @@ A gradient may come divided by a factor that is too small for its dtype, togethe
 (N, K) or (1, K): ``(grad, log_scale)``. A ``log_scale`` of None means that nothing was factored out.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from pytorch_grad_cam_pcasvm import moved
+from pytorch_grad_cam_pcasvm.head.facts import Facts
 from pytorch_grad_cam_pcasvm.head.hooks import Hookable, intact
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError
 from pytorch_grad_cam_pcasvm.runtime.numerics import precision
@@ -37,12 +37,12 @@ class Stage(Hookable):
         n_outputs: length of an output row, or None if it equals that of the input.
         reduces: whether the outputs are components, so that ``PCATarget(b)`` means output b of this stage.
         linear: whether the stage is affine, so that its secants are its derivative.
+        constants: names of tensors that follow it to its device, but are no buffers: no state dict changes them.
         row_width: how many numbers of a row are computed at once, if its tensors do not show it.
-        seen: what else is known of the training set, in numbers: the ``count`` of its rows; their ``spread``, the sum
-            of the variances of what the stage gets; ``low`` and ``high``, between which what it gives was; ``least``
-            and ``reach``, between which the head's anomalies of rows were that were left out of it; ``varying``, how
-            many components vary, if some do by rounding alone; ``density``, where
-            the outputs are logarithms of weighted densities, whose sum is a mixture's.
+        facts: what is known of the training set, in numbers; nothing is computed with them.
+        input_mean: the mean of what the stage took of the training set, shape (in,); None: not known.
+        input_deviations: its standard deviations; None: not known.
+        output_deviations: the standard deviations of what it gives for the training set, shape (out,); None: not known.
 
     Example:
         >>> class Double(Stage):
@@ -62,8 +62,21 @@ class Stage(Hookable):
     n_outputs: int | None = None
     reduces: bool = False
     linear: bool = False
+    constants: tuple[str, ...] = ()
     row_width: int = 1
-    seen: Mapping[str, float] = MappingProxyType({})
+    facts: Facts = Facts()
+    input_mean: Tensor | None = None
+    input_deviations: Tensor | None = None
+    output_deviations: Tensor | None = None
+
+    @property
+    def seen(self) -> Mapping[str, float]:
+        """The facts that are known, by name, as version 0.4 had them."""
+        return self.facts.to_numbers()
+
+    @seen.setter
+    def seen(self, numbers: Mapping[str, float]) -> None:
+        self.facts = Facts.from_numbers(numbers)
 
     def pullback(self, saved: Any, grad: Tensor) -> Scaled:
         """Return ``grad @ dy/dx`` for what ``evaluate`` saved (see the module docstring for shapes)."""
@@ -109,7 +122,14 @@ class Stage(Hookable):
             device = fn(torch.empty(0, device=tensor.device)).device
             return tensor.to(device, precision(device)) if tensor.is_floating_point() else tensor.to(device)
 
+        self.move_constants(move)
         return super()._apply(move, recurse)
+
+    def move_constants(self, move: Callable[[Tensor], Tensor]) -> None:
+        """Move to another device what is no buffer."""
+        for name in self.constants:
+            tensor = getattr(self, name)
+            setattr(self, name, None if tensor is None else move(tensor))
 
 
 def identity(y: Tensor) -> Tensor:

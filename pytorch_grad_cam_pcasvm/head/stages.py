@@ -35,11 +35,22 @@ class Scale(Stage):
         self.n_inputs = self.n_outputs = len(shift)
         self.keep(shift=shift, divisor=divisor, offset=offset)
         self.limits, self.shift_is_mean = limits, shift_is_mean
+        self.linear = limits is None
 
     @property
-    def linear(self) -> bool:  # type: ignore[override]
-        """Whether there is no clipping."""
-        return self.limits is None
+    def input_mean(self) -> Tensor | None:  # type: ignore[override]
+        """The shift, if it is the mean."""
+        return self.shift if self.shift_is_mean else None
+
+    @property
+    def input_deviations(self) -> Tensor | None:  # type: ignore[override]
+        """The divisor, if the stage subtracts the mean and divides."""
+        return self.divisor if self.shift_is_mean and bool((self.divisor != 1).any()) else None
+
+    @property
+    def output_deviations(self) -> Tensor | None:  # type: ignore[override]
+        """Ones, if the stage divides by the standard deviations."""
+        return None if self.input_deviations is None else torch.ones_like(self.divisor)
 
     def evaluate(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor] | None]:
         """Return y, shape (N, D), and with limits also y before and after clipping, and where it is inside them."""
@@ -102,7 +113,21 @@ class Projection(Stage):
         self.weighted = weighted
         self.n_outputs, self.n_inputs = components.shape
         self.keep(components=components, mean=mean, divisor=divisor, inverse=inverse, variances=variances)
-        self.centres = bool(mean.any())  # looked at once, where it costs nothing
+        self._look()
+
+    def _look(self) -> None:
+        """Look at numbers once, where it costs nothing: a reduction that does not centre has zeros for a mean."""
+        self._centres = bool(self.mean.any())
+
+    @property
+    def input_mean(self) -> Tensor | None:  # type: ignore[override]
+        """The mean, if it is the training set's, and not that of TruncatedSVD, which does not centre."""
+        return self.mean if self._centres and not self.weighted else None
+
+    @property
+    def output_deviations(self) -> Tensor | None:  # type: ignore[override]
+        """The roots of the variances."""
+        return None if self.variances is None else self.variances.sqrt()
 
     @property
     def restoring(self) -> Tensor | None:
@@ -118,7 +143,7 @@ class Projection(Stage):
             if saved is None or getattr(self, name) is None:
                 setattr(self, name, None if saved is None else self.mean.new_empty(saved.shape))
         super()._load_from_state_dict(state_dict, prefix, *args)
-        self.centres = bool(self.mean.any())
+        self._look()
 
     def evaluate(self, x: Tensor) -> tuple[Tensor, None]:
         """Return the components p, shape (N, B)."""
@@ -149,9 +174,6 @@ class Affine(Stage):
 
     def __init__(self, weight: Tensor, bias: Tensor) -> None:
         super().__init__()
-        self._fill(weight, bias)
-
-    def _fill(self, weight: Tensor, bias: Tensor) -> None:
         self.n_outputs, self.n_inputs = weight.shape
         self.keep(weight=weight, bias=bias)
 
@@ -286,14 +308,9 @@ class KernelMap(Stage):
 
     def __init__(self, kernel: Kernel, points: Tensor, coefficients: Tensor, offset: Tensor, reduces: bool) -> None:
         super().__init__()
-        self.kernel, self.reduces = kernel, reduces
+        self.kernel, self.reduces, self.linear = kernel, reduces, isinstance(kernel, Linear)
         self.n_inputs, self.n_outputs = points.shape[1], coefficients.shape[1]
         self.keep(points=points, coefficients=coefficients, offset=offset)
-
-    @property
-    def linear(self) -> bool:  # type: ignore[override]
-        """Whether the kernel is linear."""
-        return isinstance(self.kernel, Linear)
 
     def evaluate(self, x: Tensor) -> tuple[Tensor, At]:
         """Return the outputs, shape (N, B), with x and the kernel's argument."""
@@ -353,15 +370,16 @@ class Chain(Stage):
             next((size for size in sizes if size is not None), None)
             for sizes in ([stage.n_inputs for stage in stages], [stage.n_outputs for stage in reversed(stages)])
         )
+        self.linear = all(stage.linear for stage in stages)
 
     def flat(self) -> list[Stage]:
         """Return the stages, with those of nested chains in their place."""
         return [part for stage in self.stages for part in (stage.flat() if isinstance(stage, Chain) else [stage])]
 
     @property
-    def linear(self) -> bool:  # type: ignore[override]
-        """Whether all of them are."""
-        return all(stage.linear for stage in self.stages)
+    def output_deviations(self) -> Tensor | None:  # type: ignore[override]
+        """Those of the last stage."""
+        return self.stages[-1].output_deviations  # type: ignore[no-any-return]
 
     def evaluate(self, x: Tensor) -> tuple[Tensor, list[Any]]:
         """Return the last stage's output, and what each pullback needs."""
@@ -409,19 +427,18 @@ class Union(Stage):
 
     def __init__(self, members: Sequence[Chain]) -> None:
         super().__init__()
-        self._join(members)
-
-    def _join(self, members: Sequence[Chain]) -> None:
         self.n_inputs = members[0].n_inputs
         self.sizes = [member.n_outputs for member in members if member.n_outputs is not None]
         self.n_outputs = sum(self.sizes)
         self.reduces = any(stage.reduces for member in members for stage in member.stages)
+        self.linear = all(member.linear for member in members)
         self.members: Any = nn.ModuleList(members)
 
     @property
-    def linear(self) -> bool:  # type: ignore[override]
-        """Whether all of them are."""
-        return all(member.linear for member in self.members)
+    def output_deviations(self) -> Tensor | None:  # type: ignore[override]
+        """Those of all members."""
+        parts = [member.output_deviations for member in self.members]
+        return None if any(part is None for part in parts) else torch.cat(parts)  # type: ignore[arg-type]
 
     def evaluate(self, x: Tensor) -> tuple[Tensor, list[Any]]:
         """Return the outputs of all members, shape (N, P), times ``sign``, and what each pullback needs."""

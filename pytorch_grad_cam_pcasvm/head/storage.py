@@ -1,15 +1,16 @@
 """Heads in files: tensors as safetensors, the rest as JSON in the file's header. No pickle.
 
-A part of a head (stage, voting, kernel, calibration) is written as its type and the arguments of its constructor, which
-every part keeps as attributes of the same names. Estimators without a gradient are written by skops, as one tensor of
-bytes, and read with a list of the types that they may be made of.
+A part of a head (stage, kernel, calibration) is written as its type and the arguments of its constructor, which every
+part keeps as attributes of the same names; a vote as its kind, with the arguments of the function that made it.
+Estimators without a gradient are written by skops, as one tensor of bytes, and read with a list of the types that they
+may be made of.
 """
 
 import base64
 import hashlib
 import inspect
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
@@ -27,12 +28,13 @@ from pytorch_grad_cam_pcasvm.head import (
     distances,
     elementwise,
     kernels,
-    multiclass,
     neighbours,
     quadratic,
     stages,
+    vote,
 )
 from pytorch_grad_cam_pcasvm.head.enumerated import Enumerated
+from pytorch_grad_cam_pcasvm.head.facts import Facts
 from pytorch_grad_cam_pcasvm.head.stage import Stage
 from pytorch_grad_cam_pcasvm.runtime.errors import Way, refuse, warn
 from pytorch_grad_cam_pcasvm.runtime.files import atomically
@@ -43,7 +45,10 @@ _UNCHECKED = "pytorch_grad_cam_pcasvm maps 1"  # of version 0.2
 
 # Tensors beside those of the stages, which have numbers: earlier versions read heads without them, and they are in no
 # digest of a head, as nothing is computed with them.
-_EXAMPLES, _PREPARATION, _MEANS, _SEEN, _ESTIMATORS = "examples", "preparation", "means/", "seen", "estimators"
+_EXAMPLES, _PREPARATION, _MEANS, _FACTS, _ESTIMATORS = "examples", "preparation", "means/", "seen", "estimators"
+
+# Arguments that had other names in files of earlier versions.
+_RENAMED = {"scores_are_margins": "scores_are_means"}
 
 # Besides those that skops trusts by itself, what estimators in a file may be made of.
 _TRUSTED = {
@@ -77,9 +82,10 @@ class Example(NamedTuple):
     picture: bytes = b""
 
 
-_PARTS: dict[str, type] = {
+# Parts by name: classes, whose instances keep the arguments of their constructors, and functions that make votes.
+_PARTS: dict[str, Callable[..., Any]] = vote.KINDS | {
     part.__name__: part
-    for module in (stages, elementwise, quadratic, distances, neighbours, decisions, multiclass, kernels, calibration)
+    for module in (stages, elementwise, quadratic, distances, neighbours, decisions, kernels, calibration)
     for part in vars(module).values()
     if isinstance(part, type) and part.__module__ == module.__name__
 }
@@ -172,9 +178,9 @@ def save(parts: list[Stage], path: str | PathLike[str], training: TrainingSet) -
     if isinstance(last, Enumerated):
         tensors[_ESTIMATORS] = torch.frombuffer(bytearray(_as_skops(last)), dtype=torch.uint8)
     tensors |= {_MEANS + name: means for name, means in training.means.items()}
-    statistics = [dict(stage.seen) for stage in _every(parts)]
+    statistics = [stage.facts.to_numbers() for stage in _every(parts)]
     if any(statistics):
-        tensors[_SEEN] = _as_tensor(statistics)
+        tensors[_FACTS] = _as_tensor(statistics)
     is_new = training.preparation is not None or isinstance(last, Enumerated)
     write(path, tensors, {"format": _PREPARED if is_new else FORMAT, "head": head})
 
@@ -216,8 +222,8 @@ def load(path: str | PathLike[str], trusted: Sequence[str] = ()) -> tuple[list[S
             _from_tensor(tensors.get(_PREPARATION), None),
             {name.removeprefix(_MEANS): means for name, means in tensors.items() if name.startswith(_MEANS)},
         )
-        for stage, numbers in zip(_every(parts), _from_tensor(tensors.get(_SEEN), []), strict=False):
-            stage.seen = {str(name): float(number) for name, number in numbers.items()}
+        for stage, numbers in zip(_every(parts), _from_tensor(tensors.get(_FACTS), []), strict=False):
+            stage.facts = Facts.from_numbers(numbers)
     except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
         raise ValueError(
             f"{path} is damaged, or no valid head: {error}; write it again with net.head.save(path)"
@@ -325,7 +331,7 @@ def agree(state: str, expected: str) -> bool:
 
 
 def _without_tensors(entry: dict[str, Any]) -> dict[str, Any] | None:
-    return None if entry.keys() == {"tensor"} else entry
+    return None if entry.keys() == {"tensor"} else {_RENAMED.get(key, key): value for key, value in entry.items()}
 
 
 def _within(part: Any, whole: Any) -> bool:
@@ -351,13 +357,16 @@ def _encode(value: Any, tensors: dict[str, Tensor]) -> Any:
             return value
         case list() | tuple() | nn.ModuleList():
             return [_encode(item, tensors) for item in value]
+        case vote.Vote() if value.kind:
+            arguments = {name: _encode(argument, tensors) for name, argument in value.arguments.items()}
+            return {"part": value.kind, "arguments": arguments}
         case Enumerated():
             kept = {name: getattr(value, name) for name in ("n_inputs", "reason", "ways_out")}
             if value.names is not None:
                 kept["names"] = value.names
             return {"part": "Enumerated", "fingerprint": value.fingerprint(), **kept}
-    part_type = type(value)
-    if _PARTS.get(part_type.__name__) is not part_type:
+    part_type: Any = type(value)
+    if _PARTS.get(part_type.__name__) != part_type:
         raise TypeError(f"a head with a {part_type.__name__} cannot be saved: only the package's own parts can")
     names = inspect.signature(part_type).parameters
     return {"part": part_type.__name__, "arguments": {name: _encode(getattr(value, name), tensors) for name in names}}
@@ -374,7 +383,8 @@ def _decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
         case {"part": name, "arguments": arguments}:
             if name not in _PARTS:
                 raise ValueError(f"it has an unknown part, {name!r}")
-            return _PARTS[name](**{key: _decode(argument, tensors) for key, argument in arguments.items()})
+            named = {_RENAMED.get(key, key): _decode(argument, tensors) for key, argument in arguments.items()}
+            return _PARTS[name](**named)
         case list():
             return [_decode(item, tensors) for item in value]
     return value

@@ -17,7 +17,7 @@ from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput
 from pytorch_grad_cam_pcasvm.runtime.errors import BaselineWarning, warn
 from pytorch_grad_cam_pcasvm.targets import HotellingTarget, PCATarget, ResidualTarget, SVMTarget, Target
 from pytorch_grad_cam_pcasvm.targets.boundary_head import Boundary
-from pytorch_grad_cam_pcasvm.targets.jumps import deviations_of, spread_of
+from pytorch_grad_cam_pcasvm.targets.jumps import deviations_of
 from pytorch_grad_cam_pcasvm.targets.output_gradients import OutputGradients, differentiate_targets
 from pytorch_grad_cam_pcasvm.targets.places import positions_of, region_of
 from pytorch_grad_cam_pcasvm.targets.questions import resolve_targets
@@ -208,7 +208,7 @@ def _boundary_of(components: SignedMaps, tail: Head | None, reduction: Head | No
     if tail is None or not components.neutral:
         return None
     assert components.baseline_values is not None
-    deviations = None if reduction is None else spread_of(reduction.stages[-1])
+    deviations = None if reduction is None else reduction.stages[-1].output_deviations
     if tail.enumerated is not None and deviations is None and deviations_of(tail) is None:
         warn(
             f"{tail.enumerated.predictor.name} has no gradient, and the reduction that the components came from is not "

@@ -11,7 +11,6 @@ from pytorch_grad_cam.base_cam import BaseCAM
 from torch import Tensor, nn
 
 from pytorch_grad_cam_pcasvm.head.enumerated import Sampling, by_groups, sampled
-from pytorch_grad_cam_pcasvm.head.multiclass import Outputs
 from pytorch_grad_cam_pcasvm.maps.multiscale import share_remainders
 from pytorch_grad_cam_pcasvm.maps.recombination import result_of
 from pytorch_grad_cam_pcasvm.maps.result import MethodResult, average_samples
@@ -464,7 +463,7 @@ def default_targets(output: Any) -> list[Target]:
     """Return every component, then the predicted class, or all outputs of several."""
     if output.head is None:
         return [ScoreTarget()]
-    if output.decision is not None and isinstance(output.head.voting, Outputs):
+    if output.decision is not None and output.head.voting.about == "outputs":
         return [*every_component(output), *every_class(output)]
     return [*every_component(output), *([] if output.decision is None else [SVMTarget()])]
 

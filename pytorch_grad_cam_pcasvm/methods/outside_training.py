@@ -65,7 +65,7 @@ def measures(output: OfHead) -> Iterator[Measure]:
     for step in _steps(list(output.head.stages), values, zeros):
         measured = list(_measured(step, first=step.x is values[0]))
         # Standard deviations of few rows are off themselves.
-        doubt = 1 + _ENOUGH / step.stage.seen.get("count", np.inf)
+        doubt = 1 + _ENOUGH / step.stage.facts.count
         yield from (m if m.is_share else m._replace(limit=doubt * m.limit) for m in measured)
         if measured and not isinstance(step.stage, Scale):
             return
@@ -97,15 +97,15 @@ def _steps(stages: Sequence[Any], values: Sequence[Any], zeros: Tensor) -> Itera
 
 def _measured(step: Step, *, first: bool) -> Iterator[Measure]:
     stage = step.stage
-    if stage.seen.get("count", _ENOUGH) < _ENOUGH:
+    if stage.facts.count < _ENOUGH:
         return
     if isinstance(stage, Scale):
         yield from _of_scale(stage, _array(step.y), first=first)
     elif isinstance(stage, Projection):
         yield from _of_projection(stage, *map(_array, step[1:]))
-    elif isinstance(stage, Quadratic) and "spread" in stage.seen:
+    elif isinstance(stage, Quadratic) and stage.facts.spread:
         nearest = ((_array(step.x)[:, None] - _array(stage.centres)) ** 2).sum(-1).min(1)
-        far = np.sqrt(nearest / stage.seen["spread"])
+        far = np.sqrt(nearest / stage.facts.spread)
         words = f"they lie {_DEVIATIONS} of all features from every class's mean"
         yield Measure("classes", far, _FAR_ALTOGETHER, words)
     elif isinstance(stage, KernelMap | Neighbours):
@@ -119,12 +119,12 @@ _DEVIATIONS = "{:.3g} standard deviations"
 
 def _of_scale(stage: Scale, y: np.ndarray, *, first: bool) -> Iterator[Measure]:
     """Yield how much of what a scaler gives is far from what it gave for the training images."""
-    if "low" in stage.seen:
-        low, high = stage.seen["low"], stage.seen["high"]
+    low, high = stage.facts.low, stage.facts.high
+    if low is not None and high is not None:
         far = (abs(y - (low + high) / 2) > _FAR / 2 * (high - low)).mean(-1)
         words = "{:.0%} of their features lie more than twice the training images' range outside of it"
         yield Measure("range", far, _MOST_FAR, words, is_share=True)
-    elif stage.shift_is_mean and (_array(stage.divisor) != 1).any():
+    elif stage.input_deviations is not None:
         if first:
             far = (abs(y) > _FAR).mean(-1)
             words = f"{{:.0%}} of their features lie more than {_FAR:.0f} standard deviations from the mean"
@@ -137,12 +137,11 @@ def _of_scale(stage: Scale, y: np.ndarray, *, first: bool) -> Iterator[Measure]:
 def _of_projection(stage: Projection, x: np.ndarray, y: np.ndarray, zeros: np.ndarray) -> Iterator[Measure]:
     """Yield how far images are from the mean of the training images: within components, outside, and towards zero."""
     mean = _array(stage.mean)
-    spread = stage.seen.get("spread")
+    spread, count = stage.facts.spread, stage.facts.count
     if stage.variances is None:
         if spread:
             yield _altogether(x - mean, spread)
         return
-    count = stage.seen.get("count", np.inf)
     left = count - len(y[0]) - 2
     if left > 0:
         # Hotelling's T^2 of a new image: its mean, where the variances are those of few images.
@@ -151,7 +150,7 @@ def _of_projection(stage: Projection, x: np.ndarray, y: np.ndarray, zeros: np.nd
         yield Measure(
             "components", far / inflation, _FAR_ALTOGETHER, f"their components lie {_DEVIATIONS} from the mean"
         )
-    if spread is None:
+    if not spread:
         return
     yield _altogether(x - mean, spread)
     within, axes = _array(stage.divisor**2 * stage.variances), _array(stage.components)
@@ -212,7 +211,7 @@ def _of_machine(stage: KernelSVM, x: np.ndarray, zeros: np.ndarray, *, first: bo
     spread = ((points - mean) ** 2).sum(-1).mean()
     # Where a kernel is narrower than the training set, most of that are support vectors.
     width = 1 / stage.kernel.gamma if isinstance(stage.kernel, RBF) else 0.0
-    scale = max(width, stage.seen.get("spread", 0.0))
+    scale = max(width, stage.facts.spread)
     if scale or len(points) >= _ENOUGH:
         far = np.sqrt(((x - mean) ** 2).sum(-1) / max(scale, spread, np.finfo(float).tiny))
         words = "they lie {:.3g} times as far from the support vectors' mean as these do"

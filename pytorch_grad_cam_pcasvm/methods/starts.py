@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - torch's own habit
 
-from pytorch_grad_cam_pcasvm.head.multiclass import OneClass
 from pytorch_grad_cam_pcasvm.methods.boundary_path import PathBoundary, off_jump_of
 from pytorch_grad_cam_pcasvm.methods.grad_cam_protocol import ClosedFormCAM
 from pytorch_grad_cam_pcasvm.methods.run import Run, Start
@@ -146,7 +145,7 @@ class Starts:
         head = run.head
         if questions.are_components:
             return False
-        if head is None or head.enumerated is None or (head.classes_ is None and not isinstance(head.voting, OneClass)):
+        if head is None or head.enumerated is None or (head.classes_ is None and head.voting.about != "one class"):
             return False  # a regressor starts at the mean
         known = deviations_of(head) is not None and (boundary is not None or head.component_position is not None)
         if not known:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.head import Head
 from pytorch_grad_cam_pcasvm.head.decisions import Ensemble, KernelSVM
-from pytorch_grad_cam_pcasvm.head.stages import Chain, Scale
+from pytorch_grad_cam_pcasvm.head.stages import Chain
 from pytorch_grad_cam_pcasvm.network.outputs import HeadRun
 from pytorch_grad_cam_pcasvm.runtime.device_sync import may_look
 from pytorch_grad_cam_pcasvm.runtime.errors import NoBoundaryError
@@ -172,10 +172,10 @@ class Boundary:
         assert self._start_on_cpu is not None
         first, way = self._start_on_cpu.head.stages[0], point - self._start_on_cpu.features[0]
         deviations = 0.0
-        if isinstance(first, Scale) and first.shift_is_mean and bool((first.divisor != 1).any()):
-            deviations = float((way / first.divisor).norm()) / len(way) ** 0.5
-        elif first.seen.get("spread"):
-            deviations = float(way.norm()) / first.seen["spread"] ** 0.5
+        if first.input_deviations is not None:
+            deviations = float((way / first.input_deviations).norm()) / len(way) ** 0.5
+        elif first.facts.spread:
+            deviations = float(way.norm()) / first.facts.spread**0.5
         if deviations > _MOST:
             raise no_boundary(target, size)
         return point
@@ -197,7 +197,7 @@ def on_cpu(head: Head, start: Tensor) -> tuple[Head, Tensor]:
     shared = [head._fit, head.training_set, *(value for name, value in attributes if "_hooks" in name)]
     tensors = [*buffers, *(value for _, value in attributes if isinstance(value, Tensor))]  # constants are no buffers
     memo: dict[int, Any] = {id(value): value for value in shared} | {id(tensor): copied(tensor) for tensor in tensors}
-    return copy.deepcopy(head, memo), copied(start)
+    return copy.deepcopy(head, memo).cpu(), copied(start)  # the vote has tensors, too
 
 
 class _Search:

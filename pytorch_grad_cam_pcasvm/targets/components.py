@@ -225,7 +225,7 @@ def evaluate_components(targets: Sequence[PCATarget], output: Any) -> tuple[Tens
 
 def _of_varying(reduction: Any, variances: Tensor) -> Tensor:
     """Return the variances of components, infinite where they are nothing but rounding, which so leaves T^2."""
-    varying = reduction.seen.get("varying")
+    varying = reduction.facts.varying
     if varying is None:
         return variances
     # Those of whitened components are all 1.

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.head.kernels import known_to
 from pytorch_grad_cam_pcasvm.head.log_ratio import log_ratios
-from pytorch_grad_cam_pcasvm.head.multiclass import OneClass
 from pytorch_grad_cam_pcasvm.head.stage import Stage, pulled_through
 from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput
 from pytorch_grad_cam_pcasvm.targets.target import ClosedFormTarget, PlacedTarget, check, head_of
@@ -129,10 +128,9 @@ class SVMTarget(PlacedTarget, ClosedFormTarget):
 
     def boundary(self, head: Any) -> "SVMTarget | None":
         """Return the decision, whatever its sign and place; None for the value of a regressor."""
-        decides = head.decision_position is not None and (
-            head.classes_ is not None or isinstance(head.voting, OneClass)
-        )
-        return replace(self, sign="+", at=None) if decides else None
+        if head.vote is None or (head.classes_ is None and head.vote.about != "one class"):
+            return None
+        return replace(self, sign="+", at=None)
 
     def why_blank(self, output: HeadOutput) -> str | None:
         """Return the reason why the map of an output row is blank, or None if it is unknown."""

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.head import Head
-from pytorch_grad_cam_pcasvm.head.stages import Chain, Projection, Scale, Union
 from pytorch_grad_cam_pcasvm.network.outputs import HeadRun
 
 _SIZES = (1.0, 2.0, 4.0)  # of the samples, in standard deviations; the next if none of the last is on the other side
@@ -35,24 +34,10 @@ def deviations_of(head: Head) -> tuple[int, Tensor] | None:
         return None
     reduced = head.component_position
     position = reduced or next(
-        (1 + place for place, stage in enumerate(head.stages) if spread_of(stage) is not None), 0
+        (1 + place for place, stage in enumerate(head.stages) if stage.output_deviations is not None), 0
     )
-    spread = spread_of(head.stages[position - 1]) if position else None
+    spread = head.stages[position - 1].output_deviations if position else None
     return None if spread is None else (position, spread)
-
-
-def spread_of(stage: Any) -> Tensor | None:
-    """Return the standard deviations of what a stage gives for its training set, (B,), if it knows them."""
-    if isinstance(stage, Projection):
-        return None if stage.variances is None else stage.variances.sqrt()
-    if isinstance(stage, Scale) and stage.shift_is_mean and bool((stage.divisor != 1).any()):
-        return torch.ones_like(stage.divisor)
-    if isinstance(stage, Chain):
-        return spread_of(stage.stages[-1])
-    if isinstance(stage, Union):
-        parts = [spread_of(member) for member in stage.members]
-        return None if any(part is None for part in parts) else torch.cat(parts)  # type: ignore[arg-type]
-    return None
 
 
 def features_at(head: Head, features: Tensor, position: int, goal: Tensor, deviations: Tensor) -> Tensor | None:

@@ -95,7 +95,7 @@ def check(head):
     query, start = (torch.tensor(rng.random((count, WIDTH)) + 0.1) for count in (7, 1))
     trace, baseline = trace_of(head, query), trace_of(head, start)
     seed = torch.tensor(rng.normal(size=(7, 2, trace.values[-1].shape[1])))
-    if type(head.voting).__name__ == "Plurality":
+    if head.voting.kind == "Plurality":
         seed[..., head.voting.n_classes :] = 0  # votes have no gradient
     seeds = {len(head.stages): seed}
     expected = by_autograd(head, query, seeds)

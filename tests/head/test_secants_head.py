@@ -25,7 +25,6 @@ from pytorch_grad_cam_pcasvm.head import HeadTrace
 from pytorch_grad_cam_pcasvm.head.decisions import Ensemble, KernelSVM, LinearDecision
 from pytorch_grad_cam_pcasvm.head.elementwise import Elementwise, Power
 from pytorch_grad_cam_pcasvm.head.kernels import RBF, Linear, Polynomial, Sigmoid, squared_distances
-from pytorch_grad_cam_pcasvm.head.multiclass import OneVsRest, Regression
 from pytorch_grad_cam_pcasvm.head.neighbours import Neighbours
 from pytorch_grad_cam_pcasvm.head.quadratic import Quadratic
 from pytorch_grad_cam_pcasvm.head.stage import Stage, pulled_through
@@ -40,6 +39,7 @@ from pytorch_grad_cam_pcasvm.head.stages import (
     Select,
     Union,
 )
+from pytorch_grad_cam_pcasvm.head.vote import one_vs_rest, regression
 from pytorch_grad_cam_pcasvm.runtime.numerics import quotient
 
 
@@ -63,7 +63,7 @@ KERNELS = {
 
 
 def machine(kernel, classes=1):
-    votes = Regression() if classes == 1 else OneVsRest(classes)
+    votes = regression() if classes == 1 else one_vs_rest(classes)
     rows = max(1, classes - 1)
     n_pairs = classes * rows // 2 or 1
     return KernelSVM(kernel, rand(6, 4), rand(rows, 6, seed=1), rand(n_pairs, seed=2), [6 // classes] * classes,
@@ -88,7 +88,7 @@ STAGES = {
     "projection": Projection(rand(3, 4), rand(4), rand(3).abs() + 0.5),
     "select": Select(torch.tensor([2, 0]), 4),
     "fourier": FourierFeatures(rand(4, 7), rand(7), 0.3),
-    "linear decision": LinearDecision(rand(3, 4), rand(3), OneVsRest(3), None),
+    "linear decision": LinearDecision(rand(3, 4), rand(3), one_vs_rest(3), None),
     "chain": chain(),
     **{f"elementwise {f}": Elementwise(f) for f in ("absolute", "arctan", "logistic", "relu", "square", "tanh")},
     "powers": Power(torch.tensor([0.0, 2.0, -0.7, 1.3]).double(), False),
@@ -98,7 +98,7 @@ STAGES = {
     "affine": Affine(rand(3, 4), rand(3)),
     "union": Union([Chain([scale(), Elementwise("tanh")]), Chain([Select(torch.tensor([1, 3]), 4)])]),
     "linear chain": Chain([scale(), Projection(rand(3, 4), rand(4), torch.ones(3).double())]),
-    "ensemble": Ensemble([chain(), Chain([machine(Sigmoid(0.2, 0.1))])], -1.0, OneVsRest(2), None),
+    "ensemble": Ensemble([chain(), Chain([machine(Sigmoid(0.2, 0.1))])], -1.0, one_vs_rest(2), None),
 }  # fmt: skip
 LINEAR = {"machine, linear", "pairs, linear", "map, linear", "scale", "projection", "select", "linear decision",
           "linear chain", "affine"}  # fmt: skip

@@ -77,7 +77,7 @@ def test_how_many_questions_a_margin_stands_for_and_which_have_boundaries(proble
     assert SVMTarget("ant", sign="-").boundary(head) == SVMTarget("ant")
     assert SVMTarget().boundary(Head.of(SVR().fit(x, x[:, 0]))) is None
     assert SVMTarget().boundary(Head.of(OneClassSVM().fit(x))) == SVMTarget()
-    assert SVMTarget().boundary(SimpleNamespace(decision_position=None, classes_=None)) is None
+    assert SVMTarget().boundary(SimpleNamespace(vote=None, classes_=None)) is None
 
 
 def test_the_question_of_each_image(problem):

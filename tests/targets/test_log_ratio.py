@@ -34,7 +34,7 @@ from pytorch_grad_cam_pcasvm.figures.blocks import caption, heading
 from pytorch_grad_cam_pcasvm.head.decisions import KernelSVM
 from pytorch_grad_cam_pcasvm.head.kernels import RBF, Linear, Polynomial, Sigmoid
 from pytorch_grad_cam_pcasvm.head.log_ratio import Line, LogRatio
-from pytorch_grad_cam_pcasvm.head.multiclass import Binary, OneClass, OneVsOne
+from pytorch_grad_cam_pcasvm.head.vote import binary, one_class, one_vs_one
 from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput
 from pytorch_grad_cam_pcasvm.targets import fix_target
 
@@ -53,7 +53,7 @@ def svm(gamma, intercept, *, seed=0, count=12, width=WIDTH, classes=2, kernel=No
     dual_coef = torch.tensor(sign * size)
     points = torch.tensor(rng.normal(size=(count, width)) + of_class[:, None])
     intercepts = torch.full((classes * rows // 2,), intercept, dtype=torch.float64)
-    voting = Binary(zero_is_second=True) if classes == 2 else OneVsOne(classes)
+    voting = binary(zero_is_second=True) if classes == 2 else one_vs_one(classes)
     return KernelSVM(kernel or RBF(gamma), points, dual_coef, intercepts, np.bincount(of_class).tolist(),
                      torch.arange(count), voting, ["ant", "bee", "cat", "dog"][:classes])  # fmt: skip
 
@@ -390,7 +390,7 @@ def test_other_heads_are_refused(estimator, message):
 def test_evidence_of_one_sign_is_refused(intercept):
     decision = svm(1.0, intercept)
     decision = KernelSVM(decision.kernel, decision.support_vectors, decision.dual_coef.abs(), decision.intercept, [12],
-                         decision.support, OneClass(), None)  # fmt: skip
+                         decision.support, one_class(), None)  # fmt: skip
     with pytest.raises(ValueError, match=r"needs terms for and against, .* speak for one side: use SVMTarget"):
         LogRatioTarget()(output_of(decision, inputs(2)))
 

@@ -11,7 +11,6 @@ from pytorch_grad_cam_pcasvm.atlas.explorer.encoding import packed
 from pytorch_grad_cam_pcasvm.atlas.explorer.machine import machine_data
 from pytorch_grad_cam_pcasvm.head import Head
 from pytorch_grad_cam_pcasvm.head.anomalies import tells_anomalies
-from pytorch_grad_cam_pcasvm.head.multiclass import OneClass, Regression
 from pytorch_grad_cam_pcasvm.maps.recombination import steps_of, tail_of
 from pytorch_grad_cam_pcasvm.targets import SVMTarget
 
@@ -201,11 +200,11 @@ class Contents:
         voting = tail.voting
         task = (
             "one-class"
-            if isinstance(voting, OneClass)
+            if voting.about == "one class"
             else "anomaly"
             if tells_anomalies(tail)
             else "regression"
-            if isinstance(voting, Regression)
+            if voting.about in ("value", "likeness")
             else "classes"
         )
         values = decided(tail, np.asarray(self.store.components, np.float64))

@@ -18,9 +18,9 @@ from pytorch_grad_cam_pcasvm.head import Head
 from pytorch_grad_cam_pcasvm.head import kernels as known_kernels
 from pytorch_grad_cam_pcasvm.head.decisions import Ensemble, KernelSVM
 from pytorch_grad_cam_pcasvm.head.enumerated import Enumerated
-from pytorch_grad_cam_pcasvm.head.multiclass import Voting, pairs
 from pytorch_grad_cam_pcasvm.head.stage import Stage
 from pytorch_grad_cam_pcasvm.head.stages import Chain
+from pytorch_grad_cam_pcasvm.head.vote import Vote, pairs
 from pytorch_grad_cam_pcasvm.targets import SVMTarget
 from pytorch_grad_cam_pcasvm.targets.boundary_head import Boundary
 
@@ -104,7 +104,7 @@ def _starts(boundary: Boundary) -> dict[str, Any]:
     return {"margins": points(margins), "pairs": points(duels) if 0 < len(duels) <= _MOST_DUELS else None}
 
 
-def _seeds(voting: Voting) -> dict[str, Any]:
+def _seeds(voting: Vote) -> dict[str, Any]:
     count = voting.n_classes
     if count > MOST_CLASSES_IN_PAIRS:
         return {"margins": _sparse(voting.matrix), "pairs": None}

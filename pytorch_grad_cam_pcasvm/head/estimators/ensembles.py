@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from sklearn.multioutput import MultiOutputClassifier, MultiOutputRegressor
 from sklearn.preprocessing import FunctionTransformer
 from sklearn.semi_supervised import SelfTrainingClassifier
 
-from pytorch_grad_cam_pcasvm.head import multiclass
+from pytorch_grad_cam_pcasvm.head import vote
 from pytorch_grad_cam_pcasvm.head.build import stages_of
 from pytorch_grad_cam_pcasvm.head.calibration import Calibration, Isotonic, PerClass, Platt, Temperature
 from pytorch_grad_cam_pcasvm.head.decisions import Decision, Ensemble, LinearDecision
@@ -46,7 +47,7 @@ from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError
 def _one_vs_rest(estimator: OneVsRestClassifier) -> Stage:
     members, decisions = _members(estimator, estimator.estimators_)
     if estimator.multilabel_:
-        return Ensemble(members, 1.0, multiclass.Outputs(len(members), labels=True), estimator.classes_)
+        return Ensemble(members, 1.0, vote.outputs(len(members), labels=True), estimator.classes_)
     # Each member's own probability, divided by their sum, if that is a sigmoid (no curve that ends in 0 everywhere).
     own = [decision.voting.calibration for decision in decisions]
     curves = [curve for calibration in own if isinstance(calibration, PerClass) for curve in calibration.curves]
@@ -58,7 +59,7 @@ def _one_vs_rest(estimator: OneVsRestClassifier) -> Stage:
 @stage_for.register(_ConstantPredictor)
 def _constant(estimator: _ConstantPredictor) -> Stage:
     weight = torch.zeros(1, estimator.n_features_in_).double()
-    return LinearDecision(weight, tensor(estimator.y_).reshape(1), multiclass.Binary(), range(2))
+    return LinearDecision(weight, tensor(estimator.y_).reshape(1), vote.binary(), range(2))
 
 
 @stage_for.register(OneVsOneClassifier)
@@ -66,9 +67,9 @@ def _one_vs_one(estimator: OneVsOneClassifier) -> Stage:
     members, decisions = _members(estimator, estimator.estimators_)
     zero_is_second = decisions[0].voting.zero_is_second
     if len(estimator.classes_) == 2:
-        return Ensemble(members, 1.0, multiclass.BinaryVote(zero_is_second=zero_is_second), estimator.classes_)
+        return Ensemble(members, 1.0, vote.binary_vote(zero_is_second=zero_is_second), estimator.classes_)
     # Its members are positive for the second class of a pair, and the best score wins.
-    votes = multiclass.OneVsOne(len(estimator.classes_), break_ties=True, zero_is_second=zero_is_second)
+    votes = vote.one_vs_one(len(estimator.classes_), break_ties=True, zero_is_second=zero_is_second)
     return Ensemble(members, -1.0, votes, estimator.classes_)
 
 
@@ -88,12 +89,12 @@ def _calibrated(estimator: CalibratedClassifierCV) -> Stage:
             raise NoClosedFormError("a fold of CalibratedClassifierCV saw only some classes", "fit it with fewer folds")
     members, decisions = _members(estimator, [fold.estimator for fold in folds], binary=False)
     votings = [decision.voting for decision in decisions]
-    if folds[0].method == "temperature" and any(isinstance(voting, multiclass.Calibrated) for voting in votings):
+    if folds[0].method == "temperature" and any(voting.members for voting in votings):
         raise NoClosedFormError(
             "temperature scaling of these probabilities is not supported", "fit it with method='sigmoid'"
         )
     sizes = [decision.n_outputs for decision in decisions]
-    votes = multiclass.Calibrated(votings, sizes, [_calibration(fold) for fold in folds])
+    votes = vote.calibrated(votings, sizes, [_calibration(fold) for fold in folds])
     return Ensemble(members, 1.0, votes, estimator.classes_)
 
 
@@ -103,11 +104,11 @@ def _members(estimator: Any, fitted: list[Any], *, binary: bool = True) -> tuple
     decisions = [member.stages[-1] for member in members]
     for base, decision in zip(fitted, decisions, strict=True):
         # A regressor is cut at 0.5, and of probabilities scikit-learn takes the second column.
-        plain = isinstance(decision, Decision) and (not binary or type(decision.voting) is multiclass.Binary)
+        plain = isinstance(decision, Decision) and (not binary or decision.voting.kind == "Binary")
         if plain and not hasattr(base, "decision_function") and not isinstance(estimator, MultiOutputClassifier):
             # It decides by probabilities: these must rank as the values do, or be what is taken.
             sigmoid = isinstance(estimator, OneVsRestClassifier) and decision.voting.calibration == softmax(2)
-            plain = sigmoid or isinstance(decision.voting, multiclass.Calibrated)
+            plain = sigmoid or bool(decision.voting.members)
         of_sklearn = isinstance(estimator, MultiOutputClassifier) or getattr(decision, "voting", None) is None
         if not plain or not (of_sklearn or decision.voting.of_sklearn):
             raise _not_of(estimator, base, "a classifier that has one decision value for two classes, e.g. SVC")
@@ -149,7 +150,7 @@ def _mean_probability(estimator: Any, members: list[Chain], weights: Any, *, sco
     """Return the weighted mean of the members' probabilities; what is explained is that of their margins."""
     for member, fitted in zip(members, estimator.estimators_, strict=True):
         voting: Any = getattr(member.stages[-1], "voting", None)
-        if getattr(voting, "calibration", None) is None and not isinstance(voting, multiclass.Calibrated):
+        if voting is None or (voting.calibration is None and not voting.members):
             raise _not_of(
                 estimator, fitted, "members whose probabilities are known, e.g. CalibratedClassifierCV(SVC())"
             )
@@ -164,8 +165,8 @@ def _mean_probability(estimator: Any, members: list[Chain], weights: Any, *, sco
         [member.stages[-1].voting for member in members],
         [int(member.n_outputs or 0) for member in members],
     )
-    votes = multiclass.Calibrated(votings, sizes, [None] * len(votings), shares[shares != 0].tolist(), scores)
-    votes.of_sklearn = not scores or all(voting.of_sklearn for voting in votings)
+    votes = vote.calibrated(votings, sizes, [None] * len(votings), shares[shares != 0].tolist(), scores)
+    votes = replace(votes, of_sklearn=not scores or all(voting.of_sklearn for voting in votings))
     return Ensemble(members, 1.0, votes, estimator.classes_)
 
 
@@ -185,7 +186,7 @@ def _plain_width(estimator: Any, fitted: Sequence[Any], decisions: Sequence[Any]
     """Return how many values each of some regressors has, whose predictions these are."""
     for base, decision in zip(fitted, decisions, strict=True):
         voting = getattr(decision, "voting", None)
-        if getattr(voting, "inverse", None) or not isinstance(voting, multiclass.Regression | multiclass.Outputs):
+        if voting is None or voting.inverse or voting.about == "classes":
             raise _not_of(estimator, base, "regressors that predict their decision value, e.g. SVR")
     return int(decisions[0].n_outputs)
 
@@ -206,7 +207,7 @@ def _several_outputs(estimator: Any) -> Stage:
     else:
         members = [Chain(stages_of(base)) for base in estimator.estimators_]
         _plain_width(estimator, estimator.estimators_, [member.stages[-1] for member in members])
-    votes = multiclass.Outputs(len(members), labels)
+    votes = vote.outputs(len(members), labels)
     return Ensemble(members, 1.0, votes, range(len(members)))
 
 
@@ -218,15 +219,13 @@ def _stack(estimator: Any) -> Stage:
         stages = list(stages_of(fitted))
         voting = getattr(stages[-1], "voting", None)
         match method, voting:
-            case "decision_function", multiclass.Binary() | multiclass.OneVsRest() if (
-                voting.of_sklearn and not isinstance(voting, multiclass.BinaryVote)
-            ):
+            case "decision_function", vote.Vote(kind="Binary" | "OneVsRest", of_sklearn=True):
                 pass
-            case "decision_function", multiclass.OneVsOne(pairwise_scores=True):
+            case "decision_function", vote.Vote(kind="OneVsOne", score="values"):
                 pass
-            case "predict", multiclass.Regression(inverse=None) if not isinstance(voting, multiclass.OneClass):
+            case "predict", vote.Vote(about="value" | "likeness", inverse=None):
                 pass
-            case "predict_proba", multiclass.Binary() if voting.calibration == softmax(2):
+            case "predict_proba", vote.Vote(kind="Binary" | "BinaryVote") if voting.calibration == softmax(2):
                 stages.append(Elementwise("logistic"))
             case _:
                 raise _not_of(estimator, fitted, _stackable(fitted, method, voting))
@@ -246,14 +245,14 @@ def _stackable(fitted: Any, method: str, voting: Any) -> str:
     """Return what a stack could take in place of a member."""
     if voting is not None and not is_classifier(fitted):
         return "regressors that predict their decision value, e.g. SVR"
-    if isinstance(voting, multiclass.OneVsOne):  # its decision_function counts votes, which are steps
+    if voting is not None and voting.kind == "OneVsOne":  # its decision_function counts votes, which are steps
         hint = "" if method == "decision_function" else f" and stack_method='decision_function' (now {method!r})"
         return (
             "LinearSVC(), OneVsRestClassifier(SVC()) or SVC(decision_function_shape='ovo') as members, since those of "
             f"one-vs-one are votes{hint}"
         )
-    plain = isinstance(voting, multiclass.Binary | multiclass.OneVsRest) and voting.of_sklearn
-    plain = plain and not isinstance(voting, multiclass.BinaryVote) and hasattr(fitted, "decision_function")
+    plain = voting is not None and voting.kind in ("Binary", "OneVsRest") and voting.of_sklearn
+    plain = plain and hasattr(fitted, "decision_function")
     if plain and method != "decision_function":
         return f"stack_method='decision_function' (now {method!r})"
     return "members that decide by their decision_function, as LinearSVC(), and stack_method='decision_function'"
@@ -265,20 +264,20 @@ def _threshold(estimator: Any) -> Stage:
     fitted, method, threshold, zero_is_second = threshold_of(estimator)
     *stages, decision = stages_of(fitted)
     voting = decision.voting if isinstance(decision, Decision) else None
-    curve: Any = voting.calibration if isinstance(voting, multiclass.Binary) else None
-    if isinstance(voting, multiclass.Calibrated) and len(voting.votings) == 1:
-        curve = voting.calibrations[0]
+    curve: Any = None
+    if voting is not None:
+        curve = voting.members[0].calibration if len(voting.members) == 1 else voting.calibration
     sigmoid = isinstance(curve, PerClass) and isinstance(curve.curves[0], Platt)
     if method == "predict_proba" and sigmoid and 0 < threshold < 1 and curve.curves[0].a < 0:  # it rises
         platt = curve.curves[0]
         threshold = (math.log(1 / threshold - 1) - platt.b) / platt.a
-    elif method != "decision_function" or type(voting) is not multiclass.Binary or not voting.of_sklearn:
+    elif method != "decision_function" or voting is None or voting.kind != "Binary" or not voting.of_sklearn:
         raise _not_of(
             estimator, fitted, "a threshold within (0, 1) of a sigmoid probability, or one of decision values"
         )
     shifted = Platt(curve.curves[0].a, curve.curves[0].b + curve.curves[0].a * threshold) if sigmoid else None
-    votes = multiclass.Binary(zero_is_second=zero_is_second, calibration=PerClass([shifted]) if shifted else None)
-    votes.of_sklearn = False
+    votes = vote.binary(zero_is_second=zero_is_second, calibration=PerClass([shifted]) if shifted else None)
+    votes = replace(votes, of_sklearn=False)
     one = torch.ones(1, 1).double()
     value = Union([Chain([*stages, decision])])
     return Chain([value, LinearDecision(one, -threshold * one[0], votes, estimator.classes_)])

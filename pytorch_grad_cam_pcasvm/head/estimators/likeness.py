@@ -7,7 +7,7 @@ import torch
 from sklearn.cluster import BisectingKMeans, KMeans, MiniBatchKMeans
 from sklearn.neighbors import KernelDensity, LocalOutlierFactor, NearestNeighbors
 
-from pytorch_grad_cam_pcasvm.head import multiclass
+from pytorch_grad_cam_pcasvm.head import vote
 from pytorch_grad_cam_pcasvm.head.anomaly_scale import reach_of
 from pytorch_grad_cam_pcasvm.head.decisions import LinearDecision
 from pytorch_grad_cam_pcasvm.head.distances import (
@@ -17,6 +17,7 @@ from pytorch_grad_cam_pcasvm.head.distances import (
     NearestDistance,
     density_constant,
 )
+from pytorch_grad_cam_pcasvm.head.facts import Facts
 from pytorch_grad_cam_pcasvm.head.registry import stage_for, tensor, transformer_for
 from pytorch_grad_cam_pcasvm.head.stage import Stage
 from pytorch_grad_cam_pcasvm.head.stages import Chain, Normalise
@@ -40,7 +41,7 @@ def _centres(estimator: Any) -> Stage:
     stage = NearestDistance(tensor(estimator.cluster_centers_), 1)
     # Centres are no training rows, but the root mean square of the distances to them is known.
     root = float(estimator.inertia_ / len(estimator.labels_)) ** 0.5
-    stage.seen = {"least": 0.0, "reach": _ROOTS * root}
+    stage.facts = Facts(least=0.0, reach=_ROOTS * root)
     return decision_of(stage)
 
 
@@ -74,8 +75,8 @@ def _local_outlier(estimator: LocalOutlierFactor) -> Stage:
     stage = LocalOutlier(_points(estimator), densities, radii, k, float(estimator.offset_))
     # Each of these is of a training row that is no neighbour of its own.
     least, reach = reach_of(estimator.offset_ - estimator.negative_outlier_factor_, is_distance=False)
-    stage.seen = {"least": least, "reach": reach}
-    return decision_of(stage, multiclass.OneClass(zero_is_inlier=True))
+    stage.facts = Facts(least=least, reach=reach)
+    return decision_of(stage, vote.one_class(zero_is_inlier=True))
 
 
 def _points(estimator: Any) -> torch.Tensor:
@@ -87,7 +88,7 @@ def _points(estimator: Any) -> torch.Tensor:
     return tensor(estimator._fit_X)
 
 
-def decision_of(stage: Stage, voting: Any = None) -> Stage:
+def decision_of(stage: Stage, voting: vote.Vote | None = None) -> Stage:
     """Return a stage of one value as a decision, larger for what is more like the training set."""
     ones, zeros = torch.ones(1, 1).double(), torch.zeros(1).double()
-    return Chain([stage, LinearDecision(ones, zeros, voting or multiclass.Likeness(), None)])
+    return Chain([stage, LinearDecision(ones, zeros, voting or vote.likeness(), None)])

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,13 +24,14 @@ from sklearn.neural_network import MLPClassifier, MLPRegressor
 from sklearn.semi_supervised._label_propagation import BaseLabelPropagation
 from torch import Tensor
 
-from pytorch_grad_cam_pcasvm.head import multiclass
+from pytorch_grad_cam_pcasvm.head import vote
 from pytorch_grad_cam_pcasvm.head.anomaly_scale import reach_of
 from pytorch_grad_cam_pcasvm.head.calibration import Calibration, PerClass, Platt, Temperature
 from pytorch_grad_cam_pcasvm.head.decisions import KernelSVM, LinearDecision
 from pytorch_grad_cam_pcasvm.head.elementwise import Elementwise
 from pytorch_grad_cam_pcasvm.head.estimators.covariances import kernel_of, process
 from pytorch_grad_cam_pcasvm.head.estimators.likeness import decision_of
+from pytorch_grad_cam_pcasvm.head.facts import Facts
 from pytorch_grad_cam_pcasvm.head.neighbours import Neighbours
 from pytorch_grad_cam_pcasvm.head.quadratic import Quadratic
 from pytorch_grad_cam_pcasvm.head.registry import stage_for, tensor
@@ -51,23 +53,20 @@ def _svc(estimator: Any) -> Stage:
             "class, and scikit-learn's labels are shifted. Fit it without these samples."
         )
     if len(classes) == 2:
-        return _machine(estimator, multiclass.Binary(zero_is_second=True), classes)
+        return _machine(estimator, vote.binary(zero_is_second=True), classes)
     pairwise = estimator.decision_function_shape == "ovo"
     break_ties = estimator.break_ties and not pairwise
-    return _machine(
-        estimator, multiclass.OneVsOne(len(classes), pairwise_scores=pairwise, break_ties=break_ties), classes
-    )
+    return _machine(estimator, vote.one_vs_one(len(classes), pairwise_scores=pairwise, break_ties=break_ties), classes)
 
 
-def _machine(estimator: Any, votes: multiclass.Voting, classes: Any = None) -> Stage:
+def _machine(estimator: Any, voting: vote.Vote, classes: Any = None) -> Stage:
     points = tensor(estimator.support_vectors_)
     kernel = kernel_of(estimator, estimator._gamma, points.shape[1])
     support = torch.as_tensor(estimator.support_).long()
     dual_coef, intercept = tensor(estimator.dual_coef_), tensor(estimator.intercept_)
-    stage = KernelSVM(kernel, points, dual_coef, intercept, list(estimator.n_support_), support, votes, classes)
-    stage.seen = {"count": float(estimator.shape_fit_[0])}
-    if estimator.gamma == "scale":
-        stage.seen = {**stage.seen, "spread": 1 / float(estimator._gamma)}
+    stage = KernelSVM(kernel, points, dual_coef, intercept, list(estimator.n_support_), support, voting, classes)
+    spread = 1 / float(estimator._gamma) if estimator.gamma == "scale" else 0.0
+    stage.facts = Facts(count=float(estimator.shape_fit_[0]), spread=spread)
     return stage
 
 
@@ -82,11 +81,9 @@ def _linear_classifier(estimator: Any) -> Stage:
     )
 
 
-def plain_voting(n_classes: int, calibration: Calibration | None) -> multiclass.Voting:
+def plain_voting(n_classes: int, calibration: Calibration | None) -> vote.Vote:
     """Return the voting of one decision value per class, or of one for two classes."""
-    return (
-        multiclass.Binary(calibration=calibration) if n_classes == 2 else multiclass.OneVsRest(n_classes, calibration)
-    )
+    return vote.binary(calibration=calibration) if n_classes == 2 else vote.one_vs_rest(n_classes, calibration)
 
 
 def _of_scores(estimator: Any) -> Calibration | None:
@@ -122,11 +119,11 @@ def regression(weight: Tensor, bias: Tensor, inverse: str | None = None) -> Line
     """Return the decision of a regressor with P outputs, of weights (P, B), or of a function of the only one."""
     if len(weight) > 1:
         return _outputs(weight, bias, labels=False)
-    return LinearDecision(weight, bias, multiclass.Regression(inverse), None)
+    return LinearDecision(weight, bias, vote.regression(inverse), None)
 
 
 def _outputs(weight: Tensor, bias: Tensor, *, labels: bool) -> LinearDecision:
-    return LinearDecision(weight, bias, multiclass.Outputs(len(weight), labels), range(len(weight)))
+    return LinearDecision(weight, bias, vote.outputs(len(weight), labels), range(len(weight)))
 
 
 @stage_for.register(_GeneralizedLinearRegressor)
@@ -137,7 +134,7 @@ def _generalized_linear(estimator: Any) -> Stage:
 
 @stage_for.register(SGDOneClassSVM)
 def _linear_one_class(estimator: SGDOneClassSVM) -> Stage:
-    votes = multiclass.OneClass(zero_is_inlier=True)
+    votes = vote.one_class(zero_is_inlier=True)
     return LinearDecision(torch.atleast_2d(tensor(estimator.coef_)), -tensor(estimator.offset_).reshape(1), votes, None)
 
 
@@ -172,13 +169,13 @@ def best_of(stages: Sequence[Stage], classes: Any, probability: Calibration | No
     """Return the decision for the largest of C values, of which only differences count."""
     n = len(classes)
     weight = torch.tensor([[-1.0, 1.0]]).double() if n == 2 else torch.eye(n).double()
-    votes = multiclass.Binary(calibration=probability) if n == 2 else multiclass.Relative(n, probability)
+    votes = vote.binary(calibration=probability) if n == 2 else vote.relative(n, probability)
     return Chain([*stages, LinearDecision(weight, torch.zeros(len(weight)).double(), votes, classes)])
 
 
-def _likeliest(centres: Any, roots: Any, offsets: Any, classes: Any, **statistics: float) -> Chain:
+def _likeliest(centres: Any, roots: Any, offsets: Any, classes: Any, **known: float) -> Chain:
     stage = Quadratic(tensor(centres), tensor(roots), tensor(offsets))
-    stage.seen = statistics
+    stage.facts = Facts(**known)
     return best_of([stage], classes, softmax(len(classes)))
 
 
@@ -195,8 +192,9 @@ def _quadratic(estimator: Any) -> Stage:
 @stage_for.register(GaussianNB)
 def _naive_bayes(estimator: GaussianNB) -> Stage:
     offsets = np.log(estimator.class_prior_) - 0.5 * np.log(2 * np.pi * estimator.var_).sum(1)
-    statistics = {"spread": float(estimator.var_.sum(1).max()), "count": float(estimator.class_count_.sum())}
-    return _likeliest(estimator.theta_, np.sqrt(0.5 / estimator.var_), offsets, estimator.classes_, **statistics)
+    spread, count = float(estimator.var_.sum(1).max()), float(estimator.class_count_.sum())
+    roots = np.sqrt(0.5 / estimator.var_)
+    return _likeliest(estimator.theta_, roots, offsets, estimator.classes_, spread=spread, count=count)
 
 
 @stage_for.register(BaseMixture)
@@ -210,12 +208,12 @@ def _mixture(estimator: Any) -> Stage:
     # Of a covariance that is the inverse of P P^T, the trace is the sum of squares of the inverse of P.
     inverse = 1 / roots if roots.dim() == 2 else torch.linalg.inv(roots).flatten(1)
     spread = float(inverse.square().sum(1).max())
-    chain = _likeliest(means, roots / math.sqrt(2), at_means.diagonal(), np.arange(len(means)), spread=spread)
-    chain.stages[0].seen = {**chain.stages[0].seen, "density": 1.0, **_reach_of_mixture(estimator, means, roots)}
-    return chain
+    least, reach = _reach_of_mixture(estimator, means, roots)
+    known = {"spread": spread, "density": 1.0, "least": least, "reach": reach}
+    return _likeliest(means, roots / math.sqrt(2), at_means.diagonal(), np.arange(len(means)), **known)
 
 
-def _reach_of_mixture(estimator: Any, means: Tensor, roots: Tensor) -> dict[str, float]:
+def _reach_of_mixture(estimator: Any, means: Tensor, roots: Tensor) -> tuple[float, float]:
     """Return between which numbers anomalies of rows are that are drawn from a mixture, a kept training set unknown."""
     drawn = np.random.default_rng(0)
     clusters = drawn.choice(len(means), _DRAWN, p=estimator.weights_ / estimator.weights_.sum())
@@ -226,8 +224,7 @@ def _reach_of_mixture(estimator: Any, means: Tensor, roots: Tensor) -> dict[str,
         whitened = roots.dim() == 2
         shift = noise[own] * inverses[cluster] if whitened else noise[own] @ torch.linalg.inv(roots[cluster])
         rows[own] = means[cluster] + shift
-    least, reach = reach_of(-estimator.score_samples(rows.numpy()), is_distance=False)
-    return {"least": least, "reach": reach}
+    return reach_of(-estimator.score_samples(rows.numpy()), is_distance=False)
 
 
 @stage_for.register(EllipticEnvelope)
@@ -236,8 +233,8 @@ def _envelope(estimator: EllipticEnvelope) -> Stage:
     roots = (vectors * values.clamp(min=0).sqrt()).unsqueeze(0)
     quadratic = Quadratic(tensor(estimator.location_).unsqueeze(0), roots, -tensor(estimator.offset_).reshape(1))
     least, reach = reach_of(estimator.dist_ + estimator.offset_, is_distance=False)
-    quadratic.seen = {"spread": float(np.trace(estimator.covariance_)), "least": least, "reach": reach}
-    return decision_of(quadratic, multiclass.OneClass(zero_is_inlier=True))
+    quadratic.facts = Facts(spread=float(np.trace(estimator.covariance_)), least=least, reach=reach)
+    return decision_of(quadratic, vote.one_class(zero_is_inlier=True))
 
 
 @stage_for.register(NearestCentroid)
@@ -252,7 +249,8 @@ def _nearest_centroid(estimator: NearestCentroid) -> Stage:
         deviations = tensor(estimator.within_class_std_dev_)
         spread, offsets = torch.where(deviations == 0, 1.0, deviations), 2 * tensor(np.log(priors))
     stage = best_of([Quadratic(centres, (1 / spread).expand_as(centres), offsets)], estimator.classes_)
-    stage.stages[-1].voting.of_sklearn = not plain
+    decision = stage.stages[-1]
+    decision.voting = replace(decision.voting, of_sklearn=not plain)
     return stage
 
 
@@ -312,8 +310,8 @@ def _neighbours(estimator: KNeighborsClassifier) -> Stage:
         problem = f"{twice} training images of {name} have the features of one of another class"
         warn(f"{problem}: near them its votes are ties, decided by the order of the images", UserWarning)
     stage = Neighbours(points[order], counts, ranks, k)
-    eye, votes = torch.eye(int(stage.n_outputs or 0)).double(), multiclass.Plurality(len(counts), k)
-    weight, voting = (eye[1:], multiclass.Binary()) if len(counts) == 2 else (eye, votes)
+    eye, votes = torch.eye(int(stage.n_outputs or 0)).double(), vote.plurality(len(counts), k)
+    weight, voting = (eye[1:], vote.binary()) if len(counts) == 2 else (eye, votes)
     return Chain([*before, stage, LinearDecision(weight, 0 * weight[:, 0], voting, estimator.classes_)])
 
 
@@ -351,7 +349,7 @@ def _process_of_classes(estimator: GaussianProcessClassifier) -> Stage:
         )
     sums = process(binary.kernel_, binary.X_train_, binary.y_train_ - binary.pi_)
     one, zero = torch.ones(1, 1).double(), torch.zeros(1).double()
-    return Chain([*sums.stages, LinearDecision(one, zero, multiclass.Binary(), estimator.classes_)])
+    return Chain([*sums.stages, LinearDecision(one, zero, vote.binary(), estimator.classes_)])
 
 
 @stage_for.register(BaseLabelPropagation)
@@ -367,9 +365,9 @@ def _label_propagation(estimator: Any) -> Stage:
 @stage_for.register(svm.SVR)
 @stage_for.register(svm.NuSVR)
 def _svr(estimator: Any) -> Stage:
-    return _machine(estimator, multiclass.Regression())
+    return _machine(estimator, vote.regression())
 
 
 @stage_for.register(svm.OneClassSVM)
 def _one_class(estimator: svm.OneClassSVM) -> Stage:
-    return _machine(estimator, multiclass.OneClass())
+    return _machine(estimator, vote.one_class())

@@ -21,6 +21,7 @@ from torch import Tensor
 from pytorch_grad_cam_pcasvm.head.build import stages_of
 from pytorch_grad_cam_pcasvm.head.elementwise import FUNCTIONS, Elementwise, Power
 from pytorch_grad_cam_pcasvm.head.estimators.covariances import kernel_of
+from pytorch_grad_cam_pcasvm.head.facts import Facts
 from pytorch_grad_cam_pcasvm.head.registry import stage_for, tensor, transformer_for
 from pytorch_grad_cam_pcasvm.head.stage import Stage
 from pytorch_grad_cam_pcasvm.head.stages import (
@@ -50,10 +51,12 @@ def _scale(
     clips = getattr(estimator, "clip", False)
     low, high = float(limits[0]), float(limits[1])
     stage = Scale(shift, divisor, offset, (low, high) if clips else None, centre_is_mean and centre is not None)
+    known = {}
     if hasattr(estimator, "n_samples_seen_"):
-        stage.seen = {"count": float(tensor(estimator.n_samples_seen_).min())}
+        known["count"] = float(tensor(estimator.n_samples_seen_).min())
     if isinstance(estimator, preprocessing.MinMaxScaler | preprocessing.MaxAbsScaler):
-        stage.seen = {**stage.seen, "low": low, "high": high}
+        known |= {"low": low, "high": high}
+    stage.facts = Facts(**known)
     return stage
 
 
@@ -95,6 +98,7 @@ def _power(estimator: Any) -> Stage:
 
 
 def _projection(components: Any, mean: Any = None, divisor: Tensor | None = None, **extras: Any) -> Projection:
+    """Return ``V^T (x - u) / divisor``, without the parts that are None; ``extras`` are what is known besides."""
     components = tensor(components)
     mean = torch.zeros(components.shape[1], dtype=torch.float64) if mean is None else tensor(mean)
     divisor = torch.ones(len(components), dtype=torch.float64) if divisor is None else divisor
@@ -116,11 +120,9 @@ def _pca(estimator: Any) -> Stage:
         divisor, inverse, variances = ones, ones, tensor(variance).clamp(min=eps**2)
     stage = _projection(estimator.components_, estimator.mean_, divisor, inverse=inverse, variances=variances)
     share = float(tensor(estimator.explained_variance_ratio_).sum())
-    if share > 0:
-        stage.seen = {"spread": float(tensor(variance).sum()) / share}
-    for name in ("n_samples_", "n_samples_seen_"):  # of a PCA, and of an IncrementalPCA
-        if hasattr(estimator, name):
-            stage.seen = {**stage.seen, "count": float(getattr(estimator, name))}
+    # The former is that of an IncrementalPCA; of a PCA from GPUs neither need be there.
+    count = getattr(estimator, "n_samples_seen_", getattr(estimator, "n_samples_", math.inf))
+    stage.facts = Facts(float(count), float(tensor(variance).sum()) / share if share > 0 else 0.0)
     return stage
 
 
@@ -131,7 +133,7 @@ def _factor_analysis(estimator: Any) -> Stage:
     precision = torch.eye(len(weighted), dtype=torch.float64) + weighted @ tensor(estimator.components_).T
     stage = _projection(torch.linalg.solve(precision, weighted), estimator.mean_)
     shared = tensor(estimator.components_).square().sum()
-    stage.seen = {"spread": float(shared + tensor(estimator.noise_variance_).sum())}
+    stage.facts = Facts(spread=float(shared + tensor(estimator.noise_variance_).sum()))
     return stage
 
 
@@ -142,18 +144,6 @@ def _sparse_pca(estimator: Any) -> Stage:
     components = tensor(estimator.components_)
     ridge = components @ components.T + estimator.ridge_alpha * torch.eye(len(components), dtype=torch.float64)
     return _projection(torch.linalg.pinv(ridge, hermitian=True) @ components, estimator.mean_, inverse=components)
-
-
-@transformer_for.register(_PLS)
-def _pls(estimator: Any) -> Stage:
-    scale = tensor(estimator._x_std)
-    inverse = tensor(estimator.x_loadings_).T * scale
-    return _projection(tensor(estimator.x_rotations_).T / scale, estimator._x_mean, inverse=inverse)
-
-
-@stage_for.register(PLSSVD)
-def _pls_svd(estimator: PLSSVD) -> Stage:
-    return _projection(tensor(estimator.x_weights_).T / tensor(estimator._x_std), estimator._x_mean)
 
 
 @stage_for.register(FeatureAgglomeration)
@@ -239,12 +229,7 @@ def of_columns(stages: Sequence[Stage], columns: Sequence[int], n_features: int)
 
 # --- all that is one expression -------------------------------------------------------------------------------------
 
-_IN_ONE: dict[type, Callable[[Any], Stage]] = {
-    preprocessing.StandardScaler: lambda e: _scale(e, e.mean_ if e.with_mean else None, e.scale_, centre_is_mean=True),
-    preprocessing.MinMaxScaler: lambda e: _scale(e, None, 1 / tensor(e.scale_), e.min_, e.feature_range),
-    preprocessing.MaxAbsScaler: lambda e: _scale(e, None, e.scale_),
-    preprocessing.RobustScaler: lambda e: _scale(e, e.center_, e.scale_),
-    preprocessing.Normalizer: lambda e: Normalise(e.norm),
+_PROJECTIONS: dict[type, Callable[[Any], Projection]] = {
     decomposition.TruncatedSVD: lambda e: _projection(e.components_, inverse=torch.ones(len(e.components_)).double()),
     decomposition.FastICA: lambda e: _projection(
         e.components_, e.mean_ if e.whiten else None, inverse=tensor(e.mixing_).T
@@ -252,9 +237,21 @@ _IN_ONE: dict[type, Callable[[Any], Stage]] = {
     NeighborhoodComponentsAnalysis: lambda e: _projection(e.components_),
     random_projection.GaussianRandomProjection: lambda e: _projection(e.components_),
     random_projection.SparseRandomProjection: lambda e: _projection(e.components_),
+    PLSSVD: lambda e: _projection(tensor(e.x_weights_).T / tensor(e._x_std), e._x_mean),
+    _PLS: lambda e: _projection(
+        tensor(e.x_rotations_).T / tensor(e._x_std), e._x_mean, inverse=tensor(e.x_loadings_).T * tensor(e._x_std)
+    ),
+}
+_OTHERS: dict[type, Callable[[Any], Stage]] = {
+    preprocessing.StandardScaler: lambda e: _scale(e, e.mean_ if e.with_mean else None, e.scale_, centre_is_mean=True),
+    preprocessing.MinMaxScaler: lambda e: _scale(e, None, 1 / tensor(e.scale_), e.min_, e.feature_range),
+    preprocessing.MaxAbsScaler: lambda e: _scale(e, None, e.scale_),
+    preprocessing.RobustScaler: lambda e: _scale(e, e.center_, e.scale_),
+    preprocessing.Normalizer: lambda e: Normalise(e.norm),
     RBFSampler: lambda e: FourierFeatures(
         tensor(e.random_weights_), tensor(e.random_offset_), math.sqrt(2 / e.random_weights_.shape[1])
     ),
 }
-for _estimator_type, _stage in _IN_ONE.items():
-    stage_for.register(_estimator_type, _stage)
+for _estimator_type, _stage in (_PROJECTIONS | _OTHERS).items():
+    # At the end of a head, PLS predicts.
+    (transformer_for if _estimator_type is _PLS else stage_for).register(_estimator_type, _stage)
