@@ -35,12 +35,12 @@ PACKAGE = "pytorch_grad_cam_pcasvm"
 # File: the tests that belong to it, the quickest first.
 TESTS = {
     "path/closed_form.py": "facts branches secants_path recorder relevance baselines boundary",
-    "tape/values.py": "ways refused",
+    "tape/alias_tracker.py": "ways refused",
     "tape/aliases.py": "ways refused",
     "tape/operations.py": "refused ways",
     "calculus/relevance.py": "facts relevance baselines",
     "calculus/secants.py": "secants_path",
-    "tape/call.py": "facts secants_path rules",
+    "tape/step.py": "facts secants_path rules",
     "calculus/pullback.py": "token_backward",
     "calculus/affine.py": "secants_path coalitions boundary baselines",
     "calculus/backward.py": "facts secants_path token_backward recorder methods",
@@ -102,7 +102,7 @@ TESTS = {
 }
 # Of some files only these functions are mathematics.
 ONLY = {
-    "tape/values.py": {"_current", "_is_smooth"},
+    "tape/alias_tracker.py": {"find_value", "is_smooth"},
     "tape/aliases.py": {"written_back", "_inverse"},
     "tape/operations.py": {"_is_random"},
     "rules/registry.py": {"unbroadcast", "register_slope"},
@@ -224,8 +224,8 @@ EQUIVALENT: dict[str, str] = {
     "calculus/affine.py AffineBeginning._interchangeable.repeats: tensor.abs() -> tensor": BOUND,
     "calculus/affine.py AffineBeginning._interchangeable.repeats: (tensor - tensor[:1]).abs() <= bound -> "
     "(tensor - tensor[:1]).abs() < bound": BOUND,
-    "tape/call.py Call.resolved.one: without tokens is not None": "without a range of tokens, no dimension is given",
-    "tape/call.py Call.resolved.one: without isinstance(item, Tensor)": "of tensors alone a dimension is given",
+    "tape/step.py Step.resolve.one: without tokens is not None": "without a range of tokens, no dimension is given",
+    "tape/step.py Step.resolve.one: without isinstance(item, Tensor)": "of tensors alone a dimension is given",
     "rules/rule.py Rule.pulled: torch.ones_like(y).unsqueeze(0) -> torch.ones_like(y).unsqueeze(1)": "ones broadcast",
     "rules/rule.py Rule.pulled: _changed(args, base.args) > 1 -> _changed(args, base.args) >= 1": (
         "what a step is affine in, its derivative does not depend on"
@@ -244,9 +244,8 @@ EQUIVALENT: dict[str, str] = {
         "where x changes, no infinite slope is near the quotient"
     ),
     "calculus/secants.py through_secant: without rule.secant == 'elementwise'": "an elementwise step has one value",
-    "calculus/backward.py Walk._pulled.pull: max((torch.finfo(precision).eps for precision in floats)) -> "
-    "min((torch.finfo(precision).eps for precision in floats))": "an elementwise step has numbers of one dtype",
-    "calculus/backward.py Walk._pulled.pull: without i is not None": "None is in no set of positions",
+    "tape/step.py Step.resolve: max((torch.finfo(precision).eps for precision in floats), default=0.0) -> "
+    "min((torch.finfo(precision).eps for precision in floats), default=0.0)": "an elementwise step has one dtype",
     "rules/registry.py unbroadcast: extra > 1 -> extra >= 1": "flatten(1, 1) changes nothing",
     "rules/registry.py unbroadcast: without grad.shape[dim + 1] != 1": "a sum over one number is that number",
     "rules/elementwise.py _elu: x.clamp(max=0) -> x": "where does not take what overflows",

@@ -1230,7 +1230,8 @@ HEADS = [
 # --- the path from the target layer to the features -------------------------------------------------------------------
 
 BACKWARD, FOREIGN, PATH, RECORDER, VALUES = (
-    f"{name}.py: " for name in ("calculus/backward", "calculus/foreign", "path/record", "tape/recorder", "tape/values")
+    f"{name}.py: "
+    for name in ("calculus/backward", "calculus/foreign", "path/record", "tape/recorder", "tape/alias_tracker")
 )
 RULES, CONTEXT, PROGRAM = "rules/", "methods/network_run.py: ", "export/graph.py: "
 
@@ -1708,7 +1709,7 @@ PATHS = [
         {LATER: partial(stepped, torch.special.i0, layer="later"), "register its Jacobian": with_bessel},
     ),
     path(
-        "tape/values.py: which may change gradients unseen",
+        "tape/alias_tracker.py: which may change gradients unseen",
         "Tanh has a backward hook on the path",
         hooked(),
         {"remove the hook": partial(stepped, nn.Tanh())},
@@ -1859,7 +1860,7 @@ PATHS = [
         {"compute with a new tensor instead, as in F.linear(x, 2 * weight)": partial(stepped, Doubled())},
     ),
     path(
-        "tape/values.py: another thread computes on the path",
+        "tape/alias_tracker.py: another thread computes on the path",
         "another thread computes on the path (TanhBackward0)",
         lambda x: in_a_thread(x.tanh) + x,
         {

@@ -15,12 +15,12 @@ from pytorch_grad_cam_pcasvm.path.closed_form import ClosedFormPass
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError, Way
 from pytorch_grad_cam_pcasvm.runtime.hooks import Hooks, hooked
 from pytorch_grad_cam_pcasvm.runtime.rollback import Rollback, set_gradients, without_inference
+from pytorch_grad_cam_pcasvm.tape.alias_tracker import unseen_write
 from pytorch_grad_cam_pcasvm.tape.python_calls import Calls
 from pytorch_grad_cam_pcasvm.tape.randomness import Draws, run_alike
 from pytorch_grad_cam_pcasvm.tape.recorder import Recorder
 from pytorch_grad_cam_pcasvm.tape.tape import frozen, has_gradient
 from pytorch_grad_cam_pcasvm.tape.threads import OtherThreads
-from pytorch_grad_cam_pcasvm.tape.values import unseen_write
 
 
 class Path:
@@ -112,9 +112,10 @@ class Path:
         x = each(lambda tensor: tensor.clone() if tensor.is_inference() else tensor, x)
 
         def reached(name: str, output: Tensor) -> Tensor:
-            if not recorder.tape.roots:
-                calls.__enter__()
+            first = not recorder.tape.roots
             following = recorder.root(name, output)
+            if first:  # behind the bookkeeping, which need not be seen
+                calls.__enter__()
             recorder.enabled = True
             set_gradients(
                 enabled=True
@@ -130,13 +131,16 @@ class Path:
                 hooks = Hooks(rollback)
                 calls.watch(self._modules, rollback, hooks)
                 others = OtherThreads(rollback) if self._replays else None
-                output = run_to_features(self._backbone, self._layer, self._names, x, reached, hooks, recorder.copied)
+                output = run_to_features(
+                    self._backbone, self._layer, self._names, x, reached, hooks, recorder.tracker.copy_tensor
+                )
                 recorder.tape.branches |= others is not None and others.ran
                 if torch.overrides._get_current_function_mode() is not calls:
                     raise NoClosedFormError(
                         "the network leaves a TorchFunctionMode between the target layer and the features",
                         "enter it before the network runs, as in with mode: cam.explain(images)",
                     )
+                calls.__exit__(None, None, None)
                 return ClosedFormPass(recorder.finish(output), self._names), recorder.draws
         except RuntimeError as error:
             if "a leaf Variable that requires grad" in str(error):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.rules.registry import aten, constant, register_jacobian, register_slope, unbroadcast
-from pytorch_grad_cam_pcasvm.rules.rule import Base, mid
+from pytorch_grad_cam_pcasvm.rules.rule import Call, mid
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError
 from pytorch_grad_cam_pcasvm.runtime.numerics import quotient
 
@@ -136,7 +136,7 @@ _BY_NEITHER: dict[str, Slope] = {
 }
 
 
-def _square_secant(input: Tensor, *, y: Tensor, grad: Tensor, base: Base) -> Tensor:
+def _square_secant(input: Tensor, *, y: Tensor, grad: Tensor, base: Call) -> Tensor:
     """``x^2 - x0^2 = (x + x0) (x - x0)``."""
     return grad * (input + base.args[0])
 
@@ -154,7 +154,7 @@ def look_up_slope(name: str) -> Slope:
 
 
 @register_jacobian(*aten("pow"))
-def power(input: Any, exponent: Any, *, y: Tensor, grad: Tensor, base: Base | None = None) -> Any:
+def power(input: Any, exponent: Any, *, y: Tensor, grad: Tensor, base: Call | None = None) -> Any:
     """``n x^(n-1)`` and ``x^n log(x)``; 0 where the exponent is."""
     input0, exponent0 = (input, exponent) if base is None else base.args[:2]
     if input is not input0 and exponent is not exponent0:
@@ -179,7 +179,7 @@ def power(input: Any, exponent: Any, *, y: Tensor, grad: Tensor, base: Base | No
 
 
 @register_jacobian(*aten("glu"), needs="inputs")
-def glu(input: Tensor, dim: int = -1, *, y: Tensor, grad: Tensor, base: Base | None = None) -> Tensor:
+def glu(input: Tensor, dim: int = -1, *, y: Tensor, grad: Tensor, base: Call | None = None) -> Tensor:
     """``y = a s`` with s = sigmoid(b), for two halves a and b: ``dy = mean(s) da + mean(a) ds``."""
     a, b = input.chunk(2, dim)
     s = torch.sigmoid(b)
