@@ -19,6 +19,7 @@ from pytorch_grad_cam_pcasvm.tape.alias_tracker import unseen_write
 from pytorch_grad_cam_pcasvm.tape.python_calls import Calls
 from pytorch_grad_cam_pcasvm.tape.randomness import Draws, run_alike
 from pytorch_grad_cam_pcasvm.tape.recorder import Recorder
+from pytorch_grad_cam_pcasvm.tape.stem import Stem, UnclearStem
 from pytorch_grad_cam_pcasvm.tape.tape import frozen, has_gradient
 from pytorch_grad_cam_pcasvm.tape.threads import OtherThreads
 
@@ -106,6 +107,13 @@ class Path:
         return run_alike(lambda: self._record(x))
 
     def _record(self, x: Tensor) -> tuple[ClosedFormPass, Draws]:
+        """Run the network once without watching its stem; again with, if that is unclear, which names what it does."""
+        try:
+            return self._record_once(x, watches_stem=False)
+        except UnclearStem:
+            return self._record_once(x, watches_stem=True)
+
+    def _record_once(self, x: Tensor, *, watches_stem: bool) -> tuple[ClosedFormPass, Draws]:
         recorder = Recorder(keeps_all=self._keeps_all, halves=self._single)
         recorder.tape.network = self._backbone
         calls = Calls(recorder)
@@ -113,6 +121,9 @@ class Path:
 
         def reached(name: str, output: Tensor) -> Tensor:
             first = not recorder.tape.roots
+            if first and not watches_stem:
+                stem.end()
+                _push_mode(recorder)
             following = recorder.root(name, output)
             if first:  # behind the bookkeeping, which need not be seen
                 calls.__enter__()
@@ -127,13 +138,17 @@ class Path:
                 rollback.note_modes()
                 rollback.note(recorder.clear)
                 rollback.go_below_autograd()
-                _push_mode(recorder)
+                if watches_stem:
+                    _push_mode(recorder)
+                else:
+                    stem = Stem(rollback)
                 hooks = Hooks(rollback)
                 calls.watch(self._modules, rollback, hooks)
                 others = OtherThreads(rollback) if self._replays else None
-                output = run_to_features(
-                    self._backbone, self._layer, self._names, x, reached, hooks, recorder.tracker.copy_tensor
-                )
+                copied = recorder.tracker.copy_tensor
+                output = run_to_features(self._backbone, self._layer, self._names, x, reached, hooks, copied)
+                if not recorder.tape.roots:  # the network has caught what ended the stem
+                    raise UnclearStem
                 recorder.tape.branches |= others is not None and others.ran
                 if torch.overrides._get_current_function_mode() is not calls:
                     raise NoClosedFormError(
@@ -142,18 +157,26 @@ class Path:
                     )
                 calls.__exit__(None, None, None)
                 return ClosedFormPass(recorder.finish(output), self._names), recorder.draws
-        except RuntimeError as error:
-            if "a leaf Variable that requires grad" in str(error):
-                raise unseen_write("an autograd.Function that marks its argument dirty, or another thread,") from error
-            if "native::_fw_primal" in str(error):
-                raise NoClosedFormError(
-                    "the network linearises a function of its own (torch.func.linearize), whose steps cannot be seen",
-                    "use torch.func.jvp, or the function itself",
-                ) from error
-            raise
-        except NoClosedFormError as error:
+        except Exception as error:
+            if not watches_stem and not recorder.tape.roots:
+                raise UnclearStem from error
+            explained = self._explain_failure(recorder, error)
+            if explained is error:
+                raise
+            raise explained from error
+
+    def _explain_failure(self, recorder: Recorder, error: Exception) -> Exception:
+        """Return the refusal that a failure of a recorded network means, or the failure itself."""
+        if isinstance(error, NoClosedFormError):
             error.tape = f"{recorder.tape}\n      <-- {error.reason}".lstrip("\n")
-            raise
+        elif isinstance(error, RuntimeError) and "a leaf Variable that requires grad" in str(error):
+            return unseen_write("an autograd.Function that marks its argument dirty, or another thread,")
+        elif isinstance(error, RuntimeError) and "native::_fw_primal" in str(error):
+            return NoClosedFormError(
+                "the network linearises a function of its own (torch.func.linearize), whose steps cannot be seen",
+                "use torch.func.jvp, or the function itself",
+            )
+        return error
 
     def _check_baseline(self, x: Tensor, passed: ClosedFormPass, starts: Mapping[int, Tensor]) -> None:
         """Refuse a path whose steps are not those that the network takes at a start.

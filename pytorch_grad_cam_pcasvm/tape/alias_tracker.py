@@ -272,7 +272,8 @@ class AliasTracker:
         tensors = (self.aliases[other].tensor() for other in self.sharing.get(memory, ()))
         tensor = next((tensor for tensor in tensors if tensor is not None), None)
         if tensor is not None:
-            self.memories[memory] = Memory(tensor.untyped_storage(), by, 1)
+            with torch._C.DisableTorchFunction():
+                self.memories[memory] = Memory(tensor.untyped_storage(), by, 1)
 
     def reread_versions(self, tensor: Tensor) -> None:
         """Read the count of writes anew: torch counts a write when it is over."""

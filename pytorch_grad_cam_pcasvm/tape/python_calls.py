@@ -57,7 +57,7 @@ class Calls(Mode):
                 self._recorder.enabled = args[0]
         elif func == Tensor.data.__get__:  # type: ignore[attr-defined]
             func = Tensor.detach
-        elif func in _READING and not _is_own(sys._getframe(1)):
+        elif func in _READING:
             self._recorder.check_functions(args[:1])
             self._tracker.expose(args[:1])
             args = mapped(tuple(args), _without_graph)  # or torch would warn of it, or refuse to read
@@ -159,11 +159,6 @@ def _is_checkpoint() -> bool:
 
 
 _SWITCHING = {"torch.autograd.grad_mode", "torch.utils._contextlib"}
-
-
-def _is_own(frame: Any) -> bool:
-    """Return whether a frame is of this package, whose hooks ask for memory themselves."""
-    return str(frame.f_globals.get("__name__")).startswith(__name__.partition(".")[0])
 
 
 def _without_graph(item: Any) -> Any:

@@ -392,6 +392,8 @@ def explain_unseen(rollback: Rollback) -> None:
     rollback.set_variable(explanation, object())
     rollback.note_autograd()
     rollback.go_above_autograd()
+    rollback.note_draws()
+    rollback.allow_draws()
 
 
 _CASTS = {"aten::to", "aten::_to_copy", "aten::_autocast_to_reduced_precision"}
