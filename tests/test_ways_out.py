@@ -2113,7 +2113,7 @@ PATHS = [
         )
     ),
     Row(
-        "network/features.py: name the call whose output is meant",
+        "network/runner.py: name the call whose output is meant",
         partial(several_calls, "body.1"),
         "the layer 'body.1' runs 4 times in a forward pass",
         {f"'body.1#{call}'": partial(several_calls, f"body.1#{call}") for call in range(1, 5)},
@@ -3088,7 +3088,7 @@ OTHERS = [
         },
     ),
     Row(
-        "network/features.py: does not run in a forward pass",
+        "network/runner.py: does not run in a forward pass",
         lambda: extract_features(seeded(Unused), [IMAGES], "unused", progress=False),
         "the layer 'unused' does not run in a forward pass",
         {
@@ -3142,7 +3142,7 @@ def marks(row: Row) -> list[pytest.MarkDecorator]:
     """Programs, figures and what is compiled take seconds, and ONNX files a library that is no dependency."""
     if row.place.startswith("export/"):
         return [pytest.mark.slow, pytest.mark.optional]
-    slow = "figures/", "network/features.py: does not run", "maps/recombination.py: maps of", "maps/signed_maps.py"
+    slow = "figures/", "network/runner.py: does not run", "maps/recombination.py: maps of", "maps/signed_maps.py"
     return [pytest.mark.slow] if row.place.startswith(slow) else []
 
 
