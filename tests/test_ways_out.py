@@ -1230,7 +1230,8 @@ HEADS = [
 # --- the path from the target layer to the features -------------------------------------------------------------------
 
 BACKWARD, FOREIGN, PATH, RECORDER, VALUES = (
-    f"{name}.py: " for name in ("calculus/backward", "calculus/foreign", "path/record", "tape/recorder", "tape/values")
+    f"{name}.py: "
+    for name in ("calculus/backward", "calculus/foreign", "path/record", "tape/recorder", "tape/alias_tracker")
 )
 RULES, CONTEXT, PROGRAM = "rules/", "methods/run.py: ", "export/graph.py: "
 
@@ -1708,7 +1709,7 @@ PATHS = [
         {LATER: partial(stepped, torch.special.i0, layer="later"), "register its Jacobian": with_bessel},
     ),
     path(
-        "tape/values.py: which may change gradients unseen",
+        "tape/alias_tracker.py: which may change gradients unseen",
         "Tanh has a backward hook on the path",
         hooked(),
         {"remove the hook": partial(stepped, nn.Tanh())},
@@ -1859,7 +1860,7 @@ PATHS = [
         {"compute with a new tensor instead, as in F.linear(x, 2 * weight)": partial(stepped, Doubled())},
     ),
     path(
-        "tape/values.py: another thread computes on the path",
+        "tape/alias_tracker.py: another thread computes on the path",
         "another thread computes on the path (TanhBackward0)",
         lambda x: in_a_thread(x.tanh) + x,
         {
@@ -2112,7 +2113,7 @@ PATHS = [
         )
     ),
     Row(
-        "network/features.py: name the call whose output is meant",
+        "network/runner.py: name the call whose output is meant",
         partial(several_calls, "body.1"),
         "the layer 'body.1' runs 4 times in a forward pass",
         {f"'body.1#{call}'": partial(several_calls, f"body.1#{call}") for call in range(1, 5)},
@@ -3087,7 +3088,7 @@ OTHERS = [
         },
     ),
     Row(
-        "network/features.py: does not run in a forward pass",
+        "network/runner.py: does not run in a forward pass",
         lambda: extract_features(seeded(Unused), [IMAGES], "unused", progress=False),
         "the layer 'unused' does not run in a forward pass",
         {
@@ -3141,7 +3142,7 @@ def marks(row: Row) -> list[pytest.MarkDecorator]:
     """Programs, figures and what is compiled take seconds, and ONNX files a library that is no dependency."""
     if row.place.startswith("export/"):
         return [pytest.mark.slow, pytest.mark.optional]
-    slow = "figures/", "network/features.py: does not run", "maps/recombination.py: maps of", "maps/signed_maps.py"
+    slow = "figures/", "network/runner.py: does not run", "maps/recombination.py: maps of", "maps/signed_maps.py"
     return [pytest.mark.slow] if row.place.startswith(slow) else []
 
 

@@ -11,8 +11,8 @@ from pytorch_grad_cam_pcasvm.rules.cotangents import cotangent
 from pytorch_grad_cam_pcasvm.rules.rule import mixes_images
 from pytorch_grad_cam_pcasvm.rules.weight import player_rows
 from pytorch_grad_cam_pcasvm.runtime.device_sync import may_look
-from pytorch_grad_cam_pcasvm.tape.call import Call
-from pytorch_grad_cam_pcasvm.tape.tape import Ref, Step, Tape, has_gradient
+from pytorch_grad_cam_pcasvm.tape.step import Ref, Step
+from pytorch_grad_cam_pcasvm.tape.tape import Tape, has_gradient
 
 
 class AffineBeginning:
@@ -53,18 +53,16 @@ class AffineBeginning:
     @property
     def is_mean(self) -> bool:
         """Whether the whole path is the mean over all positions of the activations, and nothing else."""
-        calls = self._calls(self.root)
-        counting = [call for _, call in calls if not call.keeps_numbers(self.tape)]
-        reached = bool(calls) and calls[-1][1].step.output == self.end
+        steps = self._steps(self.root)
+        counting = [step for step in steps if not self.tape.keeps_numbers(step)]
+        reached = bool(steps) and steps[-1].output == self.end
         return reached and self.is_output and len(counting) == 1 and self._averages(counting[0])
 
     def _mixes_images(self, step: Step, value: int) -> bool:
-        call = Call.of(step)
-        assert call is not None
-        if Ref(value) not in call.args:  # one of a list, as of cat: it may be joined to other images
+        assert step.rule is not None
+        if Ref(value) not in step.arguments:  # one of a list, as of cat: it may be joined to other images
             return True
-        recorded = call.recorded(self.tape)
-        return mixes_images(call.rule, call.args.index(Ref(value)), recorded.args, recorded.kwargs, recorded.y)
+        return mixes_images(step.rule, step.arguments.index(Ref(value)), self.tape.recorded(step))
 
     def rows(self, x: Tensor, over: str, chunk: slice = slice(None)) -> Tensor:
         """Return what each player alone brings to the value by the linear map, shape (N, J, *value.shape[1:]).
@@ -75,14 +73,15 @@ class AffineBeginning:
             chunk: of the players.
         """
         parts = x.flatten(2) if x.dim() > 2 else x.unsqueeze(2)
-        start, call = self._first_that_counts()
-        if call is not None and _is_dense(call) and self.tape.values[start].shape == (len(parts), parts[0].numel()):
-            return self._through(call.step.output, player_rows(self._weight(call), parts, over, chunk))
-        if call is not None and self._averages(call):
+        step = next((step for step in self._steps(self.root) if not self.tape.keeps_numbers(step)), None)
+        before = None if step is None else self.tape.values[step.inputs[0]].shape
+        if step is not None and _is_dense(step) and before == (len(parts), parts[0].numel()):
+            return self._through(step.output, player_rows(self._weight(step), parts, over, chunk))
+        if step is not None and self._averages(step):
             mean = parts / parts.shape[2]
             shares = mean[:, :, chunk].mT if over == "positions" else torch.diag_embed(mean.sum(2))[:, chunk]
-            shape = self.tape.values[call.step.output].shape[1:]
-            return self._through(call.step.output, shares.reshape(*shares.shape[:2], *shape))
+            shape = self.tape.values[step.output].shape[1:]
+            return self._through(step.output, shares.reshape(*shares.shape[:2], *shape))
         rows = []
         for player in range(parts.shape[1 if over == "channels" else 2])[chunk]:
             alone = torch.zeros_like(parts)
@@ -128,51 +127,44 @@ class AffineBeginning:
 
         return all(repeats(tensor) for tensor in outputs if has_gradient(tensor))
 
-    def _calls(self, start: int) -> list[tuple[int, Call]]:
-        """Return the calls from a value to the end, and their first arguments, while these lead on."""
-        calls = []
+    def _steps(self, start: int) -> list[Step]:
+        """Return the steps from a value to the end, while their first arguments lead on."""
+        steps = []
         for step in self.tape.line(start, self.tape.following(start)[0]):
-            call = Call.of(step)
-            if start == self.end or call is None or step.first != Ref(start):
+            if start == self.end or step.rule is None or step.first != Ref(start):
                 break
-            calls.append((start, call))
+            steps.append(step)
             start = step.output
-        return calls
+        return steps
 
-    def _first_that_counts(self) -> tuple[int, Call | None]:
-        """Return the first call that does more than give its numbers back, and its first argument."""
-        calls = self._calls(self.root)
-        return next(((start, call) for start, call in calls if not call.keeps_numbers(self.tape)), (self.root, None))
-
-    def _averages(self, call: Call) -> bool:
-        """Return whether a call is the mean over all positions of the activations."""
-        before, after = (self.tape.values[index].shape for index in (call.step.inputs[0], call.step.output))
+    def _averages(self, step: Step) -> bool:
+        """Return whether a step is the mean over all positions of the activations."""
+        before, after = (self.tape.values[index].shape for index in (step.inputs[0], step.output))
         if len(before) < 3 or not before[:2] == after[:2] == self.tape.values[self.root].shape[:2]:
             return False
-        recorded = call.recorded(self.tape)
-        if after[2:].numel() > 1 or call.rule.secant != "linear" or not has_gradient(recorded.y):
+        rule, recorded = step.rule, self.tape.recorded(step)
+        if rule is None or after[2:].numel() > 1 or rule.secant != "linear" or not has_gradient(recorded.y):
             return False
-        if not call.rule.keeps_sums(*recorded.args, **recorded.kwargs, y=recorded.y):
+        if not self.tape.keeps_sums(step):
             return False
-        one = torch.ones_like(recorded.y).unsqueeze(0)
-        pulled = call.rule.pulled(recorded.args, recorded.kwargs, recorded.y, one)
+        pulled = rule.pulled(recorded, torch.ones_like(recorded.y).unsqueeze(0))
         return set(range(2, len(before))) <= set(cotangent(pulled[0] if isinstance(pulled, tuple) else pulled).same)
 
-    def _weight(self, call: Call) -> Tensor:
-        return self.tape.resolved(call.args[1]).detach()
+    def _weight(self, step: Step) -> Tensor:
+        return self.tape.resolved(step.arguments[1]).detach()
 
     def _through(self, start: int, rows: Tensor) -> Tensor:
         """Return the linear part of the steps from a value of the line on, for rows (N, J, ...) of it."""
         tape = self.tape
-        for _, call in self._calls(start):
-            after = tape.values[call.step.output].shape
-            if call.keeps_numbers(tape) and after[:1] == rows.shape[:1]:
+        for step in self._steps(start):
+            after = tape.values[step.output].shape
+            if tape.keeps_numbers(step) and after[:1] == rows.shape[:1]:
                 rows = rows.reshape(*rows.shape[:2], *after[1:])
-            elif _is_dense(call):
-                rows = F.linear(rows, self._weight(call).to(rows.dtype))
+            elif _is_dense(step):
+                rows = F.linear(rows, self._weight(step).to(rows.dtype))
             else:
                 break
-            start = call.step.output
+            start = step.output
         if start == self.end:
             return rows
         # One player of all images is a block, so that every row meets what goes around the path for its image.
@@ -184,16 +176,18 @@ class AffineBeginning:
 
 def _is_affine(step: Step, value: int) -> bool:
     """Return whether a step is affine in a value, if nothing else of it changes."""
-    call = Call.of(step)
-    if call is None:
+    if step.rule is None:
         return False
-    places = call.rule.affine
+    places = step.rule.affine
     if places is None:
         return True
-    changing = [item.index for place, item in enumerate(call.args) if place in places and isinstance(item, Ref)]
-    return not call.kwargs and value in changing
+    changing = [item.index for place, item in enumerate(step.arguments) if place in places and isinstance(item, Ref)]
+    return not step.options and value in changing
 
 
-def _is_dense(call: Call) -> bool:
-    """Return whether a call is a dense layer."""
-    return call.rule.relevance == "weighted" and isinstance(call.args[1], Tensor) and call.args[1].dim() == 2
+def _is_dense(step: Step) -> bool:
+    """Return whether a step is a dense layer."""
+    if step.rule is None or step.rule.relevance != "weighted":
+        return False
+    weight = step.arguments[1]
+    return isinstance(weight, Tensor) and weight.dim() == 2

@@ -8,7 +8,6 @@ and the same for all; and the contributions of a token, ``sum_t J_t (x_t - x0_t)
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from functools import cached_property, partial, reduce
 from typing import Any
 
@@ -20,9 +19,9 @@ from pytorch_grad_cam_pcasvm.calculus.pullback import Pullback
 from pytorch_grad_cam_pcasvm.calculus.secants import PathStart, through_secant
 from pytorch_grad_cam_pcasvm.rules.cotangents import Cotangent, Part, Shared, added, cotangent
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError, Way
-from pytorch_grad_cam_pcasvm.tape.call import Call, TokenRange, values_in
 from pytorch_grad_cam_pcasvm.tape.operations import operation
-from pytorch_grad_cam_pcasvm.tape.tape import Ref, Step, Tape
+from pytorch_grad_cam_pcasvm.tape.step import Ref, Step, TokenRange, values_in
+from pytorch_grad_cam_pcasvm.tape.tape import Tape
 
 # Not jacobian="auto", which uses autograd where a path is refused as it is recorded.
 AUTOGRAD = "use autograd on the path, as ClosedFormGradCAM(net, [layer], jacobian='autograd')"
@@ -67,21 +66,19 @@ class Walk(Pullback):
     @cached_property
     def whole(self) -> Cotangent:  # type: ignore[override]
         """The cotangent of the activations."""
-        return self._behind(lambda call, before, after: False)
+        return self._behind(lambda step, before, after: False)
 
     def sums(self) -> Tensor:
         """Return the sum over the positions of every channel, shape (K, N, T)."""
         rows, channels = self.value.shape[:2]
 
-        def keeps(call: Call, before: Tensor, after: Tensor) -> bool:
+        def keeps(step: Step, before: Tensor, after: Tensor) -> bool:
             has_channels = after.shape[:2] == (rows, channels) or (
                 after.dim() == 2 and after.shape[0] == before.shape[0] == rows
             )
             # From a start only sums of linear steps are kept.
-            if not has_channels or (self.start is not None and call.rule.secant != "linear"):
-                return False
-            recorded = call.recorded(self.tape)
-            return call.rule.keeps_sums(*recorded.args, **recorded.kwargs, y=recorded.y)
+            linear = step.rule is not None and step.rule.secant == "linear"
+            return has_channels and (self.start is None or linear) and self.tape.keeps_sums(step)
 
         pulled = self._behind(keeps)
         if pulled.shape[:2] != (rows, channels):
@@ -90,14 +87,14 @@ class Walk(Pullback):
 
     def times(self, x: Tensor, dims: Sequence[int]) -> Tensor:
         """Return the products with x, summed over dimensions, which fall away: (K, ...)."""
-        return self._behind(lambda call, *shapes: call.keeps_numbers(self.tape)).view(x.shape).times(x, dims)
+        return self._behind(lambda step, *values: self.tape.keeps_numbers(step)).view(x.shape).times(x, dims)
 
-    def _behind(self, keeps: Callable[[Call, Tensor, Tensor], bool]) -> Cotangent:
+    def _behind(self, keeps: Callable[[Step, Tensor, Tensor], bool]) -> Cotangent:
         """Return the cotangent behind the first steps of a line that keep what is asked for."""
         values, line, inside = self.tape.values, [self.root], []
         for step in self.tape.line(self.root, self.steps):
-            call = Call.of(step)
-            if call is None or step.first != Ref(line[-1]) or not keeps(call, values[line[-1]], values[step.output]):
+            before, after = values[line[-1]], values[step.output]
+            if step.rule is None or step.first != Ref(line[-1]) or not keeps(step, before, after):
                 break
             line.append(step.output)
             inside.append(step)
@@ -126,10 +123,9 @@ class Walk(Pullback):
         for step in reversed(inside):
             outputs = [None if output is None else sums.pop(output, None) for output in step.outputs]
             if any(output is not None for output in outputs):
-                call = self._called(step)
                 (place,) = places[next(output for output in step.outputs if output in places)]
-                tokens = TokenRange(self._tokens(call, place) or (), place, 0, 1)
-                for index, part in self._parts(call, self._pulled(call, outputs, tokens), tokens):
+                tokens = TokenRange(self._tokens(step, place) or (), place, 0, 1)
+                for index, part in self._parts(step, self._pulled(step, outputs, tokens), tokens):
                     assert isinstance(part, Part)
                     take(index, part.inner.dense())
         if self.root in sums:
@@ -160,12 +156,11 @@ class Walk(Pullback):
         inside = []
         for step in self.steps:
             inputs = [index for index in step.inputs if index in self.smooth]
-            call = Call.of(step)
-            if call is None or step is self.attention or any(index not in places for index in inputs):
+            if step.rule is None or step is self.attention or any(index not in places for index in inputs):
                 continue
             if not any(index in step.inputs for index in step.outputs):
                 followed = [
-                    self._followed(call, {index: places[index][number] for index in inputs}, linear)
+                    self._followed(step, {index: places[index][number] for index in inputs}, linear)
                     for number in range(len(places[self.root]))
                 ]
                 if None not in followed:
@@ -174,24 +169,23 @@ class Walk(Pullback):
                     inside.append(step)
         return inside, places
 
-    def _followed(self, call: Call, places: dict[int, int], linear: bool) -> int | None:
+    def _followed(self, step: Step, places: dict[int, int], linear: bool) -> int | None:
         """Return the dimension of a step's outputs that is the given one of each of its inputs."""
-        first = next(index for index in call.step.outputs if index is not None)
-        on_path = [isinstance(item, Ref) and item.index in places for item in call.args]
-        for dim in range(self.tape.values[first].dim()):
-            dims = self._tokens(call, dim)
+        assert step.rule is not None
+        on_path = [isinstance(item, Ref) and item.index in places for item in step.arguments]
+        for dim in range(self.tape.recorded(step).y.dim()):
+            dims = self._tokens(step, dim)
             if dims is not None and all(
-                own == places[item.index] for item, own, on in zip(call.args, dims, on_path, strict=True) if on
+                own == places[item.index] for item, own, on in zip(step.arguments, dims, on_path, strict=True) if on
             ):
-                return dim if not linear or call.rule.same_for_all(dims, on_path) else None
+                return dim if not linear or step.rule.same_for_all(dims, on_path) else None
         return None
 
-    def _tokens(self, call: Call, dim: int) -> list[int | None] | None:
+    def _tokens(self, step: Step, dim: int) -> list[int | None] | None:
         """Return the dimension in which each argument of a step has the tokens of its output's; None: it mixes them."""
-        if any(isinstance(item, Ref | Tensor) for item in call.kwargs.values()):
+        if step.rule is None or any(isinstance(item, Ref | Tensor) for item in step.options.values()):
             return None
-        recorded = call.recorded(self.tape)
-        return call.rule.tokens_of(dim, recorded.args, recorded.kwargs, recorded.y)
+        return step.rule.tokens_of(dim, self.tape.recorded(step))
 
     def _walk_to(self, inside: Sequence[Step]) -> None:
         """Pull back through all steps but those inside."""
@@ -211,38 +205,32 @@ class Walk(Pullback):
 
     def _pull(self, step: Step) -> None:
         """Pull the cotangents of a step's outputs back to its inputs."""
-        call = self._called(step)
         taken = [None if output is None else self.cotangents.pop(output, None) for output in step.outputs]
         outputs = [None if parts is None else reduce(added, parts) for parts in taken]
         tokens, one = None, outputs[0]
         if step.single and isinstance(one, Part):
-            dims = self._tokens(call, one.dim)
+            dims = self._tokens(step, one.dim)
             if dims is not None:
                 tokens, outputs = TokenRange(dims, *one.place), [one.inner]
-        pulled = self._pulled(call, outputs, tokens)
-        for index, part in self._parts(call, self._apart(pulled) if step is self.attention else pulled, tokens):
+        pulled = self._pulled(step, outputs, tokens)
+        for index, part in self._parts(step, self._apart(pulled) if step is self.attention else pulled, tokens):
             self._take(index, part)
 
-    def _pulled(self, call: Call, outputs: Sequence[Any], tokens: TokenRange | None = None) -> tuple[Any, ...]:
-        """Return what the rule of a step, or its secant, gives for its arguments."""
-        step, rule, values = call.step, call.rule, self.tape.values
+    def _pulled(self, step: Step, outputs: Sequence[Any], tokens: TokenRange | None = None) -> tuple[Any, ...]:
+        """Return what the rule of a step, or its secant, gives for its arguments; refuse a step that has no rule."""
+        rule = step.rule
+        if rule is None:
+            raise no_rule(self.tape, step)
         grads = tuple(output.dense() if isinstance(output, Cotangent) else output for output in outputs)
         dtype = next(grad for grad in grads if grad is not None).dtype
-        here = call.resolved(values, self.path, dtype, tokens)
-        start = None
+        here = step.resolve(self.tape.values, self.path, dtype, tokens)
+        pull = partial(rule.pulled, here)
         if self.start is not None:
-            start = call.resolved(self.start.values, self.path, dtype, tokens, here)
-
-        def pull(grad: Any, **named: Any) -> Any:
-            if start is None:
-                return rule.pulled(here.args, here.kwargs | named, here.y, grad)
-            floats = [values[i].dtype for i in (*step.inputs, *step.outputs) if i is not None and i in self.path]
-            eps = max(torch.finfo(precision).eps for precision in floats)
-            return through_secant(call, replace(here, kwargs=here.kwargs | named), start, eps, self.smooth, grad)
-
+            base = step.resolve(self.start.values, self.path, dtype, tokens, here)
+            pull = partial(through_secant, step, here, base, self.smooth)
         one = outputs[0]
         if rule.sums_tokens and isinstance(one, Cotangent) and here.args[0].dim() == 3:
-            same = [dim for dim in one.same if one.shape[dim] > 1 and self._tokens(call, dim) is not None]
+            same = [dim for dim in one.same if one.shape[dim] > 1 and self._tokens(step, dim) is not None]
             if same:
                 return (Shared(partial(pull, grads[0]), lambda grad, dim: pull(grad, summed=dim), one),)
         try:
@@ -252,34 +240,33 @@ class Walk(Pullback):
         except Exception as error:
             if not rule.foreign and not isinstance(error, NotImplementedError | TypeError):
                 raise
-            raise self._refused(f"{self._at(step)}{misfit(call, error, secant=start is not None)}") from error
+            raise self._refused(f"{self._at(step)}{misfit(step, error, secant=self.start is not None)}") from error
         return pulled if isinstance(pulled, tuple) and not step.is_layer else (pulled,)
 
     def _verify(self) -> None:
         """Compare the rules of the user's with autograd, each at its first step, whose numbers are all kept."""
         for step in self.steps:
-            call = Call.of(step)
-            key = (None if call is None else call.rule), self.start is None
-            if call is None or not call.rule.foreign or key in self.tape.verified:
+            rule, key = step.rule, (step.rule, self.start is None)
+            if rule is None or not rule.foreign or key in self.tape.verified:
                 continue
             self.tape.verified.add(key)
             try:
-                here, start = call.resolved(self.tape.values, self.path, self.like.dtype), None
-                if self.start is not None and call.rule.secant is not None:
-                    start = call.resolved(self.start.values, self.path, self.like.dtype, None, here)
-                for at in (None, *([] if start is None else [start])):
-                    verify(self.tape, call, self.path, here, at)
+                here = step.resolve(self.tape.values, self.path, self.like.dtype)
+                verify(self.tape, step, self.path, here, None)
+                if self.start is not None and rule.secant is not None:
+                    base = step.resolve(self.start.values, self.path, self.like.dtype, None, here)
+                    verify(self.tape, step, self.path, here, base)
             except NoClosedFormError as error:
                 raise self._refused(f"{self._at(step)}{error.reason}", *error.ways_out) from None
             except Exception:
                 pass  # which the walk refuses
 
     def _parts(
-        self, call: Call, pulled: tuple[Any, ...], tokens: TokenRange | None = None
+        self, step: Step, pulled: tuple[Any, ...], tokens: TokenRange | None = None
     ) -> Iterator[tuple[int, Cotangent]]:
         """Yield the values that a step depends on, and their cotangents."""
-        args = call.inputs
-        dims = [None] * len(args) if tokens is None else tokens.dims[len(call.args) - len(args) :]
+        args = step.operands
+        dims = [None] * len(args) if tokens is None else tokens.dims[len(step.arguments) - len(args) :]
         for argument, part, dim in zip(args, pulled, dims, strict=False):
             if tokens is not None and dim is not None and isinstance(argument, Ref) and part is not None:
                 if argument.index in self.path:
@@ -287,11 +274,11 @@ class Walk(Pullback):
                     shape = self.tape.values[argument.index].shape
                     yield argument.index, Part(partial(cotangent, part), shape, dim, tokens.start, tokens.length)
             else:
-                yield from self._checked(call.step, argument, part)
-        for argument in (*args[len(pulled) :], *call.kwargs.values()):
+                yield from self._checked(step, argument, part)
+        for argument in (*args[len(pulled) :], *step.options.values()):
             if any(ref.index in self.path for (ref,) in values_in(argument)):
                 raise self._refused(
-                    f"{self._at(call.step)}an argument of {call.step.name} depends on the target layer, and its rule "
+                    f"{self._at(step)}an argument of {step.name} depends on the target layer, and its rule "
                     "has no gradient for it (a computed weight?)",
                     "choose a later target layer",
                 )
@@ -312,13 +299,6 @@ class Walk(Pullback):
                 raise self._refused(f"{self._at(step)}the rule of {step.name} returns {shape}, not {expected}")
             yield argument.index, cotangent(part)
 
-    def _called(self, step: Step) -> Call:
-        """Return the call of a step; refuse one that has no rule."""
-        call = Call.of(step)
-        if call is None:
-            raise no_rule(self.tape, step)
-        return call
-
     def _refused(self, reason: str, *ways_out: str) -> NoClosedFormError:
         """Return a refusal that shows the tape, and offers autograd to gradients; it knows no secants."""
         error = NoClosedFormError(*(advice if self.start is None else _as_given)(reason, *ways_out))
@@ -330,15 +310,15 @@ class Walk(Pullback):
         return f"in {where!r}: " if where else ""
 
     def _first_attention(self) -> Step:
-        calls = list(filter(None, map(Call.of, self.steps)))
-        for call in calls:
-            if call.rule.separates_heads:
-                return call.step
+        rules = {step: step.rule for step in self.steps if step.rule is not None}
+        for step, rule in rules.items():
+            if rule.separates_heads:
+                return step
         way = "load Hugging Face models with attn_implementation='sdpa'; for timm's Swin set TIMM_FUSED_ATTN=2"
         raise NoClosedFormError(
             "heads can be separated in torch's scaled_dot_product_attention only, and there is none after the target "
             "layer",
-            way if any(call.rule.attends for call in calls) else "choose the norm before an attention",
+            way if any(rule.attends for rule in rules.values()) else "choose the norm before an attention",
             "leave heads=False",
         )
 

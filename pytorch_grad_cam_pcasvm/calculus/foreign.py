@@ -8,47 +8,45 @@ import torch
 from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.rules.cotangents import Cotangent, cotangent
-from pytorch_grad_cam_pcasvm.rules.rule import Base
+from pytorch_grad_cam_pcasvm.rules.rule import Call, Rule
 from pytorch_grad_cam_pcasvm.runtime.device_sync import may_look
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError
 from pytorch_grad_cam_pcasvm.runtime.rollback import without_inference
-from pytorch_grad_cam_pcasvm.tape.call import Call, Resolved, values_in
 from pytorch_grad_cam_pcasvm.tape.operations import tensors_in
-from pytorch_grad_cam_pcasvm.tape.tape import Ref, Tape, has_gradient
+from pytorch_grad_cam_pcasvm.tape.step import Ref, Step, values_in
+from pytorch_grad_cam_pcasvm.tape.tape import Tape, has_gradient
 
 
-def verify(tape: Tape, call: Call, path: set[int], here: Resolved, start: Resolved | None) -> None:
+def verify(tape: Tape, step: Step, path: set[int], here: Call, base: Call | None) -> None:
     """Refuse a rule of the user's whose first step on a tape is not what autograd says.
 
     Args:
         tape: the tape, whose numbers of this step are kept.
-        call: the step.
+        step: the step.
         path: the values that lead on from the target layer.
-        here: its arguments and outputs.
-        start: those at the start, for its secant; None: its gradient is compared.
+        here: its call.
+        base: its call at the start, for its secant; None: its gradient is compared.
 
     Raises:
         NoClosedFormError: the rule, its secant, ``keeps_sums`` or ``needs`` is wrong.
     """
-    rule, outputs = call.rule, [y for y in tensors_in([here.y]) if has_gradient(y)]
+    rule, outputs = step.rule, [y for y in tensors_in([here.y]) if has_gradient(y)]
     numbers = [x for x in (*tensors_in(here.args), *outputs) if has_gradient(x)]
-    if not outputs or not may_look(outputs[0]) or not all(bool(x.isfinite().all()) for x in numbers):
+    if rule is None or not outputs or not may_look(outputs[0]) or not all(bool(x.isfinite().all()) for x in numbers):
         return
     generator = torch.Generator().manual_seed(0)
     seeds = [torch.randn((1, *y.shape), generator=generator, dtype=torch.float64).to(y) for y in outputs]
     grad = seeds[0] if isinstance(here.y, Tensor) else tuple(seeds)
-    eps = max(torch.finfo(tape.values[i].dtype).eps for i in (*call.step.inputs, *call.step.outputs) if i in path)
-    base = None if start is None else Base(start.args, start.kwargs, start.y, eps)
-    shown = here if base is not None else _needed(call, path, here)
-    pulled = rule.pulled(shown.args, shown.kwargs, shown.y, grad, base)
-    parts = pulled if isinstance(pulled, tuple) and not call.step.is_layer else (pulled,)
-    pairs = list(_pairs(call.inputs, (*parts, *[None] * len(call.inputs)), path))
+    eps = max(torch.finfo(tape.values[i].dtype).eps for i in (*step.inputs, *step.outputs) if i in path)
+    pulled = rule.pulled(here if base is not None else _hide_unneeded(step, rule, path, here), grad, base)
+    parts = pulled if isinstance(pulled, tuple) and not step.is_layer else (pulled,)
+    pairs = list(_pairs(step.operands, (*parts, *[None] * len(step.operands)), path))
     if any(part is not None and part.shape != tape.values[ref.index].shape for ref, part in pairs):
         return  # which the walk refuses
-    _verify_tokens(call, tape, path, here, grad, base)
+    _verify_tokens(step, rule, tape, path, here, grad, base)
     terms = [(ref, torch.zeros(tape.values[ref.index].shape) if part is None else part) for ref, part in pairs]
     if base is not None:
-        _verify_secant(call, terms, here, start, seeds, eps)  # type: ignore[arg-type]
+        _verify_secant(step, terms, here, base, seeds, eps)  # type: ignore[arg-type]
         return
     leaves = {ref.index: tape.values[ref.index].clone() for ref, _ in terms}
     try:
@@ -56,7 +54,7 @@ def verify(tape: Tape, call: Call, path: set[int], here: Resolved, start: Resolv
             for leaf in leaves.values():
                 leaf.requires_grad_()
             # A step in place may not write into a leaf.
-            result = tape.called(call.step, {index: leaf.clone() for index, leaf in leaves.items()})
+            result = tape.called(step, {index: leaf.clone() for index, leaf in leaves.items()})
             ends = [y for y in tensors_in([result]) if has_gradient(y)]
             grad_outputs = [seed[0].to(y) for y, seed in zip(ends, seeds, strict=True)]
             expected = torch.autograd.grad(ends, list(leaves.values()), grad_outputs, allow_unused=True)
@@ -69,48 +67,50 @@ def verify(tape: Tape, call: Call, path: set[int], here: Resolved, start: Resolv
         exact = torch.zeros_like(part) if reference is None else reference.double()
         if not bool((part - exact).norm() <= max(eps**0.5, 1e-7) * exact.norm()):
             raise NoClosedFormError(
-                f"the rule of {call.step.name} is not autograd's Jacobian of it"
+                f"the rule of {step.name} is not autograd's Jacobian of it"
                 if bool(part.isfinite().all())
-                else f"the rule of {call.step.name} returns NaN (does it read a tensor that needs= leaves out?)",
+                else f"the rule of {step.name} returns NaN (does it read a tensor that needs= leaves out?)",
                 "correct it in @register_jacobian",
             )
-    _verify_sums(call, tape, terms, seeds, eps)
+    _verify_sums(step, tape, terms, seeds, eps)
 
 
-def misfit(call: Call, error: Exception, *, secant: bool) -> str:
+def misfit(step: Step, error: Exception, *, secant: bool) -> str:
     """Return why a rule, or its secant, failed: one of the user's may take other arguments."""
-    rule, name = call.rule, call.step.name
-    if not rule.foreign:
+    rule, name = step.rule, step.name
+    if rule is None or not rule.foreign:
         return f"the call of {name} is not understood ({error})"
     own = secant and callable(rule.secant)
     role, function = ("secant", rule.secant) if own else ("rule", rule.pull)
     named = dict.fromkeys(("y", "grad", "base") if own else ("y", "grad"))
     try:
-        inspect.signature(function).bind(*call.args, **call.kwargs, **named)  # type: ignore[arg-type]
+        inspect.signature(function).bind(*step.arguments, **step.options, **named)  # type: ignore[arg-type]
     except (TypeError, ValueError):
-        takes = ", ".join(["layer, x" if call.step.is_layer else "..., *", *named])
+        takes = ", ".join(["layer, x" if step.is_layer else "..., *", *named])
         return f"the {role} of {name} does not take ({takes}): {error}"
     return f"the {role} of {name} raises {error!r}"
 
 
-def _verify_tokens(call: Call, tape: Tape, path: set[int], here: Resolved, grad: Any, base: Base | None) -> None:
+def _verify_tokens(
+    step: Step, rule: Rule, tape: Tape, path: set[int], here: Call, grad: Any, base: Call | None
+) -> None:
     """Refuse a wrong claim that tokens are treated separately: what comes from one must go to the same one."""
-    recorded = call.recorded(tape)
+    recorded = tape.recorded(step)
     for dim in range(recorded.y.dim()) if isinstance(grad, Tensor) else ():
-        dims = call.rule.tokens_of(dim, recorded.args, recorded.kwargs, recorded.y)
+        dims = rule.tokens_of(dim, recorded)
         for token in () if dims is None or recorded.y.shape[dim] < 2 else (0, -1):  # from the last, as in causal steps
             one = torch.zeros_like(grad)
             one.select(dim + 1, token).copy_(grad.select(dim + 1, token))
-            pulled = call.rule.pulled(here.args, here.kwargs, here.y, one, base)
-            parts = pulled if isinstance(pulled, tuple) and not call.step.is_layer else (pulled,)
-            places = (dims or [])[len(call.args) - len(call.inputs) :]
-            for argument, part, place in zip(call.inputs, parts, places, strict=False):
+            pulled = rule.pulled(here, one, base)
+            parts = pulled if isinstance(pulled, tuple) and not step.is_layer else (pulled,)
+            places = (dims or [])[len(step.arguments) - len(step.operands) :]
+            for argument, part, place in zip(step.operands, parts, places, strict=False):
                 for _, own in _pairs((argument,), (part,), path):
                     if own is not None and place is not None and _reaches_others(own, place, token):
-                        name = call.step.name
+                        name = step.name
                         raise NoClosedFormError(
                             f"{name} is registered as elementwise, but its rule mixes positions"
-                            if call.rule.tokens is None
+                            if rule.tokens is None
                             else f"the rule of {name} mixes tokens, or moves them elsewhere than its tokens= says",
                             "correct it in @register_jacobian",
                         )
@@ -123,9 +123,9 @@ def _reaches_others(part: Tensor, dim: int, token: int) -> bool:
     return bool(others.abs().max() > 1e-6 * part.abs().max())
 
 
-def _needed(call: Call, path: set[int], here: Resolved) -> Resolved:
+def _hide_unneeded(step: Step, rule: Rule, path: set[int], here: Call) -> Call:
     """Return a call with NaN in place of the numbers that its rule says it does not need."""
-    needs, own = call.rule.needs, [ref.index for (ref,) in values_in(call.inputs) if ref.index in path]
+    needs, own = rule.needs, [ref.index for (ref,) in values_in(step.operands) if ref.index in path]
 
     def unknown(argument: Any, item: Any) -> Any:
         if isinstance(argument, list | tuple):
@@ -136,7 +136,7 @@ def _needed(call: Call, path: set[int], here: Resolved) -> Resolved:
     y = here.y
     if needs in ("inputs", "others", "nothing"):
         y = _of_nan(y) if isinstance(y, Tensor) else tuple(map(_of_nan, y))
-    return Resolved(tuple(unknown(call.args, here.args)) if hides else here.args, here.kwargs, y)
+    return Call(tuple(unknown(step.arguments, here.args)) if hides else here.args, here.kwargs, y)
 
 
 def _of_nan(y: Any) -> Any:
@@ -154,14 +154,13 @@ def _pairs(arguments: Any, parts: Any, path: set[int]) -> Iterator[tuple[Ref, Te
 
 
 def _verify_sums(
-    call: Call, tape: Tape, pairs: Sequence[tuple[Ref, Tensor]], seeds: Sequence[Tensor], eps: float
+    step: Step, tape: Tape, pairs: Sequence[tuple[Ref, Tensor]], seeds: Sequence[Tensor], eps: float
 ) -> None:
     """Refuse a wrong claim that sums over positions stay the same."""
     (_, part), seed = pairs[0], seeds[0][0].double()
-    recorded = call.recorded(tape)
     if min(seed.dim(), part.dim()) < 2 or part.shape[:2] != seed.shape[:2]:
         return
-    if call.rule.keeps_sums(*recorded.args, **recorded.kwargs, y=recorded.y):
+    if tape.keeps_sums(step):
         sums, sizes = (
             part.flatten(1).unflatten(1, (part.shape[1], -1)),
             seed.flatten(1).unflatten(1, (part.shape[1], -1)),
@@ -169,21 +168,21 @@ def _verify_sums(
         apart = sums.sum(-1) - sizes.sum(-1)
         if bool(apart.norm() > max(eps**0.5, 1e-7) * sizes.abs().sum(-1).norm()):
             raise NoClosedFormError(
-                f"the rule of {call.step.name} says that sums over positions stay the same, and they do not",
+                f"the rule of {step.name} says that sums over positions stay the same, and they do not",
                 "correct keeps_sums= in @register_jacobian",
             )
 
 
 def _verify_secant(
-    call: Call,
+    step: Step,
     pairs: Sequence[tuple[Ref, Tensor]],
-    here: Resolved,
-    start: Resolved,
+    here: Call,
+    start: Call,
     seeds: Sequence[Tensor],
     eps: float,
 ) -> None:
     """Refuse a secant for which J (x - x0) is not f(x) - f(x0)."""
-    numbers = {ref: (x, x0) for ref, x, x0 in values_in(call.args, here.args, start.args)}
+    numbers = {ref: (x, x0) for ref, x, x0 in values_in(step.arguments, here.args, start.args)}
     inputs = [(part, *(x.double() for x in numbers[ref])) for ref, part in pairs]
     ends = zip(seeds, tensors_in([here.y]), tensors_in([start.y]), strict=True)
     outputs = [(seed[0].double(), y.double(), y0.double()) for seed, y, y0 in ends]
@@ -193,7 +192,7 @@ def _verify_secant(
     rounding = sum(float((part * (x.abs() + x0.abs())).square().sum()) for part, x, x0 in (*inputs, *outputs)) ** 0.5
     if not abs(sums[0] - sums[1]) <= eps**0.5 * size + 64 * eps * rounding:
         raise NoClosedFormError(
-            f"the secant of {call.step.name} is wrong, as J (x - x0) is not f(x) - f(x0): contributions do not add up",
+            f"the secant of {step.name} is wrong, as J (x - x0) is not f(x) - f(x0): contributions do not add up",
             "correct secant= in @register_jacobian",
             "use a gradient method such as ClosedFormGradCAM",
         )

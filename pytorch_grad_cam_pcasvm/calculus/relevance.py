@@ -6,10 +6,11 @@ import torch
 from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.rules.cotangents import cotangent
+from pytorch_grad_cam_pcasvm.rules.rule import Call
 from pytorch_grad_cam_pcasvm.runtime.device_sync import may_look
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError
-from pytorch_grad_cam_pcasvm.tape.call import Call, values_in
-from pytorch_grad_cam_pcasvm.tape.tape import Ref, Step, Tape
+from pytorch_grad_cam_pcasvm.tape.step import Ref, Step, values_in
+from pytorch_grad_cam_pcasvm.tape.tape import Tape
 
 
 def relevance(tape: Tape, of_output: list[Tensor | None], root: int) -> Tensor:
@@ -41,19 +42,17 @@ def relevance(tape: Tape, of_output: list[Tensor | None], root: int) -> Tensor:
 
 def _shared(tape: Tape, step: Step, shares: dict[int, Tensor], values: set[int]) -> list[tuple[int, Tensor]]:
     """Return the relevance of a step's inputs, by their positions, for that of its outputs."""
-    call = Call.of(step)
-    if call is None or len(step.outputs) > 1 or call.rule.relevance is None:
+    rule, args = step.rule, step.arguments
+    if rule is None or len(step.outputs) > 1 or rule.relevance is None:
         raise _no_rule(step)
     (share,) = shares.values()
-    rule, args = call.rule, call.args
     inputs = [index for index in dict.fromkeys(step.inputs) if index in values]
     if rule.relevance == "kept":
         if len(inputs) != 1:
             raise _no_rule(step)
         return [(inputs[0], share)]
     if rule.relevance == "moved":
-        recorded = call.recorded(tape)
-        moved = values_in(call.inputs, _several(rule.pulled(recorded.args, recorded.kwargs, recorded.y, share)))
+        moved = values_in(step.operands, _several(rule.pulled(tape.recorded(step), share)))
         return [(ref.index, cotangent(x).dense()) for ref, x in moved if ref.index in values and x is not None]
     weighted = rule.relevance == "weighted"
     if weighted and (isinstance(args[1], Ref) or not (isinstance(args[0], Ref) and args[0].index in values)):
@@ -65,10 +64,10 @@ def _shared(tape: Tape, step: Step, shares: dict[int, Tensor], values: set[int])
     # Where nothing is negative a second call gives zeros.
     if weighted and any(not may_look(x) or bool((x < 0).any()) for x in tensors.values()):
         signed.append({index: x.clamp(max=0) for index, x in tensors.items()})
-    resolved = call.resolved(tape.values, set(), share.dtype)
+    resolved = step.resolve(tape.values, set(), share.dtype)
     calls = []
     for sign, changed in zip((1, -1), signed, strict=False):
-        numbers = list(call.resolved(changed, set(), share.dtype, like=resolved).args)
+        numbers = list(step.resolve(changed, set(), share.dtype, like=resolved).args)
         if weighted:
             numbers[1] = numbers[1].clamp(min=0) if sign > 0 else numbers[1].clamp(max=0)
             numbers[2:3] = [None]  # a bias takes no share
@@ -78,7 +77,7 @@ def _shared(tape: Tape, step: Step, shares: dict[int, Tensor], values: set[int])
     share = torch.where(total == 0, 0.0, share / torch.where(total == 0, 1.0, total))
     sums: dict[int, Tensor] = {}
     for changed, terms in calls:
-        for ref, part in values_in(call.inputs, _several(rule.pulled(terms, resolved.kwargs, total, share))):
+        for ref, part in values_in(step.operands, _several(rule.pulled(Call(terms, resolved.kwargs, total), share))):
             if (index := ref.index) in changed and part is not None:
                 term = changed[index] * cotangent(part).dense()
                 sums[index] = sums[index] + term if index in sums else term

@@ -11,11 +11,10 @@ from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.rules.cotangents import cotangent
 from pytorch_grad_cam_pcasvm.rules.registry import unbroadcast
-from pytorch_grad_cam_pcasvm.rules.rule import Base
+from pytorch_grad_cam_pcasvm.rules.rule import Call
 from pytorch_grad_cam_pcasvm.runtime.device_sync import may_look
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError
-from pytorch_grad_cam_pcasvm.tape.call import Call, Resolved, values_in
-from pytorch_grad_cam_pcasvm.tape.tape import Ref
+from pytorch_grad_cam_pcasvm.tape.step import Ref, Step, values_in
 
 
 @dataclass(frozen=True)
@@ -33,16 +32,16 @@ class PathStart:
     roots: tuple[int, ...]
 
 
-def through_secant(call: Call, here: Resolved, start: Resolved, eps: float, smooth: set[int], grad: Any) -> Any:
+def through_secant(step: Step, here: Call, base: Call, smooth: set[int], grad: Any, **options: Any) -> Any:
     """Pull a gradient back through the secant of a step.
 
     Args:
-        call: the step.
-        here: its arguments and outputs.
-        start: those at the start.
-        eps: machine epsilon of the dtype that the network computes in.
+        step: the step.
+        here: its call.
+        base: its call at the start.
         smooth: the values of the tape that have a gradient, of all branches.
         grad: gradient with respect to its output, shape (K, *y.shape), or a tuple of such.
+        **options: further ones of the rule.
 
     Returns:
         The same as a rule: the gradient of the first argument, or a tuple.
@@ -50,28 +49,23 @@ def through_secant(call: Call, here: Resolved, start: Resolved, eps: float, smoo
     Raises:
         NoClosedFormError: the step has no secant.
     """
-    rule = call.rule
-    if rule.secant is None:
+    rule = step.rule
+    if rule is None or rule.secant is None:
         raise NoClosedFormError(
-            f"{call.step.name} has no secant, without which maps do not add up",
+            f"{step.name} has no secant, without which maps do not add up",
             "choose a later target layer",
             "register one with @register_jacobian(..., secant=...)",
             "use a gradient method such as ClosedFormGradCAM",
         )
-    base = Base(start.args, start.kwargs, start.y, eps)
-
-    def pull(grad: Any) -> Any:
-        return rule.pulled(here.args, here.kwargs, here.y, grad, base)
-
-    pairs = values_in((call.args, call.kwargs), (here.args, here.kwargs), (start.args, start.kwargs))
+    pairs = values_in((step.arguments, step.options), (here.args, here.kwargs), (base.args, base.kwargs))
     switches = [(x, x0) for ref, x, x0 in pairs if ref.index not in smooth and x is not x0]
     if not switches or rule.secant == "elementwise":
-        return pull(grad)
+        return rule.pulled(here, grad, base, **options)
     if not rule.is_by_number:
         if all(torch.equal(x, x0) for x, x0 in switches):
-            return pull(grad)
+            return rule.pulled(here, grad, base, **options)
         raise NoClosedFormError(
-            f"an argument of {call.step.name} depends on the target layer through a comparison or an index, and "
+            f"an argument of {step.name} depends on the target layer through a comparison or an index, and "
             "differs at the baseline",
             "choose a later target layer",
             "use a gradient method such as ClosedFormGradCAM",
@@ -79,19 +73,20 @@ def through_secant(call: Call, here: Resolved, start: Resolved, eps: float, smoo
     same = torch.ones_like(here.y, dtype=torch.bool)
     for x, x0 in switches:
         same &= x == x0
-    return _where_switched(call, here, base, smooth, grad * ~same, pull(grad * same))
+    pulled = rule.pulled(here, grad * same, base, **options)
+    return _where_switched(step, here, base, smooth, grad * ~same, pulled)
 
 
-def _where_switched(call: Call, here: Resolved, base: Base, smooth: set[int], grad: Tensor, pulled: Any) -> Any:
+def _where_switched(step: Step, here: Call, base: Call, smooth: set[int], grad: Tensor, pulled: Any) -> Any:
     """Add, where a switch is another one at the start, what shares dy out among the arguments that change."""
-    places = [place for place, item in enumerate(call.args) if isinstance(item, Ref) and item.index in smooth]
+    places = [place for place, item in enumerate(step.arguments) if isinstance(item, Ref) and item.index in smooth]
     changes = {place: here.args[place] - base.args[place] for place in places}
     size = sum((change.square() for change in changes.values()), torch.zeros_like(here.y))
     dy = here.y - base.y
     jumps = (size == 0) & (dy != 0) & (grad != 0)
     if may_look(jumps) and bool(jumps.any()):
         raise NoClosedFormError(
-            f"{call.step.name} jumps between the baseline and the activations: a comparison changes, but none of the "
+            f"{step.name} jumps between the baseline and the activations: a comparison changes, but none of the "
             "numbers that it chooses between does",
             "choose a later target layer",
             "use a gradient method such as ClosedFormGradCAM",

@@ -1,29 +1,18 @@
 """Stages that change every value on its own: logarithms and other functions, powers, activations."""
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.head.stage import Scaled, Stage
+from pytorch_grad_cam_pcasvm.rules.elementwise import look_up_slope
 from pytorch_grad_cam_pcasvm.runtime.numerics import quotient
 
-# By numpy's names, or those of scikit-learn's activations: the function and its slope at x, whose value is y.
-_Rule = tuple[Callable[[Tensor], Tensor], Callable[[Tensor, Tensor], Tensor]]
-FUNCTIONS: dict[str, _Rule] = {
-    "absolute": (torch.abs, lambda x, y: x.sign()),
-    "arcsinh": (torch.arcsinh, lambda x, y: (1 + x * x).rsqrt()),
-    "arctan": (torch.arctan, lambda x, y: 1 / (1 + x * x)),
-    "exp": (torch.exp, lambda x, y: y),
-    "expm1": (torch.expm1, lambda x, y: x.exp()),
-    "log": (torch.log, lambda x, y: 1 / x),
-    "log1p": (torch.log1p, lambda x, y: 1 / (1 + x)),
-    "logistic": (torch.sigmoid, lambda x, y: y * (1 - y)),
-    "relu": (torch.relu, lambda x, y: (x > 0).to(x)),
-    "sqrt": (torch.sqrt, lambda x, y: 0.5 / y),
-    "square": (torch.square, lambda x, y: 2 * x),
-    "tanh": (torch.tanh, lambda x, y: 1 - y * y),
+# Operations by numpy's names, or those of scikit-learn's activations.
+_OPERATIONS = {"absolute": "abs", "arcsinh": "asinh", "arctan": "atan", "logistic": "sigmoid"} | {
+    name: name for name in ("exp", "expm1", "log", "log1p", "relu", "sqrt", "square", "tanh")
 }
+# The function, and its slope at x, whose value is y.
+FUNCTIONS = {name: (getattr(torch, call), look_up_slope(call)) for name, call in _OPERATIONS.items()}
 
 
 class OneToOne(Stage):

@@ -15,7 +15,6 @@ from pytorch_grad_cam_pcasvm.network.features import (
     TRANSFORM,
     FeatureSource,
     Layer,
-    ask_anew,
     check_rows,
     check_tensor,
     features_of,
@@ -25,6 +24,7 @@ from pytorch_grad_cam_pcasvm.network.modules import device_of, evaluating, netwo
 from pytorch_grad_cam_pcasvm.network.patches import Patches, check_amount
 from pytorch_grad_cam_pcasvm.network.patches import coreset as coreset_of
 from pytorch_grad_cam_pcasvm.network.pools import is_dense
+from pytorch_grad_cam_pcasvm.network.runner import ask_anew
 from pytorch_grad_cam_pcasvm.network.streaming import Streamed
 from pytorch_grad_cam_pcasvm.runtime.arguments import named
 

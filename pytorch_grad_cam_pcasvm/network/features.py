@@ -2,17 +2,15 @@
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
 
 from pytorch_grad_cam_pcasvm.network.cells import Cells
 from pytorch_grad_cam_pcasvm.network.grid import on_finest
@@ -20,10 +18,10 @@ from pytorch_grad_cam_pcasvm.network.inputs import Inputs, images_of, inputs_of
 from pytorch_grad_cam_pcasvm.network.layout import GridLayout
 from pytorch_grad_cam_pcasvm.network.modules import layer_name
 from pytorch_grad_cam_pcasvm.network.pools import check_pool, is_dense, pool_of
+from pytorch_grad_cam_pcasvm.network.runner import Visit, run_until
 from pytorch_grad_cam_pcasvm.network.token_layout import layout_of
 from pytorch_grad_cam_pcasvm.runtime.device_sync import is_traced, may_look
 from pytorch_grad_cam_pcasvm.runtime.errors import refuse
-from pytorch_grad_cam_pcasvm.runtime.hooks import Hooks, called, calls_of, hooked, runs_instead
 
 Layer = str | nn.Module
 
@@ -131,14 +129,6 @@ class FeatureSource:
         return output if self.pool is None else self.pool(output)
 
 
-_once: "WeakKeyDictionary[nn.Module, set[Any]]" = WeakKeyDictionary()  # layers that run once, as layouts are known
-
-
-def ask_anew(backbone: nn.Module) -> None:
-    """Forget which layers run once: the network may have been changed."""
-    _once.pop(backbone, None)
-
-
 def features_of(backbone: nn.Module, layer: str | FeatureSource | None, x: Tensor) -> Tensor:
     """Return the output of ``layer`` for a batch, shape (N, D): :func:`flatten` of :func:`output_of`.
 
@@ -149,78 +139,18 @@ def features_of(backbone: nn.Module, layer: str | FeatureSource | None, x: Tenso
 
 
 def output_of(
-    backbone: nn.Module, layer: str | tuple[str, ...] | FeatureSource | None, x: Tensor, *, ends: bool = False,
-    done: Callable[[], None] | None = None, copied: Callable[[Tensor], Tensor] = Tensor.clone,
-    hooks: Hooks | None = None,
-) -> Any:  # fmt: skip
-    """Return the output of ``layer`` (None: the backbone; a tuple: a list of theirs); what follows is not run.
-
-    The first pass for images of a shape does go on to the end, to see whether a layer runs again, unless it ``ends``;
-    ``done`` is called where the layer, or the last of several, has run; ``copied`` copies what may be written into;
-    ``hooks`` are those of a pass that has some already.
-
-    Raises:
-        ValueError: a layer does not run, or runs more than once and no call of it is named.
-        Reached: it is that of a pass around this one.
-    """
-    if isinstance(layer, FeatureSource):
-        return layer.of_output(
-            output_of(backbone, layer.where if layer.parts else layer.layer, x, ends=ends, done=done, hooks=hooks)
-        )
-    if layer is None:
-        return _given(backbone, x)
-    names = list(dict.fromkeys((layer,) if isinstance(layer, str) else layer))
-    unnamed, key = [name for name in names if "#" not in name], (tuple(names), tuple(x.shape[1:]), x.dtype)
-    # What fails behind the layers is of no concern.
-    whole = bool(unnamed) and not ends and not _is_compiled() and key not in _once.setdefault(backbone, set())
-    reached: dict[str, Any] = {}
-
-    def note(name: str, output: Any) -> None:
-        if name not in reached:
-            # What comes may write into it.
-            reached[name] = tree_map_only(Tensor, copied, output) if whole else output
-        if len(reached) == len(names) and done is not None:
-            done()
-        if len(reached) == len(names) and not whole:
-            raise Reached
-
-    try:
-        with hooked() if hooks is None else nullcontext(hooks) as own:
-            runs = own.runs
-            for name in names:
-                own.after_call(backbone, name, note)
-            _given(backbone, x)
-    except Reached:
-        if len(reached) < len(names):  # that of a pass around this one
-            raise
-    except Exception:
-        if not whole or len(reached) < len(names):
-            raise
-    for name in unnamed if whole else ():
-        if runs[name] > 1:
-            raise ValueError(
-                f"the layer {name!r} runs {runs[name]} times in a forward pass: name the call whose output is meant, "
-                f"{calls_of(name, runs[name])}"
-            )
-    if whole:
-        _once[backbone].add(key)
-    missing = next((name for name in names if name not in reached), None)
-    if missing is None:  # also where a bare "except:" of the network's own kept the pass running
-        return reached[layer] if isinstance(layer, str) else [reached[name] for name in names]
-    count = runs[called(missing)[0]]
-    if count:
-        class_name = type(backbone).__name__
-        raise ValueError(
-            f"the layer {missing!r} does not run in a forward pass of {class_name}; {runs_instead(missing, count)}"
-        )
-    raise ValueError(
-        f"the layer {missing!r} does not run in a forward pass of {type(backbone).__name__}; if that is compiled, its "
-        "layers cannot be seen: pass the original network, and compile the PCASVMNet, torch.compile(net)"
-    )
-
-
-def _is_compiled() -> bool:
-    return is_traced() or torch.compiler.is_compiling()
+    backbone: nn.Module,
+    layer: str | Sequence[str] | FeatureSource | None,
+    x: Any,
+    visits: Mapping[str, Visit] | None = None,
+    **options: Any,
+) -> Any:
+    """Return the output of ``layer`` (None: the backbone; several: a list of theirs), as :func:`run_until` does."""
+    if not isinstance(layer, FeatureSource):
+        return run_until(backbone, layer, x, _given, visits, where=f"the features, {layer!r}", **options)
+    names = layer.where if layer.parts else layer.layer
+    where = "the network's output" if layer.where is None else f"the features, {layer!r}"
+    return layer.of_output(run_until(backbone, names, x, _given, visits, where=where, **options))
 
 
 def _given(backbone: nn.Module, x: Any) -> Any:
@@ -229,10 +159,6 @@ def _given(backbone: nn.Module, x: Any) -> Any:
         return x.passed_to(backbone)
     with explained(backbone, x):
         return backbone(x)
-
-
-class Reached(BaseException):
-    """Raised when the feature layer is reached; not an ``Exception``, which a network's own ``except`` might catch."""
 
 
 @contextmanager

@@ -8,10 +8,11 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from pytorch_grad_cam_pcasvm.network.extraction import check_loader
-from pytorch_grad_cam_pcasvm.network.features import ask_anew, checked_images, output_of
+from pytorch_grad_cam_pcasvm.network.features import checked_images, output_of
 from pytorch_grad_cam_pcasvm.network.inputs import image_and_label
 from pytorch_grad_cam_pcasvm.network.modules import device_of, evaluating, layer_name, network_of
 from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
+from pytorch_grad_cam_pcasvm.network.runner import ask_anew
 
 
 @overload

@@ -14,7 +14,6 @@ from pytorch_grad_cam_pcasvm.network.anomaly_maps import AnomalyMaps
 from pytorch_grad_cam_pcasvm.network.features import (
     FeatureSource,
     Layer,
-    ask_anew,
     check_rows,
     check_tensor,
     checked_images,
@@ -26,6 +25,7 @@ from pytorch_grad_cam_pcasvm.network.inputs import inputs_of, picture_of
 from pytorch_grad_cam_pcasvm.network.modules import device_of, evaluating, network_of, refuse_parallel, uncompiled
 from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput, HeadRun, PlainOutput
 from pytorch_grad_cam_pcasvm.network.pools import is_dense
+from pytorch_grad_cam_pcasvm.network.runner import ask_anew
 from pytorch_grad_cam_pcasvm.runtime.arguments import Named
 from pytorch_grad_cam_pcasvm.runtime.errors import warn
 

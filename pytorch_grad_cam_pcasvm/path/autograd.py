@@ -1,6 +1,5 @@
 """The path by autograd: the fallback for a network, and the reference for a closed form."""
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,10 +14,11 @@ from pytorch_grad_cam_pcasvm.calculus.pullback import Pullback
 from pytorch_grad_cam_pcasvm.calculus.secants import PathStart
 from pytorch_grad_cam_pcasvm.network.features import output_of
 from pytorch_grad_cam_pcasvm.network.inputs import each
+from pytorch_grad_cam_pcasvm.network.runner import Visit
 from pytorch_grad_cam_pcasvm.path.forward_pass import Pass
 from pytorch_grad_cam_pcasvm.rules.cotangents import Cotangent
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError, refuse
-from pytorch_grad_cam_pcasvm.runtime.hooks import Hooks, called, calls_of, runs_instead
+from pytorch_grad_cam_pcasvm.runtime.hooks import Hooks, called
 from pytorch_grad_cam_pcasvm.runtime.rollback import Mode, Rollback, set_gradients, without_inference
 from pytorch_grad_cam_pcasvm.tape.operations import operation
 from pytorch_grad_cam_pcasvm.tape.randomness import Draws, run_alike
@@ -170,7 +170,7 @@ def run_to_features(
     layer: str | None,
     names: Sequence[str],
     x: Tensor,
-    reached: Any,
+    reached: Visit,
     hooks: Hooks,
     copied: Callable[[Tensor], Tensor] = Tensor.clone,
 ) -> Any:
@@ -185,37 +185,24 @@ def run_to_features(
         hooks: of this pass.
         copied: copies a tensor of the features that what follows may write into.
     """  # noqa: DOC201, DOC501 - said in one line
-    ran, ended = set[str](), list[Counter[str]]()
 
-    def hook(name: str, output: Any) -> Any:
-        if ended or name in ran:
-            return None
+    def visit(name: str, output: Any) -> Any:
         if not isinstance(output, Tensor):
             inner = next(backbone.get_submodule(called(name)[0]).children(), None) is not None
             way = "choose a layer in it" if inner else "pass its tensor on through an nn.Identity(), and choose that"
             raise TypeError(f"the target layer {name!r} returns a {type(output).__name__}, not a tensor: {way}")
-        ran.add(name)
         return reached(name, output)
 
-    for name in dict.fromkeys(names):
-        hooks.after_call(backbone, name, hook)
-
-    def done() -> None:
-        ended.append(hooks.runs.copy())
-
     try:
-        output = output_of(backbone, layer, x, done=done, copied=copied, hooks=hooks)
-    except Exception as error:
-        _refuse_several(names, ended[0] if ended else hooks.runs)  # which may be why it fails
-        if not isinstance(error, RuntimeError) or "flex_attention" not in str(error):
+        output = output_of(backbone, layer, x, dict.fromkeys(names, visit), copied=copied, hooks=hooks)
+    except RuntimeError as error:
+        if "flex_attention" not in str(error):
             raise
         refuse(
             ValueError,
             "flex_attention compiles itself, which cannot be done while its steps are watched",
             "use torch.nn.functional.scaled_dot_product_attention with the mask",
         )
-    runs = ended[0] if ended else hooks.runs
-    _refuse_several(names, runs)
     if isinstance(output, Mapping) and tree_is_leaf(output):
         output = dict(output)  # a class of the user's, which torch cannot take apart
     if not any(isinstance(leaf, Tensor) for leaf in tree_leaves(output)) or any(map(_is_mapping, _items(output))):
@@ -224,29 +211,7 @@ def run_to_features(
             f"{type(backbone).__name__} returns a {type(output).__name__} of {items}s, like a detector's boxes: only a "
             "tensor, or a dict, tuple or list of tensors, can be explained"
         )
-    missing = [name for name in names if name not in ran]
-    if missing:
-        where = "the network's output" if getattr(layer, "where", layer) is None else f"the features, {layer!r}"
-        count = runs[called(missing[0])[0]]
-        if count:
-            raise ValueError(
-                f"the target layer {missing[0]!r} does not run before {where}, where {runs_instead(missing[0], count)}"
-            )
-        raise ValueError(
-            f"the target layer {missing[0]!r} does not run before {where}: choose a layer that "
-            "runs before them (under fused attention, softmax and dropout never run)"
-        )
     return output
-
-
-def _refuse_several(names: Sequence[str], runs: Mapping[str, int]) -> None:
-    """Refuse target layers that have run more than once, of which no call is named."""
-    for name in names:
-        if runs.get(name, 0) > 1:
-            raise ValueError(
-                f"the target layer {name!r} runs {runs[name]} times: name one of its calls, "
-                f"{calls_of(name, runs[name])}, or choose the block around it"
-            )
 
 
 def _items(output: Any) -> Sequence[Any]:

@@ -12,7 +12,6 @@ from pytorch_grad_cam_pcasvm.calculus.backward import Walk, no_rule
 from pytorch_grad_cam_pcasvm.calculus.relevance import relevance
 from pytorch_grad_cam_pcasvm.calculus.secants import PathStart
 from pytorch_grad_cam_pcasvm.path.forward_pass import Pass
-from pytorch_grad_cam_pcasvm.rules.registry import rule_of
 from pytorch_grad_cam_pcasvm.runtime.device_sync import may_look
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError
 from pytorch_grad_cam_pcasvm.tape.tape import Tape, has_gradient
@@ -52,7 +51,7 @@ class ClosedFormPass(Pass):
         """Refuse the path from a target layer if one of its steps has no rule."""
         steps = self.tape.following(self.tape.roots[name])[0]
         for step in reversed(self.tape.leading(steps, self.tape.outputs)):
-            if rule_of(step.function) is None:
+            if step.rule is None:
                 raise no_rule(self.tape, step)
 
     def bytes_per_target(self) -> int:

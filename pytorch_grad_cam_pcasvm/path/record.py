@@ -15,12 +15,13 @@ from pytorch_grad_cam_pcasvm.path.closed_form import ClosedFormPass
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError, Way
 from pytorch_grad_cam_pcasvm.runtime.hooks import Hooks, hooked
 from pytorch_grad_cam_pcasvm.runtime.rollback import Rollback, set_gradients, without_inference
+from pytorch_grad_cam_pcasvm.tape.alias_tracker import unseen_write
 from pytorch_grad_cam_pcasvm.tape.python_calls import Calls
 from pytorch_grad_cam_pcasvm.tape.randomness import Draws, run_alike
 from pytorch_grad_cam_pcasvm.tape.recorder import Recorder
+from pytorch_grad_cam_pcasvm.tape.stem import Stem, UnclearStem
 from pytorch_grad_cam_pcasvm.tape.tape import frozen, has_gradient
 from pytorch_grad_cam_pcasvm.tape.threads import OtherThreads
-from pytorch_grad_cam_pcasvm.tape.values import unseen_write
 
 
 class Path:
@@ -106,15 +107,26 @@ class Path:
         return run_alike(lambda: self._record(x))
 
     def _record(self, x: Tensor) -> tuple[ClosedFormPass, Draws]:
+        """Run the network once without watching its stem; again with, if that is unclear, which names what it does."""
+        try:
+            return self._record_once(x, watches_stem=False)
+        except UnclearStem:
+            return self._record_once(x, watches_stem=True)
+
+    def _record_once(self, x: Tensor, *, watches_stem: bool) -> tuple[ClosedFormPass, Draws]:
         recorder = Recorder(keeps_all=self._keeps_all, halves=self._single)
         recorder.tape.network = self._backbone
         calls = Calls(recorder)
         x = each(lambda tensor: tensor.clone() if tensor.is_inference() else tensor, x)
 
         def reached(name: str, output: Tensor) -> Tensor:
-            if not recorder.tape.roots:
-                calls.__enter__()
+            first = not recorder.tape.roots
+            if first and not watches_stem:
+                stem.end()
+                _push_mode(recorder)
             following = recorder.root(name, output)
+            if first:  # behind the bookkeeping, which need not be seen
+                calls.__enter__()
             recorder.enabled = True
             set_gradients(
                 enabled=True
@@ -126,30 +138,45 @@ class Path:
                 rollback.note_modes()
                 rollback.note(recorder.clear)
                 rollback.go_below_autograd()
-                _push_mode(recorder)
+                if watches_stem:
+                    _push_mode(recorder)
+                else:
+                    stem = Stem(rollback)
                 hooks = Hooks(rollback)
                 calls.watch(self._modules, rollback, hooks)
                 others = OtherThreads(rollback) if self._replays else None
-                output = run_to_features(self._backbone, self._layer, self._names, x, reached, hooks, recorder.copied)
+                copied = recorder.tracker.copy_tensor
+                output = run_to_features(self._backbone, self._layer, self._names, x, reached, hooks, copied)
+                if not recorder.tape.roots:  # the network has caught what ended the stem
+                    raise UnclearStem
                 recorder.tape.branches |= others is not None and others.ran
                 if torch.overrides._get_current_function_mode() is not calls:
                     raise NoClosedFormError(
                         "the network leaves a TorchFunctionMode between the target layer and the features",
                         "enter it before the network runs, as in with mode: cam.explain(images)",
                     )
+                calls.__exit__(None, None, None)
                 return ClosedFormPass(recorder.finish(output), self._names), recorder.draws
-        except RuntimeError as error:
-            if "a leaf Variable that requires grad" in str(error):
-                raise unseen_write("an autograd.Function that marks its argument dirty, or another thread,") from error
-            if "native::_fw_primal" in str(error):
-                raise NoClosedFormError(
-                    "the network linearises a function of its own (torch.func.linearize), whose steps cannot be seen",
-                    "use torch.func.jvp, or the function itself",
-                ) from error
-            raise
-        except NoClosedFormError as error:
+        except Exception as error:
+            if not watches_stem and not recorder.tape.roots:
+                raise UnclearStem from error
+            explained = self._explain_failure(recorder, error)
+            if explained is error:
+                raise
+            raise explained from error
+
+    def _explain_failure(self, recorder: Recorder, error: Exception) -> Exception:
+        """Return the refusal that a failure of a recorded network means, or the failure itself."""
+        if isinstance(error, NoClosedFormError):
             error.tape = f"{recorder.tape}\n      <-- {error.reason}".lstrip("\n")
-            raise
+        elif isinstance(error, RuntimeError) and "a leaf Variable that requires grad" in str(error):
+            return unseen_write("an autograd.Function that marks its argument dirty, or another thread,")
+        elif isinstance(error, RuntimeError) and "native::_fw_primal" in str(error):
+            return NoClosedFormError(
+                "the network linearises a function of its own (torch.func.linearize), whose steps cannot be seen",
+                "use torch.func.jvp, or the function itself",
+            )
+        return error
 
     def _check_baseline(self, x: Tensor, passed: ClosedFormPass, starts: Mapping[int, Tensor]) -> None:
         """Refuse a path whose steps are not those that the network takes at a start.

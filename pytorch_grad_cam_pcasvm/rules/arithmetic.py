@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.rules.registry import aten, register_jacobian, unbroadcast
-from pytorch_grad_cam_pcasvm.rules.rule import Base, by_number, mid
+from pytorch_grad_cam_pcasvm.rules.rule import Call, by_number, mid
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError
 
 
@@ -41,7 +41,7 @@ def mul(input: Any, other: Any, *, y: Tensor, grad: Tensor) -> Any:
 
 
 def _div_secant(
-    input: Any, other: Any, *, rounding_mode: str | None = None, y: Tensor, grad: Tensor, base: Base
+    input: Any, other: Any, *, rounding_mode: str | None = None, y: Tensor, grad: Tensor, base: Call
 ) -> Any:
     """``dy = (da - mean(y) db) / mean(b)``; where b changes its sign ``mean(1 / b) da - mean(a) db / (b b0)``."""
     if rounding_mode is not None:
@@ -99,14 +99,14 @@ def addcdiv(
     value: float = 1,
     y: Tensor,
     grad: Tensor,
-    base: Base | None = None,
+    base: Call | None = None,
 ) -> Any:
     """``y = c + value a / b``."""
     share = tensor1 / tensor2
     if base is None:
         parts = div(tensor1, tensor2, y=share, grad=value * grad)
     else:
-        inner = Base(base.args[1:], {}, base.args[1] / base.args[2], base.eps)
+        inner = Call(base.args[1:], {}, base.args[1] / base.args[2], base.eps)
         parts = _div_secant(tensor1, tensor2, y=share, grad=value * grad, base=inner)
     return lambda: unbroadcast(grad, input), *(parts if isinstance(parts, tuple) else (parts,))
 

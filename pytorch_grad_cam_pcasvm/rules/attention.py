@@ -8,7 +8,7 @@ from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.rules.cotangents import Outer, by_rows
 from pytorch_grad_cam_pcasvm.rules.registry import aten, register_jacobian, unbroadcast
-from pytorch_grad_cam_pcasvm.rules.rule import Base, mid
+from pytorch_grad_cam_pcasvm.rules.rule import Call, mid
 from pytorch_grad_cam_pcasvm.rules.softmaxes import logarithmic_mean, through_softmax
 
 
@@ -42,7 +42,7 @@ def attention(
     enable_gqa: bool = False,
     y: Tensor,
     grad: Tensor,
-    base: Base | None = None,
+    base: Call | None = None,
 ) -> Any:
     """``dV = A^T r``, ``dM = A (dA - sum_j A dA)`` with ``dA = r V^T``, ``dQ = s dM K``, ``dK = s dM^T Q``."""
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.rules.cotangents import BehindDense, by_rows
 from pytorch_grad_cam_pcasvm.rules.registry import aten, register_jacobian, unbroadcast
-from pytorch_grad_cam_pcasvm.rules.rule import Base, mid
+from pytorch_grad_cam_pcasvm.rules.rule import Call, mid
 from pytorch_grad_cam_pcasvm.rules.weight import by_weight
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError
 
@@ -85,7 +85,7 @@ def _takes_no_diagonal(equation: str, *operands: Any) -> bool:
 
 
 @register_jacobian(*aten("einsum"), needs="others", holds=_takes_no_diagonal)
-def einsum(equation: str, *operands: Any, y: Tensor, grad: Tensor, base: Base | None = None) -> Any:
+def einsum(equation: str, *operands: Any, y: Tensor, grad: Tensor, base: Call | None = None) -> Any:
     """Grad in the place of the operand, for each of them."""
     tensors = list(operands[0] if isinstance(operands[0], list | tuple) else operands)
     factors = tensors

@@ -10,12 +10,12 @@ from torch.nn import functional as F  # noqa: N812 - torch's own habit
 
 from pytorch_grad_cam_pcasvm.rules.norms import normalised, size_slope
 from pytorch_grad_cam_pcasvm.rules.registry import aten, dims_of, register_jacobian, unbroadcast
-from pytorch_grad_cam_pcasvm.rules.rule import Base, mid, resolution
+from pytorch_grad_cam_pcasvm.rules.rule import Call, mid, resolution
 
 
 @register_jacobian(*aten("cosine_similarity"), needs="inputs")
 def cosine_similarity(
-    input: Tensor, other: Tensor, dim: int = 1, eps: float = 1e-8, *, y: Tensor, grad: Tensor, base: Base | None = None
+    input: Tensor, other: Tensor, dim: int = 1, eps: float = 1e-8, *, y: Tensor, grad: Tensor, base: Call | None = None
 ) -> Any:
     """``y = sum a / max(|a|, eps) b / max(|b|, eps)``."""
     a, b = torch.broadcast_tensors(input, other)
@@ -31,7 +31,7 @@ def cosine_similarity(
     return partial(pull, a, a0, b, b0, input), partial(pull, b, b0, a, a0, other)
 
 
-def _apart(x1: Tensor, x2: Tensor, p: float, base: Base | None, grad: Tensor, eps: float = 0.0) -> Tensor:
+def _apart(x1: Tensor, x2: Tensor, p: float, base: Call | None, grad: Tensor, eps: float = 0.0) -> Tensor:
     """Return the slope of ``|a - b|`` by a - b, over the last dimension."""
     apart = x1 - x2 + eps
     apart0 = apart if base is None else base.args[0] - base.args[1] + eps
@@ -52,7 +52,7 @@ def pairwise_distance(
     *,
     y: Tensor,
     grad: Tensor,
-    base: Base | None = None,
+    base: Call | None = None,
 ) -> Any:
     """``y = |a - b|``, row by row."""
     pulled = (grad if keepdim else grad.unsqueeze(-1)) * _apart(x1, x2, p, base, grad, eps)
@@ -68,11 +68,11 @@ def cdist(
     *,
     y: Tensor,
     grad: Tensor,
-    base: Base | None = None,
+    base: Call | None = None,
 ) -> Any:
     """``y_ij = |a_i - b_j|``."""
     rows, columns = input.unsqueeze(-2), other.unsqueeze(-3)
-    inner = None if base is None else Base((base.args[0].unsqueeze(-2), base.args[1].unsqueeze(-3)), {}, None, base.eps)
+    inner = None if base is None else Call((base.args[0].unsqueeze(-2), base.args[1].unsqueeze(-3)), {}, None, base.eps)
     pulled = grad.unsqueeze(-1) * _apart(rows, columns, p, inner, grad)
     return (
         lambda: unbroadcast(pulled, rows).reshape(len(grad), *input.shape),

@@ -14,12 +14,12 @@ from pytorch_grad_cam_pcasvm.rules.registry import (
     unbroadcast,
     with_dims,
 )
-from pytorch_grad_cam_pcasvm.rules.rule import Base
+from pytorch_grad_cam_pcasvm.rules.rule import Call
 
 Chosen = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
-def _pulled(grad: Tensor, x: Tensor, base: Base | None, dims: list[int], sign: int, chosen: Chosen) -> Tensor:
+def _pulled(grad: Tensor, x: Tensor, base: Call | None, dims: list[int], sign: int, chosen: Chosen) -> Tensor:
     """Send the gradient to what was chosen: ``chosen`` gives the extreme, with its dims, and the weights of x in it."""
     y, weights = chosen(x)
     if base is not None:
@@ -37,7 +37,7 @@ def _extreme(sign: int) -> Callable[..., Tensor]:
     reduce = torch.amax if sign > 0 else torch.amin
 
     def rule(
-        input: Tensor, dim: Any = None, keepdim: bool = False, *, y: Tensor, grad: Tensor, base: Base | None = None
+        input: Tensor, dim: Any = None, keepdim: bool = False, *, y: Tensor, grad: Tensor, base: Call | None = None
     ) -> Tensor:
         """Grad where the extreme is; several that are equal get even parts."""
         dims = dims_of(input, dim)
@@ -59,7 +59,7 @@ register_jacobian(*aten("amin"), needs="inputs")(_amin)
 
 @register_jacobian(*aten("aminmax"), needs="inputs")
 def aminmax(
-    input: Tensor, *, dim: int | None = None, keepdim: bool = False, y: Any, grad: Any, base: Base | None = None
+    input: Tensor, *, dim: int | None = None, keepdim: bool = False, y: Any, grad: Any, base: Call | None = None
 ) -> Tensor:
     """The smallest and the largest number."""
     parts = zip((_amin, _amax), y, grad, strict=True)
@@ -70,11 +70,11 @@ def aminmax(
 def _of_two(sign: int) -> Callable[..., Any]:
     extreme = _amax if sign > 0 else _amin
 
-    def rule(input: Tensor, other: Tensor, *, y: Tensor, grad: Tensor, base: Base | None = None) -> Any:
+    def rule(input: Tensor, other: Tensor, *, y: Tensor, grad: Tensor, base: Call | None = None) -> Any:
         """Grad for the one that is larger (or smaller), half of it for each of two that are equal."""
         pair = torch.stack(torch.broadcast_tensors(input, other))
         pair0 = None if base is None else torch.stack(torch.broadcast_tensors(*base.args[:2]))
-        inner = None if base is None else Base((pair0,), {}, base.y, base.eps)
+        inner = None if base is None else Call((pair0,), {}, base.y, base.eps)
         of_input, of_other = extreme(pair, 0, y=y, grad=grad, base=inner).unbind(1)
         return lambda: unbroadcast(of_input, input), lambda: unbroadcast(of_other, other)
 
@@ -90,7 +90,7 @@ def _with_index(sign: int) -> Callable[..., Any]:
     reduce = torch.max if sign > 0 else torch.min
 
     def rule(
-        input: Tensor, dim: Any = None, keepdim: bool = False, *, y: Any, grad: Any, base: Base | None = None
+        input: Tensor, dim: Any = None, keepdim: bool = False, *, y: Any, grad: Any, base: Call | None = None
     ) -> Any:
         """The extreme of everything, of two tensors, or along a dimension, where one of several that are equal wins."""
         if isinstance(dim, Tensor):
@@ -116,7 +116,7 @@ for _sign, _name in ((1, "max"), (-1, "min")):
 def _ranked(dim: int, choose: Callable[[Tensor], tuple[Tensor, Tensor]], keeps_dim: bool) -> Callable[..., Tensor]:
     """Return the pullback of numbers that are chosen along a dimension by their rank, as ``choose`` gives them."""
 
-    def pull(input: Tensor, grad: Tensor, base: Base | None) -> Tensor:
+    def pull(input: Tensor, grad: Tensor, base: Call | None) -> Tensor:
         axis = dim % max(input.dim(), 1) + 1
         grad = grad if keeps_dim else grad.unsqueeze(axis)
         y, places = choose(input)
@@ -141,7 +141,7 @@ def _ranked(dim: int, choose: Callable[[Tensor], tuple[Tensor, Tensor]], keeps_d
 @register_jacobian(*aten("topk"), needs="inputs")
 def topk(
     input: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True, *, y: Any, grad: Any,
-    base: Base | None = None,
+    base: Call | None = None,
 ) -> Tensor:  # fmt: skip
     """The k largest numbers, or smallest."""
     return _ranked(dim, lambda x: x.topk(k, dim, largest, True), True)(input, grad[0], base)
@@ -149,7 +149,7 @@ def topk(
 
 @register_jacobian(*aten("sort"), needs="inputs")
 def sort(
-    input: Tensor, dim: Any = -1, descending: bool = False, *, y: Any, grad: Any, base: Base | None = None,
+    input: Tensor, dim: Any = -1, descending: bool = False, *, y: Any, grad: Any, base: Call | None = None,
     stable: bool = False,
 ) -> Tensor:  # fmt: skip
     """All numbers, in order."""
@@ -160,7 +160,7 @@ def sort(
 
 @register_jacobian(*aten("kthvalue"), needs="inputs")
 def kthvalue(
-    input: Tensor, k: int, dim: int = -1, keepdim: bool = False, *, y: Any, grad: Any, base: Base | None = None
+    input: Tensor, k: int, dim: int = -1, keepdim: bool = False, *, y: Any, grad: Any, base: Call | None = None
 ) -> Tensor:
     """The k-th smallest number."""
     return _ranked(dim, lambda x: x.kthvalue(k, dim, keepdim=True), keepdim)(input, grad[0], base)
@@ -168,12 +168,12 @@ def kthvalue(
 
 @register_jacobian(*aten("median"), needs="inputs")
 def median(
-    input: Tensor, dim: int | None = None, keepdim: bool = False, *, y: Any, grad: Any, base: Base | None = None
+    input: Tensor, dim: int | None = None, keepdim: bool = False, *, y: Any, grad: Any, base: Call | None = None
 ) -> Tensor:
     """The number in the middle; of two the smaller."""
     if dim is not None:
         return _ranked(dim, lambda x: x.median(dim, keepdim=True), keepdim)(input, grad[0], base)
     flat = input.reshape(-1)
-    inner = None if base is None else Base((base.args[0].reshape(-1),), {}, None, base.eps)
+    inner = None if base is None else Call((base.args[0].reshape(-1),), {}, None, base.eps)
     pulled = _ranked(0, lambda x: x.median(0, keepdim=True), True)(flat, grad.reshape(-1, 1), inner)
     return pulled.reshape(len(grad), *input.shape)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.rules.registry import aten, dims_of, ratio, register_jacobian, with_dims
-from pytorch_grad_cam_pcasvm.rules.rule import Base, first_of, mid, resolution
+from pytorch_grad_cam_pcasvm.rules.rule import Call, first_of, mid, resolution
 from pytorch_grad_cam_pcasvm.runtime.numerics import quotient
 
 
@@ -109,7 +109,7 @@ def layer_norm(
     *rest: Any,
     y: Tensor,
     grad: Tensor,
-    base: Base | None = None,
+    base: Call | None = None,
     summed: int | None = None,
 ) -> Tensor:
     """``(x - mean) / sqrt(variance + eps)`` over the last dimensions."""
@@ -127,7 +127,7 @@ def rms_norm(
     *,
     y: Tensor,
     grad: Tensor,
-    base: Base | None = None,
+    base: Call | None = None,
     summed: int | None = None,
 ) -> Tensor:
     """``x / sqrt(mean(x^2) + eps)`` over the last dimensions."""
@@ -147,7 +147,7 @@ def group_norm(
     *rest: Any,
     y: Tensor,
     grad: Tensor,
-    base: Base | None = None,
+    base: Call | None = None,
 ) -> Tensor:
     """``(x - mean) / sqrt(variance + eps)`` over the positions of a group of channels."""
     grad = grad if weight is None else grad * weight.reshape(-1, *[1] * (input.dim() - 2))
@@ -170,7 +170,7 @@ def instance_norm(
     *rest: Any,
     y: Tensor,
     grad: Tensor,
-    base: Base | None = None,
+    base: Call | None = None,
 ) -> Tensor:
     """``(x - mean) / sqrt(variance + eps)`` over the positions of a channel, or by its running statistics."""
     if not use_input_stats:
@@ -213,7 +213,7 @@ def vector_norm(
     grad: Tensor,
     dtype: Any = None,
     out: Any = None,
-    base: Base | None = None,
+    base: Call | None = None,
 ) -> Tensor:
     """``s = (sum |x|^p)^(1/p)``."""
     dims = dims_of(input, dim)
@@ -225,7 +225,7 @@ def vector_norm(
 
 @register_jacobian(*aten("norm"), needs="inputs", holds=_of_sum)
 def norm(
-    input: Tensor, p: Any = "fro", dim: Any = None, keepdim: bool = False, *, base: Base | None = None, **options: Any
+    input: Tensor, p: Any = "fro", dim: Any = None, keepdim: bool = False, *, base: Call | None = None, **options: Any
 ) -> Tensor:
     """The same by its older name."""
     return vector_norm(input, p, dim, keepdim, base=base, **options)
@@ -252,7 +252,7 @@ def _spread(root: bool, with_mean: bool) -> Callable[..., Tensor]:
         correction: float | None = None,
         y: Any,
         grad: Any,
-        base: Base | None = None,
+        base: Call | None = None,
     ) -> Tensor:
         """``dv = 2 sum mean(c) dx / (n - 1)``, c is x centred; of the root, ``mean(c) / mean(s)`` for 2 mean(c)."""
         if isinstance(dim, bool):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.rules.registry import aten, ratio, register_jacobian, unbroadcast
-from pytorch_grad_cam_pcasvm.rules.rule import Base, by_number
+from pytorch_grad_cam_pcasvm.rules.rule import Call, by_number
 from pytorch_grad_cam_pcasvm.runtime.numerics import quotient
 
 Slopes = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -18,7 +18,7 @@ def _pair(name: str, slopes: Slopes) -> None:
     """Register the derivatives of a function with respect to its two numbers, given these and ``y``."""
     function = getattr(torch, name)
 
-    def rule(input: Any, other: Any, *, y: Tensor, grad: Tensor, base: Base | None = None) -> Any:
+    def rule(input: Any, other: Any, *, y: Tensor, grad: Tensor, base: Call | None = None) -> Any:
         """The two derivatives; from a start, what each number alone changes, the mean of both orders."""
         a, b = (torch.as_tensor(x, dtype=y.dtype, device=y.device) for x in (input, other))
         by_a, by_b = slopes(a, b, y) if base is None else _secants(function, slopes, (a, b, y), base)
@@ -27,7 +27,7 @@ def _pair(name: str, slopes: Slopes) -> None:
     register_jacobian(*aten(name), tokens=by_number)(rule)
 
 
-def _secants(function: Any, slopes: Slopes, end: tuple[Tensor, Tensor, Tensor], base: Base) -> tuple[Tensor, Tensor]:
+def _secants(function: Any, slopes: Slopes, end: tuple[Tensor, Tensor, Tensor], base: Call) -> tuple[Tensor, Tensor]:
     """Return secants s, t with ``s (a - a0) + t (b - b0) = y - y0``.
 
     f(a, b) - f(a0, b0) is what a changes at b, and then b at a0; or what b changes at a, and then a at b0. Each order

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - torch's own habit
 
 from pytorch_grad_cam_pcasvm.rules.registry import aten, dims_of, register_jacobian, with_dims
-from pytorch_grad_cam_pcasvm.rules.rule import Base
+from pytorch_grad_cam_pcasvm.rules.rule import Call
 
 
 def _over_positions(input: Tensor, dim: Any = None, *args: Any, y: Tensor, **options: Any) -> bool:
@@ -119,7 +119,7 @@ def _each(value: Any, count: int) -> list[int]:
 
 
 def _unpool(
-    pool: Callable[[Tensor], tuple[Tensor, Tensor]], spatial: int, input: Tensor, grad: Tensor, base: Base | None
+    pool: Callable[[Tensor], tuple[Tensor, Tensor]], spatial: int, input: Tensor, grad: Tensor, base: Call | None
 ) -> Tensor:
     """Send the gradient of every pooled maximum to its position."""
     y, indices = pool(input)
@@ -149,7 +149,7 @@ def _max_pool(spatial: int) -> Callable[..., Tensor]:
         *,
         y: Tensor,
         grad: Tensor,
-        base: Base | None = None,
+        base: Call | None = None,
     ) -> Tensor:
         """A maximum sends its whole gradient to one position of its channel, so the sum over positions stays."""
         options = (kernel_size, stride or None, padding, dilation, ceil_mode)
@@ -161,7 +161,7 @@ def _max_pool(spatial: int) -> Callable[..., Tensor]:
 def _adaptive_max_pool(spatial: int) -> Callable[..., Tensor]:
     pool = getattr(F, f"adaptive_max_pool{spatial}d")
 
-    def rule(input: Tensor, output_size: Any, *, y: Any, grad: Any, base: Base | None = None) -> Tensor:
+    def rule(input: Tensor, output_size: Any, *, y: Any, grad: Any, base: Call | None = None) -> Tensor:
         """A maximum sends its whole gradient to one position of its channel, so the sum over positions stays."""
         size = y[0].shape[-spatial:]
         return _unpool(lambda x: pool(x, size, return_indices=True), spatial, input, grad[0], base)
@@ -170,7 +170,7 @@ def _adaptive_max_pool(spatial: int) -> Callable[..., Tensor]:
 
 
 def _with_indices(rule: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def of_values(input: Tensor, *args: Any, y: Any, grad: Any, base: Base | None = None) -> Tensor:
+    def of_values(input: Tensor, *args: Any, y: Any, grad: Any, base: Call | None = None) -> Tensor:
         """The same for a pool that returns the positions as well."""
         return rule(input, *args, y=y[0], grad=grad[0], base=base)
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.rules.registry import aten, register_jacobian
-from pytorch_grad_cam_pcasvm.rules.rule import Base
+from pytorch_grad_cam_pcasvm.rules.rule import Call
 
 
 def _through_products(x: Tensor, x0: Tensor, grad: Tensor) -> Tensor:
@@ -23,7 +23,7 @@ def _through_products(x: Tensor, x0: Tensor, grad: Tensor) -> Tensor:
 
 
 @register_jacobian(*aten("cumprod"), needs="inputs")
-def cumprod(input: Tensor, dim: int, *, y: Tensor, grad: Tensor, dtype: Any = None, base: Base | None = None) -> Tensor:
+def cumprod(input: Tensor, dim: int, *, y: Tensor, grad: Tensor, dtype: Any = None, base: Call | None = None) -> Tensor:
     """``p_j = x_1 ... x_j``."""
     x0 = input if base is None else base.args[0]
     axis = dim % input.dim()
@@ -34,7 +34,7 @@ def cumprod(input: Tensor, dim: int, *, y: Tensor, grad: Tensor, dtype: Any = No
 @register_jacobian(*aten("prod"), needs="inputs")
 def prod(
     input: Tensor, dim: int | None = None, keepdim: bool = False, *, y: Tensor, grad: Tensor, dtype: Any = None,
-    base: Base | None = None,
+    base: Call | None = None,
 ) -> Tensor:  # fmt: skip
     """``p = x_1 ... x_n``."""
     x0 = input if base is None else base.args[0]

@@ -228,19 +228,13 @@ def _named(name: str, *overload: str) -> Any:
     return getattr(packet, *overload) if overload else packet
 
 
-def elementwise(*calls: Any, secant: Secant = "elementwise", needs: str = "inputs") -> Callable[[Pull], Pull]:
-    """Register ``slope(*arguments, y)``, the derivative f'(x) of a function that works on every number separately."""
+def register_slope(*calls: Any, slope: Callable[..., Tensor], secant: Secant = "elementwise", needs: str) -> None:
+    """Register ``slope(x, y, *arguments)``, the derivative f'(x) of operations that work on every number separately."""
 
-    def register(slope: Pull) -> Pull:
-        def pull(*args: Any, y: Tensor, grad: Tensor, **kwargs: Any) -> Tensor:
-            return grad * slope(*args, **kwargs, y=y)
+    def pull(input: Tensor, *args: Any, y: Tensor, grad: Tensor, **kwargs: Any) -> Tensor:
+        return grad * slope(input, y, *args, **kwargs)
 
-        pull.__signature__ = inspect.signature(slope)  # type: ignore[attr-defined]
-        pull.__module__ = slope.__module__
-        register_jacobian(*calls, secant=secant, needs=needs)(pull)
-        return slope
-
-    return register
+    register_jacobian(*calls, secant=secant, needs=needs)(pull)
 
 
 def constant(*calls: Any) -> None:

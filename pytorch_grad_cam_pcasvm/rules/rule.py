@@ -1,6 +1,6 @@
 """A rule: all that is known of a torch function or a module class."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -14,21 +14,21 @@ Tokens: TypeAlias = Callable[..., int | Sequence[int | None] | None] | None
 
 
 @dataclass(frozen=True)
-class Base:
-    """The call of a step at the start.
+class Call:
+    """The call of a step with numbers: those of the images, or of a start, which is a rule's ``base``.
 
     Attributes:
         args: its arguments in the order of the rule's; for a layer, the layer and its inputs. Those that are the same
-            there are the same objects.
+            at the start are the same objects.
         kwargs: its other arguments.
-        y: its output.
-        eps: machine epsilon of the dtype that the network computes in.
+        y: its output; of several a tuple, with None for those that have no gradient.
+        eps: at a start, machine epsilon of the dtype that the network computes in.
     """
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     y: Any
-    eps: float
+    eps: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -86,10 +86,9 @@ class Rule:
         parts = (self.pull, self.secant) if callable(self.secant) else (self.pull,)
         return any(str(getattr(part, "__module__", "")).partition(".")[0] != own for part in parts)
 
-    def pulled(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], y: Any, grad: Any, base: Base | None = None
-    ) -> Any:
-        """Return what the rule gives, or its secant from a start."""
+    def pulled(self, call: Call, grad: Any, base: Call | None = None, **options: Any) -> Any:
+        """Return what the rule gives for a call, or its secant from a start."""
+        args, kwargs, y = call.args, call.kwargs | options, call.y
         if base is None:
             return self.pull(*args, **kwargs, y=y, grad=grad)
         if callable(self.secant):
@@ -105,19 +104,17 @@ class Rule:
             args, y = mid(args, base.args), mid(y, base.y)
         return self.pull(*args, **kwargs, y=y, grad=grad)
 
-    def tokens_of(self, dim: int, args: Sequence[Any], kwargs: Mapping[str, Any], y: Tensor) -> list[int | None] | None:
+    def tokens_of(self, dim: int, call: Call) -> list[int | None] | None:
         """Return the dimension in which each argument of a call has the tokens that its output has in ``dim``.
 
         Args:
             dim: dimension of the output.
-            args: the arguments of the call.
-            kwargs: its other arguments.
-            y: its output, or the first of several.
+            call: the call, with its first output.
 
         Returns:
             The dimensions, None for what all tokens share; or None if the step mixes tokens, or is unknown.
         """
-        tokens = self.tokens
+        tokens, args, y = self.tokens, call.args, call.y
         if tokens is None:
             layer = isinstance(args[0], nn.Module)
             # Other arguments are broadcast as the function likes: PReLU's slopes lie along dimension 1.
@@ -125,18 +122,19 @@ class Rule:
             if self.secant != "elementwise" or others or (layer and not isinstance(args[1], Tensor)):
                 return None
             tokens = by_number
-        dims = tokens(dim, *args, y=y, **kwargs)
+        dims = tokens(dim, *args, y=y, **call.kwargs)
         if dims is None:
             return None
         return [*([dims] if isinstance(dims, int) else dims), *[None] * len(args)][: len(args)]
 
 
-def mixes_images(rule: Rule, place: int, args: Sequence[Any], kwargs: Mapping[str, Any], y: Tensor) -> bool:
+def mixes_images(rule: Rule, place: int, call: Call) -> bool:
     """Return whether a step may mix the images of one of its arguments, or puts them elsewhere."""
-    dims = rule.tokens_of(0, args, kwargs, y)
+    dims = rule.tokens_of(0, call)
     if dims is not None and dims[place] == 0:
         return False
-    return place > 0 or not (rule.by_image(*args, **kwargs, y=y) if callable(rule.by_image) else rule.by_image)
+    separate = rule.by_image(*call.args, **call.kwargs, y=call.y) if callable(rule.by_image) else rule.by_image
+    return place > 0 or not separate
 
 
 def by_number(dim: int, *args: Any, y: Tensor, **kwargs: Any) -> list[int | None]:
@@ -165,11 +163,11 @@ def mid(x: Any, x0: Any) -> Any:
     return torch.lerp(x, x0, 0.5) if differ else x
 
 
-def first_of(base: Base | None, x: Tensor) -> Tensor:
+def first_of(base: Call | None, x: Tensor) -> Tensor:
     """Return the first argument of a call at the start; without one, as it is now."""
     return x if base is None else base.args[0]
 
 
-def resolution(grad: Tensor, base: Base | None) -> float:
+def resolution(grad: Tensor, base: Call | None) -> float:
     """Return the machine epsilon that numbers of a call are known to."""
     return torch.finfo(grad.dtype).eps if base is None else base.eps

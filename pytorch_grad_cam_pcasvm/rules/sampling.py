@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - torch's own habit
 
 from pytorch_grad_cam_pcasvm.rules.registry import aten, ratio, register_jacobian
-from pytorch_grad_cam_pcasvm.rules.rule import Base, mid
+from pytorch_grad_cam_pcasvm.rules.rule import Call, mid
 
 _MODES, _PADDINGS = ("bilinear", "nearest", "bicubic"), ("zeros", "border", "reflection")
 
@@ -16,7 +16,7 @@ _MODES, _PADDINGS = ("bilinear", "nearest", "bicubic"), ("zeros", "border", "ref
 @register_jacobian(*aten("grid_sampler", "grid_sampler_2d", "grid_sampler_3d"), needs="inputs")
 def grid_sampler(
     input: Tensor, grid: Tensor, mode: int, padding: int, align_corners: bool, *, y: Tensor, grad: Tensor,
-    base: Base | None = None,
+    base: Call | None = None,
 ) -> Any:  # fmt: skip
     """Each point's share of the numbers around it; of the grid, how the picture changes there."""
     # From a start, dy is half of what the picture's change gives at either grid, and what the grid's change gives of

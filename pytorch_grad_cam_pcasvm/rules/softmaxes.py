@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.rules.registry import aten, dims_of, ratio, register_jacobian, with_dims
-from pytorch_grad_cam_pcasvm.rules.rule import Base
+from pytorch_grad_cam_pcasvm.rules.rule import Call
 
 
 def _of_other_dims(dim: int, input: Tensor, along: Any = None, *rest: Any, y: Tensor, **options: Any) -> int | None:
@@ -20,7 +20,7 @@ def softmax(
     *rest: Any,
     y: Tensor,
     grad: Tensor,
-    base: Base | None = None,
+    base: Call | None = None,
     **options: Any,
 ) -> Tensor:
     """``s (grad - sum_j grad_j s_j / sum_j s_j)`` with s = y, or its logarithmic mean with y0."""
@@ -45,7 +45,7 @@ def logarithmic_mean(x: Tensor, x0: Tensor, dims: Any) -> Tensor:
     return (torch.maximum(logs, logs0).exp() * share).nan_to_num()
 
 
-def _of_sum(x: Tensor, base: Base | None, dims: list[int]) -> Tensor:
+def _of_sum(x: Tensor, base: Call | None, dims: list[int]) -> Tensor:
     """Return ``w / sum w``, w the softmax or its logarithmic mean: as softmaxes add to 1, ``dl = sum w dx / sum w``."""
     w = logarithmic_mean(x, x if base is None else base.args[0], dims)
     return ratio(w, w.sum(dims, keepdim=True))
@@ -53,7 +53,7 @@ def _of_sum(x: Tensor, base: Base | None, dims: list[int]) -> Tensor:
 
 @register_jacobian(*aten("logsumexp"), needs="inputs")
 def logsumexp(
-    input: Tensor, dim: Any, keepdim: bool = False, *, y: Tensor, grad: Tensor, base: Base | None = None
+    input: Tensor, dim: Any, keepdim: bool = False, *, y: Tensor, grad: Tensor, base: Call | None = None
 ) -> Tensor:
     """``l = log sum exp(x)``: ``grad softmax(x)``."""
     dims = dims_of(input, dim)
@@ -67,7 +67,7 @@ def log_softmax(
     *rest: Any,
     y: Tensor,
     grad: Tensor,
-    base: Base | None = None,
+    base: Call | None = None,
     **options: Any,
 ) -> Tensor:
     """``y = x - l``: ``grad - softmax(x) sum_j grad_j``."""

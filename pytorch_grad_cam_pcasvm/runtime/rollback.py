@@ -100,6 +100,21 @@ class Rollback:
         for key in _AUTOGRAD:
             torch._C._dispatch_tls_set_dispatch_key_excluded(key, False)
 
+    def refuse_draws(self) -> None:
+        """Let torch refuse operations that draw from a generator in this thread, as its first vmap did."""
+        self.note_draws()
+        torch._C._dispatch_tls_set_dispatch_key_included(_NO_DRAWS, True)
+
+    def note_draws(self) -> None:
+        """Note whether torch refuses operations that draw."""
+        refused = torch._C._dispatch_tls_is_dispatch_key_included(_NO_DRAWS)
+        self.note(_set_draws_refused, self._owner, refused)
+
+    @staticmethod
+    def allow_draws() -> None:
+        """Let torch draw again, after :meth:`refuse_draws`."""
+        torch._C._dispatch_tls_set_dispatch_key_included(_NO_DRAWS, False)
+
     def _close(self, late: bool = False) -> None:
         for inner in reversed(_open[_open.index(self) + 1 :] if self in _open else []):
             if inner._owner is self._owner:
@@ -127,6 +142,8 @@ class Rollback:
 _SUSPENDED = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 _open: list[Rollback] = []  # of all threads
 _AUTOGRAD = [torch._C._dispatch_key_parse(f"Autograd{name}") for name in ("Functionality", "Other", "NestedTensor")]
+
+_NO_DRAWS = torch._C._dispatch_key_parse("VmapMode")  # without kernels but for operations that draw, which raise
 
 
 def without_inference() -> AbstractContextManager[Any]:
@@ -201,6 +218,11 @@ def _exclude(thread: threading.Thread, excluded: list[bool]) -> None:
     for key, was_excluded in zip(_AUTOGRAD, excluded, strict=True):
         if threading.current_thread() is thread:
             torch._C._dispatch_tls_set_dispatch_key_excluded(key, was_excluded)
+
+
+def _set_draws_refused(thread: threading.Thread, refused: bool) -> None:
+    if threading.current_thread() is thread:
+        torch._C._dispatch_tls_set_dispatch_key_included(_NO_DRAWS, refused)
 
 
 def _set_gradients_of(thread: threading.Thread, enabled: bool) -> None:

@@ -13,9 +13,9 @@ from pytorch_grad_cam_pcasvm.rules.registry import layer_kind, whole_of, with_ru
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError, refuse
 from pytorch_grad_cam_pcasvm.runtime.hooks import Hooks
 from pytorch_grad_cam_pcasvm.runtime.rollback import Mode, Rollback
+from pytorch_grad_cam_pcasvm.tape.alias_tracker import gradient_hook, unseen_write
 from pytorch_grad_cam_pcasvm.tape.recorder import Recorder, explanation
-from pytorch_grad_cam_pcasvm.tape.tape import mapped
-from pytorch_grad_cam_pcasvm.tape.values import gradient_hook, unseen_write
+from pytorch_grad_cam_pcasvm.tape.step import mapped
 
 _READING = {
     *(Tensor.numpy, Tensor.tolist, Tensor.__array__, Tensor.__dlpack__, Tensor.__deepcopy__),
@@ -41,7 +41,7 @@ class Calls(Mode):
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()
-        self._recorder = recorder
+        self._recorder, self._tracker = recorder, recorder.tracker
         self._layers: list[tuple[Any, bool]] = []  # registered ones that are running
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -57,30 +57,31 @@ class Calls(Mode):
                 self._recorder.enabled = args[0]
         elif func == Tensor.data.__get__:  # type: ignore[attr-defined]
             func = Tensor.detach
-        elif func in _READING and not _is_own(sys._getframe(1)):
+        elif func in _READING:
             self._recorder.check_functions(args[:1])
-            self._recorder.expose(args[:1])
+            self._tracker.expose(args[:1])
             args = mapped(tuple(args), _without_graph)  # or torch would warn of it, or refuse to read
         elif func in _DIFFERENTIATING:
             refuse(NoClosedFormError, "the network calls autograd itself", "compute it before the network runs")
         elif func is Tensor.retain_grad:
             return None  # of what has no graph
-        elif func == Tensor.data.__set__ and self._recorder.depends(args[:1]):  # type: ignore[attr-defined]
+        elif func == Tensor.data.__set__ and self._tracker.depends(args[:1]):  # type: ignore[attr-defined]
             raise unseen_write("x.data = ...")
-        elif func is Tensor.register_hook and self._recorder.depends(args[:1]):
+        elif func is Tensor.register_hook and self._tracker.depends(args[:1]):
             raise gradient_hook("the network registers a hook on a tensor")
-        elif func == Tensor.is_leaf.__get__ and self._recorder.depends(args):  # type: ignore[attr-defined]
+        elif func == Tensor.is_leaf.__get__ and self._tracker.depends(args):  # type: ignore[attr-defined]
             return False  # nor would it be one with a graph
-        elif func == Tensor.grad_fn.__get__ and self._recorder.depends(args):  # type: ignore[union-attr]
+        elif func == Tensor.grad_fn.__get__ and self._tracker.depends(args):  # type: ignore[union-attr]
             return _Graph()
-        whole = self._recorder.begin(call, tuple(args), kwargs) if (call := whole_of(func)) is not None else None
+        call = whole_of(func)
+        composite = None if call is None else self._recorder.begin_composite(call, tuple(args), kwargs)
         result = None
         try:
             result = func(*args, **kwargs)
         finally:
-            if whole is not None:
-                self._recorder.end(whole, result)
-        self._recorder.mark()
+            if composite is not None:
+                self._recorder.end_composite(composite, result)
+        self._tracker.mark()
         return result
 
     def watch(self, modules: Sequence[nn.Module], rollback: Rollback, hooks: Hooks) -> None:
@@ -110,19 +111,19 @@ class Calls(Mode):
 
     def _enter_layer(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         x = args[0] if len(args) == 1 else args
-        self._layers.append((self._recorder.begin(layer_kind(module), (module, x), kwargs), x is args))
+        self._layers.append((self._recorder.begin_composite(layer_kind(module), (module, x), kwargs), x is args))
 
     def _leave_layer(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        whole, several = self._layers.pop()
-        if whole is not None:
-            self._recorder.end(whole, output, several=several)
+        composite, several = self._layers.pop()
+        if composite is not None:
+            self._recorder.end_composite(composite, output, several=several)
 
     def _refuse_hooked(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        if self._recorder.depends((args, kwargs)):
+        if self._tracker.depends((args, kwargs)):
             raise gradient_hook(f"{type(module).__name__} has a backward hook on the path")
 
     def _refuse_compiled(self, module: Any, args: Any) -> None:
-        if not self._recorder.depends((args,)):
+        if not self._tracker.depends((args,)):
             return
         if torch_module._global_backward_hooks or torch_module._global_backward_pre_hooks:
             raise gradient_hook(f"{module.original_name} has a backward hook on the path")
@@ -158,11 +159,6 @@ def _is_checkpoint() -> bool:
 
 
 _SWITCHING = {"torch.autograd.grad_mode", "torch.utils._contextlib"}
-
-
-def _is_own(frame: Any) -> bool:
-    """Return whether a frame is of this package, whose hooks ask for memory themselves."""
-    return str(frame.f_globals.get("__name__")).startswith(__name__.partition(".")[0])
 
 
 def _without_graph(item: Any) -> Any:

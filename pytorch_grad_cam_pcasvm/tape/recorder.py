@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._higher_order_ops.cond import cond_op
-from torch._ops import OpOverload
 from torch.nn.modules._functions import BackwardHookFunction
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode, _pop_mode, _push_mode
 from torch.utils._pytree import tree_leaves, tree_map
@@ -29,7 +28,14 @@ from pytorch_grad_cam_pcasvm.rules.registry import is_constant, rule_of
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError, refuse
 from pytorch_grad_cam_pcasvm.runtime.frames import function_around
 from pytorch_grad_cam_pcasvm.runtime.rollback import Rollback
-from pytorch_grad_cam_pcasvm.tape.aliases import View, overlaps, views_of
+from pytorch_grad_cam_pcasvm.tape.alias_tracker import (
+    AliasTracker,
+    gradient_hook,
+    hidden_write,
+    other_thread,
+    unseen_write,
+)
+from pytorch_grad_cam_pcasvm.tape.aliases import View, overlaps
 from pytorch_grad_cam_pcasvm.tape.operations import (
     Operation,
     functional,
@@ -38,39 +44,34 @@ from pytorch_grad_cam_pcasvm.tape.operations import (
     plain,
     tensors_in,
 )
-from pytorch_grad_cam_pcasvm.tape.overlapping import check_order, order_matters, overlapping_write
+from pytorch_grad_cam_pcasvm.tape.overlapping import check_order, overlapping_write
 from pytorch_grad_cam_pcasvm.tape.randomness import Draws, random_numbers
-from pytorch_grad_cam_pcasvm.tape.tape import (
-    HALF,
-    Ref,
-    Step,
-    Tape,
-    autocast_dtype,
-    has_gradient,
-    mapped,
-    memory_of,
-    version_of,
-)
-from pytorch_grad_cam_pcasvm.tape.values import Values, gradient_hook, hidden_write, other_thread, unseen_write
+from pytorch_grad_cam_pcasvm.tape.step import Ref, Step, mapped
+from pytorch_grad_cam_pcasvm.tape.tape import HALF, Tape, autocast_dtype, has_gradient, memory_of
 
-# What is noted of a call that has a rule as a whole, while it runs, and the ids of its tensors.
-Whole = tuple[tuple[Any, ...], set[int]]
+# A call with a rule as a whole, while it runs: its step, and the ids of its tensors.
+Composite = tuple[Step, set[int]]
 
 
-class Recorder(Values, TorchDispatchMode):
+class Recorder(TorchDispatchMode):
     """Records the operations that depend on the target layers.
 
     Args:
         keeps_all: keep the numbers of all values, as a replay from other activations needs; otherwise of those that
             rules read for gradients, and the network's own memory is given back as without a recorder.
         halves: keep what constants were before they were cast to half precision, as autocast does to weights.
+
+    Attributes:
+        tracker: knows which tensors stand for which values.
+        tape: the tape.
     """
 
     supports_higher_order_operators = True
 
     def __init__(self, *, keeps_all: bool = True, halves: bool = False) -> None:
-        TorchDispatchMode.__init__(self)
-        Values.__init__(self, keeps_all=keeps_all)
+        super().__init__()
+        self.tracker = AliasTracker(keeps_all=keeps_all)
+        self.tape = self.tracker.tape
         self._halves = halves
         self.explanation = explanation.get()
         self.draws = Draws()
@@ -83,11 +84,11 @@ class Recorder(Values, TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operation, and record it if it depends on a target layer."""
-        around, self._dispatching = self._dispatching, True
+        around, self.tracker.dispatching = self.tracker.dispatching, True
         try:
             return self._dispatch(func, args, kwargs or {})
         finally:
-            self._dispatching = around
+            self.tracker.dispatching = around
 
     def _dispatch(self, func: Any, args: Any, kwargs: Any) -> Any:
         if get_ident() != self._thread:  # torch.jit.fork takes modes along
@@ -100,19 +101,21 @@ class Recorder(Values, TorchDispatchMode):
             self.draws.check(op, args, kwargs)
         if not self.tape.roots:
             return func(*args, **kwargs)
-        if self._written is not None:
+        if self.tracker.written is not None:
             for tensor in op.written_in(args, kwargs):
-                self._before_write(tensor)
+                self.tracker.save_before_write(tensor)
             return func(*args, **kwargs)
         if op.aliases and not _has_rule(func, args) and (parts := decomposed(func)) is not None:
             with self._listening():  # to views with rules, in case that something is written into them
                 return parts(*args, **kwargs)
-        if not self.depends((args, kwargs)):
+        if not self.tracker.depends((args, kwargs)):
             for tensor in op.written_in(args, kwargs):
-                self._write_constant(tensor, op.name)
+                self.tracker.save_before_write(tensor)
+                if self.tracker.shares_memory(tensor):  # with values of the tape, which would not know of it
+                    raise unseen_write(op.name)
             result = func(*args, **kwargs)
             if op.aliases:
-                self._note_views(func, args, kwargs, result, switch=is_constant(func))
+                self.tracker.track_views(func, args, kwargs, result, switch=is_constant(func))
             if self._halves and op.name in _CASTS and result.dtype in HALF and args[0].dtype not in HALF:
                 self._cast[id(result)] = result, args[0]
             return result
@@ -126,107 +129,93 @@ class Recorder(Values, TorchDispatchMode):
         if op.of_shape:
             self.check_functions(args)
             return func(*args, **kwargs)
-        smooth = self._is_smooth((args, kwargs)) and self._has_gradients() and not is_constant(func)
+        smooth = self.tracker.is_smooth((args, kwargs)) and self._has_gradients() and not is_constant(func)
         if op.written:
             try:
                 return self._write(func, op, args, kwargs, smooth=smooth)
             finally:
                 for tensor in op.written_in(args, kwargs):
-                    self._recount(tensor)
+                    self.tracker.reread_versions(tensor)
         if smooth and not _has_rule(func, args) and (parts := decomposed(func)) is not None:
             with self._listening():
                 return parts(*args, **kwargs)
-        call = self._noted(*plain(func, args), kwargs, smooth=smooth)
-        result = self._run(func, args, kwargs)
-        if self._note(call, result, smooth=smooth):
+        step = self._prepare_step(*plain(func, args), kwargs, smooth=smooth)
+        result = self.tracker.run_unmarked(func, args, kwargs)
+        if self._append_step(step, result, smooth=smooth):
             if op.sized:
-                self.tape.sized.update(index for index in self.tape.steps[-1].outputs if index is not None)
+                self.tape.sized.update(index for index in step.outputs if index is not None)
             gradients = torch.is_grad_enabled() and self.enabled and not is_constant(func)
-            self._note_views(func, args, kwargs, result, switch=not smooth and not gradients)
+            self.tracker.track_views(func, args, kwargs, result, switch=not smooth and not gradients)
         return result
 
     def _note_fork(self, func: Any, args: Any, kwargs: Any) -> None:
         """Note an operation on the path in another thread, which must not fail there."""
         if self.tape.roots and self._forked is None:
-            aliases = (self._aliases.get(id(tensor)) for tensor in tensors_in((args, kwargs)))
+            aliases = (self.tracker.aliases.get(id(tensor)) for tensor in tensors_in((args, kwargs)))
             if any(alias is not None and alias.value is not None for alias in aliases):
                 self._forked = operation(func).name
 
-    def begin(self, call: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Whole | None:
-        """Begin a call that has a rule as a whole; return what :meth:`end` needs, or None if its parts are recorded."""
-        if self._written is not None or not self.tape.roots or not self.depends((args, kwargs)):
+    def begin_composite(self, call: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Composite | None:
+        """Begin a call that has a rule as a whole; return it, or None if its parts are recorded."""
+        if self.tracker.written is not None or not self.tape.roots or not self.tracker.depends((args, kwargs)):
             return None
-        if not self._is_smooth((args, kwargs)) or not self._has_gradients():
+        if not self.tracker.is_smooth((args, kwargs)) or not self._has_gradients():
             return None
-        noted = self._noted(call, args, kwargs, smooth=True)
-        self._written = set()
-        return noted, set(map(id, tensors_in((args, kwargs))))
+        step = self._prepare_step(call, args, kwargs, smooth=True)
+        self.tracker.written = set()
+        return step, set(map(id, tensors_in((args, kwargs))))
 
-    def end(self, whole: Whole, result: Any, *, several: bool = False) -> None:
+    def end_composite(self, composite: Composite, result: Any, *, several: bool = False) -> None:
         """Record such a call as one step, unless it has failed, and the network goes on without it."""
-        (noted, arguments), written, self._written = whole, self._written or set(), None
+        (step, arguments), written, self.tracker.written = composite, self.tracker.written or set(), None
         for memory in written:
-            self._bump(memory, str(getattr(noted[0], "__name__", noted[0])))
+            self.tracker.count_write(memory, step.name)
         if result is not None:
             over = isinstance(result, Tensor) and id(result) in arguments and memory_of(result) in written
-            self._note(noted, result, smooth=True, inplace=bool(written), several=several, over=over)
+            step.inplace, step.several = bool(written), several
+            self._append_step(step, result, smooth=True, over=over)
 
     def root(self, name: str, output: Tensor) -> Tensor:
         """Begin at the output of a target layer, or add one; return an alias of it for what follows."""
-        if self._written is not None:
+        if self.tracker.written is not None:
             raise NoClosedFormError(
                 f"the target layer {name!r} is inside a layer with a registered rule", "choose that layer itself"
             )
         if not self.tape.roots:
             self._in_inference = torch.is_inference_mode_enabled()
-        with self._alone():
+        with self.tracker.paused():
             # A layer may give its input back, which is another value where it is used besides.
             following = output.detach()
-            source = self._current(output) if id(output) in self._aliases else None
-            index = self._value(following, smooth=True)
-            self._keep(index)
+            source = self.tracker.find_value(output) if id(output) in self.tracker.aliases else None
+            index = self.tracker.add_value(following, smooth=True)
+            self.tracker.keep_numbers(index)
             if source is not None:
-                self._aliases[id(following)].view = View(output, torch.ops.aten.alias.default, (), {}, False)
-                self._add(Step(torch.ops.aten.alias.default, (Ref(source),), {}, (source,), (index,), True, False))
+                self.tracker.aliases[id(following)].view = View(output, torch.ops.aten.alias.default, (), {}, False)
+                self.tracker.add_step(Step(torch.ops.aten.alias.default, (Ref(source),), {}, (source,), (index,)))
         self.tape.roots[name] = index
-        self.mark()
+        self.tracker.mark()
         return following
-
-    def copied(self, tensor: Tensor) -> Tensor:
-        """Return a copy of a tensor that stands for the same value, whatever is written into the tensor later."""
-        with self._alone():
-            value, copy = self._current(tensor), tensor.clone()
-            if value is not None:
-                alias = self._alias(copy)
-                alias.value, self._tensors[value] = value, alias.tensor
-        return copy
 
     def finish(self, output: Any) -> Tape:
         """Return the tape of a pass that returned ``output``."""
         if self._forked is not None:
             raise other_thread(self._forked)
-        for tensor, before, memory in self._exposed:
-            if memory not in self._memories and not torch.equal(tensor, before):
-                raise hidden_write("something that cannot be seen")
-        with self._alone():
+        self.tracker.check_exposed()
+        with self.tracker.paused():
             leaves = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
-            self.tape.outputs = [self._current(leaf) for leaf in leaves]
+            self.tape.outputs = [self.tracker.find_value(leaf) for leaf in leaves]
             self.tape.output = tree_map(lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, output)
         self.tape.drop_dead_ends()
         return self.tape
 
     def clear(self) -> None:
         """Forget the tensors of the pass, whose callbacks hold this recorder, and with it all that it kept."""
-        self._unmark()
-        self._aliases.clear()
+        self.tracker.clear()
         self._cast.clear()
-        self._constants.clear()
-        self._exposed.clear()
-        self._tensors.clear()
 
     def check_functions(self, arguments: Any) -> None:
         """Refuse an ``autograd.Function`` that reads shapes or memory of arguments, and so may compute unseen."""
-        if self.tape.roots and self.depends(arguments) and self._is_smooth(arguments):
+        if self.tape.roots and self.tracker.depends(arguments) and self.tracker.is_smooth(arguments):
             self._has_gradients()
 
     def _has_gradients(self) -> bool:
@@ -249,93 +238,69 @@ class Recorder(Values, TorchDispatchMode):
                 )
         return grad
 
-    def _noted(self, function: Any, args: Any, kwargs: Any, *, smooth: bool, written: Any = None) -> tuple[Any, ...]:
-        """Return what is to be noted of a call, before it runs and writes into anything."""
+    def _prepare_step(self, function: Any, args: Any, kwargs: Any, *, smooth: bool, written: Any = None) -> Step:
+        """Copy a call's arguments into a step, before the call can overwrite them."""
         inputs: list[int] = []
         memory_written = None if written is None else memory_of(written)
 
         def taken(item: Any) -> Any:
             if not isinstance(item, Tensor):
                 return item
-            index = self._current(item)
+            index = self.tracker.find_value(item)
             if index is not None:
                 inputs.append(index)
                 return Ref(index)
             memory = memory_of(item)
-            if item is written or self._shares(item) or (memory is not None and memory == memory_written):
+            if item is written or self.tracker.shares_memory(item) or (memory is not None and memory == memory_written):
                 return item.clone()
-            self.tape.constants.append((item, version_of(item), memory))
-            if memory is not None:
-                self._constants.setdefault(memory, []).append(item)
+            self.tracker.keep_constant(item, memory)
             if id(item) in self._cast:
                 self.tape.full[id(item)] = self._cast[id(item)][1]
             return item
 
-        with self._alone():
+        with self.tracker.paused():
             args, kwargs = mapped(tuple(args), taken), {name: mapped(value, taken) for name, value in kwargs.items()}
+            step = Step(function, args, kwargs, tuple(inputs))
             if smooth:
                 smooths = [index for index in inputs if index not in self.tape.switches]
-                if self._reads(function, "inputs") or (self._reads(function, "others") and len(smooths) > 1):
+                if self._reads(step, "inputs") or (self._reads(step, "others") and len(smooths) > 1):
                     for index in smooths:
-                        self._keep(index)
+                        self.tracker.keep_numbers(index)
                 for index in self.tape.switches.intersection(inputs):
-                    self._keep(index)
-        return function, args, kwargs, tuple(inputs)
+                    self.tracker.keep_numbers(index)
+        return step
 
-    def _reads(self, function: Any, part: str) -> bool:
-        """Return whether a rule reads numbers of its inputs, of the others of them, or its output."""
-        rule = rule_of(function)
-        compared = rule is not None and rule.foreign and function not in self._foreign  # with autograd
+    def _reads(self, step: Step, part: str) -> bool:
+        """Return whether a step's rule reads numbers of its inputs, of the others of them, or its output."""
+        rule = step.rule
+        compared = rule is not None and rule.foreign and step.function not in self._foreign  # with autograd
         return rule is None or compared or rule.needs in ("all", part)
 
-    def _note(
-        self, noted: tuple[Any, ...], result: Any, *, smooth: bool, inplace: bool = False, several: bool = False,
-        over: bool = False,
-    ) -> bool:  # fmt: skip
-        """Note a call that has run; return whether it gave new tensors."""
-        function, args, kwargs, inputs = noted
-        single = isinstance(result, Tensor)
-        tensors = [result] if single else list(result) if isinstance(result, list | tuple) else []
-        if single and not over and id(result) in self._aliases and self._aliases[id(result)].value is not None:
+    def _append_step(self, step: Step, result: Any, *, smooth: bool, over: bool = False) -> bool:
+        """Append the step of a call that has run to the tape; return whether it gave new tensors."""
+        step.single = isinstance(result, Tensor)
+        tensors = [result] if step.single else list(result) if isinstance(result, list | tuple) else []
+        known = self.tracker.aliases.get(id(result)) if step.single and not over else None
+        if known is not None and known.value is not None:
             return False  # dropout in evaluation mode, and whatever else gives its input back
         if not any(isinstance(tensor, Tensor) for tensor in tensors):
             self.tape.branches = True
             return False
-        with self._alone():
-            outputs = tuple(
-                self._value(tensor, smooth=smooth and has_gradient(tensor)) if isinstance(tensor, Tensor) else None
+        with self.tracker.paused():
+            step.outputs = tuple(
+                self.tracker.add_value(tensor, smooth=smooth and has_gradient(tensor))
+                if isinstance(tensor, Tensor)
+                else None
                 for tensor in tensors
             )
-            for output in outputs if smooth and self._reads(function, "y") else ():
+            for output in step.outputs if smooth and self._reads(step, "y") else ():
                 if output is not None:
-                    self._keep(output)
-            self._foreign.add(function)
-        cast = autocast_dtype(self.tape.values[inputs[0]].device.type) if not hasattr(function, "_schema") else None
-        self._add(Step(function, args, kwargs, inputs, outputs, single, inplace, None, several, cast))
+                    self.tracker.keep_numbers(output)
+            self._foreign.add(step.function)
+        if not hasattr(step.function, "_schema"):
+            step.autocast = autocast_dtype(self.tape.values[step.inputs[0]].device.type)
+        self.tracker.add_step(step)
         return True
-
-    # Writes and views.
-
-    def _note_views(self, func: Any, args: Any, kwargs: Any, result: Any, *, switch: bool) -> None:
-        """Note which outputs of an operation are views of one of its arguments."""
-        outputs = [result] if isinstance(result, Tensor) else list(result) if isinstance(result, list | tuple) else []
-        outputs = [output for output in outputs if isinstance(output, Tensor)]
-        memory = memory_of(outputs[0]) if outputs else None
-        if not isinstance(func, OpOverload):
-            return
-        parent = None if memory is None else next((x for x in tensors_in(args) if memory_of(x) == memory), None)
-        if parent is None or any(parent is output for output in outputs):
-            return
-        self._alias(parent)
-        for output, view in zip(outputs, views_of(func, args, kwargs, parent, outputs, switch=switch), strict=True):
-            alias = self._alias(output)
-            alias.view, alias.writes = view, None  # torch lets a view share the count when this is over
-
-    def _write_constant(self, tensor: Tensor, by: str) -> None:
-        """Refuse a write of constants that values of the tape would not know of."""
-        self._before_write(tensor)
-        if self._shares(tensor):
-            raise unseen_write(by)
 
     def _write(self, func: Any, op: Operation, args: Any, kwargs: Any, *, smooth: bool) -> Any:
         """Run an operation that writes into its first argument, and record it as one that does not."""
@@ -361,74 +326,47 @@ class Recorder(Values, TorchDispatchMode):
             if (parts := decomposed(twin)) is not None:
                 with self._listening():
                     return target.copy_(parts(*args, **options))
-        if not smooth and self._is_smooth((target,)) and not is_constant(func):
+        if not smooth and self.tracker.is_smooth((target,)) and not is_constant(func):
             raise hidden_write(f"{op.name}, without gradients,")
         whole, expected, given = target, None, args
         if overlaps(target):
-            view = self._around(target, op.name)
+            view = self.tracker.find_view_around(target, op.name)
             whole = view.parent
             with self._listening():
                 twin, rest = overlapping_write(twin, args, options, whole, view.places)
             args, options = (whole, *rest), {}
-            smooth = smooth or (is_constant(func) and self._is_smooth((whole,)))
-            with self._alone():
+            smooth = smooth or (is_constant(func) and self.tracker.is_smooth((whole,)))
+            with self.tracker.paused():
                 expected = twin(*args)
-        call = self._noted(twin, args, options, smooth=smooth, written=whole)
-        upwards = self._upwards(whole)
-        self._before_write(target)
+        step = self._prepare_step(twin, args, options, smooth=smooth, written=whole)
+        upwards = self.tracker.find_parents(whole)
+        self.tracker.save_before_write(target)
         result = func(*given, **kwargs)
         if expected is not None:
             check_order(op.name, whole, expected)
-        alias = self._alias(whole)
+        alias = self.tracker.track(whole)
         if memory_of(target) != alias.memory:
             refuse(ValueError, f"{op.name} gives a tensor other memory", "write y = x")  # as autograd
-        shared = bool(upwards) or len(self._sharing.get(alias.memory, ())) > 1 if alias.memory is not None else False
+        sharing = () if alias.memory is None else self.tracker.sharing.get(alias.memory, ())
+        shared = alias.memory is not None and (bool(upwards) or len(sharing) > 1)
         if op.reshapes and shared:
             raise unseen_write(op.name)
         if alias.memory is not None and not op.reshapes:
-            self._bump(alias.memory, op.name)
+            self.tracker.count_write(alias.memory, op.name)
         alias.view = None if op.reshapes else alias.view
-        self._note(call, whole, smooth=smooth, over=True)
+        self._append_step(step, whole, smooth=smooth, over=True)
         value = alias.value
         for parent, parent_before, view in upwards:
             smooth_parent = (value not in self.tape.switches and not view.switch) or (
                 isinstance(parent_before, Ref) and parent_before.index not in self.tape.switches
             )
             function, arguments = view.written_back(parent_before, Ref(value))  # type: ignore[arg-type]
-            with self._alone():
-                index = self._value(parent, smooth=smooth_parent and has_gradient(parent))
+            with self.tracker.paused():
+                index = self.tracker.add_value(parent, smooth=smooth_parent and has_gradient(parent))
             inputs = tuple(item.index for item in arguments if isinstance(item, Ref))
-            self._add(Step(function, arguments, {}, inputs, (index,), True, False))
+            self.tracker.add_step(Step(function, arguments, {}, inputs, (index,)))
             value = index
         return result
-
-    def _around(self, target: Tensor, by: str) -> View:
-        """Return how an overlapping tensor is a view of one whose numbers have places of their own."""
-        view = self._alias(target).view
-        while view is not None and overlaps(view.parent):
-            outer = self._alias(view.parent).view
-            view = None if outer is None else outer.through(view)
-        if view is None or view.switch:
-            raise order_matters(by)
-        return view
-
-    def _upwards(self, target: Tensor) -> list[tuple[Tensor, Any, View]]:
-        """Return the tensors that one is a view of, with their values before a write into it, and how it is a view."""
-        parents: list[tuple[Tensor, Any, View]] = []
-        view = self._alias(target).view
-        while view is not None:
-            while (outer := self._alias(view.parent).view) is not None and overlaps(view.parent):
-                view = outer.through(view)  # put back whole, its old numbers would hide the new ones
-            if outer is None and overlaps(view.parent):
-                raise unseen_write("something that writes into one of several tensors in one memory")
-            with self._alone():
-                before = self._current(view.parent)
-                if view.switch and before is not None and before not in self.tape.switches:
-                    self._detached.add(self._alias(view.parent).memory)
-                    break  # its gradient knows nothing of this write
-                parents.append((view.parent, view.parent.clone() if before is None else Ref(before), view))
-            view = outer
-        return parents
 
     @contextmanager
     def _listening(self) -> Iterator[None]:
@@ -454,6 +392,8 @@ def explain_unseen(rollback: Rollback) -> None:
     rollback.set_variable(explanation, object())
     rollback.note_autograd()
     rollback.go_above_autograd()
+    rollback.note_draws()
+    rollback.allow_draws()
 
 
 _CASTS = {"aten::to", "aten::_to_copy", "aten::_autocast_to_reduced_precision"}

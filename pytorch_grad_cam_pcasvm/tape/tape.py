@@ -1,80 +1,18 @@
 """The tape: a straight-line program on concrete tensors, which can be run again from other activations."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._ops import OpOverload
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_map_only, tree_unflatten
 
 from pytorch_grad_cam_pcasvm.network.modules import unchanged
-from pytorch_grad_cam_pcasvm.rules.registry import rule_of
+from pytorch_grad_cam_pcasvm.rules.rule import Call
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError
-
-
-@dataclass(frozen=True)
-class Ref:
-    """Stands for a value of the tape in the arguments of a step."""
-
-    index: int
-
-
-@dataclass(slots=True, eq=False)
-class Step:
-    """One recorded call.
-
-    Attributes:
-        function: an operation of torch's dispatcher, or what has a rule as a whole: a function, an
-            ``autograd.Function``, the registered class of a layer.
-        args: its arguments, a :class:`Ref` for every value of the tape; for a layer, the layer and its inputs.
-        kwargs: its keyword arguments, likewise.
-        inputs: the values of the tape among the arguments.
-        outputs: the values that it returned; None for an output that is not a tensor.
-        single: whether it returned one tensor, not several.
-        inplace: whether it wrote into its arguments, as only what has a rule as a whole may.
-        where: the module that called it.
-        several: whether a layer was called with several arguments, which are then in a tuple.
-        autocast: the dtype of autocast, if it ran under that.
-    """
-
-    function: Any
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    inputs: tuple[int, ...]
-    outputs: tuple[int | None, ...]
-    single: bool
-    inplace: bool
-    where: nn.Module | None = None
-    several: bool = False
-    autocast: torch.dtype | None = None
-
-    @property
-    def name(self) -> str:
-        """Name of the operation, as in ``"aten.relu"``, or of the function or class."""
-        if isinstance(self.function, OpOverload):
-            return str(self.function.overloadpacket)
-        return getattr(self.function, "__name__", str(self.function))
-
-    @property
-    def is_layer(self) -> bool:
-        """Whether it is a layer with a rule of its own."""
-        return isinstance(self.function, type) and issubclass(self.function, nn.Module)
-
-    @property
-    def first(self) -> Any:
-        """The first argument of the call; for a layer, its input."""
-        args = self.args[1:] if self.is_layer else self.args
-        return args[0] if args else None
-
-    @property
-    def output(self) -> int:
-        """The value of a step that returned only one."""
-        (index,) = self.outputs
-        assert index is not None
-        return index
+from pytorch_grad_cam_pcasvm.tape.step import Ref, Step, mapped
 
 
 @dataclass
@@ -116,6 +54,7 @@ class Tape:
     verified: set[Any] = field(default_factory=set)
     network: nn.Module | None = None
     constants: list[tuple[Tensor, int | None, int | None]] = field(default_factory=list)
+    _recorded: dict[Step, Call] = field(default_factory=dict, init=False, repr=False)
 
     def name_of(self, module: nn.Module | None) -> str | None:
         """Return the dotted name of a module in the network, or None."""
@@ -129,7 +68,7 @@ class Tape:
         for number, step in enumerate(self.steps):
             shapes = ", ".join(str(tuple(self.values[o].shape)) for o in step.outputs if o is not None)
             constant = all(output is None or output in self.switches for output in step.outputs)
-            rule = "no gradient" if constant else "rule" if rule_of(step.function) is not None else "no rule"
+            rule = "no gradient" if constant else "rule" if step.rule is not None else "no rule"
             first = rule == "no rule" and not missing
             missing |= first
             mark = "  <-- the first without a rule" if first else ""
@@ -196,6 +135,26 @@ class Tape:
             return {name: mapped(argument, value) for name, argument in arguments.items()}
         return mapped(arguments, value)
 
+    def recorded(self, step: Step) -> Call:
+        """Return the call of a step as it was recorded, for what its shapes tell; ``y`` is the first output."""
+        if step not in self._recorded:
+            first = next(index for index in step.outputs if index is not None)
+            call = Call(self.resolved(step.arguments), self.resolved(step.options), self.values[first])
+            self._recorded[step] = call
+        return self._recorded[step]
+
+    def keeps_numbers(self, step: Step) -> bool:
+        """Return whether a step gives all of its numbers back in their order."""
+        if step.rule is None or step.rule.keeps_numbers is None:
+            return False
+        call = self.recorded(step)
+        return step.rule.keeps_numbers(*call.args, **call.kwargs, y=call.y)
+
+    def keeps_sums(self, step: Step) -> bool:
+        """Return whether the gradient's sum over the positions of a channel is the same before and after a step."""
+        call = self.recorded(step)
+        return step.rule is not None and step.rule.keeps_sums(*call.args, **call.kwargs, y=call.y)
+
     def check_constants(self) -> None:
         """Refuse a tensor that a step used, and whose numbers are others now."""
         for tensor, version, memory in self.constants:
@@ -210,12 +169,7 @@ class Tape:
         """Let steps keep a copy of a constant that is going to be written into."""
         copy = tensor.clone()
 
-        def copied(item: Any) -> Any:
-            return copy if item is tensor else item
-
-        for step in self.steps:
-            step.args = mapped(step.args, copied)
-            step.kwargs = {name: mapped(item, copied) for name, item in step.kwargs.items()}
+        self.steps = [step.with_arguments(lambda item: copy if item is tensor else item) for step in self.steps]
         self.constants = [entry for entry in self.constants if entry[0] is not tensor]
 
     @property
@@ -315,15 +269,7 @@ class Tape:
         def single(item: Any) -> Any:
             return _single(self.full.get(id(item), item) if isinstance(item, Tensor) else item)
 
-        steps = [
-            replace(
-                step,
-                args=mapped(step.args, single),
-                kwargs={name: mapped(item, single) for name, item in step.kwargs.items()},
-                autocast=None,
-            )
-            for step in self.steps
-        ]
+        steps = [replace(step.with_arguments(single), autocast=None) for step in self.steps]
         tape = replace(self, steps=steps, values=list(map(_single, self.values)), output=tree_map(_single, self.output))
         try:
             for root in sorted(self.roots.values()):
@@ -368,11 +314,11 @@ def frozen(tape: Tape) -> Tape:
     """Return a tape on which the attention weights are constants, so that gradients flow only through the values."""
     steps = []
     for step in tape.steps:
-        rule = rule_of(step.function)
-        if rule is not None and rule.attends:
-            names = [*rule.parameters[: len(step.args)], *[""] * len(step.args)]
-            args = tuple(_fixed(tape, name, item, rule.attends) for name, item in zip(names, step.args, strict=False))
-            kwargs = {name: _fixed(tape, name, item, rule.attends) for name, item in step.kwargs.items()}
+        attends = () if step.rule is None else step.rule.attends
+        if step.rule is not None and attends:
+            names = [*step.rule.parameters[: len(step.args)], *[""] * len(step.args)]
+            args = tuple(_fixed(tape, name, item, attends) for name, item in zip(names, step.args, strict=False))
+            kwargs = {name: _fixed(tape, name, item, attends) for name, item in step.kwargs.items()}
             left = (item.index for item in tree_leaves((args, kwargs)) if isinstance(item, Ref))
             step = replace(step, args=args, kwargs=kwargs, inputs=tuple(left))
         steps.append(step)
@@ -400,22 +346,15 @@ def has_gradient(tensor: Tensor) -> bool:
 
 def version_of(tensor: Tensor) -> int | None:
     """Return the count of writes into a tensor, or None."""
-    return None if tensor.is_inference() else tensor._version  # of what is made in inference mode nothing is counted
+    with torch._C.DisableTorchFunction():  # bookkeeping, of which no mode need know
+        return None if tensor.is_inference() else tensor._version  # in inference mode nothing is counted
 
 
 def memory_of(tensor: Tensor) -> int | None:
     """Return what tensors that share memory have in common; None for sparse tensors and others without one block."""
-    with suppress(NotImplementedError, RuntimeError):
+    with suppress(NotImplementedError, RuntimeError), torch._C.DisableTorchFunction():
         return tensor.untyped_storage()._cdata if tensor.layout is torch.strided else None
     return None
-
-
-def mapped(item: Any, function: Callable[[Any], Any]) -> Any:
-    """Return an argument with its tensors and Refs replaced, in lists and tuples, too."""
-    if not isinstance(item, list | tuple):
-        return function(item)
-    parts = [mapped(part, function) if isinstance(part, list | tuple) else function(part) for part in item]
-    return parts if type(item) is list else tuple(parts)  # torch.Size and named tuples, too
 
 
 def _like(activations: Tensor, recorded: Tensor) -> Tensor:

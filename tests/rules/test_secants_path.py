@@ -716,6 +716,7 @@ def test_rules_of_operations_and_of_autograd_functions(case, rules):
 
     base, seeds = passed.started({0: x0}), random(2, 2, 3, 4, 4)
     register_jacobian(call)(rule)
+    passed = recorded(twice, x)
     with pytest.raises(NoClosedFormError, match=rf"{named} has no secant"):
         passed.pullback([seeds], 0, base).dense()
     register_jacobian(call, secant=lambda input, *, y, grad, base: 2 * grad)(rule)

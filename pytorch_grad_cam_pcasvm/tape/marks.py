@@ -1,0 +1,43 @@
+"""Marks: values of a tape require gradients, for whoever asks, though there is no graph of them."""
+
+from collections.abc import Iterable
+from typing import Any
+from weakref import ref
+
+import torch
+from torch import Tensor
+
+
+class Marks:
+    """Lets new values require gradients: who asks is told so, and what other threads make of them has a graph."""
+
+    def __init__(self) -> None:
+        self._new: list[ref[Tensor]] = []
+        self._marked: list[ref[Tensor]] = []
+
+    def add(self, tensor: Any) -> None:
+        """Note the reference to a new value."""
+        self._new.append(tensor)
+
+    def set(self) -> None:
+        """Mark the new values, behind the call that returned them, which may have made them views."""
+        new, self._new = self._new, []
+        with torch._C.DisableTorchFunction():
+            for tensor in _alive(new):
+                if tensor.is_inference() or not tensor.is_leaf:
+                    continue
+                if not tensor.requires_grad or tensor._is_view():  # a view may say so of its base alone
+                    tensor.requires_grad = True
+                    self._marked.append(ref(tensor))
+
+    def clear(self) -> None:
+        """Let values that the network keeps be as they were."""
+        with torch._C.DisableTorchFunction():
+            for tensor in _alive(self._marked):
+                if tensor.is_leaf:
+                    tensor.requires_grad = False
+        self._marked.clear()
+
+
+def _alive(references: Iterable[Any]) -> Iterable[Tensor]:
+    return (tensor for reference in references if (tensor := reference()) is not None)
