@@ -260,6 +260,7 @@ EQUIVALENT: dict[str, str] = {
     "rules/elementwise.py _slope_at_limit: x.clamp(min=0.0) -> x.clamp(max=0.0)": "both have the same slope",
     "rules/elementwise.py hardswish: input >= 3 -> input > 3": KINK,
     "rules/elementwise.py hardswish: input <= -3 -> input < -3": KINK,
+    "head/vote.py Vote.ranking: -self.n_classes -> self.n_classes": "of 2 C values the last C begin at C",
     "head/stages.py Scale.evaluate: y < low -> y <= low": "at the limit both are the limit",
     "head/stages.py Scale.evaluate: y > high -> y >= high": "at the limit both are the limit",
     "head/stages.py Scale.evaluate: y >= low -> y > low": KINK,

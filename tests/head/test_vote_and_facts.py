@@ -130,3 +130,10 @@ def test_an_image_has_no_label_at_exactly_0():
     assert vote.outputs(3, labels=True).prediction(torch.tensor([[-1.0, 0.0, 1e-9]])).tolist() == [[0, 0, 1]]
     assert vote.one_class(zero_is_inlier=True).prediction(torch.tensor([[0.0], [-1e-9]])).tolist() == [1, -1]
     assert vote.one_class().prediction(torch.tensor([[0.0], [1e-9]])).tolist() == [-1, 1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "ranks"), [((3, 0, False), False), ((3, 3, False), True), ((3, 0, True), True), ((2, 0, False), True)]
+)
+def test_votes_alone_tell_no_runner_up_among_several_classes(arguments, ranks):
+    assert vote.compared(*arguments).ranks is ranks
