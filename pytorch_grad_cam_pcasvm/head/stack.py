@@ -109,7 +109,7 @@ class Stack(Hookable):
         self._read_decision()
 
     def _read_decision(self) -> None:
-        """Take over what the last stage says of the decision: it is asked again and again."""
+        """Take over vote and labels of the last stage: they are asked again and again."""
         last = self.stages[-1]
         decision = last if isinstance(last, Decision) else None
         self.vote: Vote | None = None if decision is None else decision.voting
