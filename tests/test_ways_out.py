@@ -2926,7 +2926,7 @@ OTHERS = [
         },
     ),
     Row(
-        "head/head.py: the head has no SVM",
+        "head/stack.py: the head has no SVM",
         lambda: net_of(HALF).head.voting,
         "the head has no SVM: use PCATarget, or add a fitted SVC",
         {

@@ -35,8 +35,8 @@ class Facts:
 
     def to_numbers(self) -> dict[str, float]:
         """Return the numbers that are known, by name."""
-        numbers = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {field.name: numbers[field.name] for field in fields(self) if numbers[field.name] != field.default}
+        values = ((field, getattr(self, field.name)) for field in fields(self))
+        return {field.name: value for field, value in values if value != field.default}
 
     @staticmethod
     def from_numbers(numbers: Mapping[str, float]) -> "Facts":

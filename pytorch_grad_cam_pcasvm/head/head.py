@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from functools import cached_property
 from itertools import islice
 from os import PathLike
 from typing import Any
@@ -22,7 +21,6 @@ from pytorch_grad_cam_pcasvm.head.stack import HeadTrace, Stack
 from pytorch_grad_cam_pcasvm.head.stage import Stage
 from pytorch_grad_cam_pcasvm.head.stages import Projection
 from pytorch_grad_cam_pcasvm.head.staleness import Fit
-from pytorch_grad_cam_pcasvm.head.vote import Vote
 from pytorch_grad_cam_pcasvm.runtime.errors import warn
 from pytorch_grad_cam_pcasvm.runtime.numerics import precision
 
@@ -117,13 +115,6 @@ class Head(Stack):
     @examples.setter
     def examples(self, examples: dict[int, storage.Example]) -> None:
         self.training_set.examples = examples
-
-    @cached_property
-    def voting(self) -> Vote:
-        """The vote; raises a ValueError without a classifier."""
-        if self.vote is None:
-            raise ValueError("the head has no SVM: use PCATarget, or add a fitted SVC after the PCA")
-        return self.vote
 
     def tell_of_fit(self, *, always: bool = False) -> None:
         """Warn, once or always, if an estimator has been refitted since: the head still has the earlier fit."""

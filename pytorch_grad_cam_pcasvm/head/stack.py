@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -108,16 +109,22 @@ class Stack(Hookable):
         self._read_decision()
 
     def _read_decision(self) -> None:
-        """Take over what the last stage says of the decision: it is asked again and again."""
+        """Take over vote and labels of the last stage: they are asked again and again."""
         last = self.stages[-1]
         decision = last if isinstance(last, Decision) else None
         self.vote: Vote | None = None if decision is None else decision.voting
-        self.__dict__.pop("voting", None)
+        if decision is not None:
+            self.voting = decision.voting
         labels = None if decision is None else decision.classes
         self.classes_: np.ndarray | None = None if labels is None else np.asarray(labels)
         # Not a second child of this name, under which a state dict would have its tensors again.
         enumerated = decision if isinstance(decision, Enumerated) else None
         object.__setattr__(self, "enumerated", enumerated)
+
+    @cached_property
+    def voting(self) -> Vote:
+        """The vote; raises a ValueError without a decision. With one, it is an attribute."""
+        raise ValueError("the head has no SVM: use PCATarget, or add a fitted SVC after the PCA")
 
     def name_classes(self, labels: Any) -> None:
         """Give the classes, or the outputs, other names."""

@@ -126,7 +126,7 @@ class Stage(Hookable):
         return super()._apply(move, recurse)
 
     def move_constants(self, move: Callable[[Tensor], Tensor]) -> None:
-        """Move to another device what is no buffer."""
+        """Move the constants to another device."""
         for name in self.constants:
             tensor = getattr(self, name)
             setattr(self, name, None if tensor is None else move(tensor))

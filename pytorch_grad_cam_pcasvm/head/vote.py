@@ -173,7 +173,7 @@ class Vote:
         return self.ranking(decision).argmax(-1)
 
     def prediction(self, decision: Tensor) -> Tensor:
-        """Return the predictions of what has no classes, shape (N,), or of several outputs, (N, Q).
+        """Return the predictions of a single value, shape (N,), or of several outputs, (N, Q).
 
         They are the values or their ``inverse``; 1 and -1 for inliers and outliers; 1 and 0 for an image's labels.
         """
@@ -252,7 +252,7 @@ def one_class(*, zero_is_inlier: bool = False) -> Vote:
 
 
 def likeness(inverse: None = None) -> Vote:
-    """Return the vote of a value that is larger for what is more like the training set: minus a distance, a density."""
+    """Return the vote of a likeness to the training set: minus a distance, or a density; it has no boundary."""
     return replace(regression(inverse), kind="Likeness", about="likeness")
 
 

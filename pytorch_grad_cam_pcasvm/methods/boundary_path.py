@@ -15,7 +15,7 @@ from pytorch_grad_cam_pcasvm.runtime.errors import NoBoundaryError
 from pytorch_grad_cam_pcasvm.targets import every_component
 from pytorch_grad_cam_pcasvm.targets.boundary_head import Boundary
 from pytorch_grad_cam_pcasvm.targets.jumps import off_jump
-from pytorch_grad_cam_pcasvm.targets.output_gradients import OutputGradients
+from pytorch_grad_cam_pcasvm.targets.output_gradients import OutputGradients, differentiate_targets
 
 _STEPS = 40  # of Newton's at most
 
@@ -48,7 +48,7 @@ class PathBoundary:
 
     def __init__(self, mean: Tensor) -> None:
         self.mean = mean
-        self._kept: dict[Any, tuple[Solution, Tensor]] = {}  # by target, with the size of its values at the mean
+        self._kept: dict[Any, tuple[Solution, Tensor]] = {}  # by target, with the size of the features there
 
     def of_components(self, run: Run, layer: int) -> Tensor | None:
         """Return activations, of one row, at which all components are 0; None if there are none.
@@ -115,18 +115,23 @@ class PathBoundary:
         """Return the activations that were found before, if they still hold, or else those of a search by the size."""
         if is_traced():
             return self._kept[key][0].activations if key in self._kept else None
-        size = run.moved(layer, self.mean).output_gradients(targets).values.norm()
         if key in self._kept and may_look(self.mean):
-            start, before = self._kept[key]
-            values = run.moved(layer, start.activations).output_gradients(targets).values
-            same = (values - start.goal).norm() <= start.nothing
-            if bool((size == before) & same):  # of a network that has changed another number stands at the mean
-                return start.activations
+            kept, features_norm = self._kept[key]
+            start = run.start_at(layer, kept.activations)
+            values = differentiate_targets(start.output, targets, run.dtype).values
+            # Of a network that has changed, the features there are others.
+            same = (start.output.head_trace.values[0].norm() == features_norm) & (
+                (values - kept.goal).norm() <= kept.nothing
+            )
+            if bool(same):
+                return kept.activations
+        size = run.moved(layer, self.mean).output_gradients(targets).values.norm()
         solution = search(size)
         if solution is None:
             self._kept.pop(key, None)
             return None
-        self._kept[key] = solution, size
+        features = run.start_at(layer, solution.activations).output.head_trace.values[0]
+        self._kept[key] = solution, features.norm()
         return solution.activations
 
     def _by_components(self, run: Run, layer: int, target: Any, components: Sequence[Any]) -> Solution | None:
@@ -154,7 +159,7 @@ def off_jump_of(run: Run, layer: int, start: Tensor) -> Tensor:
     """
     if run.head is None or run.head.enumerated is None or isinstance(run.images, Inputs) or is_traced():
         return start
-    single = run.of_black()
+    single = run.isolate()
     with torch.no_grad():
         output = single.moved(layer, start).output
         features = output.head_trace.values[0].mean(0)

@@ -76,6 +76,7 @@ class Run:
     starts: dict[int, Start] = field(default_factory=dict)
     components_apart: bool = False
     _last: Any = field(default=None, init=False)
+    _starts_by_id: dict[Any, tuple[Tensor, Start]] = field(default_factory=dict, init=False)
 
     @property
     def count(self) -> int:
@@ -296,6 +297,15 @@ class Run:
         output, activations = self.output_of(path.output), self.passed.activations
         return {layer: Start(path, output, there, activations[layer] - there) for layer, there in starts.items()}
 
+    def start_at(self, layer: int, activations: Tensor) -> Start:
+        """Return where secants start that begin at activations of one layer; of one image each is computed once."""
+        if self.count != 1:  # a start holds all values of the path
+            return self.started({layer: activations})[layer]
+        key = layer, id(activations)
+        if key not in self._starts_by_id:
+            self._starts_by_id[key] = activations, self.started({layer: activations})[layer]
+        return self._starts_by_id[key][1]
+
     def difference(self, layer: int) -> Tensor:
         """Return activations minus those of the start, in the shape of maps."""
         return self.activations(layer) - self.shaped(self.starts[layer].activations, layer)
@@ -360,8 +370,13 @@ class Run:
         """Return that with other activations of a target layer."""
         return self.with_pass(self.passed.moved(activations, layer))
 
-    def of_black(self) -> "Run":
-        """Return that of one black image: what follows a layer is the same for all, but for what bypasses it."""
+    def isolate(self) -> "Run":
+        """Return a run of one image in which what follows the target layers does not depend on the images.
+
+        It is this one if nothing bypasses them, else that of a black image.
+        """
+        if self.count == 1 and self.passed.is_isolated(self.model):
+            return self
         black = torch.zeros_like(self.images[:1])
         return replace(self, images=black).with_pass(self.record(black))
 

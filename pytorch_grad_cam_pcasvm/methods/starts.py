@@ -97,7 +97,7 @@ class Starts:
         if self.neutral and self._is_unknown(run, layer, questions, boundary, warnings):
             mean = self._mean(run, layer)
             start = torch.zeros_like(run.passed.activations[layer][:1]) if mean is None else mean
-            yield everyone, run.started({layer: start})[layer]
+            yield everyone, run.start_at(layer, start)
             return
         if boundary is not None and moves and run.output.grid is None:
             yield everyone, _at_mean(run, layer, boundary)
@@ -108,7 +108,7 @@ class Starts:
             else [(everyone, self.activations(run, layer))]
         )
         for members, activations in starts:
-            yield members, run.started({layer: activations})[layer]
+            yield members, run.start_at(layer, activations)
 
     def find_together(self, run: Run, questions: Questions, warnings: WarnOnce) -> dict[int, Start]:
         """Return where K targets start at layers of several branches, all at once."""
@@ -189,7 +189,7 @@ class Starts:
     ) -> list[tuple[list[int], Tensor]]:
         """Return the baselines of K targets among the activations near their mean, as :meth:`find_undecided` does."""
         head = run.head
-        single = run if is_traced() else run.of_black()
+        single = run if is_traced() else run.isolate()
         near = self._near(run.layers[layer], mean)
         groups, together = questions.group_boundaries(head, mean.device), None
         without = (None, BESIDE_MEAN)  # a boundary
@@ -214,8 +214,8 @@ class Starts:
                 if name == BESIDE_MEAN:
                     centre = off_jump_of(run, layer, centre)
                 points.append(centre if name in without else near.at(single, layer, name))
-            rows = torch.cat(points)
-            starts.append((members, rows if which is None else rows[which]))
+            rows = points[0] if len(points) == 1 else torch.cat(points)
+            starts.append((members, rows if which is None or len(points) == 1 else rows[which]))
         return starts
 
     def _near(self, layer: str, mean: Tensor) -> PathBoundary:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from pytorch_grad_cam_pcasvm.calculus.affine import AffineBeginning
@@ -14,7 +14,8 @@ from pytorch_grad_cam_pcasvm.calculus.secants import PathStart
 from pytorch_grad_cam_pcasvm.path.forward_pass import Pass
 from pytorch_grad_cam_pcasvm.runtime.device_sync import may_look
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError
-from pytorch_grad_cam_pcasvm.tape.tape import Tape, has_gradient
+from pytorch_grad_cam_pcasvm.tape.operations import tensors_in
+from pytorch_grad_cam_pcasvm.tape.tape import Tape, has_gradient, memory_of
 
 
 @dataclass
@@ -101,6 +102,13 @@ class ClosedFormPass(Pass):
     def affine(self, target: int) -> AffineBeginning:
         """Return the affine beginning of what follows a target layer."""
         return AffineBeginning(self.tape, self._root(target))
+
+    def is_isolated(self, network: nn.Module) -> bool:
+        """Return whether all that the path uses besides the target layers are parameters and buffers of a network."""
+        known = {memory_of(tensor) for tensor in (*network.parameters(), *network.buffers())} - {None}
+        return all(
+            memory_of(tensor) in known for step in self.tape.steps for tensor in tensors_in((step.args, step.kwargs))
+        )
 
     def averages(self, target: int) -> bool:
         """Return whether the output is the mean over all positions of a target layer, by the steps between them."""

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from pytorch_grad_cam_pcasvm.calculus.affine import AffineBeginning
 from pytorch_grad_cam_pcasvm.calculus.pullback import Pullback
@@ -57,6 +57,10 @@ class Pass:
     def affine(self, target: int) -> AffineBeginning:
         """Return the affine beginning of what follows a target layer."""
         self._refuse("players")
+
+    def is_isolated(self, network: nn.Module) -> bool:
+        """Return whether all that the path uses besides the target layers are parameters and buffers of a network."""
+        return False
 
     def averages(self, target: int) -> bool:
         """Return whether the output is the mean over all positions of a target layer, whatever its numbers."""

@@ -12,6 +12,7 @@ from torch import Tensor
 from pytorch_grad_cam_pcasvm.head import Head
 from pytorch_grad_cam_pcasvm.head.decisions import Ensemble, KernelSVM
 from pytorch_grad_cam_pcasvm.head.stages import Chain
+from pytorch_grad_cam_pcasvm.head.vote import Vote
 from pytorch_grad_cam_pcasvm.network.outputs import HeadRun
 from pytorch_grad_cam_pcasvm.runtime.device_sync import may_look
 from pytorch_grad_cam_pcasvm.runtime.errors import NoBoundaryError
@@ -197,7 +198,8 @@ def on_cpu(head: Head, start: Tensor) -> tuple[Head, Tensor]:
     shared = [head._fit, head.training_set, *(value for name, value in attributes if "_hooks" in name)]
     tensors = [*buffers, *(value for _, value in attributes if isinstance(value, Tensor))]  # constants are no buffers
     memo: dict[int, Any] = {id(value): value for value in shared} | {id(tensor): copied(tensor) for tensor in tensors}
-    return copy.deepcopy(head, memo).cpu(), copied(start)  # the vote has tensors, too
+    memo |= {id(value): value.move_tensors(copied) for _, value in attributes if isinstance(value, Vote)}
+    return copy.deepcopy(head, memo), copied(start)
 
 
 class _Search:

@@ -116,3 +116,24 @@ def test_facts_are_named_as_in_version_0_4():
     stage = stage_for(PCA(2).fit(FEATURES))
     stage.seen = {**stage.seen, "least": 1.0, "reach": 2.0}
     assert stage.facts == Facts(40.0, stage.facts.spread, least=1.0, reach=2.0)
+
+
+def test_of_equal_votes_of_neighbours_the_first_class_is_predicted_and_the_larger_margin_ranks():
+    plurality = vote.plurality(3, 5)
+    decision = torch.tensor([[-3.0, 9.0, 4.0, 2.0, 2.0, 1.0], [8.0, -7.0, 1.0, 1.0, 1.0, 3.0]]).double()
+    assert plurality.predicted(decision).tolist() == [0, 2]
+    assert plurality.ranking(decision).argsort(descending=True).tolist() == [[1, 0, 2], [2, 0, 1]]
+    assert torch.equal(plurality.scores(decision), decision[:, :3])
+
+
+def test_an_image_has_no_label_at_exactly_0():
+    assert vote.outputs(3, labels=True).prediction(torch.tensor([[-1.0, 0.0, 1e-9]])).tolist() == [[0, 0, 1]]
+    assert vote.one_class(zero_is_inlier=True).prediction(torch.tensor([[0.0], [-1e-9]])).tolist() == [1, -1]
+    assert vote.one_class().prediction(torch.tensor([[0.0], [1e-9]])).tolist() == [-1, 1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "ranks"), [((3, 0, False), False), ((3, 3, False), True), ((3, 0, True), True), ((2, 0, False), True)]
+)
+def test_votes_alone_tell_no_runner_up_among_several_classes(arguments, ranks):
+    assert vote.compared(*arguments).ranks is ranks

@@ -174,11 +174,15 @@ def test_boundaries_are_looked_for_on_the_cpu_with_the_numbers_of_the_head():
         for module in there.modules():
             for kept in (module._buffers, vars(module)):
                 kept.update({name: value.to("cuda") for name, value in kept.items() if isinstance(value, torch.Tensor)})
+        there.stages[-1].voting = there.voting.move_tensors(lambda tensor: tensor.to("cuda"))
+        there.name_classes(there.classes_)
         copied, start = boundary_head.on_cpu(there, there.feature_mean)
     assert {tensor.device.type for tensor in there.buffers()} == {"cuda"}
     constants = [value for module in copied.modules() for value in vars(module).values()]
     tensors = [value for value in (start, *copied.buffers(), *constants) if isinstance(value, torch.Tensor)]
     assert {tensor.device.type for tensor in tensors} == {"cpu"}
+    assert (there.vote.matrix.device.type, copied.vote.matrix.device.type) == ("cuda", "cpu")
+    assert copied.vote is copied.voting is copied.stages[-1].voting
     assert [t.shape for t in copied.buffers()] == [t.shape for t in there.buffers()]
     assert copied._fit is there._fit
     assert copied.training_set is there.training_set

@@ -173,9 +173,9 @@ def best_of(stages: Sequence[Stage], classes: Any, probability: Calibration | No
     return Chain([*stages, LinearDecision(weight, torch.zeros(len(weight)).double(), votes, classes)])
 
 
-def _likeliest(centres: Any, roots: Any, offsets: Any, classes: Any, **known: float) -> Chain:
+def _likeliest(centres: Any, roots: Any, offsets: Any, classes: Any, **facts: float) -> Chain:
     stage = Quadratic(tensor(centres), tensor(roots), tensor(offsets))
-    stage.facts = Facts(**known)
+    stage.facts = Facts(**facts)
     return best_of([stage], classes, softmax(len(classes)))
 
 
@@ -209,8 +209,8 @@ def _mixture(estimator: Any) -> Stage:
     inverse = 1 / roots if roots.dim() == 2 else torch.linalg.inv(roots).flatten(1)
     spread = float(inverse.square().sum(1).max())
     least, reach = _reach_of_mixture(estimator, means, roots)
-    known = {"spread": spread, "density": 1.0, "least": least, "reach": reach}
-    return _likeliest(means, roots / math.sqrt(2), at_means.diagonal(), np.arange(len(means)), **known)
+    facts = {"spread": spread, "density": 1.0, "least": least, "reach": reach}
+    return _likeliest(means, roots / math.sqrt(2), at_means.diagonal(), np.arange(len(means)), **facts)
 
 
 def _reach_of_mixture(estimator: Any, means: Tensor, roots: Tensor) -> tuple[float, float]:

@@ -51,12 +51,12 @@ def _scale(
     clips = getattr(estimator, "clip", False)
     low, high = float(limits[0]), float(limits[1])
     stage = Scale(shift, divisor, offset, (low, high) if clips else None, centre_is_mean and centre is not None)
-    known = {}
+    facts = {}
     if hasattr(estimator, "n_samples_seen_"):
-        known["count"] = float(tensor(estimator.n_samples_seen_).min())
+        facts["count"] = float(tensor(estimator.n_samples_seen_).min())
     if isinstance(estimator, preprocessing.MinMaxScaler | preprocessing.MaxAbsScaler):
-        known |= {"low": low, "high": high}
-    stage.facts = Facts(**known)
+        facts |= {"low": low, "high": high}
+    stage.facts = Facts(**facts)
     return stage
 
 
