@@ -13,11 +13,10 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError
 from pytorch_grad_cam_pcasvm.runtime.frames import module_around
-from pytorch_grad_cam_pcasvm.tape.aliases import Alias, Memory, View, overlaps, views_of
+from pytorch_grad_cam_pcasvm.tape.aliases import Alias, Memory, views_of
 from pytorch_grad_cam_pcasvm.tape.marks import Marks
 from pytorch_grad_cam_pcasvm.tape.operations import tensors_in
-from pytorch_grad_cam_pcasvm.tape.overlapping import order_matters
-from pytorch_grad_cam_pcasvm.tape.step import Ref, Step, mapped
+from pytorch_grad_cam_pcasvm.tape.step import Ref, Step
 from pytorch_grad_cam_pcasvm.tape.tape import Tape, has_gradient, memory_of, version_of
 
 _PLAIN = (Tensor, FakeTensor)
@@ -66,7 +65,8 @@ class AliasTracker:
 
     def _check_constant(self, tensor: Tensor, alias: Alias | None) -> None:
         """Refuse a tensor of another thread that depends on the path; or unknown, but in memory that is known."""
-        if tensor.grad_fn is not None and tensor.numel() and self._is_of_thread(tensor):
+        if tensor.grad_fn is not None and tensor.numel() and any(map(self.shares_memory, _leaves(tensor))):
+            # Another thread made it of values, which are such leaves: this one is below autograd, and records no graph.
             raise other_thread(tensor.grad_fn.name())
         if alias is not None:
             return
@@ -79,22 +79,6 @@ class AliasTracker:
                 "tensor of another class",
                 "use plain tensors there",
             )
-
-    def _is_of_thread(self, tensor: Tensor) -> bool:
-        """Return whether another thread made a tensor of values of the path.
-
-        These are leaves that require gradients. This thread is below autograd and records no graph; others do.
-        """
-        nodes: list[Any] = [tensor.grad_fn]
-        visited = set(nodes)
-        for node in nodes:
-            leaf = getattr(node, "variable", None)
-            if leaf is not None and self.shares_memory(leaf):
-                return True
-            following = {parent for parent, _ in node.next_functions if parent is not None} - visited
-            visited |= following
-            nodes.extend(following)
-        return False
 
     def keep_constant(self, tensor: Tensor, memory: int | None) -> None:
         """Remember a constant that a step uses, lest it be written into."""
@@ -199,21 +183,6 @@ class AliasTracker:
         if not self.dispatching and not torch._C._are_functorch_transforms_active():
             self._marks.set()
 
-    def run_unmarked(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Run an operation on arguments that require no gradients, for which torch may have other kernels."""
-        unmarked: dict[int, Tensor] = {}
-
-        def plain(item: Any) -> Any:
-            alias = self.aliases.get(id(item)) if isinstance(item, Tensor) and item.requires_grad else None
-            if alias is None or alias.value is None:
-                return item
-            copy = item.detach()
-            unmarked[id(copy)] = item  # which the operation may give back
-            return copy
-
-        result = func(*mapped(tuple(args), plain), **{name: mapped(item, plain) for name, item in kwargs.items()})
-        return mapped(result, lambda item: unmarked.get(id(item), item)) if unmarked else result
-
     def clear(self) -> None:
         """Forget the tensors of the pass; those that the network keeps are as they were."""
         self._marks.clear()
@@ -296,34 +265,6 @@ class AliasTracker:
             alias = self.track(output)
             alias.view, alias.writes = view, None  # torch lets a view share the count when this is over
 
-    def find_view_around(self, target: Tensor, by: str) -> View:
-        """Return how an overlapping tensor is a view of one whose numbers have places of their own."""
-        view = self.track(target).view
-        while view is not None and overlaps(view.parent):
-            outer = self.track(view.parent).view
-            view = None if outer is None else outer.through(view)
-        if view is None or view.switch:
-            raise order_matters(by)
-        return view
-
-    def find_parents(self, target: Tensor) -> list[tuple[Tensor, Any, View]]:
-        """Return the tensors that one is a view of, with their values before a write into it, and how it is a view."""
-        parents: list[tuple[Tensor, Any, View]] = []
-        view = self.track(target).view
-        while view is not None:
-            while (outer := self.track(view.parent).view) is not None and overlaps(view.parent):
-                view = outer.through(view)  # put back whole, its old numbers would hide the new ones
-            if outer is None and overlaps(view.parent):
-                raise unseen_write("something that writes into one of several tensors in one memory")
-            with self.paused():
-                before = self.find_value(view.parent)
-                if view.switch and before is not None and before not in self.tape.switches:
-                    self.detached.add(self.track(view.parent).memory)
-                    break  # its gradient knows nothing of this write
-                parents.append((view.parent, view.parent.clone() if before is None else Ref(before), view))
-            view = outer
-        return parents
-
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Record nothing."""
@@ -332,6 +273,19 @@ class AliasTracker:
             yield
         finally:
             self.written = before
+
+
+def _leaves(tensor: Tensor) -> Iterator[Tensor]:
+    """Yield the leaves of the graph of a tensor."""
+    nodes: list[Any] = [tensor.grad_fn]
+    visited = set(nodes)
+    for node in nodes:
+        leaf = getattr(node, "variable", None)
+        if leaf is not None:
+            yield leaf
+        following = {parent for parent, _ in node.next_functions if parent is not None} - visited
+        visited |= following
+        nodes.extend(following)
 
 
 def other_thread(operation: str) -> NoClosedFormError:

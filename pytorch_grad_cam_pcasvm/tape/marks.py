@@ -1,11 +1,14 @@
 """Marks: values of a tape require gradients, for whoever asks, though there is no graph of them."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 from weakref import ref
 
 import torch
 from torch import Tensor
+
+from pytorch_grad_cam_pcasvm.tape.aliases import Alias
+from pytorch_grad_cam_pcasvm.tape.step import mapped
 
 
 class Marks:
@@ -41,3 +44,19 @@ class Marks:
 
 def _alive(references: Iterable[Any]) -> Iterable[Tensor]:
     return (tensor for reference in references if (tensor := reference()) is not None)
+
+
+def run_unmarked(func: Any, args: Any, kwargs: Any, aliases: Mapping[int, Alias]) -> Any:
+    """Run an operation on arguments that require no gradients, for which torch may have other kernels."""
+    unmarked: dict[int, Tensor] = {}
+
+    def plain(item: Any) -> Any:
+        alias = aliases.get(id(item)) if isinstance(item, Tensor) and item.requires_grad else None
+        if alias is None or alias.value is None:
+            return item
+        copy = item.detach()
+        unmarked[id(copy)] = item  # which the operation may give back
+        return copy
+
+    result = func(*mapped(tuple(args), plain), **{name: mapped(item, plain) for name, item in kwargs.items()})
+    return mapped(result, lambda item: unmarked.get(id(item), item)) if unmarked else result

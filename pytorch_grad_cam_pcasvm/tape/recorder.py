@@ -36,6 +36,7 @@ from pytorch_grad_cam_pcasvm.tape.alias_tracker import (
     unseen_write,
 )
 from pytorch_grad_cam_pcasvm.tape.aliases import View, overlaps
+from pytorch_grad_cam_pcasvm.tape.marks import run_unmarked
 from pytorch_grad_cam_pcasvm.tape.operations import (
     Operation,
     functional,
@@ -48,6 +49,7 @@ from pytorch_grad_cam_pcasvm.tape.overlapping import check_order, overlapping_wr
 from pytorch_grad_cam_pcasvm.tape.randomness import Draws, random_numbers
 from pytorch_grad_cam_pcasvm.tape.step import Ref, Step, mapped
 from pytorch_grad_cam_pcasvm.tape.tape import HALF, Tape, autocast_dtype, has_gradient, memory_of
+from pytorch_grad_cam_pcasvm.tape.writes import find_parents, find_view_around, write_back
 
 # A call with a rule as a whole, while it runs: its step, and the ids of its tensors.
 Composite = tuple[Step, set[int]]
@@ -140,7 +142,7 @@ class Recorder(TorchDispatchMode):
             with self._listening():
                 return parts(*args, **kwargs)
         step = self._prepare_step(*plain(func, args), kwargs, smooth=smooth)
-        result = self.tracker.run_unmarked(func, args, kwargs)
+        result = run_unmarked(func, args, kwargs, self.tracker.aliases)
         if self._append_step(step, result, smooth=smooth):
             if op.sized:
                 self.tape.sized.update(index for index in step.outputs if index is not None)
@@ -330,7 +332,7 @@ class Recorder(TorchDispatchMode):
             raise hidden_write(f"{op.name}, without gradients,")
         whole, expected, given = target, None, args
         if overlaps(target):
-            view = self.tracker.find_view_around(target, op.name)
+            view = find_view_around(self.tracker, target, op.name)
             whole = view.parent
             with self._listening():
                 twin, rest = overlapping_write(twin, args, options, whole, view.places)
@@ -339,7 +341,7 @@ class Recorder(TorchDispatchMode):
             with self.tracker.paused():
                 expected = twin(*args)
         step = self._prepare_step(twin, args, options, smooth=smooth, written=whole)
-        upwards = self.tracker.find_parents(whole)
+        upwards = find_parents(self.tracker, whole)
         self.tracker.save_before_write(target)
         result = func(*given, **kwargs)
         if expected is not None:
@@ -355,17 +357,7 @@ class Recorder(TorchDispatchMode):
             self.tracker.count_write(alias.memory, op.name)
         alias.view = None if op.reshapes else alias.view
         self._append_step(step, whole, smooth=smooth, over=True)
-        value = alias.value
-        for parent, parent_before, view in upwards:
-            smooth_parent = (value not in self.tape.switches and not view.switch) or (
-                isinstance(parent_before, Ref) and parent_before.index not in self.tape.switches
-            )
-            function, arguments = view.written_back(parent_before, Ref(value))  # type: ignore[arg-type]
-            with self.tracker.paused():
-                index = self.tracker.add_value(parent, smooth=smooth_parent and has_gradient(parent))
-            inputs = tuple(item.index for item in arguments if isinstance(item, Ref))
-            self.tracker.add_step(Step(function, arguments, {}, inputs, (index,)))
-            value = index
+        write_back(self.tracker, upwards, alias.value)
         return result
 
     @contextmanager
