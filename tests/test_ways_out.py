@@ -1914,7 +1914,7 @@ PATHS = [
         },
     ),
     Row(
-        "methods/run.py: second derivatives need the jvp",
+        "methods/gradient.py: second derivatives need the jvp",
         partial(registered_doubling, ClosedFormShapleyCAM),
         "second derivatives need the jvp of each autograd.Function",
         {
@@ -2024,7 +2024,7 @@ PATHS = [
         },
     ),
     Row(
-        "methods/run.py: second derivatives cannot be computed under torch.autocast",
+        "methods/gradient.py: second derivatives cannot be computed under torch.autocast",
         partial(under_autocast, inside=True),
         "second derivatives cannot be computed under torch.autocast",
         {"call the method outside it": partial(under_autocast, inside=False)},

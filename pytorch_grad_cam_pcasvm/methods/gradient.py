@@ -23,6 +23,7 @@ from pytorch_grad_cam_pcasvm.methods.component_sums import ComponentSums, HeadSu
 from pytorch_grad_cam_pcasvm.methods.grad_cam_protocol import ClosedFormCAM
 from pytorch_grad_cam_pcasvm.methods.run import Run, by_image
 from pytorch_grad_cam_pcasvm.rules.cotangents import Cotangent
+from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError
 from pytorch_grad_cam_pcasvm.targets.questions import Questions
 
 
@@ -151,7 +152,7 @@ class ClosedFormShapleyCAM(ClosedFormCAM, ShapleyCAM):
     def compute(self, run: Run, layer: int, targets: Questions) -> MethodResult:
         activations = run.activations(layer)
         with DualNumbers():
-            moved = run.along(layer, run.passed.activations[layer])
+            moved = _run_along(run, layer, run.passed.activations[layer])
             seeds = moved.output_gradients(targets)
             sums = moved.sums(seeds, layer)
             (values, _), (log_scale, of_scale) = map(forward_ad.unpack_dual, (seeds.values, seeds.log_scale))
@@ -161,3 +162,28 @@ class ClosedFormShapleyCAM(ClosedFormCAM, ShapleyCAM):
             if of_scale is not None:  # of the factor that was taken out
                 weights = weights - forward_ad.unpack_dual(sums).primal * of_scale.unsqueeze(-1).to(sums.dtype) / 2
         return MethodResult(signed_maps(weights, activations), weights, values, log_scale)
+
+
+def _run_along(run: Run, layer: int, direction: Tensor) -> Run:
+    """Return the same run as a function of its activations, whose tensors carry the derivative along a direction.
+
+    Raises:
+        NoClosedFormError: it is called under autocast, or a function on the path has no forward derivative.
+    """
+    if torch.is_autocast_enabled(run.images.device.type):
+        raise NoClosedFormError(
+            "second derivatives cannot be computed under torch.autocast", "call the method outside it"
+        )
+    # A copy, as what was made in inference mode takes no derivative.
+    activations = forward_ad.make_dual(run.passed.activations[layer].clone(), direction)
+    try:
+        passed = run.passed.moved(activations, layer)
+    except NotImplementedError as error:  # torch's own
+        if "jvp" not in str(error):
+            raise
+        raise NoClosedFormError(
+            f"second derivatives need the jvp of each autograd.Function on the path ({str(error).splitlines()[0]})",
+            "define it, as in @staticmethod def jvp(ctx, x)",
+            "use a method of first derivatives, as ClosedFormGradCAM",
+        ) from error
+    return run.with_pass(passed)

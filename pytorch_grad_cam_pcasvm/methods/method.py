@@ -281,16 +281,15 @@ class Method(Named, BaseCAM):
     def _explain_start(self, run: Run, layer: int, questions: Questions) -> MethodResult:
         """Return the maps of K targets that start together: sums of component maps, where these are fewer."""
         components = every_component(run.output) if self.sums and run.adds_components(layer, questions) else ()
+        together = 0 < len(components) < len(questions)
+        asked = resolve_targets(components, run.output) if together else questions
         with sampled(self.sampling or Sampling()):
-            if not 0 < len(components) < len(questions):
-                return self._compute_chunks(run, layer, questions)
-            result = self._compute_chunks(run, layer, resolve_targets(components, run.output))
+            parts = [self.compute(run, layer, chunk) for chunk in self._split(asked, run)]
+            result = join_columns(parts, range(len(asked)))
+            if not together:
+                return result
             assert run.head is not None
             return result_of(result, run.secants(questions, layer, run.head.component_position or 0))
-
-    def _compute_chunks(self, run: Run, layer: int, questions: Questions) -> MethodResult:
-        parts = [self.compute(run, layer, chunk) for chunk in self._split(questions, run)]
-        return join_columns(parts, range(len(questions)))
 
     def _explain_heads(self, run: Run, questions: Questions) -> Tensor:
         """Return the maps of every head of the first attention, (N, K, heads, H, W); they add up to the maps."""
@@ -401,13 +400,15 @@ class Method(Named, BaseCAM):
 
     def _split(self, questions: Questions, run: Run) -> Iterator[Questions]:
         """Yield the questions that fit into memory together."""
-        size = len(questions)
-        if self.max_bytes is not None:
-            needed = run.passed.bytes_per_target()
-            if isinstance(self.model, PCASVMNet):
-                needed = max(needed, self.model.head.bytes_per_target(run.count))
-            size = max(1, self.max_bytes // needed)
-        return (questions[start : start + size] for start in range(0, len(questions), size))
+        if self.max_bytes is None:
+            yield questions
+            return
+        needed = run.passed.bytes_per_target()
+        if isinstance(self.model, PCASVMNet):
+            needed = max(needed, self.model.head.bytes_per_target(run.count))
+        size = max(1, self.max_bytes // needed)
+        for start in range(0, len(questions), size):
+            yield questions[start : start + size]
 
     def _refuse_layers(self, *, joined: bool = False) -> None:
         """Refuse several target layers; ``joined``: unless the method makes one map of theirs."""
@@ -463,9 +464,12 @@ def default_targets(output: Any) -> list[Target]:
     """Return every component, then the predicted class, or all outputs of several."""
     if output.head is None:
         return [ScoreTarget()]
-    if output.decision is not None and output.head.voting.about == "outputs":
+    if output.head.vote is not None and output.head.vote.about == "outputs":
         return [*every_component(output), *every_class(output)]
-    return [*every_component(output), *([] if output.decision is None else [SVMTarget()])]
+    return [*every_component(output), *([] if output.head.vote is None else [_PREDICTED])]
+
+
+_PREDICTED = SVMTarget()
 
 
 def images_for(model: nn.Module, x: Any) -> Any:

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import forward_ad
 from torch.utils._pytree import tree_leaves
 
 from pytorch_grad_cam_pcasvm import moved
@@ -20,7 +19,7 @@ from pytorch_grad_cam_pcasvm.network.net import network_output
 from pytorch_grad_cam_pcasvm.path.forward_pass import Pass
 from pytorch_grad_cam_pcasvm.rules.cotangents import Cotangent
 from pytorch_grad_cam_pcasvm.runtime.device_sync import is_traced
-from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError, Way, refuse
+from pytorch_grad_cam_pcasvm.runtime.errors import Way, refuse
 from pytorch_grad_cam_pcasvm.runtime.numerics import full_precision
 from pytorch_grad_cam_pcasvm.targets import PCATarget
 from pytorch_grad_cam_pcasvm.targets.boundary_head import Boundary
@@ -64,6 +63,10 @@ class Run:
         record: runs the network on other images, up to the features.
         starts: where secants start, by position of the target layer; none for gradients.
         components_apart: whether contributions to components start at different activations.
+        count: N.
+        dtype: of gradients: that of the network's output, at least float32.
+        head: the head, if the network has one.
+        has_branches: whether target layers are those of several inputs, each with maps on a grid of its own.
     """
 
     model: nn.Module
@@ -75,17 +78,29 @@ class Run:
     record: Callable[[Tensor], Pass]
     starts: dict[int, Start] = field(default_factory=dict)
     components_apart: bool = False
+    count: int = field(init=False)
+    dtype: torch.dtype = field(init=False)
+    head: Head | None = field(init=False)
+    has_branches: bool = field(init=False)
     _last: Any = field(default=None, init=False)
+    _activations: dict[int, Tensor] = field(default_factory=dict, init=False)
     _starts_by_id: dict[Any, tuple[Tensor, Start]] = field(default_factory=dict, init=False)
 
-    @property
-    def count(self) -> int:
-        """N; in a program to export a symbol, which ``len`` would make a number."""
-        return self.images.shape[0]
+    def __post_init__(self) -> None:
+        """Read what is asked again and again."""
+        self.count = self.images.shape[0]  # in a program to export a symbol, which len would make a number
+        wide = any(getattr(leaf, "dtype", None) == torch.float64 for leaf in tree_leaves(self.passed.output))
+        self.dtype = torch.float64 if wide else torch.float32
+        self.head = self.output.head
+        self.has_branches = isinstance(self.images, Inputs) and len(self.layers) > 1
 
     def activations(self, layer: int) -> Tensor:
         """Return the activations of a target layer, shape (N, T, H, W), (N, T, D, H, W) or (N, T, L)."""
-        activations = self.shaped(self.passed.activations[layer], layer)
+        if layer not in self._activations:
+            self._activations[layer] = self._check_shape(self.shaped(self.passed.activations[layer], layer), layer)
+        return self._activations[layer]
+
+    def _check_shape(self, activations: Tensor, layer: int) -> Tensor:
         signals = images_of(self.images)[0].dim() == 3
         if activations.dim() not in (3 if signals else 4, 4, 5):
             if activations.dim() == 3:
@@ -114,46 +129,9 @@ class Run:
         return self.layouts[layer](activations)
 
     @property
-    def dtype(self) -> torch.dtype:
-        """The dtype of gradients: that of the network's output, at least float32."""
-        leaves = tree_leaves(self.passed.output)
-        return torch.float64 if any(getattr(leaf, "dtype", None) == torch.float64 for leaf in leaves) else torch.float32
-
-    @property
-    def has_branches(self) -> bool:
-        """Whether target layers are those of several inputs, each with maps on a grid of its own."""
-        return isinstance(self.images, Inputs) and len(self.layers) > 1
-
-    @property
     def public_output(self) -> Any:
         """The network's output in the form that users get."""
         return self.output.output()
-
-    @property
-    def head(self) -> Head | None:
-        """The head, if the network has one."""
-        return self.output.head
-
-    def channels_of_features(self, layer: int) -> slice | None:
-        """Return which of the dense features are the activations of a target layer; None: not known, or none."""
-        if self.output.grid is None or not self.layouts[layer].is_known:
-            return None
-        source = self.model.feature_source()[1]  # type: ignore[operator]
-        names = [part.layer for part in source.parts or (source,)]
-        widths = {
-            name: activations.shape[layout.channels]
-            for name, activations, layout in zip(self.layers, self.passed.activations, self.layouts, strict=True)
-        }
-        if self.layers[layer] not in names:
-            return None
-        place = names.index(self.layers[layer])
-        if all(name in widths for name in names[:place]):
-            first = sum(widths[name] for name in names[:place])
-        elif all(name in widths for name in names[place:]):
-            first = self.output.head_trace.values[0].shape[1] - sum(widths[name] for name in names[place:])
-        else:
-            return None
-        return slice(first, first + widths[names[place]])
 
     def output_of(self, features: Any, count: int | None = None) -> Any:
         """Return the network's output for the path's output, of N images or so many."""
@@ -223,7 +201,9 @@ class Run:
                 of_tokens = by_image(pullback.contributions(x, (layout.batch, tokens)))
             others = of_tokens[..., :first].sum(-1) + of_tokens[..., first + length :].sum(-1)
             return of_tokens.narrow(2, first, length).unflatten(2, layout.grid), others
-        maps = self.products(seeds, layer, layout(x), "channels", start)
+        pulled: Any = (self.pullback if layout.is_that_of_maps else self.gradients)(seeds, layer, start)
+        with full_precision(seeds.values.device):
+            maps = by_image(pulled.times(layout(x), [1]))
         if layout.is_known:
             return maps, maps.new_zeros(maps.shape[:2])
         with full_precision(seeds.values.device):
@@ -337,30 +317,6 @@ class Run:
     def adds_up_over_components(self) -> bool:
         """Whether component maps start at the same activations: of several layers, each has a start of its own."""
         return not self.components_apart and (len(self.layers) == 1 or isinstance(self.images, Inputs))
-
-    def along(self, layer: int, direction: Tensor) -> "Run":
-        """Return the same run as a function of its activations, whose tensors carry the derivative along a direction.
-
-        Raises:
-            NoClosedFormError: it is called under autocast, or a function on the path has no forward derivative.
-        """
-        if torch.is_autocast_enabled(self.images.device.type):
-            raise NoClosedFormError(
-                "second derivatives cannot be computed under torch.autocast", "call the method outside it"
-            )
-        # A copy, as what was made in inference mode takes no derivative.
-        activations = forward_ad.make_dual(self.passed.activations[layer].clone(), direction)
-        try:
-            passed = self.passed.moved(activations, layer)
-        except NotImplementedError as error:  # torch's own
-            if "jvp" not in str(error):
-                raise
-            raise NoClosedFormError(
-                f"second derivatives need the jvp of each autograd.Function on the path ({str(error).splitlines()[0]})",
-                "define it, as in @staticmethod def jvp(ctx, x)",
-                "use a method of first derivatives, as ClosedFormGradCAM",
-            ) from error
-        return self.with_pass(passed)
 
     def with_pass(self, passed: Pass) -> "Run":
         """Return the explanation of another pass of the same images."""

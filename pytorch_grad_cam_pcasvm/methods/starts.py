@@ -31,6 +31,9 @@ class Starts:
         baseline: ``"neutral"``, ``"zero"``, ``"mean"``, activations or an image, as :class:`BaselineCAM` has it.
         mean: the mean of the training set at the target layer, or one for each; None: what the head knows of it.
 
+    Attributes:
+        neutral: whether each target starts where it is undecided.
+
     Raises:
         TypeError: the baseline or the mean is something else.
         ValueError: the baseline is another name; or it, or the mean, has NaN or infinite values.
@@ -55,6 +58,7 @@ class Starts:
         if isinstance(baseline, Tensor) and not bool(baseline.isfinite().all()):
             raise ValueError("the baseline has NaN or infinite values")
         self._baseline = baseline
+        self.neutral = isinstance(baseline, str) and baseline == "neutral"
 
     @property
     def means(self) -> Sequence[Tensor] | None:
@@ -69,11 +73,6 @@ class Starts:
         if means is not None and not all(bool(one.isfinite().all()) for one in means):
             raise ValueError("the mean has NaN or infinite values")
         self._means = means
-
-    @property
-    def neutral(self) -> bool:
-        """Whether each target starts where it is undecided."""
-        return isinstance(self.baseline, str) and self.baseline == "neutral"
 
     def find(
         self, run: Run, layer: int, questions: Questions, warnings: WarnOnce, *, moves: bool
@@ -129,7 +128,7 @@ class Starts:
         if head is None or mean is None:
             return None
         if run.output.grid is not None:
-            width = run.channels_of_features(layer)
+            width = _find_channels(run, layer)
             if run.model.pool != "dense" or width != slice(0, len(mean)):
                 return None
         elif not run.layouts[layer].is_that_of_maps or not run.passed.averages(layer):
@@ -283,7 +282,7 @@ class Starts:
         if head is None:
             return None
         if head.feature_mean is not None and run.output.grid is not None:
-            channels = run.channels_of_features(layer)
+            channels = _find_channels(run, layer)
             if channels is not None:
                 return _everywhere(head.feature_mean[channels], activations, layout)
         elif head.feature_mean is not None and layout.is_that_of_maps:
@@ -301,6 +300,28 @@ class Starts:
         if features.shape != means.shape or not may_look(features):
             return False
         return torch.allclose(features, means, rtol=1e-3, atol=1e-3 * float(means.abs().max()))
+
+
+def _find_channels(run: Run, layer: int) -> slice | None:
+    """Return which of the dense features are the activations of a target layer; None: not known, or none."""
+    if run.output.grid is None or not run.layouts[layer].is_known:
+        return None
+    source = run.model.feature_source()[1]  # type: ignore[operator]
+    names = [part.layer for part in source.parts or (source,)]
+    widths = {
+        name: activations.shape[layout.channels]
+        for name, activations, layout in zip(run.layers, run.passed.activations, run.layouts, strict=True)
+    }
+    if run.layers[layer] not in names:
+        return None
+    place = names.index(run.layers[layer])
+    if all(name in widths for name in names[:place]):
+        first = sum(widths[name] for name in names[:place])
+    elif all(name in widths for name in names[place:]):
+        first = run.output.head_trace.values[0].shape[1] - sum(widths[name] for name in names[place:])
+    else:
+        return None
+    return slice(first, first + widths[names[place]])
 
 
 def _at_mean(run: Run, layer: int, boundary: Boundary) -> Start:

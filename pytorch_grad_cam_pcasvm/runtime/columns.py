@@ -44,7 +44,8 @@ def join_columns(parts: Sequence[Table], members: Sequence[int]) -> Table:
     first = parts[0]
     if len(parts) == 1:
         return first
-    columns: Any = {name: order_columns([part.columns[name] for part in parts], members) for name in first.columns}
+    tables = [part.columns for part in parts]
+    columns: Any = {name: order_columns([table[name] for table in tables], members) for name in tables[0]}
     return replace(first, **columns)  # type: ignore[type-var]
 
 

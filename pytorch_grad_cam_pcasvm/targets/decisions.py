@@ -130,7 +130,7 @@ class SVMTarget(PlacedTarget, ClosedFormTarget):
         """Return the decision, whatever its sign and place; None for the value of a regressor."""
         if head.vote is None or (head.classes_ is None and head.vote.about != "one class"):
             return None
-        return replace(self, sign="+", at=None)
+        return self if self.sign == "+" and self.at is None else replace(self, sign="+", at=None)
 
     def why_blank(self, output: HeadOutput) -> str | None:
         """Return the reason why the map of an output row is blank, or None if it is unknown."""
