@@ -127,7 +127,7 @@ class Method(Named, BaseCAM):
         targets: Sequence[Target] | Target | None = None,
         *,
         heads: bool = False,
-    ) -> Any: ...
+    ) -> SignedMaps | list[SignedMaps]: ...
 
     def explain(
         self, input_tensor: Any, targets: Sequence[Target] | Target | None = None, *, heads: bool = False

@@ -12,13 +12,14 @@ from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.head.anomalies import residual
 from pytorch_grad_cam_pcasvm.head.stages import Projection
+from pytorch_grad_cam_pcasvm.network.outputs import OfHead
 from pytorch_grad_cam_pcasvm.targets.target import (
     ClosedFormTarget,
     PlacedTarget,
     Target,
     check,
-    components_of,
     factor_of,
+    find_components,
 )
 
 
@@ -42,7 +43,7 @@ class QuadraticTarget(PlacedTarget, ClosedFormTarget):
     def __post_init__(self) -> None:
         check(self)
 
-    def seeds(self, output: Any, start: Any = None) -> dict[int, Tensor]:
+    def seeds(self, output: OfHead, start: OfHead | None = None) -> dict[int, Tensor]:
         """Return the gradient by position, or the secant: for a quadratic target, the mean of both ends' gradients."""
         here = self._gradient(output)
         if start is None:
@@ -51,7 +52,7 @@ class QuadraticTarget(PlacedTarget, ClosedFormTarget):
         return {position: (seed + there[position]) / 2 for position, seed in here.items()}
 
     @abstractmethod
-    def _gradient(self, output: Any) -> dict[int, Tensor]:
+    def _gradient(self, output: OfHead) -> dict[int, Tensor]:
         """Return the gradient by position of the head's value."""
 
 
@@ -85,23 +86,23 @@ class PCATarget(PlacedTarget, ClosedFormTarget):
             raise ValueError(f"component must be 0 or more, got {self.component}")
         check(self)
 
-    def value(self, output: Any) -> Tensor:
+    def value(self, output: OfHead) -> Tensor:
         """Return ``p_b`` or ``-p_b`` for a row, or for each row of several."""
-        components = self._components(output)
+        _, components = self._components(output)
         return components[..., self.component] * factor_of(self.sign)
 
-    def seeds(self, output: Any, start: Any = None) -> dict[int, Tensor]:
+    def seeds(self, output: OfHead, start: OfHead | None = None) -> dict[int, Tensor]:
         """Return the gradient by position of the head's value: a one-hot row over the components, shape (1, B)."""
-        components = self._components(output)
+        position, components = self._components(output)
         seed = components.new_zeros(1, components.shape[-1])
         seed[0, self.component] = factor_of(self.sign)
-        return {output.head.component_position: seed}
+        return {position: seed}
 
-    def _components(self, output: Any) -> Tensor:
-        components = components_of(output, self)
+    def _components(self, output: OfHead) -> tuple[int, Tensor]:
+        position, components = find_components(output, self)
         if self.component >= components.shape[-1]:
             raise ValueError(f"{self}: the head has {components.shape[-1]} components, numbered from 0")
-        return components
+        return position, components
 
 
 @dataclass(frozen=True, repr=False)
@@ -130,24 +131,24 @@ class HotellingTarget(QuadraticTarget):
         >>> maps = cam.explain(images, HotellingTarget())
     """
 
-    def value(self, output: Any) -> Tensor:
+    def value(self, output: OfHead) -> Tensor:
         """Return ``T^2`` or ``-T^2`` for a row, or for each row of several."""
-        components, variances = self._parts(output)
+        _, components, variances = self._parts(output)
         return factor_of(self.sign) * (components.square() / variances).sum(-1)
 
-    def _gradient(self, output: Any) -> dict[int, Tensor]:
+    def _gradient(self, output: OfHead) -> dict[int, Tensor]:
         """Return the gradient by position of the head's value: ``2 p / lambda`` over the components, shape (N, B)."""
-        components, variances = self._parts(output)
-        return {output.head.component_position: 2 * factor_of(self.sign) * components / variances}
+        position, components, variances = self._parts(output)
+        return {position: 2 * factor_of(self.sign) * components / variances}
 
-    def _parts(self, output: Any) -> tuple[Tensor, Tensor]:
-        components = components_of(output, self)
-        reduction = _reduction_of(output)
+    def _parts(self, output: OfHead) -> tuple[int, Tensor, Tensor]:
+        position, components = find_components(output, self)
+        reduction: Any = output.head.stages[position - 1]
         variances = getattr(reduction, "variances", None)
         if variances is None:
             needs = "the variances of uncorrelated components, as PCA and IncrementalPCA have them"
             raise ValueError(f"{self} needs {needs}: {_why_unknown(reduction)}")
-        return components, _of_varying(reduction, variances).to(components)
+        return position, components, _of_varying(reduction, variances).to(components)
 
 
 @dataclass(frozen=True, repr=False)
@@ -179,41 +180,40 @@ class ResidualTarget(QuadraticTarget):
 
     behind_reduction = False
 
-    def value(self, output: Any) -> Tensor:
+    def value(self, output: OfHead) -> Tensor:
         """Return ``Q`` or ``-Q`` for a row, or for each row of several."""
-        rest, _ = self._parts(output)
+        _, rest, _ = self._parts(output)
         return factor_of(self.sign) * rest.square().sum(-1)
 
-    def _gradient(self, output: Any) -> dict[int, Tensor]:
+    def _gradient(self, output: OfHead) -> dict[int, Tensor]:
         """Return the gradient by position: ``2 r`` over the input of the PCA, (N, D), ``-2 R r`` over p, (N, B)."""
-        rest, restoring = self._parts(output)
+        position, rest, restoring = self._parts(output)
         twice = 2 * factor_of(self.sign) * rest
-        position = output.head.component_position
         return {position - 1: twice, position: -twice @ restoring.mT}
 
-    def _parts(self, output: Any) -> tuple[Tensor, Tensor]:
-        components = components_of(output, self)
-        reduction = _reduction_of(output)
+    def _parts(self, output: OfHead) -> tuple[int, Tensor, Tensor]:
+        position, components = find_components(output, self)
+        reduction: Any = output.head.stages[position - 1]
         if getattr(reduction, "restoring", None) is None:
             needs = "a reduction with a linear inverse_transform, as of PCA, IncrementalPCA and TruncatedSVD"
             raise ValueError(f"{self} needs {needs}: {_why_unknown(reduction)}")
-        z = output.head_trace.values[output.head.component_position - 1]
+        z = output.head_trace.values[position - 1]
         if z is None:
             raise ValueError(
                 f"{self} is not a function of the components, which are all that is known here: compute its maps with "
                 "the network, cam.explain(x, [ResidualTarget()])"
             )
-        return residual(reduction, z, components)
+        return position, *residual(reduction, z, components)
 
 
-def evaluate_components(targets: Sequence[PCATarget], output: Any) -> tuple[Tensor, dict[int, Tensor | None]]:
+def evaluate_components(targets: Sequence[PCATarget], output: OfHead) -> tuple[Tensor, dict[int, Tensor | None]]:
     """Return the values of K components, shape (N, K), and their gradient by position, shape (1, K, B).
 
     Many at once: 64 of them are one row of a matrix each. If they are all components in order, the gradient is the
     identity, returned as None.
     """
-    components = max(targets, key=lambda target: target.component)._components(output)
-    position, count = output.head.component_position, components.shape[1]
+    position, components = max(targets, key=lambda target: target.component)._components(output)
+    count = components.shape[1]
     if [(target.component, target.sign) for target in targets] == [(b, "+") for b in range(count)]:
         return components, {position: None}
     # Rows of a matrix made where it is needed: a list of numbers would have to be sent there, and waited for.
@@ -233,10 +233,6 @@ def _of_varying(reduction: Any, variances: Tensor) -> Tensor:
     return variances.index_fill(0, order[int(varying) :], torch.inf)
 
 
-def _reduction_of(output: Any) -> Any:
-    return output.head.stages[output.head.component_position - 1]
-
-
 def _why_unknown(reduction: Any) -> str:
     """Return why a reduction lacks what a target needs."""
     if isinstance(reduction, Projection) and reduction.inverse is None and reduction.variances is None:
@@ -245,7 +241,7 @@ def _why_unknown(reduction: Any) -> str:
     return "this one has none"
 
 
-def every_component(output: Any) -> Sequence[Target]:
+def every_component(output: OfHead) -> Sequence[Target]:
     """Return a target for every component of an output, if it has any."""
     position = None if output.head is None else output.head.component_position
     return () if position is None else _components(output.head_trace.values[position].shape[-1])

@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pytorch_grad_cam_pcasvm.head import Head
 from pytorch_grad_cam_pcasvm.head.kernels import known_to
 from pytorch_grad_cam_pcasvm.head.log_ratio import log_ratios
 from pytorch_grad_cam_pcasvm.head.stage import Stage, pulled_through
-from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput
+from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput, OfHead
 from pytorch_grad_cam_pcasvm.targets.target import ClosedFormTarget, PlacedTarget, check, head_of
 
 
@@ -68,34 +69,37 @@ class SVMTarget(PlacedTarget, ClosedFormTarget):
             raise ValueError(f"strength must be a number from 0, got {self.strength!r}")
         check(self)
 
-    def value(self, output: Any) -> Tensor:
+    def value(self, output: OfHead) -> Tensor:
         """Return the margin of a row, or of each row of several."""
         return (self.decision(output) * self.seed(output)).sum(-1)
 
-    def seeds(self, output: Any, start: Any = None) -> dict[int, Tensor]:
+    def seeds(self, output: OfHead, start: OfHead | None = None) -> dict[int, Tensor]:
         """Return the gradient by position of the head's value: rows over the decision values, (N, P) or (1, P)."""
         decision = self.decision(output)
         which = None if self.count_questions(output.head) == 1 else self.number_questions(output)
-        return {output.head.decision_position: self._rows(output.head, which, decision[:1])}
+        return {find_decision(output, self): self._rows(output.head, which, decision[:1])}
 
-    def value_questions(self, output: Any, which: Tensor | None) -> Tensor:
+    def value_questions(self, output: OfHead, which: Tensor | None) -> Tensor:
         """Return the margin of each row's question, by its number; None: of the only one."""
         decision = self.decision(output)
         return (decision * self._rows(output.head, which, decision[:1])).sum(-1)
 
-    def evaluate_questions(self, output: Any, start: Any, which: Tensor | None) -> tuple[Tensor, Mapping[int, Tensor]]:
+    def evaluate_questions(
+        self, output: OfHead, start: OfHead | None, which: Tensor | None
+    ) -> tuple[Tensor, Mapping[int, Tensor]]:
         """Return the margins of N rows, (N,), and their gradient, rows over the decision values."""
-        decision = self.decision(output)
+        position = find_decision(output, self)
+        decision = output.head_trace.values[position]
         rows = self._rows(output.head, which, decision[:1])
-        return (decision * rows).sum(-1), {output.head.decision_position: rows}
+        return (decision * rows).sum(-1), {position: rows}
 
-    def count_questions(self, head: Any) -> int:
+    def count_questions(self, head: Head) -> int:
         """Return 1 for named classes, else the number of classes, or of pairs of these."""
         if head.decision_position is None or head.classes_ is None:
             return 1
         return int(head.voting.n_classes ** ((self.category is None) + self._means("runner-up", head)))
 
-    def number_questions(self, output: Any) -> Tensor:
+    def number_questions(self, output: OfHead) -> Tensor:
         """Return the number of each row's question: that of its class, or pair of classes, shape (N,)."""
         head, decision = output.head, self.decision(output)
         runner_up = self._means("runner-up", head)
@@ -111,7 +115,7 @@ class SVMTarget(PlacedTarget, ClosedFormTarget):
         versus = torch.full_like(category, head.class_index(self.versus))
         return torch.where(category == versus, self._strongest_but(versus, output), category)
 
-    def name_question(self, head: Any, number: int) -> "SVMTarget":
+    def name_question(self, head: Head, number: int) -> "SVMTarget":
         """Return the target with its classes named; a class paired with itself gives the class's margin."""
         if head.classes_ is None:
             return self
@@ -126,7 +130,7 @@ class SVMTarget(PlacedTarget, ClosedFormTarget):
             versus, strength = None, 1.0
         return replace(self, category=category, versus=versus, strength=strength)
 
-    def boundary(self, head: Any) -> "SVMTarget | None":
+    def boundary(self, head: Head) -> "SVMTarget | None":
         """Return the decision, whatever its sign and place; None for the value of a regressor."""
         if head.vote is None or (head.classes_ is None and head.vote.about != "one class"):
             return None
@@ -140,29 +144,29 @@ class SVMTarget(PlacedTarget, ClosedFormTarget):
             return "none of its components changes the decision between the start and the image"
         return output.head.why_blank(output.head_trace, self.seed(output))
 
-    def decision(self, output: Any) -> Tensor:
+    def decision(self, output: OfHead) -> Tensor:
         """Return the decision values, shape (N, P), or (P,) for a row; raise a ValueError without an SVM."""
         position = find_decision(output, self)
         return output.head_trace.values[position]
 
-    def seed(self, output: Any) -> Tensor:
+    def seed(self, output: OfHead) -> Tensor:
         """Return the derivative with respect to the decision values, shape (N, P), or (P,) for a row."""
         decision = self.decision(output).detach()
         which = None if self.count_questions(output.head) == 1 else self.number_questions(output)
         return self._rows(output.head, which, decision)
 
-    def evaluate_rows(self, output: Any, which: Tensor | None) -> Tensor:
+    def evaluate_rows(self, output: OfHead, which: Tensor | None) -> Tensor:
         """Return the derivative of each row's question with respect to the decision values, (N, P)."""
         return self._rows(output.head, which, self.decision(output))
 
-    def _means(self, word: str, head: Any) -> bool:
+    def _means(self, word: str, head: Head) -> bool:
         """Return whether ``versus`` is a word, and not a class of that name."""
         if not isinstance(self.versus, str) or self.versus != word:
             return False
         classes = head.classes_
         return classes is None or word not in classes.tolist()
 
-    def _rows(self, head: Any, which: Tensor | None, like: Tensor) -> Tensor:
+    def _rows(self, head: Head, which: Tensor | None, like: Tensor) -> Tensor:
         """Return the coefficients of the decision values in each question, (N, P).
 
         Args:
@@ -192,7 +196,7 @@ class SVMTarget(PlacedTarget, ClosedFormTarget):
             rows = head.voting.seed(category, second)
         return rows if self.sign == "+" else -rows
 
-    def _strongest_but(self, category: Tensor, output: Any) -> Tensor:
+    def _strongest_but(self, category: Tensor, output: OfHead) -> Tensor:
         """Return the index of the class that comes first without another, of each row."""
         if output.head.voting.n_classes == 2:
             return 1 - category
@@ -201,7 +205,7 @@ class SVMTarget(PlacedTarget, ClosedFormTarget):
         second: Tensor = output.ranking().scatter(-1, category.unsqueeze(-1), -torch.inf).argmax(-1)
         return second
 
-    def _against_several(self, head: Any, category: Tensor) -> Tensor:
+    def _against_several(self, head: Head, category: Tensor) -> Tensor:
         """Return the rows of classes minus ``strength`` times the mean of those of their rivals."""
         matrix = head.voting.matrix.to(category.device)
         place = torch.arange(len(matrix), device=category.device)
@@ -258,38 +262,40 @@ class LogRatioTarget(PlacedTarget, ClosedFormTarget):
         object.__setattr__(self, "versus", self._margin.versus)  # which refuses what is none; a list has no hash
         check(self)
 
-    def value(self, output: Any) -> Tensor:
+    def value(self, output: OfHead) -> Tensor:
         """Return the log-ratio of a row, or of each row of several."""
         find_decision(output, self)
         return self._combine(output, self._margin.seed(output))
 
-    def value_questions(self, output: Any, which: Tensor | None) -> Tensor:
+    def value_questions(self, output: OfHead, which: Tensor | None) -> Tensor:
         """Return the log-ratio of each row's question, by its number; None: of the only one."""
         return self._combine(output, self._margin.evaluate_rows(output, which))
 
-    def seeds(self, output: Any, start: Any = None) -> dict[int, Tensor]:
+    def seeds(self, output: OfHead, start: OfHead | None = None) -> dict[int, Tensor]:
         """Return the gradient by position: rows over the input of the SVM, shape (N, B)."""
         return self._pull_back(output, start, self._margin.seed(output))
 
-    def evaluate_questions(self, output: Any, start: Any, which: Tensor | None) -> tuple[Tensor, Mapping[int, Tensor]]:
+    def evaluate_questions(
+        self, output: OfHead, start: OfHead | None, which: Tensor | None
+    ) -> tuple[Tensor, Mapping[int, Tensor]]:
         """Return the log-ratios of N rows, (N,), and their gradients or secants, rows over the input of the SVM."""
         rows = self._margin.evaluate_rows(output, which)
         return self._combine(output, rows), self._pull_back(output, start, rows)
 
-    def count_questions(self, head: Any) -> int:
+    def count_questions(self, head: Head) -> int:
         """Return 1 for named classes, else the number of classes, or of pairs of these."""
         return self._margin.count_questions(head)
 
-    def number_questions(self, output: Any) -> Tensor:
+    def number_questions(self, output: OfHead) -> Tensor:
         """Return the number of each row's question, shape (N,)."""
         return self._margin.number_questions(output)
 
-    def name_question(self, head: Any, number: int) -> "LogRatioTarget":
+    def name_question(self, head: Head, number: int) -> "LogRatioTarget":
         """Return the target with its classes named."""
         named = self._margin.name_question(head, number)
         return replace(self, category=named.category, versus=named.versus)
 
-    def boundary(self, head: Any) -> "LogRatioTarget | None":
+    def boundary(self, head: Head) -> "LogRatioTarget | None":
         """Return the log-ratio, whatever its sign and place."""
         return None if self._margin.boundary(head) is None else replace(self, sign="+", at=None)
 
@@ -302,19 +308,19 @@ class LogRatioTarget(PlacedTarget, ClosedFormTarget):
         """The same question to the margin."""
         return SVMTarget(self.category, self.versus, self.sign)
 
-    def _stage(self, output: Any) -> tuple[Stage, int]:
+    def _stage(self, output: OfHead) -> tuple[Stage, int]:
         """Return the stage of the log-ratios, in place of the decision, and the position of its input."""
         position = find_decision(output, self)
         return log_ratios(output.head.stages[position - 1]), position - 1
 
-    def _combine(self, output: Any, rows: Tensor) -> Tensor:
+    def _combine(self, output: OfHead, rows: Tensor) -> Tensor:
         """Return combinations (N, P), or (P,) for a row, of the log-ratios."""
         stage, position = self._stage(output)
         x = output.head_trace.values[position]
         ratios, _ = stage.evaluate(x.reshape(-1, x.shape[-1]))
         return (ratios.reshape(*x.shape[:-1], -1) * rows).sum(-1)
 
-    def _pull_back(self, output: Any, start: Any, rows: Tensor) -> dict[int, Tensor]:
+    def _pull_back(self, output: OfHead, start: OfHead | None, rows: Tensor) -> dict[int, Tensor]:
         """Return the gradient, or secant, of combinations of log-ratios (N, P), by position."""
         stage, position = self._stage(output)
         traces = [head_output.head_trace for head_output in (output, start) if head_output is not None]
@@ -324,7 +330,7 @@ class LogRatioTarget(PlacedTarget, ClosedFormTarget):
         return {position: (grad if log_scale is None else grad * log_scale.exp().unsqueeze(-1)).squeeze(1)}
 
 
-def find_decision(output: Any, target: ClosedFormTarget) -> int:
+def find_decision(output: OfHead, target: ClosedFormTarget) -> int:
     """Return the position of the decision values; a ValueError without an SVM."""
     head = head_of(output, target)
     if head.decision_position is None:

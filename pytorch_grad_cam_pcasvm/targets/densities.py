@@ -7,6 +7,7 @@ from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.head.anomalies import clusters_of
 from pytorch_grad_cam_pcasvm.head.distances import mean_slopes
+from pytorch_grad_cam_pcasvm.network.outputs import OfHead
 from pytorch_grad_cam_pcasvm.targets.target import ClosedFormTarget, PlacedTarget, check, factor_of, head_of
 
 
@@ -41,11 +42,11 @@ class DensityTarget(PlacedTarget, ClosedFormTarget):
     def __post_init__(self) -> None:
         check(self)
 
-    def value(self, output: Any) -> Tensor:
+    def value(self, output: OfHead) -> Tensor:
         """Return the log-density, or minus that, of a row, or of each row of several."""
         return factor_of(self.sign) * self._clusters(output)[1].logsumexp(-1)
 
-    def seeds(self, output: Any, start: Any = None) -> dict[int, Tensor]:
+    def seeds(self, output: OfHead, start: OfHead | None = None) -> dict[int, Tensor]:
         """Return the gradient by position, or the secant: rows over the densities of clusters, shape (N, C)."""
         position, y = self._clusters(output)
         if start is None:
@@ -56,7 +57,7 @@ class DensityTarget(PlacedTarget, ClosedFormTarget):
         secant = mean_slopes(lambda at: at.softmax(-1).unsqueeze(-2), y, y0, values - values0, size)
         return {position: factor_of(self.sign) * secant.squeeze(-2)}
 
-    def _clusters(self, output: Any) -> tuple[int, Tensor]:
+    def _clusters(self, output: OfHead) -> tuple[int, Tensor]:
         """Return the position of the logarithms of the clusters' weighted densities, and these, (N, C)."""
         head = head_of(output, self)
         position = clusters_of(head)

@@ -266,7 +266,7 @@ def region_of(output: OfHead, selection: Spans | Chosen) -> RegionRun:
     return RegionRun(output.head, HeadTrace(values, [], trace.eps), size=selection.size)
 
 
-def refuse_place(target: Any, output: Any) -> None:
+def refuse_place(target: Any, output: OfHead) -> None:
     """Refuse a target at a place where there is one row of features for each image.
 
     Raises:
@@ -279,7 +279,7 @@ def refuse_place(target: Any, output: Any) -> None:
         )
 
 
-def value_of(target: Any, output: Any) -> Tensor:
+def value_of(target: Any, output: OfHead) -> Tensor:
     """Return the value of a target at its place: a number for a single image, (N,) for a batch.
 
     Raises:

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pytorch_grad_cam_pcasvm.head import Head
 from pytorch_grad_cam_pcasvm.network.outputs import OfHead
 from pytorch_grad_cam_pcasvm.runtime.device_sync import may_choose
 from pytorch_grad_cam_pcasvm.targets.callables import value_at
@@ -96,7 +97,7 @@ class Question:
             return target.at_place(tuple(map(int, position)))
         return target if self.at is None else target.at_place(self.at)
 
-    def list_boundaries(self, head: Any, *, apart: bool = False) -> tuple[list[Any], Tensor | None]:
+    def list_boundaries(self, head: Head | None, *, apart: bool = False) -> tuple[list[Any], Tensor | None]:
         """Return targets with one boundary each, and which of them is that of each image, (N,); None: the only one.
 
         Where a target has none it is None, for the training mean, or ``BESIDE_MEAN`` if the head has no gradient.
@@ -187,7 +188,7 @@ class Questions(Sequence[Any]):
         return self.columns[own].evaluate_changed(list(self.images[own]).index(image), changed).unsqueeze(1)
 
     def group_boundaries(
-        self, head: Any, device: torch.device, *, apart: bool = False
+        self, head: Head | None, device: torch.device, *, apart: bool = False
     ) -> list[tuple[list[int], list[Any], Tensor | None]]:
         """Return the targets that share their boundaries.
 
@@ -210,7 +211,7 @@ class Questions(Sequence[Any]):
             groups.setdefault(key, ([], boundaries, which))[0].append(k)
         return list(groups.values())
 
-    def _merge_boundaries(self, head: Any, device: torch.device, apart: bool) -> tuple[list[Any], Tensor]:
+    def _merge_boundaries(self, head: Head | None, device: torch.device, apart: bool) -> tuple[list[Any], Tensor]:
         """Return the boundaries of all images' own questions, and which of them each image has."""
         assert self.images is not None
         parts = [column.list_boundaries(head, apart=apart) for column in self.columns]

@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput
+from pytorch_grad_cam_pcasvm.head import Head
+from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput, OfHead
 from pytorch_grad_cam_pcasvm.targets.decisions import SVMTarget
 from pytorch_grad_cam_pcasvm.targets.target import ClosedFormTarget, PlacedTarget, check, factor_of
 
@@ -39,11 +40,11 @@ class ProbabilityTarget(PlacedTarget):
     def __post_init__(self) -> None:
         check(self)
 
-    def value(self, output: Any) -> Tensor:
+    def value(self, output: OfHead) -> Tensor:
         """Return the probability of a row, or of each row of several."""
         return self.value_questions(output, None if self.category is not None else output.predicted())
 
-    def value_questions(self, output: Any, which: Tensor | None) -> Tensor:
+    def value_questions(self, output: OfHead, which: Tensor | None) -> Tensor:
         """Return the probability of each row's class, by its index; None: of the class that is named."""
         decision = SVMTarget(self.category).decision(output)
         voting = output.head.voting
@@ -52,18 +53,21 @@ class ProbabilityTarget(PlacedTarget):
             return probabilities[..., output.head.class_index(self.category)]
         return probabilities.gather(-1, which.unsqueeze(-1)).squeeze(-1)
 
-    def count_questions(self, head: Any) -> int:
+    def count_questions(self, head: Head) -> int:
         """Return 1 for a named class, else the number of classes."""
         return 1 if self.category is not None or head.decision_position is None else int(head.voting.n_classes)
 
-    def number_questions(self, output: Any) -> Tensor:
+    def number_questions(self, output: OfHead) -> Tensor:
         """Return the index of the class predicted for each row, shape (N,)."""
         predicted: Tensor = output.predicted()
         return predicted
 
-    def name_question(self, head: Any, number: int) -> "ProbabilityTarget":
+    def name_question(self, head: Head, number: int) -> "ProbabilityTarget":
         """Return the target with its class named."""
-        return self if self.category is not None else replace(self, category=head.classes_[number].item())
+        if self.category is not None:
+            return self
+        assert head.classes_ is not None
+        return replace(self, category=head.classes_[number].item())
 
 
 @dataclass(frozen=True, repr=False)

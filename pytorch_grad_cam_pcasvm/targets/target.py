@@ -1,9 +1,9 @@
 """A target: the value that a map explains. It can be called on the network's output and has a closed-form gradient."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from torch import Tensor
@@ -11,7 +11,12 @@ from torch import Tensor
 from pytorch_grad_cam_pcasvm import moved
 from pytorch_grad_cam_pcasvm.targets.places import place_of, value_of
 
-Target = Callable[[Any], Any]
+
+class Target(Protocol):
+    """What a map explains: called on a row of the network's output, it gives a number, a tensor without dimensions."""
+
+    def __call__(self, output: Any, /) -> Any:
+        """Return the value."""
 
 
 class BaseTarget:
@@ -130,8 +135,8 @@ def head_of(output: Any, target: Any) -> Any:
     return head
 
 
-def components_of(output: Any, target: ClosedFormTarget) -> Tensor:
-    """Return the components, shape (N, B), or (B,) of a row; a ValueError without a PCA."""
+def find_components(output: Any, target: ClosedFormTarget) -> tuple[int, Tensor]:
+    """Return the position of the components, and these, (N, B), or (B,) of a row; a ValueError without a PCA."""
     head = head_of(output, target)
     if head.component_position is None:
         why = " needs a head with a PCA, but this one has none: use SVMTarget"
@@ -139,7 +144,7 @@ def components_of(output: Any, target: ClosedFormTarget) -> Tensor:
             pipeline = "make_pipeline(StandardScaler(), PCA(3), CalibratedClassifierCV(SVC()))"
             why = f": the PCA is inside a meta-estimator; put it in front, as in {pipeline}"
         raise ValueError(f"{target}{why}")
-    return output.head_trace.values[head.component_position]
+    return head.component_position, output.head_trace.values[head.component_position]
 
 
 def _typed(value: Any) -> str:
