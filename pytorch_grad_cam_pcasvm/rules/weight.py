@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from pytorch_grad_cam_pcasvm.runtime.device_sync import may_look
+from pytorch_grad_cam_pcasvm.runtime.device_sync import is_traced, may_look
 
 LARGE = 1 << 20  # elements of a weight, and rows of a gradient, from which on a copy of some of its rows
 _MANY = 128  # takes less than products with all of them
@@ -103,11 +103,16 @@ def _products(
     weight = weight.reshape(len(weight), *x.shape[1:])
     factors = x.permute(2, 0, 1) if over == "channels" else x.transpose(0, 1)
     size = (4 if over == "channels" else 8) * _BLOCK  # what is not copied need not stay in the cache
+    alone = over == "channels" and not is_traced() and len(x) == 1
+    size = _BLOCK // 2 if alone else size
     chunks = (
         [slice(start, start + size) for start in range(0, len(weight), size)] if active is None else active.split(size)
     )
     for rows in chunks:
         block = weight[rows].to(x.dtype)
+        if alone:  # of one image a product of each number is faster than rows side by side
+            yield rows, (x.new_ones(1, x.shape[1]) @ (block * x[0])).transpose(0, 1)
+            continue
         # One product for every position (or channel), whose rows stand side by side for it.
         if over == "channels":
             block = block.flatten(1).t().contiguous().unflatten(0, x.shape[1:]).transpose(0, 1)
