@@ -10,7 +10,8 @@ import torch
 from pytorch_grad_cam.base_cam import BaseCAM
 from torch import Tensor, nn
 
-from pytorch_grad_cam_pcasvm.head.enumerated import Sampling, by_groups, sampled
+from pytorch_grad_cam_pcasvm.head.conditions import Sampling
+from pytorch_grad_cam_pcasvm.head.enumerated import split_sampling
 from pytorch_grad_cam_pcasvm.maps.multiscale import share_remainders
 from pytorch_grad_cam_pcasvm.maps.recombination import result_of
 from pytorch_grad_cam_pcasvm.maps.result import MethodResult, average_samples
@@ -250,8 +251,13 @@ class Method(Named, BaseCAM):
 
     def _explain_groups(self, run: Run, questions: Questions) -> list[MethodResult]:
         """Return the maps of K targets, one for each branch: the mean of those from each group of permutations."""
-        decision = None if run.head is None or questions.are_components else run.head.enumerated
-        groups = by_groups(decision if self.sampling else None, lambda: self._explain_layers(run, questions))
+        if self.sampling is None or run.head is None or questions.are_components:
+            return self._explain_layers(run, questions)
+        groups = []
+        for sampling in split_sampling(run.head.enumerated, self.sampling):
+            run.sampling = sampling
+            groups.append(self._explain_layers(run, questions))
+        run.sampling = self.sampling
         return [average_samples(results) for results in zip(*groups, strict=True)]
 
     def _explain_layers(self, run: Run, questions: Questions) -> list[MethodResult]:
@@ -281,12 +287,11 @@ class Method(Named, BaseCAM):
     def _explain_start(self, run: Run, layer: int, questions: Questions) -> MethodResult:
         """Return the maps of K targets that start together: sums of component maps, where these are fewer."""
         components = every_component(run.output) if self.sums and run.adds_components(layer, questions) else ()
-        with sampled(self.sampling or Sampling()):
-            if not 0 < len(components) < len(questions):
-                return self._compute_chunks(run, layer, questions)
-            result = self._compute_chunks(run, layer, resolve_targets(components, run.output))
-            assert run.head is not None
-            return result_of(result, run.secants(questions, layer, run.head.component_position or 0))
+        if not 0 < len(components) < len(questions):
+            return self._compute_chunks(run, layer, questions)
+        result = self._compute_chunks(run, layer, resolve_targets(components, run.output))
+        assert run.head is not None
+        return result_of(result, run.secants(questions, layer, run.head.component_position or 0))
 
     def _compute_chunks(self, run: Run, layer: int, questions: Questions) -> MethodResult:
         parts = [self.compute(run, layer, chunk) for chunk in self._split(questions, run)]
@@ -367,7 +372,8 @@ class Method(Named, BaseCAM):
             if not dense:
                 check_rows(features, x)
         output = network_output(self.model, passed.output, x.shape[0], x)
-        return Run(self.model, x, passed, output, site.layers, layouts, record)
+        sampling = self.sampling or Sampling()
+        return Run(self.model, x, passed, output, site.layers, layouts, record, sampling=sampling)
 
     def _scale(self, run: Run, results: Sequence[MethodResult], targets: Sequence[Any]) -> list[SignedMaps]:
         """Return the maps of K targets, one for each branch, with their scale."""

@@ -14,6 +14,7 @@ from pytorch_grad_cam_pcasvm import moved
 from pytorch_grad_cam_pcasvm.calculus.pullback import Pullback
 from pytorch_grad_cam_pcasvm.calculus.secants import PathStart
 from pytorch_grad_cam_pcasvm.head import Head
+from pytorch_grad_cam_pcasvm.head.conditions import USUAL, Sampling
 from pytorch_grad_cam_pcasvm.network.inputs import Inputs, images_of, refuse_without_channels
 from pytorch_grad_cam_pcasvm.network.layout import GridLayout, Layout
 from pytorch_grad_cam_pcasvm.network.net import network_output
@@ -64,6 +65,7 @@ class Run:
         record: runs the network on other images, up to the features.
         starts: where secants start, by position of the target layer; none for gradients.
         components_apart: whether contributions to components start at different activations.
+        sampling: the permutations that stand for all coalitions of a head without a gradient.
     """
 
     model: nn.Module
@@ -75,6 +77,7 @@ class Run:
     record: Callable[[Tensor], Pass]
     starts: dict[int, Start] = field(default_factory=dict)
     components_apart: bool = False
+    sampling: Sampling = USUAL.sampling
     _last: Any = field(default=None, init=False)
     _starts_by_id: dict[Any, tuple[Tensor, Start]] = field(default_factory=dict, init=False)
 
@@ -285,8 +288,9 @@ class Run:
         if start is None:
             return self.output_gradients(targets, until)
         if start.boundary is not None:
-            return start.boundary.differentiate(self.output, targets, self.dtype, until)
-        return differentiate_targets(self.output, targets, self._dtype_of(until), start.output, until=until)
+            return start.boundary.differentiate(self.output, targets, self.dtype, until, self.sampling)
+        dtype = self._dtype_of(until)
+        return differentiate_targets(self.output, targets, dtype, start.output, until=until, sampling=self.sampling)
 
     def _dtype_of(self, position: int) -> torch.dtype:
         return self.output.head_trace.values[position].dtype if position else self.dtype

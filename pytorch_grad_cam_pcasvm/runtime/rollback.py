@@ -4,8 +4,8 @@ import contextlib
 import inspect
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext, suppress
 from contextvars import ContextVar
 from functools import partial
 from types import FrameType
@@ -189,18 +189,6 @@ def _recover() -> None:
         if (mine and rollback._frame not in running) or rollback._owner not in threads:
             with suppress(Exception):  # another call's, which was interrupted anyway
                 rollback._close(late=True)
-
-
-@contextmanager
-def with_value(variable: "ContextVar[Any]", own: Any) -> Iterator[None]:
-    """Give a context variable another value; only its own is put back, as after an interrupt this may come late."""
-    before = variable.get()
-    variable.set(own)
-    try:
-        yield
-    finally:
-        if variable.get() is own:
-            variable.set(before)
 
 
 def set_gradients(enabled: bool) -> None:
