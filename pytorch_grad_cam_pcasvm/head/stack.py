@@ -16,6 +16,7 @@ from pytorch_grad_cam_pcasvm.head.conditions import USUAL, Conditions, Sampling
 from pytorch_grad_cam_pcasvm.head.decisions import Decision
 from pytorch_grad_cam_pcasvm.head.enumerated import Enumerated
 from pytorch_grad_cam_pcasvm.head.hooks import Changed, Hookable, run
+from pytorch_grad_cam_pcasvm.head.measures import Measure, list_measures
 from pytorch_grad_cam_pcasvm.head.stage import Scaled, Stage, errors_after, identity, pulled_through, scaled_sum
 from pytorch_grad_cam_pcasvm.head.stages import Affine
 from pytorch_grad_cam_pcasvm.head.vote import Vote
@@ -126,6 +127,11 @@ class Stack(Hookable):
         """The vote; raises a ValueError without a decision. With one, it is an attribute."""
         raise ValueError("the head has no SVM: use PCATarget, or add a fitted SVC after the PCA")
 
+    @cached_property
+    def measures(self) -> list[Measure]:
+        """How far images are from the training set, by what the stages hold of it: decided when first asked."""
+        return list_measures(list(self.stages), self.n_features)
+
     def name_classes(self, labels: Any) -> None:
         """Give the classes, or the outputs, other names."""
         self.stages[-1].classes = labels
@@ -135,7 +141,13 @@ class Stack(Hookable):
         """Move to another device; the vote has moved with its stage."""
         super()._apply(fn, recurse)
         self._read_decision()
+        vars(self).pop("measures", None)
         return self
+
+    def _load_from_state_dict(self, *arguments: Any) -> None:
+        """Take over what the stages load of another training set."""
+        vars(self).pop("measures", None)
+        super()._load_from_state_dict(*arguments)
 
     @property
     def between(self) -> tuple[str, ...]:
