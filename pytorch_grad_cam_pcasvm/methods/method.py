@@ -251,13 +251,13 @@ class Method(Named, BaseCAM):
 
     def _explain_groups(self, run: Run, questions: Questions) -> list[MethodResult]:
         """Return the maps of K targets, one for each branch: the mean of those from each group of permutations."""
-        if self.sampling is None or run.head is None or questions.are_components:
+        sampling, groups = self.sampling, []
+        if sampling is None or run.head is None or questions.are_components:
             return self._explain_layers(run, questions)
-        groups = []
-        for sampling in split_sampling(run.head.enumerated, self.sampling):
-            run.sampling = sampling
+        for group in split_sampling(run.head.enumerated, sampling):
+            run.sampling = group
             groups.append(self._explain_layers(run, questions))
-        run.sampling = self.sampling
+        run.sampling = sampling
         return [average_samples(results) for results in zip(*groups, strict=True)]
 
     def _explain_layers(self, run: Run, questions: Questions) -> list[MethodResult]:

@@ -1,24 +1,21 @@
 """How far images are from those that a head was fitted on, by the measures that it knows."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from pytorch_grad_cam_pcasvm.head.measures import Measure, Place
+from pytorch_grad_cam_pcasvm.head.measures import Measure
 from pytorch_grad_cam_pcasvm.network.outputs import OfHead
 
 
-def measure_images(output: OfHead) -> Iterator[tuple[Measure, np.ndarray]]:
-    """Yield the measures of a head, each with the distances of N images, (N,)."""
+def measure_images(output: OfHead) -> list[tuple[Measure, np.ndarray]]:
+    """Return the measures of a head, each with the distances of N images, (N,)."""
     values: Any = output.head_trace.values
     if values[0] is None or values[0].dim() != 2:
-        return
-    rows: dict[Place, np.ndarray] = {}
-    for measure in output.head.measures:
-        if measure.place not in rows:
-            rows[measure.place] = measure.place.read_rows(values)
-        yield measure, measure.distances(rows[measure.place])
+        return []
+    measures = output.head.measures
+    rows = {place: place.read_rows(values) for place in dict.fromkeys(measure.place for measure in measures)}
+    return [(measure, measure.distances(rows[measure.place])) for measure in measures]
 
 
 def unlike(output: Any) -> list[bool]:
