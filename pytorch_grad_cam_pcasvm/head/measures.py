@@ -95,14 +95,13 @@ def list_measures(stages: Sequence[Any], width: int | None) -> list[Measure]:
         return []
     device = next((buffer.device for stage in stages for buffer in stage.buffers()), torch.device("cpu"))
     measures = []
-    with torch.no_grad():
-        for step in _steps(stages, Place(), torch.zeros(1, width, dtype=precision(device), device=device)):
-            measured = list(_measured(step))
-            # Standard deviations of few rows are off themselves.
-            doubt = 1 + _ENOUGH / step.stage.facts.count
-            measures += [m if m.is_share else m._replace(limit=doubt * m.limit) for m in measured]
-            if measured and not isinstance(step.stage, Scale):
-                break
+    for step in _steps(stages, Place(), torch.zeros(1, width, dtype=precision(device), device=device)):
+        measured = list(_measured(step))
+        # Standard deviations of few rows are off themselves.
+        doubt = 1 + _ENOUGH / step.stage.facts.count
+        measures += [m if m.is_share else m._replace(limit=doubt * m.limit) for m in measured]
+        if measured and not isinstance(step.stage, Scale):
+            break
     return measures
 
 

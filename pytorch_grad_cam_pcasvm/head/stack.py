@@ -107,6 +107,7 @@ class Stack(Hookable):
         self.n_features = next((stage.n_inputs for stage in stages if stage.n_inputs is not None), None)
         curved = next((number for number, stage in enumerate(stages) if not stage.linear), len(stages))
         self.linear_until = min(curved, curved if self.component_position is None else self.component_position)
+        self._measures: list[Measure] | None = None
         self._read_decision()
 
     def _read_decision(self) -> None:
@@ -127,10 +128,12 @@ class Stack(Hookable):
         """The vote; raises a ValueError without a decision. With one, it is an attribute."""
         raise ValueError("the head has no SVM: use PCATarget, or add a fitted SVC after the PCA")
 
-    @cached_property
+    @property
     def measures(self) -> list[Measure]:
         """How far images are from the training set, by what the stages hold of it: decided when first asked."""
-        return list_measures(list(self.stages), self.n_features)
+        if self._measures is None:
+            self._measures = list_measures(list(self.stages), self.n_features)
+        return self._measures
 
     def name_classes(self, labels: Any) -> None:
         """Give the classes, or the outputs, other names."""
@@ -141,12 +144,12 @@ class Stack(Hookable):
         """Move to another device; the vote has moved with its stage."""
         super()._apply(fn, recurse)
         self._read_decision()
-        vars(self).pop("measures", None)
+        self._measures = None
         return self
 
     def _load_from_state_dict(self, *arguments: Any) -> None:
         """Take over what the stages load of another training set."""
-        vars(self).pop("measures", None)
+        self._measures = None
         super()._load_from_state_dict(*arguments)
 
     @property

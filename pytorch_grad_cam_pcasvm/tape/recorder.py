@@ -385,9 +385,8 @@ explanation: ContextVar[object] = ContextVar("explanation", default=None)
 def explain_unseen(rollback: Rollback) -> None:
     """Begin an explanation: what records another one around it, as where a hook explains a network, does not see it."""
     rollback.set_variable(explanation, object())
-    rollback.note_autograd()
+    rollback.note_dispatch()
     rollback.go_above_autograd()
-    rollback.note_draws()
     rollback.allow_draws()
 
 

@@ -156,12 +156,12 @@ def test_what_an_interrupt_leaves_to_the_garbage_collector_ends_in_no_other_call
         return contexts
 
     with rollback.Rollback() as noted:
-        noted.note_modes()
+        noted.note_torch()
         noted.set_variable(explanation, None)
         left = begun(explaining(), every_choice(), no_looks(), Recorder()._listening())
     following, zero = Recorder(), torch.zeros(())
     with rollback.Rollback() as noted, no_looks():
-        noted.note_modes()
+        noted.note_torch()
         noted.set_variable(explanation, following)
         with following:
             del left
