@@ -28,16 +28,21 @@ class AffineBeginning:
 
     def __init__(self, tape: Tape, root: int) -> None:
         self.tape, self.root = tape, root
-        count, line = tape.values[root].shape[0], [root]
-        for step in tape.line(root, tape.following(root, switches=True)[0]):
+        self._following = tape.following(root, switches=True)[0]
+        count, line, steps = tape.values[root].shape[0], [root], list[Step]()
+        for step in tape.line(root, self._following):
+            output = step.output
             if (
                 not _is_affine(step, line[-1])
-                or not has_gradient(tape.values[step.output])
+                or not has_gradient(tape.values[output])
                 or self._mixes_images(step, line[-1])
             ):
                 break
-            line.append(step.output)
-        self.end = next(index for index in reversed(line) if tape.values[index].shape[:1] == (count,))
+            line.append(output)
+            steps.append(step)
+        while tape.values[line[-1]].shape[:1] != (count,):
+            line.pop()
+        self.end, self._line = line[-1], list(zip(line, steps, strict=False))
 
     @property
     def value(self) -> Tensor:
@@ -47,8 +52,7 @@ class AffineBeginning:
     @property
     def is_output(self) -> bool:
         """Whether this is the path's output itself."""
-        following = self.tape.following(self.end, switches=True)[0]
-        return self.end in self.tape.outputs and all(self.end not in step.inputs for step in following)
+        return self.end in self.tape.outputs and all(self.end not in step.inputs for step in self._following)
 
     @property
     def is_mean(self) -> bool:
@@ -129,12 +133,13 @@ class AffineBeginning:
 
     def _steps(self, start: int) -> list[Step]:
         """Return the steps from a value to the end, while their first arguments lead on."""
-        steps = []
-        for step in self.tape.line(start, self.tape.following(start)[0]):
-            if start == self.end or step.rule is None or step.first != Ref(start):
+        steps, reached = [], False
+        for value, step in self._line:
+            reached |= value == start
+            if reached and (step.first != Ref(value) or not self.tape.switches.isdisjoint(step.outputs)):
                 break
-            steps.append(step)
-            start = step.output
+            if reached:
+                steps.append(step)
         return steps
 
     def _averages(self, step: Step) -> bool:

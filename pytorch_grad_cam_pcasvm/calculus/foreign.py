@@ -12,7 +12,7 @@ from pytorch_grad_cam_pcasvm.rules.rule import Call, Rule
 from pytorch_grad_cam_pcasvm.runtime.device_sync import may_look
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError
 from pytorch_grad_cam_pcasvm.runtime.rollback import without_inference
-from pytorch_grad_cam_pcasvm.tape.operations import tensors_in
+from pytorch_grad_cam_pcasvm.tape.operations import list_tensors
 from pytorch_grad_cam_pcasvm.tape.step import Ref, Step, values_in
 from pytorch_grad_cam_pcasvm.tape.tape import Tape, has_gradient
 
@@ -30,8 +30,8 @@ def verify(tape: Tape, step: Step, path: set[int], here: Call, base: Call | None
     Raises:
         NoClosedFormError: the rule, its secant, ``keeps_sums`` or ``needs`` is wrong.
     """
-    rule, outputs = step.rule, [y for y in tensors_in([here.y]) if has_gradient(y)]
-    numbers = [x for x in (*tensors_in(here.args), *outputs) if has_gradient(x)]
+    rule, outputs = step.rule, [y for y in list_tensors([here.y]) if has_gradient(y)]
+    numbers = [x for x in (*list_tensors(here.args), *outputs) if has_gradient(x)]
     if rule is None or not outputs or not may_look(outputs[0]) or not all(bool(x.isfinite().all()) for x in numbers):
         return
     generator = torch.Generator().manual_seed(0)
@@ -55,7 +55,7 @@ def verify(tape: Tape, step: Step, path: set[int], here: Call, base: Call | None
                 leaf.requires_grad_()
             # A step in place may not write into a leaf.
             result = tape.called(step, {index: leaf.clone() for index, leaf in leaves.items()})
-            ends = [y for y in tensors_in([result]) if has_gradient(y)]
+            ends = [y for y in list_tensors([result]) if has_gradient(y)]
             grad_outputs = [seed[0].to(y) for y, seed in zip(ends, seeds, strict=True)]
             expected = torch.autograd.grad(ends, list(leaves.values()), grad_outputs, allow_unused=True)
     except RuntimeError:
@@ -184,7 +184,7 @@ def _verify_secant(
     """Refuse a secant for which J (x - x0) is not f(x) - f(x0)."""
     numbers = {ref: (x, x0) for ref, x, x0 in values_in(step.arguments, here.args, start.args)}
     inputs = [(part, *(x.double() for x in numbers[ref])) for ref, part in pairs]
-    ends = zip(seeds, tensors_in([here.y]), tensors_in([start.y]), strict=True)
+    ends = zip(seeds, list_tensors([here.y]), list_tensors([start.y]), strict=True)
     outputs = [(seed[0].double(), y.double(), y0.double()) for seed, y, y0 in ends]
     sums = [sum(float((part * (x - x0)).sum()) for part, x, x0 in terms) for terms in (inputs, outputs)]
     # Not the sum of their sizes: what is wrong here and there cancels among random seeds, as rounding does.

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pytorch_grad_cam_pcasvm.head.conditions import Conditions
 from pytorch_grad_cam_pcasvm.head.kernels import At, Kernel, Linear
 from pytorch_grad_cam_pcasvm.head.stage import Scaled, Stage
 from pytorch_grad_cam_pcasvm.head.stages import Affine, Chain, Union
@@ -168,10 +169,14 @@ class KernelSVM(Decision):
         argument = self.kernel.argument(x, self.support_vectors)
         values, machines = self.kernel.value(argument), self._machines()
         if machines is not None:
-            return torch.addmm(self.intercept, values, machines.T), (x, argument)
+            return torch.addmm(self.intercept, values, machines.T), At(x, argument)
         blocks = zip(values.split(self.n_support, 1), self.dual_coef.split(self.n_support, 1), strict=True)
         parts = torch.cat([value @ coef.T for value, coef in blocks], 1)
-        return parts[:, self._first] + parts[:, self._second] + self.intercept, (x, argument)
+        return parts[:, self._first] + parts[:, self._second] + self.intercept, At(x, argument)
+
+    def attach_conditions(self, saved: Any, conditions: Conditions) -> Any:
+        """Return x and the kernel's argument, with how exactly x is known."""
+        return saved._replace(conditions=conditions) if isinstance(saved, At) else saved
 
     def pullback(self, saved: At, grad: Tensor) -> Scaled:
         """Return ``grad da/dp``, shape (N, K, B), divided by its factor."""

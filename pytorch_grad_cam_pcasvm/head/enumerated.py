@@ -8,10 +8,8 @@ secant: ``sum_b J_b (p_b - p0_b) = v(p) - v(p0)``.
 import hashlib
 import math
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
-from contextvars import ContextVar
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,14 +17,13 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from tqdm.auto import tqdm
 
+from pytorch_grad_cam_pcasvm.head.conditions import USUAL, Conditions, Sampling
 from pytorch_grad_cam_pcasvm.head.decisions import Decision
-from pytorch_grad_cam_pcasvm.head.kernels import rounding_errors
 from pytorch_grad_cam_pcasvm.head.predictor import Predictor
 from pytorch_grad_cam_pcasvm.head.stage import Scaled
 from pytorch_grad_cam_pcasvm.head.vote import Vote
 from pytorch_grad_cam_pcasvm.runtime.device_sync import is_traced
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError
-from pytorch_grad_cam_pcasvm.runtime.rollback import with_value
 
 Rows = Callable[[np.ndarray], np.ndarray]  # of rows (R, B) to values (R, P)
 MOST = 12  # inputs of which all coalitions are evaluated
@@ -35,40 +32,11 @@ _ROWS = 1 << 16  # in one call of the estimators
 _PATIENCE = 3.0  # seconds, after which there is a progress bar
 
 
-class Sampling(NamedTuple):
-    """Which permutations stand for all, where there are too many coalitions.
-
-    Attributes:
-        permutations: their number, at least; half of them are the reverses of the others, in each of the groups.
-        seed: of the random generator.
-        max_bytes: limit on the memory of the rows that are evaluated at once.
-    """
-
-    permutations: int = 64
-    seed: int = 0
-    max_bytes: int = 1 << 26
-
-
-Result = TypeVar("Result")
-_USUAL = Sampling()
-_sampling: ContextVar[Sampling] = ContextVar("sampling", default=_USUAL)
-_group: ContextVar[slice] = ContextVar("group", default=slice(None))
-
-
-def sampled(own: Sampling) -> AbstractContextManager[None]:
-    """Take these permutations where there are too many coalitions."""
-    return with_value(_sampling, own)
-
-
-def by_groups(decision: "Enumerated | None", compute: Callable[[], Result]) -> list[Result]:
-    """Return what is computed with each group of permutations, whose mean has all; one result if none are sampled."""
+def split_sampling(decision: "Enumerated | None", sampling: Sampling) -> list[Sampling]:
+    """Return each group of permutations, whose mean has all; the sampling itself if a decision needs none."""
     if decision is None or not decision.is_sampled:
-        return [compute()]
-    results = []
-    for group in range(GROUPS):
-        with with_value(_group, slice(group, None, GROUPS)):
-            results.append(compute())
-    return results
+        return [sampling]
+    return [sampling._replace(group=group) for group in range(GROUPS)]
 
 
 class Enumerated(Decision):
@@ -128,26 +96,31 @@ class Enumerated(Decision):
         """Whether there are too many coalitions to evaluate all."""
         return (self.n_inputs or 0) > MOST
 
-    def evaluate(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the values, shape (N, P)."""
+    def evaluate(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, Conditions]]:
+        """Return the values, shape (N, P); and x, with how exactly it is known."""
         if is_traced() or torch.compiler.is_compiling() or isinstance(x, FakeTensor):
             raise NoClosedFormError(
                 f"{self.predictor.name} runs outside of PyTorch, and cannot be part of a program",
                 "make one without it, PCASVMNet(backbone, pipeline[:-1], ...), of the components and their maps",
             )
-        return _Values.apply(x, self), x  # type: ignore[no-untyped-call]
+        return _Values.apply(x, self), (x, USUAL)  # type: ignore[no-untyped-call]
 
-    def pullback(self, saved: Tensor, grad: Tensor) -> Scaled:
+    def attach_conditions(self, saved: Any, conditions: Conditions) -> Any:
+        """Return x, with how exactly it is known and which permutations stand for all."""
+        return (saved[0], conditions) if isinstance(saved, tuple) else saved
+
+    def pullback(self, saved: Any, grad: Tensor) -> Scaled:
         """Refuse: there is no gradient."""
         raise self.no_gradient()
 
-    def secant(self, saved: Tensor, saved0: Tensor, grad: Tensor) -> Scaled:
+    def secant(self, saved: tuple[Tensor, Conditions], saved0: tuple[Tensor, Conditions], grad: Tensor) -> Scaled:
         """Return ``grad @ J``; an input that differs by rounding alone has a J of 0, whatever its phi."""
-        x, x0 = torch.broadcast_tensors(saved, saved0)
+        conditions = saved[1]
+        x, x0 = torch.broadcast_tensors(saved[0], saved0[0])
         change = x - x0
-        rounding = change.abs() <= rounding_errors(x)
+        rounding = change.abs() <= conditions.bound_rounding(x)
         needed: np.ndarray = np.any(_array(grad), axis=(0, 1))  # each column is a call of the estimators
-        phi = shapley_values(partial(self.predictor, needed=needed), _array(x), _array(x0))
+        phi = shapley_values(partial(self.predictor, needed=needed), _array(x), _array(x0), conditions.sampling)
         slopes = torch.from_numpy(phi).to(x) / torch.where(rounding, torch.inf, change).unsqueeze(-1)
         return grad @ slopes.mT, None
 
@@ -189,20 +162,22 @@ def _array(x: Tensor) -> np.ndarray:
     return x.detach().cpu().double().numpy()
 
 
-def shapley_values(function: Rows, x: np.ndarray, x0: np.ndarray) -> np.ndarray:
+def shapley_values(function: Rows, x: np.ndarray, x0: np.ndarray, sampling: Sampling = USUAL.sampling) -> np.ndarray:
     """Return the Shapley values of B inputs for what changes from x0 to x, both (N, B): shape (N, B, P).
 
     They add up to ``function(x) - function(x0)``: exactly, also where permutations stand for all coalitions.
     """
-    return _of_coalitions(function, x, x0) if x.shape[1] <= MOST else _of_permutations(function, x, x0)
+    average = average_coalitions if x.shape[1] <= MOST else average_permutations
+    return average(function, x, x0, sampling)
 
 
-def _of_coalitions(function: Rows, x: np.ndarray, x0: np.ndarray) -> np.ndarray:
+def average_coalitions(function: Rows, x: np.ndarray, x0: np.ndarray, sampling: Sampling) -> np.ndarray:
+    """Return the Shapley values by all coalitions, (N, B, P)."""
     count = x.shape[1]
     members = (np.arange(2**count)[:, None] >> np.arange(count)) & 1 > 0  # of each coalition, (2^B, B)
     share = np.array([1 / (count * math.comb(count - 1, size)) for size in range(count)])
     parts = []
-    block = max(1, _rows_at_once(count) // len(members))
+    block = max(1, _rows_at_once(count, sampling) // len(members))
     for first in range(0, len(x), block):
         images = slice(first, first + block)
         rows = np.where(members, x[images, None], x0[images, None])
@@ -217,14 +192,15 @@ def _of_coalitions(function: Rows, x: np.ndarray, x0: np.ndarray) -> np.ndarray:
     return np.concatenate(parts)
 
 
-def _of_permutations(function: Rows, x: np.ndarray, x0: np.ndarray) -> np.ndarray:
-    count, sampling = x.shape[1], _sampling.get()
+def average_permutations(function: Rows, x: np.ndarray, x0: np.ndarray, sampling: Sampling) -> np.ndarray:
+    """Return the Shapley values by the permutations of a sampling, (N, B, P)."""
+    count, group = x.shape[1], slice(sampling.group, None, None if sampling.group is None else GROUPS)
     generator = np.random.default_rng(sampling.seed)  # the same for every image, whatever others are in its batch
     half = math.ceil(sampling.permutations / 2 / GROUPS) * GROUPS
-    orders = np.stack([generator.permutation(count) for _ in range(half)])[_group.get()]
+    orders = np.stack([generator.permutation(count) for _ in range(half)])[group]
     places = np.concatenate([orders, orders[:, ::-1]]).argsort(1)  # of each input in every permutation, (M, B)
     sums = []
-    block = max(1, _rows_at_once(count) // (count + 1))
+    block = max(1, _rows_at_once(count, sampling) // (count + 1))
     with tqdm(total=len(places) * len(x), desc="permutations", leave=False, delay=_PATIENCE) as bar:
         for first in range(0, len(x), block):
             images = slice(first, first + block)
@@ -241,6 +217,6 @@ def _of_permutations(function: Rows, x: np.ndarray, x0: np.ndarray) -> np.ndarra
     return np.concatenate(sums) / len(places)
 
 
-def _rows_at_once(count: int) -> int:
+def _rows_at_once(count: int, sampling: Sampling) -> int:
     """Return how many rows of B inputs are evaluated in one call."""
-    return min(_ROWS, max(1, _sampling.get().max_bytes // (8 * count)))
+    return min(_ROWS, max(1, sampling.max_bytes // (8 * count)))

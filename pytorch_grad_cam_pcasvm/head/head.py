@@ -14,8 +14,9 @@ from pytorch_grad_cam_pcasvm.head import storage
 from pytorch_grad_cam_pcasvm.head.alike import check_variety
 from pytorch_grad_cam_pcasvm.head.build import estimators_of, stages_of_head
 from pytorch_grad_cam_pcasvm.head.column_names import warn_of_order
+from pytorch_grad_cam_pcasvm.head.conditions import Conditions
 from pytorch_grad_cam_pcasvm.head.decisions import KernelSVM, SupportVectorEffect
-from pytorch_grad_cam_pcasvm.head.kernels import RBF, known_to
+from pytorch_grad_cam_pcasvm.head.kernels import RBF
 from pytorch_grad_cam_pcasvm.head.registry import tensor
 from pytorch_grad_cam_pcasvm.head.stack import HeadTrace, Stack
 from pytorch_grad_cam_pcasvm.head.stage import Stage
@@ -276,10 +277,11 @@ class Head(Stack):
             return None
         _, saved = machine.evaluate(trace.values[-2].unsqueeze(0))
         errors = self.errors(trace, len(trace.values) - 2)
-        with known_to(trace.eps, lambda: None if errors is None else errors.unsqueeze(0)):
-            same = machine.kernel.coincides(saved[0], machine.support_vectors)[0].nonzero()
-            if not len(same) or bool(machine.pullback(saved, seed.reshape(1, 1, -1))[0].any()):
-                return None
+        conditions = Conditions(trace.eps, lambda: None if errors is None else errors.unsqueeze(0))
+        same = machine.kernel.coincides(saved.x, machine.support_vectors, conditions)[0].nonzero()
+        saved = machine.attach_conditions(saved, conditions)
+        if not len(same) or bool(machine.pullback(saved, seed.reshape(1, 1, -1))[0].any()):
+            return None
         return (
             f"it lies on a support vector (training image {int(machine.support[same[0, 0]])}), where the kernel is "
             "flat and its gradient nothing but rounding: use ContributionCAM"

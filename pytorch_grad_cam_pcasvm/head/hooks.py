@@ -35,6 +35,16 @@ class Changed:
     def __init__(self, module: nn.Module) -> None:
         self.name = type(module).__name__
 
+    def no_closed_form(self) -> Exception:
+        """Return the error of a pullback through the module."""
+        return NoClosedFormError(
+            f"a hook on {self.name}, a part of the head, changes its input, output or gradient, which has no "
+            "closed form",
+            "remove it",
+            "move what it does into the backbone",
+            "register a stage that does it with stage_for.register(...)",
+        )
+
 
 def run(module: Hookable, x: Tensor) -> tuple[Any, Any]:
     """Return ``module.evaluate(x)`` with the module's hooks; saved is a ``Changed`` where they change something."""
@@ -50,19 +60,6 @@ def run(module: Hookable, x: Tensor) -> tuple[Any, Any]:
     received, y, copies, saved = results
     looked = received is copied and output is y and _same([copied, *_tensors(y)], [x, *copies])
     return output, saved if looked and not backward else Changed(module)
-
-
-def intact(saved: Any) -> Any:
-    """Return what a pullback needs, if no hook has changed the module."""
-    if isinstance(saved, Changed):
-        raise NoClosedFormError(
-            f"a hook on {saved.name}, a part of the head, changes its input, output or gradient, which has no "
-            "closed form",
-            "remove it",
-            "move what it does into the backbone",
-            "register a stage that does it with stage_for.register(...)",
-        )
-    return saved
 
 
 def _tensors(y: Any) -> list[Tensor]:

@@ -5,9 +5,9 @@ methods. With ``x`` of shape (N, B) and ``points`` (the support vectors) of shap
 
 - ``argument(x, points)``: shape (N, I), computed once for everything below;
 - ``value(argument)``: ``K(p_i, x)``, shape (N, I);
-- ``pullback(at, points, coefficients)``, where ``at`` is x and its argument: ``sum_i c_i dK(p_i, x)/dx`` for
-  coefficients of shape (N, K, I) or (1, K, I), as a pair: the gradient, shape (N, K, B), and the natural logarithm of a
-  factor that was taken out of it, shape (N, K);
+- ``pullback(at, points, coefficients)``, where ``at`` is x, its argument, and how exactly x is known:
+  ``sum_i c_i dK(p_i, x)/dx`` for coefficients of shape (N, K, I) or (1, K, I), as a pair: the gradient, shape
+  (N, K, B), and the natural logarithm of a factor that was taken out of it, shape (N, K);
 - ``secant(at, at0, points, coefficients)``, where ``at0`` is a start x0 of N rows or of 1 and its argument: the
   vectors whose products with ``x - x0`` are ``sum_i c_i (K(p_i, x) - K(p_i, x0))``, as a pair, too;
 - ``effect(x, points)``: ``|dK(p_i, x)/dx|``, the paper's E, shape (N, I).
@@ -17,39 +17,26 @@ The logarithm is 0 wherever the gradient fits a 32-bit float with room to spare.
 """
 
 import math
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from pytorch_grad_cam_pcasvm.runtime.rollback import with_value
+from pytorch_grad_cam_pcasvm.head.conditions import USUAL, Conditions
 
-At = tuple[Tensor, Tensor]  # x, shape (N, B), and the kernel's argument there, (N, I)
+
+class At(NamedTuple):
+    """Where a kernel is: x, shape (N, B), its argument there, (N, I), and how exactly x is known."""
+
+    x: Tensor
+    argument: Tensor
+    conditions: Conditions = USUAL
+
 
 # exp(-30) = 1e-13: below this a float32 pullback through further layers begins to lose small terms.
 _REPRESENTABLE = -30.0
-
-# How exactly numbers are known: in general, relative to each; and of an SVM's input, if that is known, (N, B).
-Accuracy = tuple[float, Callable[[], Tensor | None]]
-accuracy: ContextVar[Accuracy] = ContextVar("accuracy", default=(torch.finfo(torch.float32).eps, lambda: None))
-
-
-def known_to(eps: float, errors: Callable[[], Tensor | None]) -> AbstractContextManager[None]:
-    """Take numbers as known up to rounding errors of a relative size eps, and an SVM's input up to those errors."""
-    return with_value(accuracy, (eps, errors))
-
-
-def rounding_errors(x: Tensor) -> Tensor:
-    """Return the rounding errors of an SVM's input x, shape (N, B)."""
-    eps, errors = accuracy.get()
-    bounds = errors()
-    return 16 * eps * x.abs() if bounds is None else bounds
-
 
 # Gauss-Legendre nodes and weights on [0, 1]: 12 integrate exp(-e) to the last bit where e, quadratic, varies by 1.
 _NODES, _WEIGHTS = (torch.from_numpy(array) / 2 for array in np.polynomial.legendre.leggauss(12))
@@ -67,10 +54,10 @@ class _OfInnerProduct:
 
     def effect(self, x: Tensor, points: Tensor) -> Tensor:
         """Return ``E = |slope| |p_i|``, shape (N, I)."""
-        return self._slope((x, self.argument(x, points))).abs() * points.norm(dim=1)
+        return self._slope(At(x, self.argument(x, points))).abs() * points.norm(dim=1)
 
     def _slope(self, at: At) -> Tensor:
-        return torch.ones_like(at[1])
+        return torch.ones_like(at.argument)
 
 
 @dataclass(frozen=True)
@@ -83,7 +70,7 @@ class Linear(_OfInnerProduct):
 
     def pullback(self, at: At, points: Tensor, coefficients: Tensor) -> tuple[Tensor, Tensor]:
         """Return ``sum_i c_i p_i``, shape (N, K, B), and zeros, shape (N, K)."""
-        grad = torch.tensordot(coefficients, points, 1).expand(at[0].shape[0], -1, -1)
+        grad = torch.tensordot(coefficients, points, 1).expand(at.x.shape[0], -1, -1)
         return grad, grad.new_zeros(grad.shape[:2])
 
     def secant(self, at: At, at0: At, points: Tensor, coefficients: Tensor) -> tuple[Tensor, Tensor]:
@@ -112,11 +99,11 @@ class Polynomial(_OfInnerProduct):
         return Linear().pullback(at, points, coefficients * self._mean_slope(at, at0).unsqueeze(1))
 
     def _slope(self, at: At) -> Tensor:
-        z = self.gamma * at[1] + self.coef0
+        z = self.gamma * at.argument + self.coef0
         return self.degree * self.gamma * z.pow(self.degree - 1) if self.degree else torch.zeros_like(z)
 
     def _mean_slope(self, at: At, at0: At) -> Tensor:
-        z, z0 = (self.gamma * argument + self.coef0 for _, argument in (at, at0))
+        z, z0 = (self.gamma * argument + self.coef0 for argument in (at.argument, at0.argument))
         if self.degree == int(self.degree):
             # sum_j z^j z0^(degree-1-j), by Horner's rule: nothing cancels.
             total = torch.zeros_like(z)
@@ -143,12 +130,12 @@ class Sigmoid(_OfInnerProduct):
 
     def pullback(self, at: At, points: Tensor, coefficients: Tensor) -> tuple[Tensor, Tensor]:
         """Return ``sum_i c_i gamma sech(z)^2 p_i``, shape (N, K, B), and the logarithm of its factor, shape (N, K)."""
-        scaled, log_scale = _times_exp(self.gamma * coefficients, 2 * self._log_sech(at[1]))
+        scaled, log_scale = _times_exp(self.gamma * coefficients, 2 * self._log_sech(at.argument))
         return torch.tensordot(scaled, points, 1), log_scale
 
     def secant(self, at: At, at0: At, points: Tensor, coefficients: Tensor) -> tuple[Tensor, Tensor]:
         """Return the same with ``sinh(u) / (u cosh(z) cosh(z0))``, u = z - z0, in place of ``sech(z)^2``."""
-        (_, argument), (_, argument0) = at, at0
+        argument, argument0 = at.argument, at0.argument
         u = (self.gamma * (argument - argument0)).abs()
         # sinh(u) / u = exp(u) (1 - exp(-2u)) / (2u), whose parts overflow where their quotient does not.
         mean = torch.where(u > 0, -torch.expm1(-2 * u) / (2 * torch.where(u > 0, u, 1.0)), 1.0)
@@ -157,7 +144,7 @@ class Sigmoid(_OfInnerProduct):
         return torch.tensordot(scaled, points, 1), log_scale
 
     def _slope(self, at: At) -> Tensor:
-        return self.gamma * (2 * self._log_sech(at[1])).exp()
+        return self.gamma * (2 * self._log_sech(at.argument)).exp()
 
     def _log_sech(self, argument: Tensor) -> Tensor:
         """Return the logarithm of sech(z), written so that nothing cancels where tanh saturates."""
@@ -182,13 +169,13 @@ class RBF:
     def pullback(self, at: At, points: Tensor, coefficients: Tensor) -> tuple[Tensor, Tensor]:
         """Return ``2 gamma sum_i c_i K(p_i, x) (p_i - x)``, (N, K, B), and the logarithm of its factor, (N, K).
 
-        It is 0 where it is no larger than the rounding errors that x has from its network (see :func:`known_to`).
+        It is 0 where it is no larger than the rounding errors that x has from its network (see :class:`.Conditions`).
         """
-        x, argument = at
+        x, argument, conditions = at
         scaled, log_scale = _times_exp(2 * self.gamma * coefficients, -self.gamma * argument)
         grad = _around(scaled, points, x)
         # On a support vector of a narrow kernel all that is left is the rounding of its distance, and no direction.
-        rounding = scaled.abs().sum(-1, keepdim=True) * rounding_errors(x).unsqueeze(1)
+        rounding = scaled.abs().sum(-1, keepdim=True) * conditions.bound_rounding(x).unsqueeze(1)
         return grad - grad.detach() * (grad.abs() <= rounding).all(-1, keepdim=True), log_scale
 
     def secant(self, at: At, at0: At, points: Tensor, coefficients: Tensor) -> tuple[Tensor, Tensor]:
@@ -197,7 +184,7 @@ class RBF:
         It is ``2 gamma sum_i c_i I_i (p_i - x0 - tau_i (x - x0))``: I_i is the mean value of the kernel on the line,
         and tau_i, from 0 to 1, the centre of the kernel's weight on it.
         """
-        (x, argument), (x0, argument0) = at, at0
+        (x, argument, _), (x0, argument0, _) = at, at0
         step = x - x0
         scaled_step = self.gamma * step
         # Around the start, so that nothing cancels in products of points that are far from 0.
@@ -211,9 +198,9 @@ class RBF:
         grad = torch.tensordot(scaled, points, 1) if start is None else _around(scaled, points, start)
         return grad - (scaled * tau.unsqueeze(1)).sum(-1, keepdim=True) * step.unsqueeze(1), log_scale
 
-    def coincides(self, x: Tensor, points: Tensor) -> Tensor:
+    def coincides(self, x: Tensor, points: Tensor, conditions: Conditions = USUAL) -> Tensor:
         """Return whether x (N, B) equals each of the points but for rounding, shape (N, I)."""
-        return ((x.unsqueeze(1) - points).abs() <= rounding_errors(x).unsqueeze(1)).all(-1)
+        return ((x.unsqueeze(1) - points).abs() <= conditions.bound_rounding(x).unsqueeze(1)).all(-1)
 
     def effect(self, x: Tensor, points: Tensor) -> Tensor:
         """Return ``E = 2 gamma exp(-gamma d_i^2) d_i``, shape (N, I).

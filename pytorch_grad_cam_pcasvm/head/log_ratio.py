@@ -10,13 +10,15 @@ Bley et al., arXiv 2508.03913.
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from pytorch_grad_cam_pcasvm.head.conditions import USUAL, Conditions
 from pytorch_grad_cam_pcasvm.head.decisions import Decision, Ensemble, KernelSVM
-from pytorch_grad_cam_pcasvm.head.kernels import RBF, rounding_errors, squared_distances
+from pytorch_grad_cam_pcasvm.head.kernels import RBF, squared_distances
 from pytorch_grad_cam_pcasvm.head.stage import Scaled, Stage
 from pytorch_grad_cam_pcasvm.head.stages import Chain
 from pytorch_grad_cam_pcasvm.runtime.device_sync import is_traced, may_look
@@ -57,17 +59,21 @@ class LogRatio(Stage):
                 "speak for one side: use SVMTarget"
             )
 
-    def evaluate(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the log-ratios, shape (N, P); and x."""
-        return torch.stack([evidence.value(x) for evidence in self._evidence()], -1), x
+    def evaluate(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, Conditions]]:
+        """Return the log-ratios, shape (N, P); and x, with how exactly it is known."""
+        return torch.stack([evidence.value(x) for evidence in self._evidence()], -1), (x, USUAL)
 
-    def pullback(self, saved: Tensor, grad: Tensor) -> Scaled:
+    def attach_conditions(self, saved: Any, conditions: Conditions) -> Any:
+        """Return x, with how exactly it is known."""
+        return (saved[0], conditions) if isinstance(saved, tuple) else saved
+
+    def pullback(self, saved: tuple[Tensor, Conditions], grad: Tensor) -> Scaled:
         """Return ``grad dr/dx``, shape (N, K, B)."""
-        return self._rows(saved, grad, lambda evidence: evidence.gradient(saved))
+        return self._rows(saved[0], grad, lambda evidence: evidence.gradient(*saved))
 
-    def secant(self, saved: Tensor, saved0: Tensor, grad: Tensor) -> Scaled:
+    def secant(self, saved: tuple[Tensor, Conditions], saved0: tuple[Tensor, Conditions], grad: Tensor) -> Scaled:
         """Return the same with the mean of the gradient along the straight line from x0 to x."""
-        return self._rows(saved, grad, lambda evidence: evidence.secant(saved, saved0))
+        return self._rows(saved[0], grad, lambda evidence: evidence.secant(saved[0], saved0[0]))
 
     def _rows(self, x: Tensor, grad: Tensor, slope: "Callable[[Evidence], Tensor]") -> Scaled:
         rows = []
@@ -141,7 +147,7 @@ class Evidence:
         size = self._terms(x).logsumexp(-1)
         return size[0] - size[1]
 
-    def gradient(self, x: Tensor) -> Tensor:
+    def gradient(self, x: Tensor, conditions: Conditions = USUAL) -> Tensor:
         """Return ``2 gamma sum_i (s_i^+ - s_i^-) (p_i - x)``, shape (N, B), s the shares in the evidence of each side.
 
         It is 0 where it is no larger than the rounding errors that x has from its network, as on a support vector that
@@ -149,7 +155,7 @@ class Evidence:
         """
         shares = self._terms(x).softmax(-1)[..., :-1]
         grad = self._around(shares[0] - shares[1], x)
-        noise = grad.abs() <= 2 * self.gamma * shares.sum((0, 2)).unsqueeze(-1) * rounding_errors(x)
+        noise = grad.abs() <= 2 * self.gamma * shares.sum((0, 2)).unsqueeze(-1) * conditions.bound_rounding(x)
         return grad - grad.detach() * noise.all(-1, keepdim=True)
 
     def secant(self, x: Tensor, x0: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -12,10 +12,11 @@ from torch.utils._pytree import tree_map_only
 
 from pytorch_grad_cam_pcasvm import moved
 from pytorch_grad_cam_pcasvm.head.alike import refuse_one_class
+from pytorch_grad_cam_pcasvm.head.conditions import USUAL, Conditions, Sampling
 from pytorch_grad_cam_pcasvm.head.decisions import Decision
 from pytorch_grad_cam_pcasvm.head.enumerated import Enumerated
-from pytorch_grad_cam_pcasvm.head.hooks import Changed, Hookable, intact, run
-from pytorch_grad_cam_pcasvm.head.kernels import known_to
+from pytorch_grad_cam_pcasvm.head.hooks import Changed, Hookable, run
+from pytorch_grad_cam_pcasvm.head.measures import Measure, list_measures
 from pytorch_grad_cam_pcasvm.head.stage import Scaled, Stage, errors_after, identity, pulled_through, scaled_sum
 from pytorch_grad_cam_pcasvm.head.stages import Affine
 from pytorch_grad_cam_pcasvm.head.vote import Vote
@@ -106,6 +107,7 @@ class Stack(Hookable):
         self.n_features = next((stage.n_inputs for stage in stages if stage.n_inputs is not None), None)
         curved = next((number for number, stage in enumerate(stages) if not stage.linear), len(stages))
         self.linear_until = min(curved, curved if self.component_position is None else self.component_position)
+        self._measures: list[Measure] | None = None
         self._read_decision()
 
     def _read_decision(self) -> None:
@@ -126,6 +128,13 @@ class Stack(Hookable):
         """The vote; raises a ValueError without a decision. With one, it is an attribute."""
         raise ValueError("the head has no SVM: use PCATarget, or add a fitted SVC after the PCA")
 
+    @property
+    def measures(self) -> list[Measure]:
+        """How far images are from the training set, by what the stages hold of it: decided when first asked."""
+        if self._measures is None:
+            self._measures = list_measures(list(self.stages), self.n_features)
+        return self._measures
+
     def name_classes(self, labels: Any) -> None:
         """Give the classes, or the outputs, other names."""
         self.stages[-1].classes = labels
@@ -135,7 +144,13 @@ class Stack(Hookable):
         """Move to another device; the vote has moved with its stage."""
         super()._apply(fn, recurse)
         self._read_decision()
+        self._measures = None
         return self
+
+    def _load_from_state_dict(self, *arguments: Any) -> None:
+        """Take over what the stages load of another training set."""
+        self._measures = None
+        super()._load_from_state_dict(*arguments)
 
     @property
     def between(self) -> tuple[str, ...]:
@@ -244,6 +259,7 @@ class Stack(Hookable):
         seeds: Mapping[int, Tensor | None],
         start: HeadTrace | None = None,
         until: int = 0,
+        sampling: Sampling = USUAL.sampling,
     ) -> tuple[Tensor, Tensor]:
         """Return the derivative of K targets with respect to the features, in closed form.
 
@@ -256,6 +272,7 @@ class Stack(Hookable):
                 or, if they are the same for every image, (1, K, .); None: one target for each number of that value.
             start: a trace of N rows, or one row for all; None: the derivative.
             until: differentiate with respect to the value at this position instead; no seed may come before it.
+            sampling: the permutations of a decision without a gradient that has too many coalitions.
 
         Returns:
             The derivative divided by ``exp(log_scale)``, shape (N, K, D) or (1, K, D), and ``log_scale``, (N, K) or
@@ -273,23 +290,28 @@ class Stack(Hookable):
         if any(position < first for position in seeds):
             raise ValueError(f"the trace was resumed at position {first}: it has no values before that to explain")
         scaled: Scaled | None = None
-        with known_to(trace.eps, lambda: self.errors(trace, position - 1)):
-            for position in range(len(self.stages), first - 1, -1):
-                y, seed = trace.values[position], seeds.get(position)
-                stage = self.stages[position - 1] if position > first else None
-                is_identity = position in seeds and seed is None
-                short = is_identity and scaled is None and stage is not None and (start is None or stage.linear)
-                if is_identity and not short:
-                    seed = identity(y)
-                if seed is not None:
-                    scaled = (seed, None) if scaled is None else scaled_sum([scaled, (seed, None)])
-                if stage is None:
-                    break
-                saved = [recorded.saved[position - 1] for recorded in traces]
-                if short:
-                    scaled = stage.jacobian(intact(saved[0]), y)
-                elif scaled is not None:
-                    scaled = pulled_through(stage, scaled, *saved)
+        for position in range(len(self.stages), first - 1, -1):
+            y, seed = trace.values[position], seeds.get(position)
+            stage = self.stages[position - 1] if position > first else None
+            is_identity = position in seeds and seed is None
+            short = is_identity and scaled is None and stage is not None and (start is None or stage.linear)
+            if is_identity and not short:
+                seed = identity(y)
+            if seed is not None:
+                scaled = (seed, None) if scaled is None else scaled_sum([scaled, (seed, None)])
+            if stage is None:
+                break
+            if scaled is None and not short:
+                continue  # the seeds come before
+            here, *there = (recorded.saved[position - 1] for recorded in traces)
+            conditions = Conditions(trace.eps, partial(self.errors, trace, position - 1), sampling)
+            here = stage.attach_conditions(here, conditions)
+            if scaled is not None:
+                scaled = pulled_through(stage, scaled, here, *there)
+            elif isinstance(here, Changed):
+                raise here.no_closed_form()
+            else:
+                scaled = stage.jacobian(here, y)
         assert scaled is not None, "no seeds were given"
         grad, log_scale = scaled
         return grad, grad.new_zeros(grad.shape[:2]) if log_scale is None else log_scale

@@ -19,8 +19,9 @@ import torch
 from torch import Tensor
 
 from pytorch_grad_cam_pcasvm import moved
+from pytorch_grad_cam_pcasvm.head.conditions import Conditions
 from pytorch_grad_cam_pcasvm.head.facts import Facts
-from pytorch_grad_cam_pcasvm.head.hooks import Hookable, intact
+from pytorch_grad_cam_pcasvm.head.hooks import Changed, Hookable
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError
 from pytorch_grad_cam_pcasvm.runtime.numerics import precision
 
@@ -102,6 +103,10 @@ class Stage(Hookable):
             "use a method that needs only the gradient",
         )
 
+    def attach_conditions(self, saved: Any, conditions: Conditions) -> Any:
+        """Return what ``evaluate`` saved, with what ``pullback`` or ``secant`` are to know beside it: here nothing."""
+        return saved
+
     def errors(self, errors: Tensor) -> Tensor | None:
         """Return bounds on the output's errors, (N, out), given the input's errors, (N, in); None if unknown."""
         return None
@@ -142,9 +147,12 @@ def pulled_through(stage: Stage, scaled: Scaled, *saved: Any) -> Scaled:
 
     ``saved`` is what ``evaluate`` saved; if followed by what it saved at a start, the secant is used instead.
     """
+    for end in saved:
+        if isinstance(end, Changed):
+            raise end.no_closed_form()
     grad, before = scaled
     rule: Any = stage.pullback if len(saved) == 1 else stage.secant
-    grad, log_scale = rule(*map(intact, saved), grad)
+    grad, log_scale = rule(*saved, grad)
     return grad, before if log_scale is None else log_scale if before is None else before + log_scale
 
 

@@ -1,14 +1,15 @@
 """The stages of a head before its decision: scalings, projections, and other transformers; see :mod:`.stage`."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from pytorch_grad_cam_pcasvm.head.conditions import Conditions
 from pytorch_grad_cam_pcasvm.head.hooks import run
-from pytorch_grad_cam_pcasvm.head.kernels import At, Kernel, Linear, accuracy, known_to
+from pytorch_grad_cam_pcasvm.head.kernels import At, Kernel, Linear
 from pytorch_grad_cam_pcasvm.head.stage import Scaled, Stage, errors_after, pulled_through, scaled_sum
 from pytorch_grad_cam_pcasvm.runtime.numerics import quotient
 
@@ -315,7 +316,11 @@ class KernelMap(Stage):
     def evaluate(self, x: Tensor) -> tuple[Tensor, At]:
         """Return the outputs, shape (N, B), with x and the kernel's argument."""
         argument = self.kernel.argument(x, self.points)
-        return self.kernel.value(argument) @ self.coefficients + self.offset, (x, argument)
+        return self.kernel.value(argument) @ self.coefficients + self.offset, At(x, argument)
+
+    def attach_conditions(self, saved: Any, conditions: Conditions) -> Any:
+        """Return x and the kernel's argument, with how exactly x is known."""
+        return saved._replace(conditions=conditions) if isinstance(saved, At) else saved
 
     def pullback(self, saved: At, grad: Tensor) -> Scaled:
         """Return ``sum_i <grad, c_i> dK(x_i, x)/dx``, shape (N, K, D), divided by its factor."""
@@ -389,6 +394,22 @@ class Chain(Stage):
             needed.append(saved)
         return x, needed
 
+    def attach_conditions(self, saved: Any, conditions: Conditions) -> Any:
+        """Return what each pullback needs, with the conditions of each."""
+        if not isinstance(saved, list):
+            return saved
+
+        def behind(place: int) -> Conditions:
+            errors = conditions.errors
+            return conditions._replace(
+                errors=lambda: None if errors is None else errors_after(self.stages[:place], errors())
+            )
+
+        return [
+            stage.attach_conditions(part, behind(place))
+            for place, (stage, part) in enumerate(zip(self.stages, saved, strict=True))
+        ]
+
     def pullback(self, saved: list[Any], grad: Tensor) -> Scaled:
         """Return the pullback through all stages, and the logarithm of the product of their factors."""
         return self._through([(of_stage,) for of_stage in saved], grad)
@@ -399,14 +420,8 @@ class Chain(Stage):
 
     def _through(self, saved: list[tuple[Any, ...]], grad: Tensor) -> Scaled:
         scaled: Scaled = (grad, None)
-        eps, errors = accuracy.get()
-
-        def before(place: int) -> Callable[[], Tensor | None]:
-            return lambda: errors_after(self.stages[:place], errors())
-
         for place, of_stage in reversed(list(enumerate(saved))):
-            with known_to(eps, before(place)):
-                scaled = pulled_through(self.stages[place], scaled, *of_stage)
+            scaled = pulled_through(self.stages[place], scaled, *of_stage)
         return scaled
 
     def errors(self, errors: Tensor) -> Tensor | None:
@@ -444,6 +459,12 @@ class Union(Stage):
         """Return the outputs of all members, shape (N, P), times ``sign``, and what each pullback needs."""
         values, saved = zip(*(run(member, x) for member in self.members), strict=True)
         return self.sign * torch.cat(values, -1), list(saved)
+
+    def attach_conditions(self, saved: Any, conditions: Conditions) -> Any:
+        """Return what each pullback needs; all members take the same input."""
+        if not isinstance(saved, list):
+            return saved
+        return [member.attach_conditions(part, conditions) for member, part in zip(self.members, saved, strict=True)]
 
     def pullback(self, saved: list[Any], grad: Tensor) -> Scaled:
         """Return the sum of the members' pullbacks, their largest factor taken out, and its logarithm."""

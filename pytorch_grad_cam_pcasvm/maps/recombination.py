@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.head import Head
-from pytorch_grad_cam_pcasvm.head.enumerated import by_groups
+from pytorch_grad_cam_pcasvm.head.conditions import USUAL, Sampling
+from pytorch_grad_cam_pcasvm.head.enumerated import split_sampling
 from pytorch_grad_cam_pcasvm.maps.result import MethodResult, average_samples
 from pytorch_grad_cam_pcasvm.maps.scale import largest
 from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
@@ -117,11 +118,9 @@ def at_place(components: SignedMaps, targets: Any, place: Any) -> tuple[SignedMa
 
 def _recombined(components: SignedMaps, reduction: Head | None, tail: Head | None, targets: list[Any]) -> SignedMaps:
     boundary = _boundary_of(components, tail, reduction)
-
-    def maps() -> MethodResult:
-        return result_of(components, _seeds(components, reduction, tail, targets, boundary))
-
-    result = average_samples(by_groups(None if tail is None else tail.enumerated, maps))
+    samplings = split_sampling(None if tail is None else tail.enumerated, USUAL.sampling)
+    seeds = (_seeds(components, reduction, tail, targets, boundary, sampling) for sampling in samplings)
+    result = average_samples([result_of(components, of_group) for of_group in seeds])
     output = _output(tail, 0, components.values)
     return SignedMaps(
         **vars(result),
@@ -152,7 +151,12 @@ def result_of(components: Any, seeds: OutputGradients) -> MethodResult:
 
 
 def _seeds(
-    components: SignedMaps, reduction: Head | None, tail: Head | None, targets: list[Any], boundary: Boundary | None
+    components: SignedMaps,
+    reduction: Head | None,
+    tail: Head | None,
+    targets: list[Any],
+    boundary: Boundary | None,
+    sampling: Sampling = USUAL.sampling,
 ) -> OutputGradients:
     """Return the gradients, or secants, of K targets with respect to the components."""
     values, count = components.values, len(components.targets)
@@ -189,9 +193,9 @@ def _seeds(
             here, start = (_output(part, position, p) for p in (values, at_baseline))
             asked = [targets[k] for k in chosen]
             if boundary is not None and chosen is behind:
-                seeds = boundary.differentiate(here, asked, values.dtype)
+                seeds = boundary.differentiate(here, asked, values.dtype, sampling=sampling)
             else:
-                seeds = differentiate_targets(here, asked, values.dtype, start)
+                seeds = differentiate_targets(here, asked, values.dtype, start, sampling=sampling)
             grads[:, chosen] = seeds.by_image
             for name, column in columns.items():
                 part = getattr(seeds, name)

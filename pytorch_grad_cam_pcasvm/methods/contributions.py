@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pytorch_grad_cam_pcasvm.head.enumerated import GROUPS, Sampling
+from pytorch_grad_cam_pcasvm.head.conditions import Sampling
+from pytorch_grad_cam_pcasvm.head.enumerated import GROUPS
 from pytorch_grad_cam_pcasvm.maps.multiscale import WAYS, as_one
 from pytorch_grad_cam_pcasvm.maps.recombination import moved
 from pytorch_grad_cam_pcasvm.maps.result import MethodResult

@@ -10,7 +10,8 @@ import torch
 from pytorch_grad_cam.base_cam import BaseCAM
 from torch import Tensor, nn
 
-from pytorch_grad_cam_pcasvm.head.enumerated import Sampling, by_groups, sampled
+from pytorch_grad_cam_pcasvm.head.conditions import Sampling
+from pytorch_grad_cam_pcasvm.head.enumerated import split_sampling
 from pytorch_grad_cam_pcasvm.maps.multiscale import share_remainders
 from pytorch_grad_cam_pcasvm.maps.recombination import result_of
 from pytorch_grad_cam_pcasvm.maps.result import MethodResult, average_samples
@@ -250,8 +251,13 @@ class Method(Named, BaseCAM):
 
     def _explain_groups(self, run: Run, questions: Questions) -> list[MethodResult]:
         """Return the maps of K targets, one for each branch: the mean of those from each group of permutations."""
-        decision = None if run.head is None or questions.are_components else run.head.enumerated
-        groups = by_groups(decision if self.sampling else None, lambda: self._explain_layers(run, questions))
+        sampling, groups = self.sampling, []
+        if sampling is None or run.head is None or questions.are_components:
+            return self._explain_layers(run, questions)
+        for group in split_sampling(run.head.enumerated, sampling):
+            run.sampling = group
+            groups.append(self._explain_layers(run, questions))
+        run.sampling = sampling
         return [average_samples(results) for results in zip(*groups, strict=True)]
 
     def _explain_layers(self, run: Run, questions: Questions) -> list[MethodResult]:
@@ -283,13 +289,12 @@ class Method(Named, BaseCAM):
         components = every_component(run.output) if self.sums and run.adds_components(layer, questions) else ()
         together = 0 < len(components) < len(questions)
         asked = resolve_targets(components, run.output) if together else questions
-        with sampled(self.sampling or Sampling()):
-            parts = [self.compute(run, layer, chunk) for chunk in self._split(asked, run)]
-            result = join_columns(parts, range(len(asked)))
-            if not together:
-                return result
-            assert run.head is not None
-            return result_of(result, run.secants(questions, layer, run.head.component_position or 0))
+        parts = [self.compute(run, layer, chunk) for chunk in self._split(asked, run)]
+        result = join_columns(parts, range(len(asked)))
+        if not together:
+            return result
+        assert run.head is not None
+        return result_of(result, run.secants(questions, layer, run.head.component_position or 0))
 
     def _explain_heads(self, run: Run, questions: Questions) -> Tensor:
         """Return the maps of every head of the first attention, (N, K, heads, H, W); they add up to the maps."""
@@ -366,7 +371,8 @@ class Method(Named, BaseCAM):
             if not dense:
                 check_rows(features, x)
         output = network_output(self.model, passed.output, x.shape[0], x)
-        return Run(self.model, x, passed, output, site.layers, layouts, record)
+        sampling = self.sampling or Sampling()
+        return Run(self.model, x, passed, output, site.layers, layouts, record, sampling=sampling)
 
     def _scale(self, run: Run, results: Sequence[MethodResult], targets: Sequence[Any]) -> list[SignedMaps]:
         """Return the maps of K targets, one for each branch, with their scale."""

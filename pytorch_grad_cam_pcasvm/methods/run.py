@@ -13,6 +13,7 @@ from pytorch_grad_cam_pcasvm import moved
 from pytorch_grad_cam_pcasvm.calculus.pullback import Pullback
 from pytorch_grad_cam_pcasvm.calculus.secants import PathStart
 from pytorch_grad_cam_pcasvm.head import Head
+from pytorch_grad_cam_pcasvm.head.conditions import USUAL, Sampling
 from pytorch_grad_cam_pcasvm.network.inputs import Inputs, images_of, refuse_without_channels
 from pytorch_grad_cam_pcasvm.network.layout import GridLayout, Layout
 from pytorch_grad_cam_pcasvm.network.net import network_output
@@ -63,6 +64,7 @@ class Run:
         record: runs the network on other images, up to the features.
         starts: where secants start, by position of the target layer; none for gradients.
         components_apart: whether contributions to components start at different activations.
+        sampling: the permutations that stand for all coalitions of a head without a gradient.
         count: N.
         dtype: of gradients: that of the network's output, at least float32.
         head: the head, if the network has one.
@@ -78,6 +80,7 @@ class Run:
     record: Callable[[Tensor], Pass]
     starts: dict[int, Start] = field(default_factory=dict)
     components_apart: bool = False
+    sampling: Sampling = USUAL.sampling
     count: int = field(init=False)
     dtype: torch.dtype = field(init=False)
     head: Head | None = field(init=False)
@@ -265,8 +268,9 @@ class Run:
         if start is None:
             return self.output_gradients(targets, until)
         if start.boundary is not None:
-            return start.boundary.differentiate(self.output, targets, self.dtype, until)
-        return differentiate_targets(self.output, targets, self._dtype_of(until), start.output, until=until)
+            return start.boundary.differentiate(self.output, targets, self.dtype, until, self.sampling)
+        dtype = self._dtype_of(until)
+        return differentiate_targets(self.output, targets, dtype, start.output, until=until, sampling=self.sampling)
 
     def _dtype_of(self, position: int) -> torch.dtype:
         return self.output.head_trace.values[position].dtype if position else self.dtype

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from pytorch_grad_cam_pcasvm.head.measures import as_array
 from pytorch_grad_cam_pcasvm.maps.scale import check_finite, warn_of_blanks
-from pytorch_grad_cam_pcasvm.methods.outside_training import measures
+from pytorch_grad_cam_pcasvm.methods.outside_training import measure_images
 from pytorch_grad_cam_pcasvm.methods.run import Run
 from pytorch_grad_cam_pcasvm.network.auto_layers import norms_before_attention
 from pytorch_grad_cam_pcasvm.network.mean_activations import backbone_of
@@ -73,11 +74,12 @@ class WarnOnce:
         """Warn about the values of a SignedMaps; waits for the device."""
         self.of_images(maps.output)
         if maps.effects is not None:
-            self.of_cancellation(maps.targets, _array(maps.cancellation))
-        decisions = [k for k, target in enumerate(maps.targets) if _is_decision(target, maps.output)]
-        if decisions and maps.baseline_values is not None and BaselineWarning not in self._told:
-            values, at_baseline = _array(maps.values), _array(maps.baseline_values)
-            for k in decisions:
+            self.of_cancellation(maps.targets, as_array(maps.cancellation))
+        if maps.baseline_values is None or BaselineWarning in self._told:
+            return
+        values, at_baseline = as_array(maps.values), as_array(maps.baseline_values)
+        for k in np.flatnonzero(2 * _is_ruled(values, at_baseline).sum(0) > len(values)):
+            if _is_decision(maps.targets[k], maps.output):
                 self._of_baseline(maps.targets[k], values[:, k], at_baseline[:, k], maps.effects is None)
 
     def of_rows(self, output: Any, targets: Sequence[Any], values: Tensor, at_baseline: Tensor | None) -> None:
@@ -87,7 +89,9 @@ class WarnOnce:
         if rows and at_baseline is not None and BaselineWarning not in self._told:
             kinds = {targets[n] for n in rows}
             decision = kinds.pop() if len(kinds) == 1 else "the decisions"
-            self._of_baseline(decision, _array(values)[rows, 0], _array(at_baseline)[rows, 0])
+            columns = as_array(values)[rows, 0], as_array(at_baseline)[rows, 0]
+            if 2 * _is_ruled(*columns).sum() > len(rows):
+                self._of_baseline(decision, *columns)
 
     def of_cancellation(self, targets: Sequence[Any], cancellation: np.ndarray) -> None:
         """Warn if on some maps (N, K) evidence cancels that is much larger than what it explains."""
@@ -106,10 +110,10 @@ class WarnOnce:
         """Warn if most of the latest images are unlike those that the head was fitted on; waits for the device."""
         if OutsideTrainingWarning in self._told or not isinstance(output, OfHead):
             return
-        for measure in measures(output):
+        for measure, measured in measure_images(output):
             # Who explains one image at a time meets an odd one among hundreds.
-            distances = [*self._distances.get(measure.name, ()), *measure.distances.tolist()]
-            self._distances[measure.name] = distances = distances[-max(_LATEST, len(measure.distances)) :]
+            distances = [*self._distances.get(measure.name, ()), *measured.tolist()]
+            self._distances[measure.name] = distances = distances[-max(_LATEST, len(measured)) :]
             middle = median_low(distances)
             if middle > measure.limit_of(len(distances)):
                 self.tell(
@@ -120,16 +124,15 @@ class WarnOnce:
     def _of_baseline(
         self, decision: Any, values: np.ndarray, at_baseline: np.ndarray, has_gradient: bool = True
     ) -> None:
-        """Warn if most values (N,) of a decision are due to the baseline, which a neutral one need not change."""
-        (ruled,) = np.nonzero(abs(at_baseline) > abs(values - at_baseline))
-        if 2 * len(ruled) > len(values):
-            value, start = values[ruled[0]], at_baseline[ruled[0]]
-            self.tell(
-                BaselineWarning,
-                f"for {len(ruled)} of {len(values)} images, the baseline contributes more to {decision} than the "
-                f"image: a value of {value:.3g} is {start:.3g} at the baseline, so the map adds up to "
-                f"{value - start:.3g}" + "; with baseline='neutral', it adds up to the value" * has_gradient,
-            )
+        """Warn that most values (N,) of a decision are due to the baseline, which a neutral one need not change."""
+        (ruled,) = np.nonzero(_is_ruled(values, at_baseline))
+        value, start = values[ruled[0]], at_baseline[ruled[0]]
+        self.tell(
+            BaselineWarning,
+            f"for {len(ruled)} of {len(values)} images, the baseline contributes more to {decision} than the "
+            f"image: a value of {value:.3g} is {start:.3g} at the baseline, so the map adds up to "
+            f"{value - start:.3g}" + "; with baseline='neutral', it adds up to the value" * has_gradient,
+        )
 
     def once(self, key: Any) -> bool:
         """Return whether something is asked for the first time."""
@@ -150,9 +153,9 @@ def _is_decision(target: Any, output: Any) -> bool:
     return known and target.boundary(output.head) is not None
 
 
-def _array(tensor: Tensor) -> np.ndarray:
-    """Return a tensor as an array, for which torch need not dispatch anything."""
-    return tensor.detach().cpu().numpy()
+def _is_ruled(values: np.ndarray, at_baseline: np.ndarray) -> np.ndarray:
+    """Return where the baseline contributes more to a value than the image."""
+    return abs(at_baseline) > abs(values - at_baseline)  # type: ignore[no-any-return]
 
 
 def warn_of_blind_tokens(run: Run, layer: int, nu: Tensor) -> bool:

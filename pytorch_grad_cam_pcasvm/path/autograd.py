@@ -103,7 +103,7 @@ class AutogradPath:
 
         x = each(lambda tensor: tensor.clone() if tensor.is_inference() else tensor, x)
         with without_inference(), Rollback() as rollback:
-            rollback.note_modes()
+            rollback.note_torch()
             rollback.go_below_autograd()
             _push_mode(mode)
             output = run_to_features(self._backbone, self._layer, self._names, x, split, Hooks(rollback))

@@ -14,7 +14,7 @@ from pytorch_grad_cam_pcasvm.calculus.secants import PathStart
 from pytorch_grad_cam_pcasvm.path.forward_pass import Pass
 from pytorch_grad_cam_pcasvm.runtime.device_sync import may_look
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError
-from pytorch_grad_cam_pcasvm.tape.operations import tensors_in
+from pytorch_grad_cam_pcasvm.tape.operations import list_tensors
 from pytorch_grad_cam_pcasvm.tape.tape import Tape, has_gradient, memory_of
 
 
@@ -107,7 +107,7 @@ class ClosedFormPass(Pass):
         """Return whether all that the path uses besides the target layers are parameters and buffers of a network."""
         known = {memory_of(tensor) for tensor in (*network.parameters(), *network.buffers())} - {None}
         return all(
-            memory_of(tensor) in known for step in self.tape.steps for tensor in tensors_in((step.args, step.kwargs))
+            memory_of(tensor) in known for step in self.tape.steps for tensor in list_tensors((step.args, step.kwargs))
         )
 
     def averages(self, target: int) -> bool:

@@ -135,13 +135,13 @@ class Path:
 
         try:
             with without_inference(), Rollback() as rollback:
-                rollback.note_modes()
                 rollback.note(recorder.clear)
+                rollback.note_torch()
                 rollback.go_below_autograd()
                 if watches_stem:
                     _push_mode(recorder)
                 else:
-                    stem = Stem(rollback)
+                    stem = Stem()
                 hooks = Hooks(rollback)
                 calls.watch(self._modules, rollback, hooks)
                 others = OtherThreads(rollback) if self._replays else None

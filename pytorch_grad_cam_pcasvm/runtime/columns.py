@@ -61,7 +61,8 @@ def order_columns(tensors: Sequence[Tensor], members: Sequence[int], dim: int = 
 
 def join_rows(parts: Sequence[Table], **others: Any) -> Table:
     """Return the rows of several tables as one table."""
-    columns: Any = {name: torch.cat([part.columns[name] for part in parts]) for name in parts[0].columns}
+    tables = [part.columns for part in parts]
+    columns: Any = {name: torch.cat([table[name] for table in tables]) for name in tables[0]}
     return replace(parts[0], **columns, **others)  # type: ignore[type-var]
 
 

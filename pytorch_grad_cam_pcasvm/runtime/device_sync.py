@@ -6,24 +6,34 @@ Between images and maps nothing else asks what a number is; what is refused for 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from enum import IntEnum
+from typing import Any
 
 from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.runtime.rollback import Rollback
 
-_allowed = ContextVar("looks", default=True)
-_choosy = ContextVar("choices", default=True)
+
+class Looks(IntEnum):
+    """What numbers may be looked at for."""
+
+    NOTHING = 0
+    ERRORS = 1  # and what is found once and kept: not which of several things these images need
+    CHOICES = 2
+
+
+_looks = ContextVar("looks", default=Looks.CHOICES)
 _traced = ContextVar("traced", default=False)
 
 
 def may_look(tensor: Tensor) -> bool:
     """Return whether numbers of a tensor may be looked at: if it is on the CPU, outside of :func:`no_looks`."""
-    return _allowed.get() and tensor.device.type == "cpu"
+    return _looks.get() > Looks.NOTHING and tensor.device.type == "cpu"
 
 
 def may_choose(tensor: Tensor) -> bool:
     """Return whether only what these images need may be computed: if one may look, outside of :func:`every_choice`."""
-    return _choosy.get() and may_look(tensor)
+    return _looks.get() > Looks.ERRORS and tensor.device.type == "cpu"
 
 
 def is_traced() -> bool:
@@ -34,26 +44,26 @@ def is_traced() -> bool:
 @contextmanager
 def no_looks() -> Iterator[None]:
     """Look at no number, as on a GPU, whatever the device."""
-    with _set(_allowed, value=False):
+    with _set(_looks, Looks.NOTHING):
         yield
 
 
 @contextmanager
 def every_choice() -> Iterator[None]:
     """Compute what any image may need, and keep it for a program."""
-    with _set(_choosy, value=False):
+    with _set(_looks, min(_looks.get(), Looks.ERRORS)):
         yield
 
 
 @contextmanager
 def traced() -> Iterator[None]:
     """Make a program: look at no number, and take what :func:`every_choice` has kept."""
-    with no_looks(), _set(_traced, value=True):
+    with no_looks(), _set(_traced, True):
         yield
 
 
 @contextmanager
-def _set(variable: "ContextVar[bool]", *, value: bool) -> Iterator[None]:
+def _set(variable: "ContextVar[Any]", value: Any) -> Iterator[None]:
     with Rollback() as rollback:
         rollback.set_variable(variable, value)
         yield

@@ -4,8 +4,8 @@ import contextlib
 import inspect
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext, suppress
 from contextvars import ContextVar
 from functools import partial
 from types import FrameType
@@ -63,35 +63,33 @@ class Rollback:
         variable.set(value)
 
     def note_torch(self) -> None:
-        """Note what torch keeps for this thread: gradients on or off, autocast, torch function modes."""
+        """Note what torch keeps for this thread: gradients on or off, autocast, modes for functions and for dispatch.
+
+        Modes that are entered inside will be left.
+        """
+        # Where torch sets a mode aside for a call of its own, an interrupt can bring it back after everything.
+        while (count := torch._C._len_torch_function_stack()) and _is_left(torch._C._get_function_stack_at(count - 1)):
+            torch._C._pop_torch_function_stack()
         casts = [
             (device_type, torch.is_autocast_enabled(device_type), torch.get_autocast_dtype(device_type))
             for device_type in ("cpu", "cuda")
         ]
-        self.note(_put_back_autocast, casts, late=False)
-        self.note(_put_back_flags, self._owner, torch.is_grad_enabled(), torch.is_autocast_cache_enabled())
-        self.note_modes()
+        flags = torch.is_grad_enabled(), torch.is_autocast_cache_enabled()
+        self.note(_put_back_flags, self._owner, *flags, torch._C._len_torch_dispatch_stack())
+        self.note(_put_back_casts, casts, torch._C._len_torch_function_stack(), late=False)
 
-    def note_modes(self) -> None:
-        """Note torch's modes of this thread, for functions and for dispatch: those entered inside will be left."""
-        # Where torch sets a mode aside for a call of its own, an interrupt can bring it back after everything.
-        while (count := torch._C._len_torch_function_stack()) and _is_left(torch._C._get_function_stack_at(count - 1)):
-            torch._C._pop_torch_function_stack()
-        self.note(_leave_modes, torch._C._len_torch_function_stack(), late=False)
-        self.note(_leave_dispatch_modes, self._owner, torch._C._len_torch_dispatch_stack())
-
-    def note_autograd(self) -> None:
-        """Note whether torch dispatches to autograd in this thread."""
+    def note_dispatch(self) -> None:
+        """Note whether torch dispatches to autograd in this thread, and whether it refuses operations that draw."""
         # torch's own guard puts this back whenever it is freed, which after an interrupt may be any time.
         excluded = [torch._C._dispatch_tls_is_dispatch_key_excluded(key) for key in _AUTOGRAD]
-        self.note(_exclude, self._owner, excluded)
+        refused = torch._C._dispatch_tls_is_dispatch_key_included(_NO_DRAWS)
+        self.note(_put_back_dispatch, self._owner, excluded, refused)
 
     def go_below_autograd(self) -> None:
-        """Leave autograd out of what torch dispatches to in this thread, with gradients switched on all the same."""
-        self.note_autograd()
+        """Leave autograd out of what torch dispatches to, with gradients on all the same: after :meth:`note_torch`."""
+        self.note_dispatch()
         for key in _AUTOGRAD:
             torch._C._dispatch_tls_set_dispatch_key_excluded(key, True)
-        self.note(_set_gradients_of, self._owner, torch.is_grad_enabled())
         set_gradients(enabled=True)
 
     @staticmethod
@@ -100,15 +98,13 @@ class Rollback:
         for key in _AUTOGRAD:
             torch._C._dispatch_tls_set_dispatch_key_excluded(key, False)
 
-    def refuse_draws(self) -> None:
-        """Let torch refuse operations that draw from a generator in this thread, as its first vmap did."""
-        self.note_draws()
-        torch._C._dispatch_tls_set_dispatch_key_included(_NO_DRAWS, True)
+    @staticmethod
+    def refuse_draws() -> None:
+        """Let torch refuse operations that draw from a generator in this thread, as its first vmap did.
 
-    def note_draws(self) -> None:
-        """Note whether torch refuses operations that draw."""
-        refused = torch._C._dispatch_tls_is_dispatch_key_included(_NO_DRAWS)
-        self.note(_set_draws_refused, self._owner, refused)
+        After :meth:`note_dispatch`.
+        """
+        torch._C._dispatch_tls_set_dispatch_key_included(_NO_DRAWS, True)
 
     @staticmethod
     def allow_draws() -> None:
@@ -191,18 +187,6 @@ def _recover() -> None:
                 rollback._close(late=True)
 
 
-@contextmanager
-def with_value(variable: "ContextVar[Any]", own: Any) -> Iterator[None]:
-    """Give a context variable another value; only its own is put back, as after an interrupt this may come late."""
-    before = variable.get()
-    variable.set(own)
-    try:
-        yield
-    finally:
-        if variable.get() is own:
-            variable.set(before)
-
-
 def set_gradients(enabled: bool) -> None:
     """Switch gradients on or off for this thread, unseen by torch function modes, which may be recording around it."""
     with torch._C.DisableTorchFunction():
@@ -214,40 +198,25 @@ def _set_variable(thread: threading.Thread, variable: "ContextVar[Any]", value: 
         variable.set(value)
 
 
-def _exclude(thread: threading.Thread, excluded: list[bool]) -> None:
-    for key, was_excluded in zip(_AUTOGRAD, excluded, strict=True):
-        if threading.current_thread() is thread:
+def _put_back_dispatch(thread: threading.Thread, excluded: list[bool], refused: bool) -> None:
+    if threading.current_thread() is thread:
+        torch._C._dispatch_tls_set_dispatch_key_included(_NO_DRAWS, refused)
+        for key, was_excluded in zip(_AUTOGRAD, excluded, strict=True):
             torch._C._dispatch_tls_set_dispatch_key_excluded(key, was_excluded)
 
 
-def _set_draws_refused(thread: threading.Thread, refused: bool) -> None:
-    if threading.current_thread() is thread:
-        torch._C._dispatch_tls_set_dispatch_key_included(_NO_DRAWS, refused)
-
-
-def _set_gradients_of(thread: threading.Thread, enabled: bool) -> None:
-    if threading.current_thread() is thread:
-        set_gradients(enabled)
-
-
-def _leave_dispatch_modes(thread: threading.Thread, count: int) -> None:
-    while threading.current_thread() is thread and torch._C._len_torch_dispatch_stack() > count:
+def _put_back_flags(thread: threading.Thread, grad: bool, cached: bool, modes: int) -> None:
+    while threading.current_thread() is thread and torch._C._len_torch_dispatch_stack() > modes:
         _pop_mode()
-
-
-def _put_back_flags(thread: threading.Thread, grad: bool, cached: bool) -> None:
     if threading.current_thread() is thread:
         set_gradients(grad)
         torch.set_autocast_cache_enabled(cached)
 
 
-def _put_back_autocast(casts: list[tuple[str, bool, torch.dtype]]) -> None:
+def _put_back_casts(casts: list[tuple[str, bool, torch.dtype]], modes: int) -> None:
+    while torch._C._len_torch_function_stack() > modes:
+        torch._C._pop_torch_function_stack()
     for device_type, enabled, dtype in casts:
         if torch.is_autocast_enabled(device_type) != enabled or torch.get_autocast_dtype(device_type) != dtype:
             torch.set_autocast_enabled(device_type, enabled)
             torch.set_autocast_dtype(device_type, dtype)
-
-
-def _leave_modes(count: int) -> None:
-    while torch._C._len_torch_function_stack() > count:
-        torch._C._pop_torch_function_stack()

@@ -1,7 +1,7 @@
 """The alias tracker: which tensors stand for which values of a tape, whatever is written into the memory they share."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 from weakref import ref
@@ -15,7 +15,7 @@ from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError
 from pytorch_grad_cam_pcasvm.runtime.frames import module_around
 from pytorch_grad_cam_pcasvm.tape.aliases import Alias, Memory, views_of
 from pytorch_grad_cam_pcasvm.tape.marks import Marks
-from pytorch_grad_cam_pcasvm.tape.operations import tensors_in
+from pytorch_grad_cam_pcasvm.tape.operations import list_tensors
 from pytorch_grad_cam_pcasvm.tape.step import Ref, Step
 from pytorch_grad_cam_pcasvm.tape.tape import Tape, has_gradient, memory_of, version_of
 
@@ -54,9 +54,9 @@ class AliasTracker:
         self._exposed: list[tuple[Tensor, Tensor, int | None]] = []  # as they are, and as they were
         self.written: set[int] | None = None  # memories, by a call that is one step as a whole; None: there is none
 
-    def depends(self, arguments: Any) -> bool:
-        """Return whether any tensor among arguments depends on a target layer."""
-        for tensor in tensors_in(arguments):
+    def depends(self, tensors: Iterable[Tensor]) -> bool:
+        """Return whether any of some tensors depends on a target layer."""
+        for tensor in tensors:
             alias = self.aliases.get(id(tensor))
             if alias is not None and (alias.value is not None or alias.memory in self.memories):
                 return True
@@ -88,9 +88,10 @@ class AliasTracker:
 
     def expose(self, arguments: Any) -> None:
         """Note that numbers are read, or may be written, where the dispatcher does not see it."""
-        if self.tape.roots and self.depends(arguments):
+        tensors = list_tensors(arguments) if self.tape.roots else []
+        if self.depends(tensors):
             self.tape.branches = True
-            for tensor in tensors_in(arguments):
+            for tensor in tensors:
                 with self.paused():
                     self._exposed.append((tensor.detach(), tensor.clone(), memory_of(tensor)))
 
@@ -100,9 +101,9 @@ class AliasTracker:
             if memory not in self.memories and not torch.equal(tensor, before):
                 raise hidden_write("something that cannot be seen")
 
-    def is_smooth(self, arguments: Any) -> bool:
+    def is_smooth(self, tensors: Iterable[Tensor]) -> bool:
         """Return whether any of them has a gradient."""
-        indices = list(map(self.find_value, tensors_in(arguments)))  # all: each may be made anew after a write
+        indices = list(map(self.find_value, tensors))  # all: each may be made anew after a write
         return any(index is not None and index not in self.tape.switches for index in indices)
 
     def find_value(self, tensor: Tensor) -> int | None:
@@ -257,7 +258,7 @@ class AliasTracker:
         memory = memory_of(outputs[0]) if outputs else None
         if not isinstance(func, OpOverload):
             return
-        parent = None if memory is None else next((x for x in tensors_in(args) if memory_of(x) == memory), None)
+        parent = None if memory is None else next((x for x in list_tensors(args) if memory_of(x) == memory), None)
         if parent is None or any(parent is output for output in outputs):
             return
         self.track(parent)

@@ -1,7 +1,7 @@
 """What a schema says of an operation of torch's dispatcher: whether it draws, writes, or only asks for shapes."""
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -66,7 +66,7 @@ class Operation:
         if not self.written:
             return []
         named = self.named(args, kwargs)
-        return list(tensors_in(named[name] for name in self.written if name in named))
+        return list_tensors(named[name] for name in self.written if name in named)
 
     def is_random(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
         """Return whether a call draws random numbers: dropout in evaluation mode, or of probability 0, does not."""
@@ -177,10 +177,12 @@ def mask_of(function: Any, args: tuple[Any, ...]) -> Tensor | None:
     return mask.reshape(*[1] * before, *mask.shape, *[1] * behind)
 
 
-def tensors_in(arguments: Any) -> Iterator[Tensor]:
-    """Yield the tensors among arguments, also those in lists and dicts."""
+def list_tensors(arguments: Any) -> list[Tensor]:
+    """Return the tensors among arguments, also those in lists and dicts."""
+    tensors = []
     for item in arguments.values() if isinstance(arguments, dict) else arguments:
         if isinstance(item, Tensor):
-            yield item
+            tensors.append(item)
         elif isinstance(item, list | tuple | dict):
-            yield from tensors_in(item)
+            tensors += list_tensors(item)
+    return tensors

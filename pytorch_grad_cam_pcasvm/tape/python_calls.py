@@ -14,6 +14,7 @@ from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError, refuse
 from pytorch_grad_cam_pcasvm.runtime.hooks import Hooks
 from pytorch_grad_cam_pcasvm.runtime.rollback import Mode, Rollback
 from pytorch_grad_cam_pcasvm.tape.alias_tracker import gradient_hook, unseen_write
+from pytorch_grad_cam_pcasvm.tape.operations import list_tensors
 from pytorch_grad_cam_pcasvm.tape.recorder import Recorder, explanation
 from pytorch_grad_cam_pcasvm.tape.step import mapped
 
@@ -119,11 +120,11 @@ class Calls(Mode):
             self._recorder.end_composite(composite, output, several=several)
 
     def _refuse_hooked(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        if self._tracker.depends((args, kwargs)):
+        if self._tracker.depends(list_tensors((args, kwargs))):
             raise gradient_hook(f"{type(module).__name__} has a backward hook on the path")
 
     def _refuse_compiled(self, module: Any, args: Any) -> None:
-        if not self._tracker.depends((args,)):
+        if not self._tracker.depends(list_tensors(args)):
             return
         if torch_module._global_backward_hooks or torch_module._global_backward_pre_hooks:
             raise gradient_hook(f"{module.original_name} has a backward hook on the path")

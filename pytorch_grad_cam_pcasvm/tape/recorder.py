@@ -40,10 +40,10 @@ from pytorch_grad_cam_pcasvm.tape.marks import run_unmarked
 from pytorch_grad_cam_pcasvm.tape.operations import (
     Operation,
     functional,
+    list_tensors,
     mask_of,
     operation,
     plain,
-    tensors_in,
 )
 from pytorch_grad_cam_pcasvm.tape.overlapping import check_order, overlapping_write
 from pytorch_grad_cam_pcasvm.tape.randomness import Draws, random_numbers
@@ -110,7 +110,8 @@ class Recorder(TorchDispatchMode):
         if op.aliases and not _has_rule(func, args) and (parts := decomposed(func)) is not None:
             with self._listening():  # to views with rules, in case that something is written into them
                 return parts(*args, **kwargs)
-        if not self.tracker.depends((args, kwargs)):
+        tensors = list_tensors((args, kwargs))
+        if not self.tracker.depends(tensors):
             for tensor in op.written_in(args, kwargs):
                 self.tracker.save_before_write(tensor)
                 if self.tracker.shares_memory(tensor):  # with values of the tape, which would not know of it
@@ -131,7 +132,7 @@ class Recorder(TorchDispatchMode):
         if op.of_shape:
             self.check_functions(args)
             return func(*args, **kwargs)
-        smooth = self.tracker.is_smooth((args, kwargs)) and self._has_gradients() and not is_constant(func)
+        smooth = self.tracker.is_smooth(tensors) and self._has_gradients() and not is_constant(func)
         if op.written:
             try:
                 return self._write(func, op, args, kwargs, smooth=smooth)
@@ -153,19 +154,20 @@ class Recorder(TorchDispatchMode):
     def _note_fork(self, func: Any, args: Any, kwargs: Any) -> None:
         """Note an operation on the path in another thread, which must not fail there."""
         if self.tape.roots and self._forked is None:
-            aliases = (self.tracker.aliases.get(id(tensor)) for tensor in tensors_in((args, kwargs)))
+            aliases = (self.tracker.aliases.get(id(tensor)) for tensor in list_tensors((args, kwargs)))
             if any(alias is not None and alias.value is not None for alias in aliases):
                 self._forked = operation(func).name
 
     def begin_composite(self, call: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Composite | None:
         """Begin a call that has a rule as a whole; return it, or None if its parts are recorded."""
-        if self.tracker.written is not None or not self.tape.roots or not self.tracker.depends((args, kwargs)):
+        if self.tracker.written is not None or not self.tape.roots:
             return None
-        if not self.tracker.is_smooth((args, kwargs)) or not self._has_gradients():
+        tensors = list_tensors((args, kwargs))
+        if not self.tracker.depends(tensors) or not self.tracker.is_smooth(tensors) or not self._has_gradients():
             return None
         step = self._prepare_step(call, args, kwargs, smooth=True)
         self.tracker.written = set()
-        return step, set(map(id, tensors_in((args, kwargs))))
+        return step, set(map(id, tensors))
 
     def end_composite(self, composite: Composite, result: Any, *, several: bool = False) -> None:
         """Record such a call as one step, unless it has failed, and the network goes on without it."""
@@ -217,7 +219,8 @@ class Recorder(TorchDispatchMode):
 
     def check_functions(self, arguments: Any) -> None:
         """Refuse an ``autograd.Function`` that reads shapes or memory of arguments, and so may compute unseen."""
-        if self.tape.roots and self.tracker.depends(arguments) and self.tracker.is_smooth(arguments):
+        tensors = list_tensors(arguments) if self.tape.roots else []
+        if self.tracker.depends(tensors) and self.tracker.is_smooth(tensors):
             self._has_gradients()
 
     def _has_gradients(self) -> bool:
@@ -382,9 +385,8 @@ explanation: ContextVar[object] = ContextVar("explanation", default=None)
 def explain_unseen(rollback: Rollback) -> None:
     """Begin an explanation: what records another one around it, as where a hook explains a network, does not see it."""
     rollback.set_variable(explanation, object())
-    rollback.note_autograd()
+    rollback.note_dispatch()
     rollback.go_above_autograd()
-    rollback.note_draws()
     rollback.allow_draws()
 
 

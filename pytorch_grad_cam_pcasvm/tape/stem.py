@@ -17,16 +17,12 @@ class UnclearStem(BaseException):
 
 
 class Stem:
-    """A stem that runs unwatched, from now on.
+    """A stem that runs unwatched, from now on, in a :class:`.Rollback` that has noted what torch dispatches to."""
 
-    Args:
-        rollback: of the pass.
-    """
-
-    def __init__(self, rollback: Rollback) -> None:
+    def __init__(self) -> None:
         self._states = _read_generators()
         self._modes = torch._C._len_torch_dispatch_stack()
-        rollback.refuse_draws()
+        Rollback.refuse_draws()
 
     def end(self) -> None:
         """End the stem at a target layer.

@@ -55,6 +55,9 @@ class Step:
         rule: its rule; None: it has none.
         arguments: those that its rule takes by position.
         options: its other arguments.
+        is_layer: whether it is a layer with a rule of its own.
+        operands: the arguments without the layer, if it is one.
+        first: the first of these; None: there is none.
     """
 
     function: Any
@@ -70,6 +73,9 @@ class Step:
     rule: Rule | None = field(init=False)
     arguments: tuple[Any, ...] = field(init=False)
     options: dict[str, Any] = field(init=False)
+    is_layer: bool = field(init=False)
+    operands: tuple[Any, ...] = field(init=False)
+    first: Any = field(init=False)
 
     def __post_init__(self) -> None:
         """Look up the rule, and arrange the arguments for it."""
@@ -81,6 +87,9 @@ class Step:
                 if parameter not in self.options:
                     break
                 self.arguments = (*self.arguments, self.options.pop(parameter))
+        self.is_layer = isinstance(self.function, type) and issubclass(self.function, nn.Module)
+        self.operands = self.arguments[1:] if self.is_layer else self.arguments
+        self.first = self.operands[0] if self.operands else None
 
     @property
     def name(self) -> str:
@@ -88,21 +97,6 @@ class Step:
         if isinstance(self.function, OpOverload):
             return str(self.function.overloadpacket)
         return getattr(self.function, "__name__", str(self.function))
-
-    @property
-    def is_layer(self) -> bool:
-        """Whether it is a layer with a rule of its own."""
-        return isinstance(self.function, type) and issubclass(self.function, nn.Module)
-
-    @property
-    def operands(self) -> tuple[Any, ...]:
-        """The arguments without the layer, if it is one."""
-        return self.arguments[1:] if self.is_layer else self.arguments
-
-    @property
-    def first(self) -> Any:
-        """The first of these; None: there is none."""
-        return self.operands[0] if self.operands else None
 
     @property
     def output(self) -> int:

@@ -10,6 +10,7 @@ from scipy.optimize import brentq
 from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.head import Head
+from pytorch_grad_cam_pcasvm.head.conditions import USUAL, Sampling
 from pytorch_grad_cam_pcasvm.head.decisions import Ensemble, KernelSVM
 from pytorch_grad_cam_pcasvm.head.stages import Chain
 from pytorch_grad_cam_pcasvm.head.vote import Vote
@@ -92,13 +93,22 @@ class Boundary:
             self._runs[key] = HeadRun(self.head, self.head(points))
         return self._runs[key] if which is None else self._runs[key].rows(which)
 
-    def differentiate(self, output: Any, targets: Sequence[Any], dtype: torch.dtype, until: int = 0) -> OutputGradients:
+    def differentiate(
+        self,
+        output: Any,
+        targets: Sequence[Any],
+        dtype: torch.dtype,
+        until: int = 0,
+        sampling: Sampling = USUAL.sampling,
+    ) -> OutputGradients:
         """Return the secants of K targets, each from its own point, with respect to the head's value at a position."""
         questions, parts, order = resolve_targets(targets, output), [], list[int]()
         for members, boundaries, which in questions.group_boundaries(self.head, output.device):
             there = self.at(boundaries, which)
             value_dtype = there.head_trace.values[until].dtype if until else dtype
-            seeds = differentiate_targets(output, questions.take(members), value_dtype, there, until=until)
+            seeds = differentiate_targets(
+                output, questions.take(members), value_dtype, there, until=until, sampling=sampling
+            )
             step = there.head_trace.values[until] - self.start.head_trace.values[until]
             excess = (seeds.by_image * step.to(seeds.by_image).unsqueeze(1)).sum(-1)
             parts.append(replace(seeds, excess=excess))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.head import Head
-from pytorch_grad_cam_pcasvm.head.kernels import known_to
+from pytorch_grad_cam_pcasvm.head.conditions import Conditions
 from pytorch_grad_cam_pcasvm.head.log_ratio import log_ratios
 from pytorch_grad_cam_pcasvm.head.stage import Stage, pulled_through
 from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput, OfHead
@@ -325,8 +325,9 @@ class LogRatioTarget(PlacedTarget, ClosedFormTarget):
         stage, position = self._stage(output)
         traces = [head_output.head_trace for head_output in (output, start) if head_output is not None]
         saved = [stage.evaluate(trace.values[position])[1] for trace in traces]
-        with known_to(traces[0].eps, partial(output.head.errors, traces[0], position)):
-            grad, log_scale = pulled_through(stage, (rows.unsqueeze(1), None), *saved)
+        conditions = Conditions(traces[0].eps, partial(output.head.errors, traces[0], position))
+        saved[0] = stage.attach_conditions(saved[0], conditions)
+        grad, log_scale = pulled_through(stage, (rows.unsqueeze(1), None), *saved)
         return {position: (grad if log_scale is None else grad * log_scale.exp().unsqueeze(-1)).squeeze(1)}
 
 

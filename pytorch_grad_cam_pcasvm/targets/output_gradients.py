@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pytorch_grad_cam_pcasvm.head.conditions import USUAL, Sampling
 from pytorch_grad_cam_pcasvm.head.stack import HeadTrace
 from pytorch_grad_cam_pcasvm.network.grid import Grid
 from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput, HeadRun, PlainOutput
@@ -74,7 +75,13 @@ def _join_images(parts: Sequence[OutputGradients], images: Sequence[int]) -> Out
 
 
 def differentiate_targets(
-    output: Any, targets: Sequence[Any], dtype: torch.dtype, start: Any = None, *, until: int = 0
+    output: Any,
+    targets: Sequence[Any],
+    dtype: torch.dtype,
+    start: Any = None,
+    *,
+    until: int = 0,
+    sampling: Sampling = USUAL.sampling,
 ) -> OutputGradients:
     """Return the gradients of K targets, or where there is a start their secants from it to the images.
 
@@ -84,29 +91,30 @@ def differentiate_targets(
         dtype: dtype of the gradients.
         start: the output at the start, of N rows, or one for all.
         until: position of the head's value that the gradients are with respect to, instead of the features.
+        sampling: the permutations of a head without a gradient that has too many coalitions.
 
     Returns:
         The gradients.
     """
     questions = resolve_targets(targets, output)
     if questions.images is None:
-        return _differentiate(output, questions.columns, dtype, start, until)
+        return _differentiate(output, questions.columns, dtype, start, until, sampling)
     parts = []
     for column, images in zip(questions.columns, questions.images, strict=True):
         there = start if start is None or start.count == 1 else start.rows(images)
-        parts.append(_differentiate(output.rows(images), [column], dtype, there, until))
+        parts.append(_differentiate(output.rows(images), [column], dtype, there, until, sampling))
     return _join_images(parts, [image for images in questions.images for image in images])
 
 
 def _differentiate(
-    output: Any, columns: Sequence[Question], dtype: torch.dtype, start: Any, until: int
+    output: Any, columns: Sequence[Question], dtype: torch.dtype, start: Any, until: int, sampling: Sampling
 ) -> OutputGradients:
     """Return the gradients of K questions that are asked of all images."""
     if output.head is None:
         return _of_plain(output, columns, dtype, start)
     if output.grid is not None:
-        return _of_places(output, columns, dtype, start)
-    return _of_head(output, columns, dtype, start, until)
+        return _of_places(output, columns, dtype, start, sampling)
+    return _of_head(output, columns, dtype, start, until, sampling)
 
 
 def _of_plain(
@@ -125,7 +133,12 @@ def _of_plain(
 
 
 def _of_head(
-    output: HeadRun | HeadOutput, columns: Sequence[Question], dtype: torch.dtype, start: Any = None, until: int = 0
+    output: HeadRun | HeadOutput,
+    columns: Sequence[Question],
+    dtype: torch.dtype,
+    start: Any,
+    until: int,
+    sampling: Sampling,
 ) -> OutputGradients:
     count, trace, start_trace = output.count, output.head_trace, None if start is None else start.head_trace
     parts: list[tuple[list[int], list[Tensor]]] = []
@@ -135,10 +148,10 @@ def _of_head(
         if start_trace is not None and output.head.enumerated is not None and [*seeds] == [len(output.head.stages)]:
             # In two steps: between them are the Shapley values.
             place = len(output.head.stages) - 1
-            slopes, _ = output.head.pullback(trace, seeds, start_trace, place)
+            slopes, _ = output.head.pullback(trace, seeds, start_trace, place, sampling)
             sizes = (slopes * _change(trace, start_trace, place)).abs().sum(-1)
             inside = {place: slopes}
-        grad, log_scale = output.head.pullback(trace, inside, start_trace, until)
+        grad, log_scale = output.head.pullback(trace, inside, start_trace, until, sampling)
         tensors = [grad.expand(count, -1, -1), log_scale.expand(count, -1), values]
         if start_trace is not None:
             at_start = _at_start([columns[k] for k in members], seeds, values, output, start)
@@ -158,7 +171,7 @@ def _of_head(
 
 
 def _of_places(
-    output: HeadRun | HeadOutput, columns: Sequence[Question], dtype: torch.dtype, start: Any = None
+    output: HeadRun | HeadOutput, columns: Sequence[Question], dtype: torch.dtype, start: Any, sampling: Sampling
 ) -> OutputGradients:
     """Return the gradients of K questions with respect to dense features, each at its place."""
     groups: dict[Any, list[int]] = {}
@@ -169,15 +182,20 @@ def _of_places(
         some = [columns[k] for k in members]
         positions = some[0].positions
         if positions is not None:
-            part = _of_region(output, some, positions, dtype, start)
+            part = _of_region(output, some, positions, dtype, start, sampling)
         else:
-            part = _of_whole(output, some[0], dtype, start)
+            part = _of_whole(output, some[0], dtype, start, sampling)
         parts.append(part)
     return join_gradients(parts, [k for members in groups.values() for k in members])
 
 
 def _of_region(
-    output: HeadRun | HeadOutput, columns: Sequence[Question], selection: Spans | Chosen, dtype: torch.dtype, start: Any
+    output: HeadRun | HeadOutput,
+    columns: Sequence[Question],
+    selection: Spans | Chosen,
+    dtype: torch.dtype,
+    start: Any,
+    sampling: Sampling,
 ) -> OutputGradients:
     """Return the gradients of the means of K questions over A positions of each image."""
     head, count = output.head, output.count
@@ -194,7 +212,7 @@ def _of_region(
             there = HeadRun(head, _anew(region_of(start, block)))
             if start.count < count and block.size > 1:  # one start for all
                 there = there.rows(torch.arange(block.size, device=output.device).repeat(count))
-        parts.append(_of_head(rows, [column.repeat(block.size) for column in columns], dtype, there))
+        parts.append(_of_head(rows, [column.repeat(block.size) for column in columns], dtype, there, 0, sampling))
 
     def column(name: str) -> Any:
         """Return numbers of each position, (N, A, K)."""
@@ -224,7 +242,9 @@ def _anew(run: HeadRun | HeadOutput) -> HeadTrace:
     return trace
 
 
-def _of_whole(output: HeadRun | HeadOutput, column: Question, dtype: torch.dtype, start: Any) -> OutputGradients:
+def _of_whole(
+    output: HeadRun | HeadOutput, column: Question, dtype: torch.dtype, start: Any, sampling: Sampling
+) -> OutputGradients:
     """Return the gradient of a callable that takes all scores of an image, as of one target: K is 1."""
     values, seeds = _evaluate(column, output, start)
     there = None if start is None else HeadRun(start.head, start.head_trace, start.grid)
@@ -240,7 +260,8 @@ def _of_whole(output: HeadRun | HeadOutput, column: Question, dtype: torch.dtype
         before = call_at_start(column.callables(output.count), there.target_rows(), size, at).unsqueeze(1)
         there.head_trace = _anew(there)
     by_row = {place: seed.unsqueeze(1) for place, seed in seeds.items()}
-    grad, log_scale = output.head.pullback(_anew(output), by_row, None if there is None else there.head_trace)
+    start_trace = None if there is None else there.head_trace
+    grad, log_scale = output.head.pullback(_anew(output), by_row, start_trace, sampling=sampling)
     grads = (grad * log_scale.exp().unsqueeze(-1)).to(dtype).transpose(0, 1).unflatten(1, (output.count, -1))
     values = values.unsqueeze(1)
     return OutputGradients([_placed(output, grads)], torch.zeros_like(values), values, before)

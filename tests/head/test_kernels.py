@@ -13,7 +13,7 @@ from sklearn.preprocessing import MinMaxScaler, StandardScaler
 from sklearn.svm import SVC
 
 from pytorch_grad_cam_pcasvm import Head
-from pytorch_grad_cam_pcasvm.head.kernels import RBF, Linear, Polynomial, Sigmoid, squared_distances
+from pytorch_grad_cam_pcasvm.head.kernels import RBF, At, Linear, Polynomial, Sigmoid, squared_distances
 
 KERNELS = {
     "linear": (Linear(), {}),
@@ -44,7 +44,7 @@ def test_pullback_equals_autograd(name, problem):
     leaf = x.clone().requires_grad_()
     sums = torch.einsum("nki,ni->nk", coefficients, kernel.value(kernel.argument(leaf, points)))
     expected = torch.stack([torch.autograd.grad(sums[:, k].sum(), leaf, retain_graph=True)[0] for k in range(3)], 1)
-    actual, log_scale = kernel.pullback((x, kernel.argument(x, points)), points, coefficients)
+    actual, log_scale = kernel.pullback(At(x, kernel.argument(x, points)), points, coefficients)
     assert relative(actual, expected) < 1e-12
     assert not log_scale.any()
 
@@ -60,7 +60,7 @@ def test_value_is_twice_differentiable(name, problem):
 
 def test_polynomial_of_degree_zero_has_no_gradient(problem):
     x, points, coefficients = problem
-    actual, _ = Polynomial(1.0, 0, 0.0).pullback((0 * x, 0 * x @ points.T), points, coefficients)
+    actual, _ = Polynomial(1.0, 0, 0.0).pullback(At(0 * x, 0 * x @ points.T), points, coefficients)
     assert not actual.any()
 
 
@@ -72,7 +72,7 @@ def test_squared_distances_do_not_cancel():
 
 def pulled_back(kernel, x, points, coefficients):
     x, points, coefficients = (torch.as_tensor(a) for a in (x, points, coefficients))
-    return kernel.pullback((x, kernel.argument(x, points)), points, coefficients)
+    return kernel.pullback(At(x, kernel.argument(x, points)), points, coefficients)
 
 
 def exact_direction(x, points, coefficients, slope):
@@ -198,14 +198,14 @@ def test_on_a_point_of_a_narrow_rbf_the_gradient_is_nothing_but_rounding(noise, 
     points[:, 3] = constant  # which says nothing of how exactly the others are known
     x = points[2:3] * (1 + noise * torch.randn(1, 4, dtype=torch.float64, generator=generator))
     kernel, coefficients = RBF(50.0), torch.ones(1, 1, 7, dtype=torch.float64)
-    assert not kernel.pullback((x, kernel.argument(x, points)), points, coefficients)[0].any()
+    assert not kernel.pullback(At(x, kernel.argument(x, points)), points, coefficients)[0].any()
     assert kernel.coincides(x, points)[0].tolist() == [place == 2 for place in range(7)]
     # Next to it is a direction, as there is on the point itself if the kernel reaches others.
     near, wide = x + torch.tensor([1e-4, 1e-4, 1e-4, 0.0]), RBF(0.05)
     for each, of in ((kernel, near), (wide, x)):
         leaf = of.clone().requires_grad_()
         (expected,) = torch.autograd.grad(each.value(each.argument(leaf, points)).sum(), leaf)
-        found, _ = each.pullback((of, each.argument(of, points)), points, coefficients)
+        found, _ = each.pullback(At(of, each.argument(of, points)), points, coefficients)
         assert relative(found[0], expected) < 1e-9
         assert not each.coincides(near, points).any()
 

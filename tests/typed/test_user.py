@@ -1,4 +1,4 @@
-"""A user's script with types: a type checker knows what the package takes and gives, and objects to what it does not."""
+"""A script with types: a type checker knows what the package takes and gives, and objects to what it does not."""
 
 import subprocess
 import sys
