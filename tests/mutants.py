@@ -109,7 +109,7 @@ ONLY = {
     "rules/registry.py": {"unbroadcast", "register_slope"},
     "head/stack.py": {"pullback"},
     "methods/method.py": {"_jacobian"},
-    "methods/run.py": {"gradients", "sums", "products", "contributions", "relevance", "_of_images"},
+    "methods/run.py": {"gradients", "sums", "products", "contributions", "relevance", "_sum_images"},
     "maps/signed_maps.py": {"_part", "positive", "negative"},
     "maps/scale.py": {"signed_maps", "largest", "divided", "upsampled", "warn_of_blanks"},
     "targets/callables.py": {"differentiate_rows", "call_at_start"},

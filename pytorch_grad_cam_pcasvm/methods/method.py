@@ -18,7 +18,7 @@ from pytorch_grad_cam_pcasvm.maps.result import MethodResult, average_samples
 from pytorch_grad_cam_pcasvm.maps.scale import largest
 from pytorch_grad_cam_pcasvm.maps.signed_maps import Jacobians, SignedMaps
 from pytorch_grad_cam_pcasvm.methods.check import CheckReport, of_contributions, of_gradient
-from pytorch_grad_cam_pcasvm.methods.run import Run
+from pytorch_grad_cam_pcasvm.methods.run import Run, adds_components, is_neutral
 from pytorch_grad_cam_pcasvm.methods.warn_once import WarnOnce, warn_of_blind_tokens
 from pytorch_grad_cam_pcasvm.network.features import check_rows, checked_images, flatten
 from pytorch_grad_cam_pcasvm.network.grid import rows_of
@@ -286,7 +286,7 @@ class Method(Named, BaseCAM):
 
     def _explain_start(self, run: Run, layer: int, questions: Questions) -> MethodResult:
         """Return the maps of K targets that start together: sums of component maps, where these are fewer."""
-        components = every_component(run.output) if self.sums and run.adds_components(layer, questions) else ()
+        components = every_component(run.output) if self.sums and adds_components(run, layer, questions) else ()
         together = 0 < len(components) < len(questions)
         asked = resolve_targets(components, run.output) if together else questions
         parts = [self.compute(run, layer, chunk) for chunk in self._split(asked, run)]
@@ -387,7 +387,7 @@ class Method(Named, BaseCAM):
                 targets=targets,
                 output=run.public_output,
                 linear=linear,
-                neutral=run.is_neutral,
+                neutral=is_neutral(run),
                 layers=tuple(run.layers[branch : branch + 1] if run.has_branches else run.layers),
                 _warnings=None if may_look(nu) else self._warnings,
             )

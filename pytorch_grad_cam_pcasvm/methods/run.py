@@ -212,7 +212,7 @@ class Run:
         with full_precision(seeds.values.device):
             pulled = self.pullback(seeds, layer, start).dense()
         change = x.to(pulled.dtype)
-        totals = torch.stack([self._of_images(part * change, layer) for part in pulled], 1)
+        totals = torch.stack([_sum_images(self, part * change, layer) for part in pulled], 1)
         return maps, totals - maps.flatten(2).sum(-1)
 
     def relevance(self, seeds: OutputGradients, layer: int, start: PathStart) -> Tensor:
@@ -220,29 +220,6 @@ class Run:
         with full_precision(seeds.values.device):
             shared = self.passed.relevance(self.cotangents(seeds), layer, start)
         return by_image(self.layouts[layer].of_targets(shared))
-
-    def _of_images(self, numbers: Tensor, layer: int) -> Tensor:
-        """Return the sums over everything else of numbers that a user's layout is of, shape (N,)."""
-        if numbers.shape[0] == self.count:
-            return numbers.flatten(1).sum(1)
-        if not self._keeps_all(numbers.shape, layer):
-            refuse(
-                ValueError,
-                f"the first dimension of the activations of {self.layers[layer]!r}, {tuple(numbers.shape)}, does "
-                "not count images, so what reshape_transform leaves out is unknown",
-                Way("pass reshape_transform='tokens', for tokens (L, N, D)", "reshape_transform"),
-                "pass one that leaves nothing out, as crops side by side in (N, T, P H, W)",
-                "use a gradient method such as ClosedFormGradCAM",
-            )
-        return self.layouts[layer](numbers).flatten(1).sum(1)
-
-    def _keeps_all(self, shape: Sequence[int], layer: int) -> bool:
-        """Return whether a transform only moves numbers, each to one place: then it leaves nothing out."""
-        if is_traced():
-            return False
-        places = torch.arange(math.prod(shape), dtype=torch.float64, device=self.images.device)
-        moved = self.shaped(places.reshape(tuple(shape)), layer)
-        return len(moved) == self.count and torch.equal(moved.flatten().sort().values, places)
 
     def cotangents(self, seeds: OutputGradients) -> list[Tensor | None]:
         """Return the seeds in the shapes of what the pass gave."""
@@ -294,29 +271,6 @@ class Run:
         """Return activations minus those of the start, in the shape of maps."""
         return self.activations(layer) - self.shaped(self.starts[layer].activations, layer)
 
-    def shares_start(self, layer: int) -> bool:
-        """Return whether component maps from one start are those of a decision from its own, but for a constant."""
-        start = self.starts.get(layer)
-        if start is None or start.boundary is None:
-            return True
-        return all(stage.linear for stage in self.output.head.stages[: self.output.head.component_position or 0])
-
-    def adds_components(self, layer: int, questions: Questions) -> bool:
-        """Return whether maps of all questions are sums of the component maps of a layer, from the same start."""
-        if self.output.grid is not None or questions.images is not None or not self.shares_start(layer):
-            return False
-        return questions.are_closed_form and not any(
-            isinstance(column.target, PCATarget) for column in questions.columns
-        )
-
-    @property
-    def is_neutral(self) -> bool:
-        """Whether each target starts on its boundary, and components are affine in the features."""
-        start, head = self.starts.get(0), self.head
-        if head is None or start is None or start.boundary is None or head.component_position is None:
-            return False
-        return len(self.layers) == 1 and self.shares_start(0)
-
     @property
     def adds_up_over_components(self) -> bool:
         """Whether component maps start at the same activations: of several layers, each has a start of its own."""
@@ -344,3 +298,53 @@ class Run:
 def by_image(of_targets: Tensor) -> Tensor:
     """Return what the path has for each target, (K, N, ...), for each image, (N, K, ...): axes change here alone."""
     return of_targets.transpose(0, 1)
+
+
+def _sum_images(run: Run, numbers: Tensor, layer: int) -> Tensor:
+    """Return the sums over everything else of numbers that a user's layout is of, shape (N,)."""
+    if numbers.shape[0] == run.count:
+        return numbers.flatten(1).sum(1)
+    if not _keeps_all(run, numbers.shape, layer):
+        refuse(
+            ValueError,
+            f"the first dimension of the activations of {run.layers[layer]!r}, {tuple(numbers.shape)}, does "
+            "not count images, so what reshape_transform leaves out is unknown",
+            Way("pass reshape_transform='tokens', for tokens (L, N, D)", "reshape_transform"),
+            "pass one that leaves nothing out, as crops side by side in (N, T, P H, W)",
+            "use a gradient method such as ClosedFormGradCAM",
+        )
+    return run.layouts[layer](numbers).flatten(1).sum(1)
+
+
+def _keeps_all(run: Run, shape: Sequence[int], layer: int) -> bool:
+    """Return whether a transform only moves numbers, each to one place: then it leaves nothing out."""
+    if is_traced():
+        return False
+    places = torch.arange(math.prod(shape), dtype=torch.float64, device=run.images.device)
+    moved = run.shaped(places.reshape(tuple(shape)), layer)
+    return len(moved) == run.count and torch.equal(moved.flatten().sort().values, places)
+
+
+def adds_components(run: Run, layer: int, questions: Questions) -> bool:
+    """Return whether maps of all questions are sums of the component maps of a layer, from the same start."""
+    if run.output.grid is not None or questions.images is not None or not shares_start(run, layer):
+        return False
+    return questions.are_closed_form and not any(
+        isinstance(column.target, PCATarget) for column in questions.columns
+    )
+
+
+def is_neutral(run: Run) -> bool:
+    """Return whether each target starts on its boundary, and components are affine in the features."""
+    start, head = run.starts.get(0), run.head
+    if head is None or start is None or start.boundary is None or head.component_position is None:
+        return False
+    return len(run.layers) == 1 and shares_start(run, 0)
+
+
+def shares_start(run: Run, layer: int) -> bool:
+    """Return whether component maps from one start are those of a decision from its own, but for a constant."""
+    start = run.starts.get(layer)
+    if start is None or start.boundary is None:
+        return True
+    return all(stage.linear for stage in run.output.head.stages[: run.output.head.component_position or 0])
