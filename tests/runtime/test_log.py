@@ -76,7 +76,7 @@ def test_a_start_is_searched_in_the_first_explanation_alone(problem, logged):
     cam.explain(problem.x, SVMTarget("ant"))
     second = logged.messages()
     for told in (first, second):
-        assert sum(text.startswith("run of the network: recorded") for text in told) == 2  # of the images, of a black one
+        assert sum(text.startswith("run of the network: recorded") for text in told) == 2  # and a black image
         assert told[-1] == "ContributionCAM: 5 images, 1 targets explained (s)"
     assert "start at features for SVMTarget('ant'): found (s)" in first
     assert "start at features for SVMTarget('ant'): as before (s)" in second
