@@ -12,6 +12,7 @@ from pytorch_grad_cam_pcasvm.network.inputs import Inputs
 from pytorch_grad_cam_pcasvm.network.outputs import HeadRun
 from pytorch_grad_cam_pcasvm.runtime.device_sync import is_traced, may_look
 from pytorch_grad_cam_pcasvm.runtime.errors import NoBoundaryError
+from pytorch_grad_cam_pcasvm.runtime.log import log_since, start_clock
 from pytorch_grad_cam_pcasvm.targets import every_component
 from pytorch_grad_cam_pcasvm.targets.boundary_head import Boundary
 from pytorch_grad_cam_pcasvm.targets.jumps import off_jump
@@ -115,6 +116,7 @@ class PathBoundary:
         """Return the activations that were found before, if they still hold, or else those of a search by the size."""
         if is_traced():
             return self._kept[key][0].activations if key in self._kept else None
+        name, began = "all components" if key is None else key, start_clock()
         if key in self._kept and may_look(self.mean):
             kept, features_norm = self._kept[key]
             start = run.start_at(layer, kept.activations)
@@ -124,9 +126,11 @@ class PathBoundary:
                 (values - kept.goal).norm() <= kept.nothing
             )
             if bool(same):
+                log_since(began, "start at %s for %s: as before", run.layers[layer], name)
                 return kept.activations
         size = run.moved(layer, self.mean).output_gradients(targets).values.norm()
         solution = search(size)
+        log_since(began, "start at %s for %s: %s", run.layers[layer], name, "found" if solution else "there is none")
         if solution is None:
             self._kept.pop(key, None)
             return None
@@ -208,6 +212,7 @@ def _solved(
         step = -slopes.mT @ (torch.linalg.pinv(slopes @ slopes.mT, hermitian=True) @ values)
         return missing.norm(), (terms * scale[0]).norm(), step.to(x).reshape(x.shape)
 
+    began, steps = start_clock(), 0
     x, (distance, terms, step) = start, at(start)
     eps = torch.finfo(start.dtype).eps
     damping, tolerance = torch.ones_like(size), min(max(1e-10, 64 * eps), 1e-3)
@@ -222,6 +227,8 @@ def _solved(
         better = ahead <= (1 - damping / 4) * distance  # of what a straight line promises, a quarter at least
         x, step, distance = (torch.where(better, *pair) for pair in ((trial, x), (next_step, step), (ahead, distance)))
         damping = torch.where(better, (2 * damping).clamp(max=1), damping / 4)
+        steps += 1
+    log_since(began, "%d steps at %s towards given values of %d targets", steps, run.layers[layer], len(targets))
     reached = distance <= 16 * nothing
     # Where nothing may be looked at, maps that are not finite are refused when they are.
     if can_look and not bool(reached):

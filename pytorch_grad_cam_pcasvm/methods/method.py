@@ -43,6 +43,7 @@ from pytorch_grad_cam_pcasvm.runtime.arguments import Named
 from pytorch_grad_cam_pcasvm.runtime.columns import join_columns
 from pytorch_grad_cam_pcasvm.runtime.device_sync import is_traced, may_look
 from pytorch_grad_cam_pcasvm.runtime.errors import AutogradFallbackWarning, NoClosedFormError
+from pytorch_grad_cam_pcasvm.runtime.log import log_since, start_clock
 from pytorch_grad_cam_pcasvm.runtime.rollback import set_gradients
 from pytorch_grad_cam_pcasvm.tape.recorder import explain_unseen
 from pytorch_grad_cam_pcasvm.targets import (
@@ -159,6 +160,7 @@ class Method(Named, BaseCAM):
             >>> maps.maps.shape, maps.values.shape
             (torch.Size([2, 2, 8, 8]), torch.Size([2, 2]))
         """
+        began = start_clock()
         x = images_for(self.model, input_tensor)
         branches = isinstance(x, Inputs) and len(self._target_layers) > 1
         if heads or not branches:
@@ -175,6 +177,7 @@ class Method(Named, BaseCAM):
             signed = self._scale(run, results, asked)
             blind = warn_of_blind_tokens(run, 0, signed[0].nu)
         self._warnings.of_results(signed, blind=blind)
+        log_since(began, "%s: %d images, %d targets explained", type(self).__name__, run.count, len(questions))
         if run.head is not None:
             run.output.head_trace.saved.clear()  # what was kept for the pullback is not needed any more
         return signed if branches else signed[0]

@@ -329,9 +329,7 @@ def adds_components(run: Run, layer: int, questions: Questions) -> bool:
     """Return whether maps of all questions are sums of the component maps of a layer, from the same start."""
     if run.output.grid is not None or questions.images is not None or not shares_start(run, layer):
         return False
-    return questions.are_closed_form and not any(
-        isinstance(column.target, PCATarget) for column in questions.columns
-    )
+    return questions.are_closed_form and not any(isinstance(column.target, PCATarget) for column in questions.columns)
 
 
 def is_neutral(run: Run) -> bool:

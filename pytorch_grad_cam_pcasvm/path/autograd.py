@@ -19,6 +19,7 @@ from pytorch_grad_cam_pcasvm.path.forward_pass import Pass
 from pytorch_grad_cam_pcasvm.rules.cotangents import Cotangent
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError, refuse
 from pytorch_grad_cam_pcasvm.runtime.hooks import Hooks, called
+from pytorch_grad_cam_pcasvm.runtime.log import log_since, start_clock
 from pytorch_grad_cam_pcasvm.runtime.rollback import Mode, Rollback, set_gradients, without_inference
 from pytorch_grad_cam_pcasvm.tape.operations import operation
 from pytorch_grad_cam_pcasvm.tape.randomness import Draws, run_alike
@@ -88,7 +89,7 @@ class AutogradPath:
         return run_alike(lambda: self._run(x))
 
     def _run(self, x: Tensor) -> "tuple[AutogradPass, Draws]":
-        leaves, mode = dict[str, Tensor](), _OnlyDifferentiable()
+        began, leaves, mode = start_clock(), dict[str, Tensor](), _OnlyDifferentiable()
 
         # What follows a target layer gets another tensor, with a graph that begins there.
         def split(name: str, output: Tensor) -> Tensor:
@@ -107,6 +108,7 @@ class AutogradPath:
             rollback.go_below_autograd()
             _push_mode(mode)
             output = run_to_features(self._backbone, self._layer, self._names, x, split, Hooks(rollback))
+        log_since(began, "run of the network: for autograd behind %s", self._names)
         return AutogradPass([leaves[name] for name in self._names], output), mode.draws
 
 

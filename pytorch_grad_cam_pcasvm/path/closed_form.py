@@ -14,6 +14,7 @@ from pytorch_grad_cam_pcasvm.calculus.secants import PathStart
 from pytorch_grad_cam_pcasvm.path.forward_pass import Pass
 from pytorch_grad_cam_pcasvm.runtime.device_sync import may_look
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError
+from pytorch_grad_cam_pcasvm.runtime.log import log_since, start_clock
 from pytorch_grad_cam_pcasvm.tape.operations import list_tensors
 from pytorch_grad_cam_pcasvm.tape.tape import Tape, has_gradient, memory_of
 
@@ -67,7 +68,9 @@ class ClosedFormPass(Pass):
         for root in by_root:
             for other in (by_root.keys() & self.tape.following(root, switches=True)[1]) - {root}:
                 raise ValueError(f"{names[other]!r} is behind {names[root]!r}: name one target layer in each branch")
+        began = start_clock()
         values = self.tape.replay(by_root)
+        log_since(began, "start pass from %s", [self.names[target] for target in starts])
         if self.check is not None and self.tape.branches:
             self.check(self.exact or self, starts)
         outputs = self.tape.outputs_of(values)

@@ -14,6 +14,7 @@ from pytorch_grad_cam_pcasvm.path.autograd import run_to_features
 from pytorch_grad_cam_pcasvm.path.closed_form import ClosedFormPass
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError, Way
 from pytorch_grad_cam_pcasvm.runtime.hooks import Hooks, hooked
+from pytorch_grad_cam_pcasvm.runtime.log import LOGGER, log_since, start_clock
 from pytorch_grad_cam_pcasvm.runtime.rollback import Rollback, set_gradients, without_inference
 from pytorch_grad_cam_pcasvm.tape.alias_tracker import unseen_write
 from pytorch_grad_cam_pcasvm.tape.python_calls import Calls
@@ -111,9 +112,11 @@ class Path:
         try:
             return self._record_once(x, watches_stem=False)
         except UnclearStem:
+            LOGGER.debug("the part before %s has to be recorded, too: the network runs again", self._names)
             return self._record_once(x, watches_stem=True)
 
     def _record_once(self, x: Tensor, *, watches_stem: bool) -> tuple[ClosedFormPass, Draws]:
+        began = start_clock()
         recorder = Recorder(keeps_all=self._keeps_all, halves=self._single)
         recorder.tape.network = self._backbone
         calls = Calls(recorder)
@@ -156,7 +159,7 @@ class Path:
                         "enter it before the network runs, as in with mode: cam.explain(images)",
                     )
                 calls.__exit__(None, None, None)
-                return ClosedFormPass(recorder.finish(output), self._names), recorder.draws
+                passed = ClosedFormPass(recorder.finish(output), self._names)
         except Exception as error:
             if not watches_stem and not recorder.tape.roots:
                 raise UnclearStem from error
@@ -164,6 +167,8 @@ class Path:
             if explained is error:
                 raise
             raise explained from error
+        log_since(began, "run of the network: recorded %d steps behind %s", len(passed.tape.steps), self._names)
+        return passed, recorder.draws
 
     def _explain_failure(self, recorder: Recorder, error: Exception) -> Exception:
         """Return the refusal that a failure of a recorded network means, or the failure itself."""
@@ -220,6 +225,7 @@ class Path:
 
     def _at_baseline(self, x: Tensor, starts: Mapping[int, Tensor]) -> list[Tensor]:
         """Return what the network gives with other activations of target layers, its floating-point tensors."""
+        began = start_clock()
         by_name = {self._names[target]: activations for target, activations in starts.items()}
 
         def replaced(name: str, output: Tensor) -> Tensor:
@@ -227,6 +233,7 @@ class Path:
 
         with unchanged(self._backbone), torch.no_grad(), hooked() as hooks:
             output = run_to_features(self._backbone, self._layer, list(by_name), x, replaced, hooks)
+        log_since(began, "run of the network: from a start at %s", list(by_name))
         return [leaf.detach() for leaf in tree_leaves(output) if _is_float(leaf)]
 
 

@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_map_on
 from pytorch_grad_cam_pcasvm.network.modules import unchanged
 from pytorch_grad_cam_pcasvm.rules.rule import Call
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError
+from pytorch_grad_cam_pcasvm.runtime.log import log_since, start_clock
 from pytorch_grad_cam_pcasvm.tape.step import Ref, Step, mapped
 
 
@@ -203,6 +204,7 @@ class Tape:
             raise RuntimeError(
                 'the path was recorded for gradients alone: a method that replays it has needs = "replay"'
             )
+        began = start_clock()
         self.check_constants()
         to = (*self.outputs, *self.sized) if until is None else [until]
         steps = self.leading(self.following(*values, switches=True)[0], to)
@@ -224,6 +226,7 @@ class Tape:
                                 "choose a later target layer",
                                 "use a gradient method such as ClosedFormGradCAM",
                             )
+        log_since(began, "replayed %d steps", len(steps))
         return values
 
     def outputs_of(self, values: Mapping[int, Tensor]) -> list[Tensor]:

@@ -17,6 +17,7 @@ from pytorch_grad_cam_pcasvm.head.vote import Vote
 from pytorch_grad_cam_pcasvm.network.outputs import HeadRun
 from pytorch_grad_cam_pcasvm.runtime.device_sync import may_look
 from pytorch_grad_cam_pcasvm.runtime.errors import NoBoundaryError
+from pytorch_grad_cam_pcasvm.runtime.log import LOGGER, log_since, start_clock
 from pytorch_grad_cam_pcasvm.runtime.numerics import full_precision
 from pytorch_grad_cam_pcasvm.tape.tape import version_of
 from pytorch_grad_cam_pcasvm.targets import ClosedFormTarget
@@ -128,10 +129,12 @@ class Boundary:
         if needed and target in self._without:
             raise NoBoundaryError(self._without[target])
         if target not in self._points:
+            began = start_clock()
             try:
                 with torch.no_grad(), full_precision(torch.device("cpu")):
                     point = self._found(target)
                 self._points[target] = point.to(self.start.features)
+                log_since(began, "boundary of %s: found in the head", target)
             except NoBoundaryError as error:
                 if needed:
                     raise
@@ -238,6 +241,7 @@ class _Search:
             for ends, reach in ((candidates[across], 1.0), (candidates, _BEYOND)):
                 crossed = self._crossed(start, ends, reach) if len(ends) else None
                 if crossed is not None:
+                    LOGGER.debug("boundary of %s: crossed on the way to one of %d samples", self._target, len(ends))
                     return crossed
         try:
             return self.polished(start)
@@ -306,10 +310,11 @@ class _Search:
     def polished(self, start: Tensor) -> Tensor:
         """Return the zero that damped Newton steps lead to, shape (Q,); refuse where none is in reach."""
         x = start
-        for _ in range(100):
+        for steps in range(100):
             seeds = differentiate_targets(self._run(x.unsqueeze(0)), [self._target], start.dtype, until=self._position)
             value, grad = seeds.values[0, 0], seeds.by_image[0, 0]
             if float(value.abs()) <= _EXACT * self._size:
+                LOGGER.debug("boundary of %s: reached in %d steps", self._target, steps)
                 return x
             step = -value * grad / grad.square().sum() / seeds.log_scale[0, 0].exp()
             halves = (0.5**halvings for halvings in range(_HALVINGS))

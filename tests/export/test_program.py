@@ -362,6 +362,7 @@ def test_a_program_is_compiled_by_torch_and_ahead_of_time_for_cpp(tmp_path):
     assert largest(torch._inductor.aoti_load_package(package)(images), expected) < 1e-5
 
 
+@pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 @pytest.mark.parametrize("method", ["ClosedFormGradCAM", "ContributionCAM"])
 def test_a_program_is_captured_as_a_cuda_graph(method):

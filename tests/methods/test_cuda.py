@@ -3,10 +3,24 @@
 What can be seen without a device (nothing is sent there, nothing asked of it) is tested in test_base.py.
 """
 
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
 import pytest
 import torch
 from problems import Problem
 from reference import relative
+from sklearn.calibration import CalibratedClassifierCV
+from sklearn.decomposition import PCA
+from sklearn.discriminant_analysis import QuadraticDiscriminantAnalysis
+from sklearn.ensemble import RandomForestClassifier
+from sklearn.kernel_approximation import Nystroem
+from sklearn.multiclass import OneVsRestClassifier
+from sklearn.neighbors import KNeighborsClassifier
+from sklearn.neural_network import MLPClassifier
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.svm import SVC, SVR, LinearSVC, OneClassSVM
 
 from pytorch_grad_cam_pcasvm import (
     ClosedFormGradCAM,
@@ -15,6 +29,7 @@ from pytorch_grad_cam_pcasvm import (
     SVMTarget,
     evaluation,
     extract_features,
+    methods,
 )
 
 pytestmark = [
@@ -27,6 +42,10 @@ pytestmark = [
 def full_float32(monkeypatch):
     monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+
+
+# Zeros are a start that every layer has.
+OPTIONS = {"ContributionCAM": {"baseline": "zero"}}
 
 
 def pair(dtype=torch.float64, **options):
@@ -46,6 +65,61 @@ def test_cuda_equals_the_cpu(kernel, dtype, tolerance):
     assert relative(on_cuda.jacobians(cuda.x).margins, on_cpu.jacobians(cpu.x).margins) < tolerance
     assert relative(on_cuda(cuda.x, PCATarget(0)), on_cpu(cpu.x, PCATarget(0))) < max(tolerance, 1e-6)
     assert cuda.net.predict(cuda.x).tolist() == cpu.net.predict(cpu.x).tolist()
+
+
+METHODS = sorted(set(methods.__all__) - {"ClosedFormCAM"})
+HEADS = {
+    "linear": LinearSVC(),
+    "polynomial": SVC(kernel="poly", degree=2, coef0=0.5),
+    "one class": OneClassSVM(),
+    "regression": SVR(),
+    "Nystroem": make_pipeline(Nystroem(n_components=10, random_state=0), LinearSVC()),
+    "neighbours": KNeighborsClassifier(3),
+    "likelihoods": QuadraticDiscriminantAnalysis(),
+    "perceptron": MLPClassifier((5,), max_iter=20, random_state=0),
+    "forest": RandomForestClassifier(5, max_depth=3, random_state=0),
+    "one against the rest": OneVsRestClassifier(SVC()),
+    "calibrated": CalibratedClassifierCV(LinearSVC(), cv=2),
+}
+
+
+@pytest.mark.parametrize("layer", ["features.3", "features.0"])
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_gives_the_maps_of_the_cpu(name, layer):
+    cpu, cuda = pair(components=3)
+    cuda.__dict__["head"] = cpu.head
+    options = {"samples": 4} if name == "ShapCAM" else {}
+    expected, actual = (getattr(methods, name)(p.net, [layer], **options).explain(p.x) for p in (cpu, cuda))
+    assert actual.maps.device.type == "cuda"
+    for field in ("maps", "values", "nu"):
+        assert relative(getattr(actual, field), getattr(expected, field)) < 1e-8, field
+
+
+@pytest.mark.parametrize("method", ["ClosedFormGradCAM", "ContributionCAM"])
+@pytest.mark.parametrize("head", HEADS)
+def test_every_head_gives_the_maps_of_the_cpu(head, method):
+    cpu, cuda = pair()
+    fitted = make_pipeline(StandardScaler(), PCA(3), HEADS[head])
+    features = np.random.default_rng(0).normal(size=(60, 9))
+    cpu.__dict__["head"] = cuda.__dict__["head"] = fitted.fit(features, np.arange(60) % 3)
+    options = OPTIONS.get(method, {})
+    if head in ("neighbours", "forest") and not options:
+        pytest.skip("has no gradient")
+    expected, actual = (getattr(methods, method)(p.net, ["features"], **options).explain(p.x) for p in (cpu, cuda))
+    assert relative(actual.maps, expected.maps) < 1e-7
+    assert relative(actual.values, expected.values) < 1e-8
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("method", ["ClosedFormGradCAM", "ContributionCAM"])
+def test_half_precision(method, dtype):
+    problem = Problem(device="cuda", dtype=torch.float32)
+    cam = getattr(methods, method)(problem.net, [problem.target_layer], **OPTIONS.get(method, {}))
+    expected = cam.explain(problem.x, PCATarget(0))
+    problem.backbone.to(dtype)
+    actual = cam.explain(problem.x.to(dtype), PCATarget(0))
+    assert actual.maps.dtype == torch.float32
+    assert relative(actual.maps, expected.maps) < 0.1
 
 
 @pytest.mark.parametrize("classes", [2, 4])
@@ -92,9 +166,10 @@ def test_a_bfloat16_backbone():
     assert relative(actual.maps[:, :4], expected.maps[:, :4]) < 0.1
 
 
-def test_on_a_stream_of_its_own():
+@pytest.mark.parametrize("method", ["ClosedFormGradCAM", "ContributionCAM"])
+def test_on_a_stream_of_its_own(method):
     problem = Problem(device="cuda")
-    cam = ClosedFormGradCAM(problem.net, [problem.target_layer])
+    cam = getattr(methods, method)(problem.net, [problem.target_layer], **OPTIONS.get(method, {}))
     expected = cam.explain(problem.x).maps
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
@@ -102,6 +177,44 @@ def test_on_a_stream_of_its_own():
         actual = cam.explain(problem.x).maps
     stream.synchronize()
     assert relative(actual, expected) < 1e-12
+
+
+@pytest.mark.parametrize("method", ["ClosedFormGradCAM", "ContributionCAM"])
+def test_on_two_streams_at_once(method):
+    """Work that is still queued on one stream is not overwritten by that of another."""
+    problem = Problem(device="cuda")
+    cam = getattr(methods, method)(problem.net, [problem.target_layer], **OPTIONS.get(method, {}))
+    inputs = [problem.x, problem.x.flip(0)]
+    expected = [cam.explain(x).maps for x in inputs]
+    streams = [torch.cuda.Stream() for _ in inputs]
+    actual = []
+    for stream in streams:
+        stream.wait_stream(torch.cuda.current_stream())
+    for _ in range(5):
+        for stream, x in zip(streams, inputs, strict=True):
+            with torch.cuda.stream(stream):
+                actual.append(cam.explain(x).maps)
+    torch.cuda.synchronize()
+    for number, maps in enumerate(actual):
+        assert relative(maps, expected[number % 2]) < 1e-12
+
+
+def test_in_threads_with_a_stream_each():
+    problems = [Problem(device="cuda", seed=seed) for seed in range(3)]
+    cams = [ClosedFormGradCAM(problem.net, [problem.target_layer]) for problem in problems]
+    expected = [cam.explain(problem.x).maps for cam, problem in zip(cams, problems, strict=True)]
+    torch.cuda.synchronize()
+
+    def explain(cam, problem):
+        with torch.cuda.stream(torch.cuda.Stream()):
+            maps = [cam.explain(problem.x).maps for _ in range(5)][-1]
+            torch.cuda.current_stream().synchronize()
+        return maps
+
+    with ThreadPoolExecutor(len(cams)) as executor:
+        actual = list(executor.map(explain, cams, problems))
+    for one, other in zip(actual, expected, strict=True):
+        assert relative(one, other) < 1e-12
 
 
 def test_in_a_captured_graph():
@@ -134,6 +247,29 @@ def test_on_a_second_device():
     assert actual.maps.device == torch.device("cuda", 1)
     assert relative(actual.maps, ClosedFormGradCAM(cpu.net, [cpu.target_layer]).explain(cpu.x).maps) < 1e-10
     assert cam.jacobians(cuda.x).margins.device == torch.device("cuda", 1)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs a second CUDA device")
+@pytest.mark.parametrize("method", ["ClosedFormGradCAM", "ContributionCAM"])
+def test_on_two_devices_in_turn(method):
+    """One network is moved from device to device; and one for each device, whichever is the current one."""
+    cpu, *both = Problem(), Problem(device="cuda:0"), Problem(device="cuda:1")
+    make, options = getattr(methods, method), OPTIONS.get(method, {})
+    expected = make(cpu.net, [cpu.target_layer], **options).explain(cpu.x).maps
+    for problem in both:
+        problem.__dict__["head"] = cpu.head
+    cams = [make(problem.net, [problem.target_layer], **options) for problem in both]
+    for current in (0, 1):
+        with torch.cuda.device(current):
+            for number, (cam, problem) in enumerate(zip(cams, both, strict=True)):
+                maps = cam.explain(problem.x).maps
+                assert maps.device == torch.device("cuda", number)
+                assert relative(maps, expected) < 1e-10
+    for device in ("cuda:1", "cuda:0", "cpu"):
+        cams[0].model.to(device)
+        maps = cams[0].explain(cpu.x).maps
+        assert maps.device == torch.device(device)
+        assert relative(maps, expected) < 1e-10
 
 
 def test_a_compiled_net():
