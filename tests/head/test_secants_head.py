@@ -24,7 +24,7 @@ from pytorch_grad_cam_pcasvm import Head, NoClosedFormError
 from pytorch_grad_cam_pcasvm.head import HeadTrace
 from pytorch_grad_cam_pcasvm.head.decisions import Ensemble, KernelSVM, LinearDecision
 from pytorch_grad_cam_pcasvm.head.elementwise import Elementwise, Power
-from pytorch_grad_cam_pcasvm.head.kernels import RBF, Linear, Polynomial, Sigmoid, squared_distances
+from pytorch_grad_cam_pcasvm.head.kernels import RBF, At, Linear, Polynomial, Sigmoid, squared_distances
 from pytorch_grad_cam_pcasvm.head.neighbours import Neighbours
 from pytorch_grad_cam_pcasvm.head.quadratic import Quadratic
 from pytorch_grad_cam_pcasvm.head.stage import Stage, pulled_through
@@ -206,7 +206,7 @@ def test_the_quotient_of_two_points_that_meet():
 
 def secant(kernel, x, x0, points, coefficients):
     x, x0, points, coefficients = (torch.as_tensor(np.asarray(a)).double() for a in (x, x0, points, coefficients))
-    at, at0 = ((each, kernel.argument(each, points)) for each in (x, x0))
+    at, at0 = (At(each, kernel.argument(each, points)) for each in (x, x0))
     return kernel.secant(at, at0, points, coefficients)
 
 

@@ -31,6 +31,7 @@ from pytorch_grad_cam_pcasvm import (
     recombined,
 )
 from pytorch_grad_cam_pcasvm.figures.blocks import caption, heading
+from pytorch_grad_cam_pcasvm.head.conditions import USUAL
 from pytorch_grad_cam_pcasvm.head.decisions import KernelSVM
 from pytorch_grad_cam_pcasvm.head.kernels import RBF, Linear, Polynomial, Sigmoid
 from pytorch_grad_cam_pcasvm.head.log_ratio import Line, LogRatio
@@ -163,7 +164,7 @@ def integral(decision, x, x0, panels):
     ):
         place = torch.tensor(part).reshape(-1, 1, 1)
         points = (x0 + place * (x - x0)).flatten(0, 1)
-        grad = stage.pullback(points, every)[0].unflatten(0, (len(part), -1))
+        grad = stage.pullback((points, USUAL), every)[0].unflatten(0, (len(part), -1))
         total += torch.tensordot(torch.tensor(weight), grad, 1)
     return total
 
@@ -183,7 +184,7 @@ def test_the_secant_is_the_mean_of_the_gradient_along_the_line(gamma, length, in
         x = start + length * torch.nn.functional.normalize(inputs(2, seed=2))
         # Panels within which no share changes by more than a factor of exp(3).
         exponents = 2 * gamma * length * (6 + length)
-        secant = LogRatio(decision).secant(x, start, torch.ones(1, 1, 1).double())[0][:, 0]
+        secant = LogRatio(decision).secant((x, USUAL), (start, USUAL), torch.ones(1, 1, 1).double())[0][:, 0]
         expected = integral(decision, x, start, max(25, int(exponents / 3)))[:, 0]
         size = 2 * gamma * (decision.support_vectors.norm(dim=1).max() + length)
         assert (secant - expected).abs().max() < 1e-7 * size
@@ -195,9 +196,9 @@ def test_the_secant_is_the_mean_of_the_gradient_along_the_line(gamma, length, in
 def test_the_secant_of_nothing_is_the_gradient():
     for intercept in (0.0, 0.4):
         decision, x = svm(2.0, intercept), inputs(5)
-        gradient = LogRatio(decision).pullback(x, torch.ones(1, 1, 1).double())[0]
+        gradient = LogRatio(decision).pullback((x, USUAL), torch.ones(1, 1, 1).double())[0]
         for step, tolerance in ((0.0, 1e-13), (1e-12, 1e-9)):
-            secant = LogRatio(decision).secant(x, x + step, torch.ones(1, 1, 1).double())[0]
+            secant = LogRatio(decision).secant((x, USUAL), (x + step, USUAL), torch.ones(1, 1, 1).double())[0]
             assert relative(secant, gradient) < tolerance
 
 
@@ -205,8 +206,8 @@ def test_the_secant_of_nothing_is_the_gradient():
 def test_the_secant_of_a_short_line_is_the_gradient_in_its_middle(intercept):
     decision, x, one = svm(0.3, intercept), inputs(5), torch.ones(1, 1, 1).double()
     step = 1e-6 * inputs(5, seed=3)
-    secant = LogRatio(decision).secant(x + step, x, one)[0]
-    middle = LogRatio(decision).pullback(x + step / 2, one)[0]
+    secant = LogRatio(decision).secant((x + step, USUAL), (x, USUAL), one)[0]
+    middle = LogRatio(decision).pullback((x + step / 2, USUAL), one)[0]
     assert ((secant - middle).abs() < 1e-10 * middle.abs().amax(-1, keepdim=True)).all()
 
 
@@ -214,7 +215,7 @@ def test_the_secant_adds_up_where_the_line_is_not_integrated_well(monkeypatch):
     for number in ("_INTERVALS", "_HALVED", "_ROUNDS"):
         monkeypatch.setattr(f"pytorch_grad_cam_pcasvm.head.log_ratio.{number}", 1)
     decision, x, x0 = svm(10.0, 0.4), inputs(20), inputs(1, seed=3)
-    secant = LogRatio(decision).secant(x, x0, torch.ones(1, 1, 1).double())[0][:, 0]
+    secant = LogRatio(decision).secant((x, USUAL), (x0, USUAL), torch.ones(1, 1, 1).double())[0][:, 0]
     expected = integral(decision, x, x0, 500)[:, 0]
     assert ((secant - expected).abs() > 1e-4 * expected.abs().max()).any()
     value, value0 = (LogRatio(decision).evaluate(each)[0][:, 0] for each in (x, x0))
@@ -225,10 +226,10 @@ def test_the_secant_adds_up_where_the_line_is_not_integrated_well(monkeypatch):
 def test_many_terms_are_taken_in_blocks(monkeypatch):
     decision, x = svm(0.3, 0.4, classes=3), inputs(4)
     every, starts = torch.eye(3).double().unsqueeze(0), (inputs(1, seed=3), x + 1e-6)
-    whole = [LogRatio(decision).secant(x, x0, every)[0] for x0 in starts]
+    whole = [LogRatio(decision).secant((x, USUAL), (x0, USUAL), every)[0] for x0 in starts]
     monkeypatch.setattr("pytorch_grad_cam_pcasvm.head.log_ratio._AT_ONCE", 2000)
     for x0, expected in zip(starts, whole, strict=True):
-        assert relative(LogRatio(decision).secant(x, x0, every)[0], expected) < 1e-12
+        assert relative(LogRatio(decision).secant((x, USUAL), (x0, USUAL), every)[0], expected) < 1e-12
 
 
 def test_the_errors_of_an_integral_are_known():
