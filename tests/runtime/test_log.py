@@ -2,6 +2,7 @@
 
 import logging
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -163,3 +164,17 @@ def test_the_log_looks_at_no_number(problem, logged):
             told = logged.messages()
     # Where nothing may be looked at, a search takes all of its steps, and is not known to have ended before.
     assert "40 steps at features towards given values of 4 targets (s)" in told
+
+
+def test_the_page_says_how_to_read_it(monkeypatch):
+    page = (Path(__file__).parents[2] / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+    (snippet,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    logger = logging.getLogger(NAME)
+    level = logger.level
+    try:
+        exec(compile(snippet, "troubleshooting", "exec"), {})
+        assert logger.isEnabledFor(logging.DEBUG)
+        assert logging.getLogger().handlers
+    finally:
+        logger.setLevel(level)
