@@ -71,12 +71,9 @@ def average_columns(parts: Sequence[Table]) -> Table:
     if len(parts) == 1:
         return parts[0]
     log_scale = torch.stack([part.columns["log_scale"] for part in parts]).amax(0)
-    parts = [part.rescale(log_scale) for part in parts]
-    names = [name for name in (*SCALED, *PLAIN) if any(name in part.columns for part in parts)]
+    tables = [part.rescale(log_scale).columns for part in parts]
     columns: Any = {
-        name: torch.stack([part.columns[name] for part in parts]).mean(0)
-        if all(name in part.columns for part in parts)
-        else None
-        for name in names
+        name: torch.stack([table[name] for table in tables]).mean(0) if all(name in table for table in tables) else None
+        for name in dict.fromkeys(name for table in tables for name in table)
     }
-    return replace(parts[0], **columns)  # type: ignore[type-var]
+    return replace(parts[0], **columns | {"log_scale": log_scale})  # type: ignore[type-var]

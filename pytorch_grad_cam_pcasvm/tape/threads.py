@@ -18,26 +18,35 @@ class OtherThreads:
 
     def __init__(self, rollback: Rollback) -> None:
         self._before = _activities()
-        self._started = False
-        previous = threading.getprofile()
-
-        def note_start(*_: Any) -> None:
-            self._started = True
-            sys.setprofile(previous)
-
-        rollback.note(_stop_watching, note_start, previous)
-        threading.setprofile(note_start)
+        self._starts = _Starts()
+        rollback.note(self._starts.end)
+        threading.setprofile(self._starts)
 
     @property
     def ran(self) -> bool:
         """Whether any did, or may have: where the system does not tell, all that are alive may."""
         activities = _activities()
-        return self._started or activities != self._before or None in activities.values()
+        return self._starts.noted or activities != self._before or None in activities.values()
 
 
-def _stop_watching(own: Any, previous: Any) -> None:
-    if threading.getprofile() is own:  # else another thread's explanation began meanwhile
-        threading.setprofile(previous)
+class _Starts:
+    """A profile function of new threads, which notes that one started and lets the one before have it."""
+
+    def __init__(self) -> None:
+        self.noted = self._ended = False
+        self._previous: Any = threading.getprofile()
+
+    def __call__(self, *_: Any) -> None:
+        self.noted = True
+        sys.setprofile(self._previous)
+
+    def end(self) -> None:
+        """Put back what was before, of explanations in several threads when the last of them ends."""
+        self._ended = True
+        current: Any = threading.getprofile()
+        while isinstance(current, _Starts) and current._ended:
+            current = current._previous
+        threading.setprofile(current)
 
 
 def _activities() -> dict[threading.Thread, list[str] | None]:

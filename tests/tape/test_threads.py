@@ -2,12 +2,16 @@
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 
 import pytest
 import torch
 from against_autograd import Path, Refused, faults, random
 from torch import nn
 from way import Net, Way, X
+
+from pytorch_grad_cam_pcasvm.runtime.rollback import Rollback
+from pytorch_grad_cam_pcasvm.tape.threads import OtherThreads
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch.jit is deprecated
 POOL = ThreadPoolExecutor(1)
@@ -206,3 +210,15 @@ def test_a_profile_of_new_threads_is_left_as_it_was():
         assert profiled
     finally:
         threading.setprofile(None)
+
+
+def test_of_explanations_that_overlap_the_last_puts_the_profile_back():
+    with ExitStack() as first, Rollback() as second:
+        outer = first.enter_context(Rollback())
+        OtherThreads(outer)
+        watched = OtherThreads(second)
+        first.close()  # which began first, and ends first
+        assert threading.getprofile() is not None
+        in_a_thread(int)
+        assert watched.ran
+    assert threading.getprofile() is None
