@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from pytorch_grad_cam_pcasvm.methods.component_sums import ComponentSums
     from pytorch_grad_cam_pcasvm.methods.grad_cam_protocol import ClosedFormCAM
     from pytorch_grad_cam_pcasvm.methods.smoothing import smoothed
+    from pytorch_grad_cam_pcasvm.model.file import load_model
+    from pytorch_grad_cam_pcasvm.model.fitting import fit_model
+    from pytorch_grad_cam_pcasvm.model.model import Model
     from pytorch_grad_cam_pcasvm.network.extraction import extract_features
     from pytorch_grad_cam_pcasvm.network.mean_activations import mean_activations
     from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
@@ -69,6 +72,9 @@ _NAMES = {
     "network.mean_activations": "mean_activations",
     "maps.recombination": "recombined",
     "methods.smoothing": "smoothed",
+    "model.file": "load_model",
+    "model.fitting": "fit_model",
+    "model.model": "Model",
     "runtime.errors": "AutogradFallbackWarning BaselineWarning BlankMapWarning CancellationWarning CoarseMapWarning "
     "ConstantComponentWarning NoClosedFormError NoProgramError OutsideTrainingWarning",
     "head": "Head SupportVectorEffect stage_for",
@@ -106,6 +112,7 @@ __all__ = [
     "Jacobians",
     "LogRatioTarget",
     "MethodResult",
+    "Model",
     "NoClosedFormError",
     "NoProgramError",
     "OutsideTrainingWarning",
@@ -120,6 +127,8 @@ __all__ = [
     "SupportVectorEffect",
     "__version__",
     "extract_features",
+    "fit_model",
+    "load_model",
     "mean_activations",
     "recombined",
     "register_jacobian",

@@ -91,11 +91,11 @@ from pytorch_grad_cam_pcasvm import (
     register_jacobian,
     stage_for,
 )
-from pytorch_grad_cam_pcasvm.cli.networks import _state
 from pytorch_grad_cam_pcasvm.export import graph, onnx_file
 from pytorch_grad_cam_pcasvm.head.elementwise import Elementwise
 from pytorch_grad_cam_pcasvm.head.stage import Stage
 from pytorch_grad_cam_pcasvm.methods.grad_cam_protocol import ClosedFormCAM
+from pytorch_grad_cam_pcasvm.model.backbones import _read_state
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("rules")]
 PACKAGE = Path(pytorch_grad_cam_pcasvm.__file__).parent
@@ -130,6 +130,13 @@ BY_VALUES = "use ContributionCAM, which needs values alone"
 REFUSING = ("refuse", "_refused", "NoClosedFormError", "NoProgramError", "_not_of")
 # Messages that have no row, and why.
 WITHOUT = {
+    "model/backbones.py: cannot be downloaded": "tests/cli/test_commands.py follows it",
+    "model/file.py: are neither beside": "tests/model/test_model.py follows it",
+    "model/file.py: which no file can hold": "tests/model/test_model.py follows it",
+    "model/file.py: there is no model": "tests/model/test_model.py follows it",
+    "model/file.py: that was passed as a module": "tests/model/test_model.py follows it",
+    "model/file.py: runs code of yours": "tests/model/test_model.py follows it",
+    "model/model.py: becomes an image is not known": "tests/model/test_model.py follows it",
     "maps/recombination.py: has no gradient, and the reduction": "tests/methods/test_enumerated.py follows it",
     "cli/methods.py: --at names a position": "tests/cli/test_dense_commands.py follows it",
     "cli/methods.py: start near the mean of the training images": "tests/cli/test_preparation.py follows it",
@@ -2637,12 +2644,12 @@ def weights(name: str, content: Any, save: Any = torch.save) -> Path:
 def state_of_script() -> Any:
     path = weights("script.pt", ScriptedTanh, lambda module, path: module.save(path))
     torch.save(torch.jit.load(path).state_dict(), folder() / "weights.pth")
-    return _state(folder() / "weights.pth")
+    return _read_state(folder() / "weights.pth")
 
 
 def state_of_network() -> Any:
     net = torch.load(weights("network.pth", nn.Linear(2, 2)), weights_only=False)
-    return _state(weights("state.pth", net.state_dict()))
+    return _read_state(weights("state.pth", net.state_dict()))
 
 
 def compiled() -> Any:
@@ -3123,14 +3130,14 @@ OTHERS = [
         {"use PCATarget": partial(maps_of, HALF, targets=PCATarget(0))},
     ),
     Row(
-        "cli/networks.py: is a TorchScript archive",
-        lambda: _state(weights("script.pt", ScriptedTanh, lambda module, path: module.save(path))),
+        "model/backbones.py: is a TorchScript archive",
+        lambda: _read_state(weights("script.pt", ScriptedTanh, lambda module, path: module.save(path))),
         "is a TorchScript archive",
         {"torch.jit.load(": state_of_script},
     ),
     Row(
-        "cli/networks.py: has no state dict",
-        lambda: _state(weights("network.pth", nn.Linear(2, 2))),
+        "model/backbones.py: has no state dict",
+        lambda: _read_state(weights("network.pth", nn.Linear(2, 2))),
         "has no state dict",
         {"write it with torch.save(net.state_dict(), 'network.pth')": state_of_network},
     ),

@@ -21,6 +21,9 @@ _TYPED = {
     "runtime": "run 'npm install onnxruntime-web', and add --runtime node_modules/onnxruntime-web",
     "skip_bad_images": "add --skip-bad-images",
     "trusted": "if you trust them and the file, add --trust for each",
+    "backbone": "name it, --backbone NAME",
+    "transform": "",
+    "weights": "name a file of them, --weights FILE",
     "verify": "compare every image before that, with --verify",
 }
 

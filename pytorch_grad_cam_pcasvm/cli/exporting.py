@@ -6,7 +6,7 @@ from typing import Any
 import pytorch_grad_cam_pcasvm as package
 from pytorch_grad_cam_pcasvm.cli.methods import layers_of, options_of, targets_of
 from pytorch_grad_cam_pcasvm.cli.networks import RUN, network
-from pytorch_grad_cam_pcasvm.cli.preparation import steps_of
+from pytorch_grad_cam_pcasvm.model.preparation import steps_of
 
 _TRIED = 4  # images
 _OTHER = "the backbone's transform does more than resize, crop and normalise: use export.onnx from Python"

@@ -8,16 +8,17 @@ from typing import Any
 import pytorch_grad_cam_pcasvm as package
 from pytorch_grad_cam_pcasvm.cli.anomalies import keep_left_out
 from pytorch_grad_cam_pcasvm.cli.folders import accuracy, classes_in, tell_bad, tell_empty, two_classes
-from pytorch_grad_cam_pcasvm.cli.networks import backbone_of, made_by, pool, source
+from pytorch_grad_cam_pcasvm.cli.networks import backbone_of, pool, source
 from pytorch_grad_cam_pcasvm.cli.patches import PatchOptions
 from pytorch_grad_cam_pcasvm.cli.preparation import (
-    Preparation,
     preparation_of,
     resize_of_masks,
     tell_crop,
     with_whites,
 )
 from pytorch_grad_cam_pcasvm.cli.training import TrainingSet, training_set
+from pytorch_grad_cam_pcasvm.model.backbones import call_by_name
+from pytorch_grad_cam_pcasvm.model.preparation import Preparation
 
 _CLASSIFIERS = (
     "a classifier is svm, forest, boosting, neighbours, residual, or module:Class such as "
@@ -45,14 +46,14 @@ def fit(options: Any) -> None:
     elif options.masks is None:
         classes = two_classes(options.images, classes)
     _check_normal(options, classes, of_good_parts)
-    backbone, transform, own = backbone_of(options)
-    preparation = preparation_of(transform, own, options, None, fits=True)
+    made = backbone_of(options)
+    preparation = preparation_of(made.transform, made.own, options, None, fits=True)
     folder = preparation.folder(options.images)
     with_whites(preparation, folder.paths, options.images)
     tell_crop(preparation, folder.paths)
     patches = _patches(options, preparation, folder)
     training = training_set(
-        options, options.images, backbone, preparation, source(options), pool(options), patches=patches
+        options, options.images, made.net, preparation, source(options), pool(options), patches=patches
     )
     features = training.features.numpy()
     tell_bad(training.bad)
@@ -254,7 +255,7 @@ def _classifier(options: Any, count: int) -> Any:
             C=options.C or 1.0, kernel=options.kernel or "rbf", gamma=options.gamma or "scale",
             class_weight=options.class_weight,
         )  # fmt: skip
-    classifier = made_by("--classifier", module, name, _CLASSIFIERS)
+    classifier = call_by_name("--classifier", module, name, _CLASSIFIERS)
     if not all(hasattr(classifier, method) for method in ("fit", "get_params", "set_params")):
         raise TypeError(
             f"--classifier {options.classifier}: {name}() must return a classifier as scikit-learn has them, with fit, "

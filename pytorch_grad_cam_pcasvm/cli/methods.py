@@ -6,8 +6,8 @@ from typing import Any
 import pytorch_grad_cam_pcasvm as package
 from pytorch_grad_cam_pcasvm.cli.networks import pool, source
 from pytorch_grad_cam_pcasvm.cli.patches import BACKGROUND
-from pytorch_grad_cam_pcasvm.cli.preparation import Preparation
 from pytorch_grad_cam_pcasvm.cli.training import layers_for_maps, training_set
+from pytorch_grad_cam_pcasvm.model.preparation import Preparation
 
 _COMPARED = 50  # images, for --layer auto
 _NAMED = 3  # layers, where another is to be chosen

@@ -2,79 +2,15 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from pytorch_grad_cam_pcasvm.model.preparation import Framed, Preparation, measure_size, steps_of
 
 _OF_03 = {"resize": "crop"}  # what heads say that say nothing: those of version 0.3
 _SHALLOW = 14  # bits, of 16: who uses no more of them takes black pictures for his own
 _SEEN = 0.97  # of a picture; what lacks is half a pixel at each end
-
-
-@dataclass
-class Preparation:
-    """How the pictures of a folder become images for a network.
-
-    Attributes:
-        transform: turns a PIL image into a tensor (C, H, W).
-        resize: ``"stretch"``, ``"pad"`` or ``"crop"``; None: the transform is the user's own.
-        steps: what the transform does, as arguments of ``export.onnx``; None: not known.
-        white_level: the integer that is white in pictures of more than 8 bits; None: the largest of their type.
-        float_white: the number that is white in floating-point pictures; None: there are none.
-        exif: photos are turned as their EXIF orientation says, as people see them; False: those of heads up to version
-            0.4 are not.
-    """
-
-    transform: Callable[[Any], Any]
-    resize: str | None
-    steps: dict[str, Any] | None
-    white_level: float | None = None
-    float_white: float | None = None
-    exif: bool = False
-
-    @property
-    def whites(self) -> dict[str, Any]:
-        """The levels of white, as arguments of ``read_picture``."""
-        return {"white_level": self.white_level, "float_white": self.float_white}
-
-    @property
-    def reading(self) -> dict[str, Any]:
-        """How files are read: arguments of ``read_picture`` and ``export.onnx``."""
-        return self.whites | {"exif": self.exif}
-
-    @property
-    def recorded(self) -> dict[str, Any]:
-        """What is stored with a head."""
-        return {"resize": self.resize} | self.whites | ({"exif": True} if self.exif else {})
-
-    def folder(self, root: Path) -> Any:
-        """Return the images of a folder as a data set; see :func:`.image_folder`."""
-        from pytorch_grad_cam_pcasvm.data.images import image_folder
-
-        return image_folder(root, self.transform, **self.reading)
-
-    def share_seen(self, width: int, height: int) -> float:
-        """Return the part of a picture of this size that the network sees, in [0, 1].
-
-        A picture that becomes brighter from one side to the other tells by its darkest and brightest ends what is left
-        of it.
-        """
-        import numpy as np
-        from PIL import Image
-
-        def largest(pixels: Any) -> float:
-            rows = np.broadcast_to(pixels, (height, width)).astype(np.uint8)
-            return float(self.transform(Image.fromarray(rows).convert("RGB"))[0].max())
-
-        black, white = largest(0), largest(255)
-        if not black < white:
-            return 1.0
-        share = 1.0
-        for ramp in (np.linspace(0, 255, width)[None], np.linspace(0, 255, height)[:, None]):
-            ends = [(largest(pixels) - black) / (white - black) for pixels in (ramp, 255 - ramp)]
-            share *= min(max(sum(ends) - 1, 0), 1)
-        return share
 
 
 def preparation_of(
@@ -127,49 +63,12 @@ def preparation_of(
         )
     if resize != "crop":
         steps |= {"resize": "pad" if resize == "pad" else None}
-        transform = Framed(_size_of(transform), **steps)
+        transform = Framed(measure_size(transform), **steps)
     return Preparation(transform, resize, steps, **reading)
 
 
 def _level(white: float | None) -> str:
     return "none" if white is None else f"{white:g}"
-
-
-@dataclass(frozen=True)
-class Framed:
-    """Turns a picture into a tensor, with the whole picture in it, as a file from ``export.onnx`` does."""
-
-    size: tuple[int, int]
-    resize: str | None
-    interpolation: str
-    mean: list[float]
-    std: list[float]
-
-    def __call__(self, picture: Any) -> Any:
-        """Return the tensor, shape (C, H, W)."""
-        import torch
-
-        from pytorch_grad_cam_pcasvm.export.explainer import framed, normalised, rim_of
-
-        picture = picture.convert("L" if len(self.mean) == 1 else "RGB")
-        rim = rim_of(self.mean, len(self.mean))
-        frame = framed(picture, self.size, self.resize, self.interpolation, rim)
-        return torch.from_numpy(normalised(frame, self.mean, self.std))
-
-
-def steps_of(transform: Any) -> dict[str, Any] | None:
-    """Return what a torchvision or timm transform does, as arguments of ``export.onnx``; None if it does more."""
-    steps = {type(step).__name__: step for step in getattr(transform, "transforms", [])}
-    if "Resize" not in steps and not hasattr(transform, "resize_size"):
-        return None
-    resize, normalise = steps.get("Resize", transform), steps.get("Normalize", transform)
-    size, *square = getattr(resize, "resize_size", None) or _listed(resize.size)
-    return {
-        "mean": _listed(getattr(normalise, "mean", None)),
-        "std": _listed(getattr(normalise, "std", None)),
-        "resize": None if square else size,
-        "interpolation": getattr(resize.interpolation, "value", resize.interpolation),
-    }
 
 
 def resize_of_masks(preparation: Preparation, backbone: str) -> Any:
@@ -185,21 +84,6 @@ def resize_of_masks(preparation: Preparation, backbone: str) -> Any:
             "let the function return the network alone"
         )
     return steps["resize"]
-
-
-def _listed(numbers: Any) -> Any:
-    if numbers is None:
-        return None
-    listed = getattr(numbers, "tolist", lambda: numbers)()
-    return [*listed] if isinstance(listed, list | tuple) else [listed]
-
-
-def _size_of(transform: Any) -> tuple[int, int]:
-    """Return the size of the images that a transform makes."""
-    from PIL import Image
-
-    height, width = transform(Image.new("RGB", (256, 256))).shape[-2:]
-    return int(height), int(width)
 
 
 def with_whites(preparation: Preparation, paths: Sequence[Path], root: Path) -> None:

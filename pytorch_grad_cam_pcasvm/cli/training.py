@@ -13,7 +13,7 @@ from typing import Any
 
 from pytorch_grad_cam_pcasvm.cli.folders import refuse_bad
 from pytorch_grad_cam_pcasvm.cli.patches import PatchOptions
-from pytorch_grad_cam_pcasvm.cli.preparation import Preparation
+from pytorch_grad_cam_pcasvm.model.preparation import Preparation
 
 _AMONG = 4  # layers that are compared, the coarsest
 _SAME = 1e-4  # relative difference of features that is rounding, on a GPU as well

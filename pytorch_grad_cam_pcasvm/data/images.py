@@ -5,6 +5,7 @@ import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -209,6 +210,27 @@ def class_folders(root: str | Path) -> list[str]:
     """Return the names of the folders with images in a folder, in order; empty if it has none."""
     folders = (path for path in Path(root).iterdir() if path.is_dir())
     return sorted(path.name for path in folders if any(is_image_file(file.name) for file in path.rglob("*")))
+
+
+def image_paths(paths: Any) -> list[Path]:
+    """Return the files of pictures: of a folder all in it, in the order of their names; of a file or a list, these.
+
+    Raises:
+        FileNotFoundError: some are missing, all of which are named, or a folder has no pictures.
+    """
+    if isinstance(paths, str | PathLike):
+        root = Path(paths)
+        if root.is_dir():
+            files = sorted(path for path in root.rglob("*") if is_image_file(path.name))
+            if not files:
+                raise FileNotFoundError(f"the folder {root} has no images (.jpg, .png, .webp, ...)")
+            return files
+        paths = [root]
+    files = [Path(path) for path in paths]
+    missing = [str(path) for path in files if not path.is_file()]
+    if missing:
+        raise FileNotFoundError(f"there are no files {', '.join(missing)}: name pictures, or a folder of them")
+    return files
 
 
 def arranged(root: Path) -> str:

@@ -196,6 +196,8 @@ class Head(Stack):
     def load(cls, path: str | PathLike[str], trusted: Sequence[str] = ()) -> "Head":
         """Return the head from a file written by ``save``, on the CPU, bit for bit; no fitted estimator is needed.
 
+        That of a model is read from its file, too.
+
         Estimators without a gradient are in the file: they need skops and their library.
 
         Args:
@@ -208,7 +210,7 @@ class Head(Stack):
             FileNotFoundError: the file does not exist.
             ModuleNotFoundError: skops is needed, and not installed.
         """
-        stages, training_set = storage.load(path, trusted)
+        stages, training_set, _ = storage.load(path, trusted)
         head = cls(stages)
         head.training_set = training_set
         return head

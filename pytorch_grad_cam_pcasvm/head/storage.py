@@ -41,6 +41,7 @@ from pytorch_grad_cam_pcasvm.runtime.files import atomically
 
 FORMAT = "pytorch_grad_cam_pcasvm head 2"
 _PREPARED = "pytorch_grad_cam_pcasvm head 3"  # says how pictures are prepared, which earlier versions would not obey
+MODEL = "pytorch_grad_cam_pcasvm model 1"  # a head with its backbone's name, see model/file.py
 _UNCHECKED = "pytorch_grad_cam_pcasvm maps 1"  # of version 0.2
 
 # Tensors beside those of the stages, which have numbers: earlier versions read heads without them, and they are in no
@@ -164,8 +165,15 @@ class TrainingSet:
     means: dict[str, Tensor] = field(default_factory=dict)
 
 
-def save(parts: list[Stage], path: str | PathLike[str], training: TrainingSet) -> None:
-    """Write the stages of a head, and what is known of its training images, to a file: see ``Head.save``."""
+def save(parts: list[Stage], path: str | PathLike[str], training: TrainingSet, model: str | None = None) -> None:
+    """Write the stages of a head, and what is known of its training images, to a file: see ``Head.save``.
+
+    Args:
+        parts: the stages.
+        path: the file.
+        training: what is known of the training images.
+        model: of the file of a model, what it says besides, as JSON.
+    """
     tensors: dict[str, Tensor] = {}
     head = json.dumps(_encode(parts, tensors))
     if training.examples:
@@ -182,7 +190,8 @@ def save(parts: list[Stage], path: str | PathLike[str], training: TrainingSet) -
     if any(statistics):
         tensors[_FACTS] = _as_tensor(statistics)
     is_new = training.preparation is not None or isinstance(last, Enumerated)
-    write(path, tensors, {"format": _PREPARED if is_new else FORMAT, "head": head})
+    strings = {"format": _PREPARED if is_new else FORMAT, "head": head}
+    write(path, tensors, strings if model is None else strings | {"format": MODEL, "model": model})
 
 
 def _as_tensor(value: Any) -> Tensor:
@@ -204,10 +213,10 @@ def digest_of(parts: list[Stage]) -> str:
     return _digest({"head": json.dumps(_encode(parts, tensors))}, tensors)
 
 
-def load(path: str | PathLike[str], trusted: Sequence[str] = ()) -> tuple[list[Stage], TrainingSet]:
-    """Read the stages of a head, on the CPU, and its training images from a file: see ``Head.load``."""
+def load(path: str | PathLike[str], trusted: Sequence[str] = ()) -> tuple[list[Stage], TrainingSet, str | None]:
+    """Read the stages of a head, on the CPU, its training images, and of a model's file what it says besides."""
     _refuse_pickles(Path(path))
-    metadata, tensors = read(path, "net.head.save(path)", [FORMAT, _PREPARED])
+    metadata, tensors = read(path, "net.head.save(path)", [MODEL, FORMAT, _PREPARED])
     try:
         entries, enumerated = json.loads(metadata["head"]), None
         match entries:
@@ -230,7 +239,7 @@ def load(path: str | PathLike[str], trusted: Sequence[str] = ()) -> tuple[list[S
         ) from error
     if enumerated is not None:
         parts.append(_enumerated(tensors[_ESTIMATORS], trusted, **enumerated))
-    return parts, training
+    return parts, training, metadata.get("model")
 
 
 def skops_io() -> Any:

@@ -192,6 +192,7 @@ class ClosedFormCAM(Method):
                 # The host's scaling adds 1e-7: size matters there.
                 maps, nu = (numbers / self.host_divisor(activations) for numbers in (maps, nu))
                 layers.append(one_per_image(maps, nu, targets, self.outputs, shape, size))
+                self._warnings.of_start(result.values, result.baseline_values)
                 self._warnings.of_rows(self.outputs, targets, result.values, result.baseline_values)
         return layers
 

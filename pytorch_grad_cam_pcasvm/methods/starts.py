@@ -165,12 +165,7 @@ class Starts:
         mean = self._mean(run, layer) if boundary is None else None
         if boundary is None and mean is None:
             if head is not None:
-                warnings.tell(
-                    BaselineWarning,
-                    f"the training set's mean at {run.layers[layer]!r} is unknown, so maps start at zero activations, "
-                    "and add up to the value minus that at zeros (baseline_values): pass mean=mean_activations(net, "
-                    f"loader, {_needed(run)}), or baseline='zero' if that is meant",
-                )
+                warnings.note_start_at_zeros(run.layers[layer], _needed(run))
             return [(list(range(len(questions))), torch.zeros_like(like[:1]))]
         if mean is not None and isinstance(run.images, Inputs):  # where a value is 0 depends on the other inputs
             return [(list(range(len(questions))), mean)]

@@ -44,11 +44,14 @@ class WarnOnce:
         self._told: set[type[Warning]] = set()
         self._asked: set[Any] = set()
         self._distances: dict[str, list[float]] = {}  # of the latest images, by measure
+        self._start_at_zeros: tuple[str, str] | None = None  # a layer, and those whose means are needed
 
     def of_results(self, signed: Sequence[Any], *, blind: bool) -> None:
         """Say how maps, one for each branch, may be misread; ``blind``: it was said already why there is nothing."""
         for branch, maps in enumerate(signed):
             self.of_layer(" + ".join(maps.layers), maps.maps.shape[2:])
+            if branch == 0:
+                self.of_start(maps.values, maps.baseline_values)
             if not may_look(maps.nu):
                 continue
             check_finite(maps.nu)
@@ -56,6 +59,30 @@ class WarnOnce:
                 self.of_maps(maps)
             if not blind and not bool(maps.nu.all()):
                 warn_of_blanks(maps.maps, maps.nu, lambda image, k: signed[0].targets[k], maps.output)
+
+    def note_start_at_zeros(self, layer: str, needed: str) -> None:
+        """Note that maps of a layer start at zeros, as the means of the layers that are ``needed`` are unknown."""
+        self._start_at_zeros = layer, needed
+
+    def of_start(self, values: Tensor, at_start: Tensor | None) -> None:
+        """Warn that maps start at zeros, and how far the values there (N, K) are from 0, where they may be looked at.
+
+        Args:
+            values: of targets.
+            at_start: their values at the start.
+        """
+        if self._start_at_zeros is None or at_start is None:
+            return
+        layer, needed = self._start_at_zeros
+        self._start_at_zeros, far = None, ""
+        if may_look(at_start):
+            far = f", up to {_size(at_start):.3g} from 0, where values reach {_size(values):.3g}"
+        self.tell(
+            BaselineWarning,
+            f"the training set's mean at {layer!r} is unknown, so maps start at zero activations, and add up to the "
+            f"value minus that at zeros (baseline_values{far}): fit_model keeps these means of every block, or pass "
+            f"mean=mean_activations(net, loader, {needed}), or baseline='zero' if that is meant",
+        )
 
     def of_layer(self, layer: str, positions: Sequence[int]) -> None:
         """Warn if the maps of a layer have few positions, (H, W) or (D, H, W); looks at no values."""
@@ -145,6 +172,11 @@ class WarnOnce:
         if category not in self._told:
             self._told.add(category)
             warn(message, category)
+
+
+def _size(values: Tensor) -> float:
+    """Return the largest absolute value; waits for the device."""
+    return float(abs(as_array(values)).max())
 
 
 def _is_decision(target: Any, output: Any) -> bool:

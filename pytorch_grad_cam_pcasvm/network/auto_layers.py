@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from pytorch_grad_cam_pcasvm.network.features import FeatureSource, output_of
+from pytorch_grad_cam_pcasvm.network.inputs import Inputs, images_of
 from pytorch_grad_cam_pcasvm.network.modules import modules_of
 from pytorch_grad_cam_pcasvm.runtime.hooks import hooked
 
@@ -15,7 +16,8 @@ from pytorch_grad_cam_pcasvm.runtime.hooks import hooked
 def last_blocks(backbone: nn.Module, source: FeatureSource, x: Tensor) -> list[str]:
     """Return the last layer of every map size on the way to the features, from the finest to the coarsest.
 
-    Of a transformer, whose sizes are all the same, the norms before its last two attentions.
+    Of a transformer it is a norm before an attention; where all sizes are the same, the last two of these. Of a network
+    with several inputs it is the last of each branch.
 
     Args:
         backbone: the network, in evaluation mode.
@@ -28,19 +30,54 @@ def last_blocks(backbone: nn.Module, source: FeatureSource, x: Tensor) -> list[s
     Raises:
         ValueError: there is none.
     """
+    return [name for branch in last_blocks_by_branch(backbone, source, x) for name in branch]
+
+
+def last_blocks_by_branch(backbone: nn.Module, source: FeatureSource, x: Tensor) -> list[list[str]]:
+    """Return the :func:`last_blocks` of each branch of a network with several inputs; of others there is one branch."""
+    x = x[:1]
+    passed, _ = _passed(backbone, source, x)
     norms = norms_before_attention(backbone)
     if norms:
-        return norms[-2:]
-    passed = _passed(backbone, source, x[:1])
-    by_size: dict[tuple[int, ...], str] = {}
-    for name in _trunk(backbone, "", passed):
-        size = tuple(passed[name][1].shape[2:])
-        if len(size) == x.dim() - 2 and max(size) > 1:
-            by_size.pop(size, None)  # so that the last one counts, also in the order
-            by_size[size] = name
-    if not by_size:
+        of_size = {tuple(passed[name][1].shape[1:-1]): name for name in norms if name in passed}  # the last of each
+        return [list(of_size.values()) if len(of_size) > 1 else norms[-2:]]
+    branches = []
+    for name, module in _branches(backbone, x, passed):
+        by_size: dict[tuple[int, ...], str] = {}
+        for child in _trunk(module, name, passed):
+            output = passed[child][1]
+            size = tuple(output.shape[2:])
+            if size and max(size) > 1 and output.dim() in {image.dim() for image in images_of(x)}:
+                by_size.pop(size, None)  # so that the last one counts, also in the order
+                by_size[size] = child
+        branches += [list(by_size.values())] if by_size else []
+    if not branches:
         raise ValueError("no layer of this backbone has positions that a map could be made of: name the target layers")
-    return list(by_size.values())
+    return branches
+
+
+def repeated_blocks(backbone: nn.Module, source: FeatureSource, x: Tensor) -> list[str]:
+    """Return the names of blocks with weights that run several times on the way to the features, the outermost ones.
+
+    Args:
+        backbone: the network, in evaluation mode.
+        source: where its features come from.
+        x: images, shape (N, ...).
+    """
+    _, repeated = _passed(backbone, source, x[:1])
+    with_weights = [name for name in repeated if next(backbone.get_submodule(name).parameters(), None) is not None]
+    return [name for name in with_weights if not any(name.startswith(f"{other}.") for other in with_weights) and name]
+
+
+def _branches(
+    backbone: nn.Module, x: Any, passed: dict[str, tuple[Sequence[Any], Tensor]]
+) -> list[tuple[str, nn.Module]]:
+    """Return the backbone; of several inputs, the outermost modules that take one of them, by name."""
+    if not isinstance(x, Inputs):
+        return [("", backbone)]
+    takers = [name for name, (args, _) in passed.items() if any(arg is image for arg in args for image in x.images)]
+    outermost = [name for name in takers if name and not any(name.startswith(f"{other}.") for other in takers if other)]
+    return [(name, backbone.get_submodule(name)) for name in outermost]
 
 
 def norms_before_attention(backbone: nn.Module) -> list[str]:
@@ -59,16 +96,21 @@ def norms_before_attention(backbone: nn.Module) -> list[str]:
     return norms
 
 
-def _passed(backbone: nn.Module, source: FeatureSource, x: Tensor) -> dict[str, tuple[Sequence[Any], Tensor]]:
-    """Return what each module that runs once, and returns one tensor, took and gave, in the order in which they end."""
+def _passed(
+    backbone: nn.Module, source: FeatureSource, x: Tensor
+) -> tuple[dict[str, tuple[Sequence[Any], Tensor]], list[str]]:
+    """Return the arguments and the output of each module that runs once, in the order in which they end.
+
+    Modules that do not return one tensor are left out; the names of those that run several times come after it.
+    """
     passed: dict[str, tuple[Sequence[Any], Tensor]] = {}
     names = {module: name for name, module in backbone.named_modules()}
-    twice = set()
+    twice = dict[str, None]()
 
     def note(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         name = names[module]
         if name in passed:
-            twice.add(name)
+            twice[name] = None
         if isinstance(output, Tensor):
             passed[name] = args, output
 
@@ -76,7 +118,7 @@ def _passed(backbone: nn.Module, source: FeatureSource, x: Tensor) -> dict[str, 
         for module in modules_of(backbone):
             hooks.after(module, note)
         output_of(backbone, source, x, ends=True)
-    return {name: call for name, call in passed.items() if name not in twice}
+    return {name: call for name, call in passed.items() if name not in twice}, list(twice)
 
 
 def _trunk(module: nn.Module, name: str, passed: dict[str, tuple[Sequence[Any], Tensor]]) -> list[str]:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from pytorch_grad_cam_pcasvm.network.features import output_of
+from pytorch_grad_cam_pcasvm.network.inputs import images_of
 from pytorch_grad_cam_pcasvm.network.layout import GridLayout, Layout, MapLayout
 from pytorch_grad_cam_pcasvm.network.token_layout import layout_of, looks_channels_last
 from pytorch_grad_cam_pcasvm.runtime.hooks import called, hooked
@@ -25,30 +26,43 @@ class ChannelMeans:
         backbone: the network, in evaluation mode.
         layers: dotted names of the layers.
         x: images of the kind to come, shape (N, ...).
+
+    Attributes:
+        layouts: how the outputs of layers lie on the image, by name.
     """
 
     def __init__(self, backbone: nn.Module, layers: Iterable[str], x: Tensor) -> None:
         self._backbone = backbone
-        self._layouts: dict[str, GridLayout | MapLayout] = {}
+        self.layouts: dict[str, GridLayout | MapLayout] = {}
         self._sums: dict[str, Any] = {}
         self._counts: dict[str, int] = {}
         self._last: dict[str, Tensor] = {}
         self._repeated: set[str] = set()
+        self._unknown: dict[str, str] = {}
         for name in layers:
             output = output_of(backbone, name if called(name)[1] else f"{name}#1", x)
             if not isinstance(output, Tensor) or output.dim() < 3:
+                kind = f"shape {tuple(output.shape)}" if isinstance(output, Tensor) else f"a {type(output).__name__}"
+                self._unknown[name] = f"its output has no positions: {kind}"
                 continue
             layout: GridLayout | MapLayout = MapLayout()
-            if output.dim() != x.dim() or looks_channels_last(output.shape, x.shape):
+            if _may_be_tokens(output, x):
                 try:
                     layout = layout_of(
                         backbone, lambda net, images, name=name: output_of(net, name, images), repr(name), x, output
                     )
-                except ValueError:
+                except ValueError as error:
+                    self._unknown[name] = str(error)
                     continue
                 if layout.batch:
+                    self._unknown[name] = "the first dimension of its output does not count the images"
                     continue
-            self._layouts[name] = layout
+            self.layouts[name] = layout
+
+    @property
+    def left_out(self) -> dict[str, str]:
+        """The reason why a layer has no means, by its name."""
+        return self._unknown | dict.fromkeys(sorted(self._repeated), "it runs several times")
 
     @contextmanager
     def counting(self) -> Iterator[None]:
@@ -73,13 +87,13 @@ class ChannelMeans:
 
         with hooked() as hooks:
             hooks.before(self._backbone, lambda *_: begin())
-            for name in self._layouts:
+            for name in self.layouts:
                 module = self._backbone.get_submodule(called(name)[0])
                 hooks.after(module, lambda module, args, kwargs, output, name=name: add(name, output))
             yield
 
     def _add(self, name: str, output: Tensor) -> None:
-        parts = self._layouts[name].parts(output.double())
+        parts = self.layouts[name].parts(output.double())
         means = (part.mean(-1, keepdim=True) if place == len(parts) // 2 else part for place, part in enumerate(parts))
         rows = self._last[name] = torch.cat(list(means), -1)
         self._sums[name] = self._sums.get(name, 0) + rows.sum(0)
@@ -95,6 +109,14 @@ class ChannelMeans:
         """The means of each layer, float32 of shape (T, 1), or for tokens (T, tokens before + 1 + tokens after)."""
         sums = {name: total for name, total in self._sums.items() if name not in self._repeated}
         return {name: (total / self._counts[name]).float().cpu() for name, total in sums.items()}
+
+
+def _may_be_tokens(output: Tensor, x: Any) -> bool:
+    """Return whether the channels of a layer's output may come last, which its shape does not tell."""
+    images = images_of(x)
+    if images[0].dim() == 3:  # signals, whose layers return (N, T, L) or (N, L, T)
+        return True
+    return all(output.dim() != image.dim() or looks_channels_last(output.shape, image.shape) for image in images)
 
 
 def everywhere(means: Tensor, layout: Layout, activations: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """Extraction: the features of all images of a loader, to fit a head on."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from os import PathLike
 from typing import Any
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
+from pytorch_grad_cam_pcasvm.network.block_means import BlockMeans
 from pytorch_grad_cam_pcasvm.network.features import (
     TRANSFORM,
     FeatureSource,
@@ -104,6 +105,30 @@ def extract_features(
         >>> features.shape, labels.shape
         ((768, 8), (768,))
     """
+    return collect_features(
+        backbone, loader, layer, pool=pool, fit=fit, sample=sample, coreset=coreset, ignore_index=ignore_index,
+        purity=purity, places=places, seed=seed, as_numpy=as_numpy, progress=progress,
+    )  # fmt: skip
+
+
+def collect_features(
+    backbone: nn.Module,
+    loader: Iterable[Any],
+    layer: Layer | Sequence[Layer] | None = None,
+    *,
+    pool: Any = None,
+    fit: Any = None,
+    sample: float | None = None,
+    coreset: float | None = None,
+    ignore_index: int | None = None,
+    purity: float = 0.0,
+    places: bool = False,
+    seed: int = 0,
+    as_numpy: bool = True,
+    progress: bool = True,
+    blocks: BlockMeans | None = None,
+) -> Any:
+    """Return what :func:`extract_features` returns; ``blocks`` counts the images in the last pass over the loader."""
     check_loader(loader)
     check_amount("coreset", coreset)
     patches = Patches(sample, ignore_index, purity, seed) if is_dense(pool) else None
@@ -127,7 +152,7 @@ def extract_features(
         rows = torch.as_tensor(reduction.transform(rows.cpu().numpy()), device=device) if reduction.steps else rows
         features.append(rows.cpu() if as_numpy else rows)
 
-    labels = _run_over(backbone, loader, source, keep, progress, "features", patches)
+    labels = _run_over(backbone, loader, source, keep, progress, "features", patches, blocks)
     stacked, joined = torch.cat(features), None  # type: Tensor, Any
     if labels and all(isinstance(label, Tensor) for label in labels) and not as_numpy:
         joined = torch.cat([label.to(device) for label in labels])
@@ -150,6 +175,7 @@ def _run_over(
     progress: bool,
     name: str,
     patches: Patches | None,
+    blocks: BlockMeans | None = None,
 ) -> list[Any]:
     """Pass on the features of every batch of a loader, (R, D), and their places, and return the labels of each."""
     labels: list[Any] = []
@@ -164,7 +190,9 @@ def _run_over(
                     "the loader must yield one label for every image, or no labels at all; a data set of single images "
                     "is not a loader: use DataLoader(data_set, batch_size=32)"
                 )
-            output, where = features(), None
+            with nullcontext() if blocks is None else blocks.counting(images):
+                output = features()
+            where = None
             if patches is not None:
                 cells = None
                 if labels and labels[-1].ndim > 1:  # masks

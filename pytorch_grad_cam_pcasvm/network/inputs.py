@@ -66,6 +66,10 @@ class Inputs:
         """Return them on a device."""
         return self.map(lambda tensor: tensor.to(device))
 
+    def named(self) -> list[tuple[str | None, Tensor]]:
+        """Return the names and the tensors; names are None if they are passed in order."""
+        return list(zip(self._names or [None] * len(self.tensors), self.tensors, strict=True))
+
     def map(self, function: Callable[..., Tensor], *others: "Inputs") -> "Inputs":
         """Apply a function to each tensor, together with the tensors of others in the same place."""
         results = [

@@ -43,6 +43,32 @@ def _is_size(value: Any) -> bool:
     return isinstance(value, int) and value > 0 and value % 2 == 1
 
 
+def write_pool(pool: Any) -> str:
+    """Return a pool that is no function as text, such as ``"mean"``, ``"dense:3"`` or, of None, ``"none"``."""
+    if isinstance(pool, tuple):
+        name, number = pool
+        return f"{name}:{number}"
+    return "none" if pool is None else str(pool)
+
+
+def parse_pool(text: str) -> Any:
+    """Return the pool that :func:`write_pool` wrote.
+
+    Raises:
+        ValueError: there is no such pool.
+    """
+    name, _, number = text.partition(":")
+    pool: Any = None if text == "none" else text
+    if number:
+        try:
+            pool = name, int(number) if name == "dense" else float(number)
+        except ValueError:
+            size = "a neighbourhood has an odd size, as in dense:3" if name == "dense" else "a number follows the colon"
+            raise ValueError(f"the pool {text!r}: {size}") from None
+    check_pool(pool)
+    return pool
+
+
 def pool_of(pool: str | tuple[str, float], layout: GridLayout) -> Callable[[Tensor], Tensor]:
     """Return a named pool as a function from an output in this layout to features (N, D); dense ones (N, D, h, w).
 

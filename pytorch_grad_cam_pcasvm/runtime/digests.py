@@ -10,12 +10,20 @@ from torch import Tensor, nn
 
 def digest_of_module(module: nn.Module) -> str:
     """Return a digest of a network's layers, weights and buffers."""
-    digest = hashlib.sha256(repr(module).encode())
+    return _digest_of_state(module, hashlib.sha256(repr(module).encode()))
+
+
+def digest_of_weights(module: nn.Module) -> str:
+    """Return a digest of a network's weights and buffers alone, the same in every version of PyTorch."""
+    return _digest_of_state(module, hashlib.sha256())
+
+
+def _digest_of_state(module: nn.Module, digest: Any) -> str:
     for name, tensor in module.state_dict(keep_vars=True).items():
         if isinstance(tensor, Tensor):
             digest.update(f"{name}{tensor.dtype}{tuple(tensor.shape)}".encode())
             digest.update(digest_of_tensor(tensor).encode())
-    return digest.hexdigest()
+    return digest.hexdigest()  # type: ignore[no-any-return]
 
 
 def digest_of_tensor(tensor: Tensor) -> str:

@@ -505,7 +505,7 @@ def test_a_network_of_ones_own_with_its_transform(own, network, tmp_path, capsys
         ("mine.networks:netwrok", "networks.py has no function 'netwrok'; did you mean 'network'?"),
         ("mine.networks:number", "networks.py has 'number', which is no function"),
         ("mine.networks:xyz", "has no function 'xyz'; a backbone is a torchvision name, timm:NAME, or module:function"),
-        ("torchvision:mobilenet_v2", "--backbone mobilenet_v2; a backbone is a torchvision name, timm:NAME, or module"),
+        ("torchvision:mobilenet_v2", "have no prefix, mobilenet_v2; a backbone is a torchvision name, timm:NAME"),
         ("mine.networks:of_classes", "of_classes(), which is called without arguments, failed: TypeError: "),
         (
             "mine.networks:nothing",
@@ -520,7 +520,7 @@ def test_what_is_no_network_of_ones_own(own, network, head, capsys, command, bac
     options = own(network, backbone) + ([] if command == "fit" else ["--head", str(head)])
     assert main([command, *options, "--out", "out.safetensors"]) == 2
     error = capsys.readouterr().err
-    assert error.startswith(f"error: --backbone {backbone}: ")
+    assert error.startswith(f"error: the backbone {backbone}: ")
     assert told in error
 
 

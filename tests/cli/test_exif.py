@@ -14,11 +14,12 @@ from torch import nn
 
 from pytorch_grad_cam_pcasvm import ContributionCAM, Head, PCASVMNet, atlas, evaluation, export, extract_features
 from pytorch_grad_cam_pcasvm.cli import main
-from pytorch_grad_cam_pcasvm.cli.preparation import Framed, Preparation, tell_crop
+from pytorch_grad_cam_pcasvm.cli.preparation import tell_crop
 from pytorch_grad_cam_pcasvm.data import in_colour
 from pytorch_grad_cam_pcasvm.data.images import Images, image_folder
 from pytorch_grad_cam_pcasvm.data.masks import MaskFolder
 from pytorch_grad_cam_pcasvm.export.explainer import UnreadableImageError, read_picture
+from pytorch_grad_cam_pcasvm.model.preparation import Framed, Preparation
 
 ORIENTATIONS = range(1, 9)
 PIXELS = np.random.default_rng(0).integers(0, 256, (10, 16, 3), np.uint8)

@@ -18,7 +18,7 @@ from torchvision.transforms.functional import normalize, to_tensor
 
 from pytorch_grad_cam_pcasvm import ContributionCAM, Head, PCASVMNet, PCATarget, SVMTarget
 from pytorch_grad_cam_pcasvm.cli import main
-from pytorch_grad_cam_pcasvm.cli.preparation import steps_of
+from pytorch_grad_cam_pcasvm.model.preparation import steps_of
 
 IMAGENET = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 

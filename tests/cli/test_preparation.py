@@ -21,7 +21,7 @@ import pytorch_grad_cam_pcasvm as package
 from pytorch_grad_cam_pcasvm import ContributionCAM, Head, PCASVMNet, SVMTarget, atlas, extract_features
 from pytorch_grad_cam_pcasvm.atlas import engines
 from pytorch_grad_cam_pcasvm.cli import main, training
-from pytorch_grad_cam_pcasvm.cli.preparation import Preparation
+from pytorch_grad_cam_pcasvm.model.preparation import Preparation
 
 IMAGENET = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 

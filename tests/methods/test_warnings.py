@@ -424,10 +424,10 @@ def test_what_a_check_of_a_file_was_told_is_told_again():
     p = explained("relu", "rbf")
     cam = ContributionCAM(p.net, [p.layer])
     own, cam._warnings = cam._warnings, WarnOnce()
-    assert doubts(lambda: cam.explain(p.x)) == [BaselineWarning, CoarseMapWarning]
+    assert doubts(lambda: cam.explain(p.x)) == [CoarseMapWarning, BaselineWarning]
     assert doubts(lambda: cam.explain(p.x)) == []
     cam._warnings = own
-    assert doubts(lambda: cam.explain(p.x)) == [BaselineWarning, CoarseMapWarning]
+    assert doubts(lambda: cam.explain(p.x)) == [CoarseMapWarning, BaselineWarning]
 
 
 def test_where_no_number_may_be_looked_at_they_are_told_by_numpy(net, x):

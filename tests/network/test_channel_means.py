@@ -85,7 +85,7 @@ def test_contributions_start_at_the_means_that_a_head_holds(name, backbone, laye
     assert relative(stored, expected) < 1e-6
     with torch.no_grad():
         activations = dict(named_outputs(backbone, layer, x))[layer]
-    assert relative(everywhere(stored, means._layouts[layer], activations), spread) < 1e-6
+    assert relative(everywhere(stored, means.layouts[layer], activations), spread) < 1e-6
     head = make_pipeline(StandardScaler(), PCA(3), SVC()).fit(features, y)
     net = PCASVMNet(backbone, head).eval()
     targets = [PCATarget(0), SVMTarget(1)]

@@ -1,0 +1,1 @@
+"""Models: a backbone, the preparation of pictures and a fitted head, as one thing and one file."""

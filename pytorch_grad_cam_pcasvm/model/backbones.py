@@ -1,0 +1,237 @@
+"""Backbones: networks by their names, with their weights and the transform of these."""
+
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from difflib import get_close_matches
+from importlib import import_module
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
+
+from pytorch_grad_cam_pcasvm.runtime.errors import Way, refuse
+
+FORMS = "a backbone is a torchvision name, timm:NAME, or module:function for a network of your own"
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a backbone comes from, so that it can be made again.
+
+    Attributes:
+        library: ``"torchvision"``, ``"timm"``, ``"function"`` of the user's, or ``""`` for a module that was passed.
+        name: its name there, or of a module its class.
+        weights: the exact name of the library's weights; None: others.
+        file: the file of its weights; None: it has none of its own.
+    """
+
+    library: str
+    name: str
+    weights: str | None = None
+    file: str | None = None
+
+    @property
+    def typed(self) -> str | None:
+        """The backbone as it is named in Python and on the command line; None of a module that was passed."""
+        prefix = {"torchvision": "", "timm": "timm:", "function": ""}.get(self.library)
+        return None if prefix is None else f"{prefix}{self.name}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Backbone:
+    """A network in evaluation mode.
+
+    Attributes:
+        net: the network.
+        transform: the transform of its weights, or the user's own; None: not known.
+        own: whether the transform is the user's.
+        origin: where the network comes from.
+    """
+
+    net: Any
+    transform: Callable[[Any], Any] | None
+    own: bool
+    origin: Origin
+
+
+def make_backbone(name: str, weights: str | Path | None = None, *, exactly: str | None = None) -> Backbone:
+    """Return a network by its name, in evaluation mode, on the CPU.
+
+    Args:
+        name: a torchvision model, ``"timm:NAME"``, or ``"module:function"``, whose function is called: it returns a
+            network, or a pair of it and its transform.
+        weights: a file with a state dict; None: the library's weights, which are downloaded.
+        exactly: the name of the library's weights; None: its usual ones.
+
+    Raises:
+        ValueError: there is no such network, or the file has the weights of another.
+        OSError: the weights cannot be downloaded or read.
+        ImportError: timm is needed, and not installed.
+    """
+    library, _, plain = name.rpartition(":")
+    file = None if weights is None else Path(weights)
+    state = None if file is None else _read_state(file)
+    if library == "timm":
+        net, transform, used = _make_timm(plain, exactly, downloads=file is None)
+        origin, own = Origin("timm", plain, used, _path_of(file)), False
+    elif not library:
+        net, transform, used = _make_torchvision(plain, exactly, downloads=file is None)
+        origin, own = Origin("torchvision", plain, used, _path_of(file)), False
+    elif library == "torchvision":
+        raise ValueError(f"the backbone {name}: torchvision's own have no prefix, {plain}; {FORMS}")
+    else:
+        net, transform, own = _make_own(library, plain)
+        origin = Origin("function", name, None, _path_of(file))
+    if state is not None:
+        try:
+            net.load_state_dict(state)
+        except RuntimeError as error:
+            raise ValueError(
+                f"{file} has no weights of {plain}: it begins with {next(iter(state), 'nothing')!r}, and "
+                f"{next(iter(net.state_dict()))!r} is expected"
+            ) from error
+    return Backbone(net.eval(), transform, own, origin)
+
+
+def _path_of(file: Path | None) -> str | None:
+    return None if file is None else str(file.absolute())
+
+
+def _make_torchvision(name: str, exactly: str | None, *, downloads: bool) -> tuple[Any, Any, str | None]:
+    """Return a network, the transform of its weights, and the name of these."""
+    import torchvision
+
+    if name not in torchvision.models.list_models():
+        near = get_close_matches(name, torchvision.models.list_models(), n=1)
+        hint = f"did you mean {near[0]!r}? For" if near else "for"
+        raise ValueError(
+            f"torchvision has no backbone {name!r}; {hint} one from timm: 'timm:{name}', for your own: "
+            "'module:function'"
+        )
+    kinds: Any = torchvision.models.get_model_weights(name)
+    if exactly is not None and exactly not in kinds.__members__:
+        raise ValueError(f"this torchvision has no weights {exactly!r} of {name}, only {', '.join(kinds.__members__)}")
+    weights = kinds.DEFAULT if exactly is None else kinds[exactly]
+    try:
+        net = torchvision.models.get_model(name, weights=weights if downloads else None)
+    except OSError as error:
+        way = Way("give a file of them, weights=FILE", "weights")
+        refuse(OSError, f"the weights of {name} cannot be downloaded ({error})", way)
+    return net, weights.transforms(), weights.name if downloads else None
+
+
+def _make_timm(name: str, exactly: str | None, *, downloads: bool) -> tuple[Any, Any, str | None]:
+    """Return a network without its classifier, the transform of its weights, and the name of these."""
+    try:
+        import timm
+        from timm import data
+    except ImportError as error:
+        raise ImportError("timm:NAME needs timm: pip install timm") from error
+    net: Any = timm.create_model(exactly or name, pretrained=downloads, num_classes=0)
+    configuration = net.pretrained_cfg
+    tag = configuration.get("tag") or ""
+    exact = f"{configuration.get('architecture', name)}.{tag}" if tag else name
+    transform = data.create_transform(**data.resolve_model_data_config(net))  # type: ignore[attr-defined]
+    return net, transform, exact if downloads else None
+
+
+def _make_own(module: str, name: str) -> tuple[Any, Any, bool]:
+    """Return the network of a user's function, its transform or ImageNet's, and whether that is the user's."""
+    from torch import nn
+
+    from pytorch_grad_cam_pcasvm.network.modules import network_of
+
+    returned = call_by_name("the backbone", module, name, FORMS)
+    net, *transform = returned if isinstance(returned, tuple) and len(returned) == 2 else (returned,)
+    if not isinstance(net, nn.Module) or not all(map(callable, transform)):
+        type_name = type(returned).__name__ if not isinstance(returned, tuple) else f"tuple of {len(returned)}"
+        raise TypeError(
+            f"the backbone {module}:{name}: {name}() must return a torch.nn.Module, or a pair of it and its transform, "
+            f"but returned a {type_name}"
+        )
+    network_of(net)
+    if transform:
+        return net, transform[0], True
+    from torchvision.models import ResNet18_Weights
+
+    print(f"images are prepared as for ImageNet (224 pixels): to change that, let {name}() return net, transform")
+    return net, ResNet18_Weights.DEFAULT.transforms(), False
+
+
+def call_by_name(what: str, module: str, name: str, meant: str) -> Any:
+    """Return what a function or class of the user's makes, without arguments.
+
+    Args:
+        what: is named so, for messages.
+        module: where it is, installed or in the current folder.
+        name: its name there.
+        meant: what can be named.
+
+    Raises:
+        ValueError: there is none of that name, or it fails.
+    """
+    what = f"{what} {module}:{name}"
+    allow_own_modules()
+    try:
+        imported = import_module(module)
+    except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
+            raise ValueError(
+                f"{what}: there is no module {error.name!r}, neither installed nor in {os.getcwd()}; {meant}"
+            ) from error
+        raise ValueError(f"{what}: {module} cannot be imported: {type(error).__name__}: {error}") from error
+    function = getattr(imported, name, None)
+    if not callable(function):
+        near = get_close_matches(
+            name, [attribute for attribute, value in vars(imported).items() if callable(value)], n=1
+        )
+        problem = f"has no function {name!r}" if function is None else f"has {name!r}, which is no function"
+        hint = f"did you mean {near[0]!r}?" if near else meant
+        raise ValueError(f"{what}: {imported.__file__} {problem}; {hint}")
+    try:
+        return function()
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise ValueError(f"{what}: {name}(), which is called without arguments, failed: {reason}") from error
+
+
+def allow_own_modules() -> None:
+    """Let modules in the current folder be imported."""
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+
+
+def _read_state(path: Path) -> Any:
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no weights file {path}")
+    if path.suffix == ".safetensors":
+        from safetensors.torch import load_file
+
+        return load_file(path)
+    import torch
+
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except OSError:
+        raise
+    # Torch advises weights_only=False, which is not for a command that may read anyone's file.
+    except Exception as error:
+        if "TorchScript" in str(error):
+            raise ValueError(
+                f"{path} is a TorchScript archive: write its weights to another file, torch.save("
+                f"torch.jit.load({str(path)!r}).state_dict(), 'weights.pth')"
+            ) from error
+        if not isinstance(error, UnpicklingError):
+            raise ValueError(f"{path} is no file of torch.save, or is damaged: write it again") from error
+        state = error
+    if not isinstance(state, Mapping):
+        raise ValueError(
+            f"{path} has no state dict: write it with torch.save(net.state_dict(), {path.name!r}), if you trust the "
+            f"file with net = torch.load({str(path)!r}, weights_only=False), or joblib.load for one of joblib's"
+        )
+    return state

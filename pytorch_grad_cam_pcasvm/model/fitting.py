@@ -1,0 +1,234 @@
+"""Fitting: a head behind a backbone, with the means of its blocks, in one pass over the images."""
+
+import copy
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import sklearn
+import torch
+from sklearn.base import clone
+from sklearn.exceptions import NotFittedError
+from sklearn.utils.validation import check_is_fitted
+from torch import Tensor, nn
+
+from pytorch_grad_cam_pcasvm.head import Head
+from pytorch_grad_cam_pcasvm.head.storage import TrainingSet
+from pytorch_grad_cam_pcasvm.model.backbones import Backbone, Origin, make_backbone
+from pytorch_grad_cam_pcasvm.model.model import Model
+from pytorch_grad_cam_pcasvm.model.preparation import Preparation, describe_transform
+from pytorch_grad_cam_pcasvm.network.block_means import BlockMeans
+from pytorch_grad_cam_pcasvm.network.channel_means import ChannelMeans
+from pytorch_grad_cam_pcasvm.network.extraction import collect_features
+from pytorch_grad_cam_pcasvm.network.features import FeatureSource, Layer
+from pytorch_grad_cam_pcasvm.network.inputs import Inputs
+from pytorch_grad_cam_pcasvm.network.modules import device_of, evaluating, network_of
+from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
+from pytorch_grad_cam_pcasvm.runtime.arguments import named
+from pytorch_grad_cam_pcasvm.version import __version__
+
+
+@named
+def fit_model(
+    backbone: nn.Module | str,
+    loader: Iterable[Any],
+    head: Any,
+    layer: Layer | Sequence[Layer] | None = None,
+    *,
+    pool: Any = None,
+    transform: Callable[[Any], Tensor] | None = None,
+    layers: Sequence[str] | None = None,
+    normal: Any = None,
+    sample: float | None = None,
+    coreset: float | None = None,
+    ignore_index: int | None = None,
+    purity: float = 0.0,
+    seed: int = 0,
+    progress: bool = True,
+) -> Model:
+    """Fit a head behind a backbone, and keep what explanations need: the means of its blocks over these images.
+
+    The loader is read once. A head that is fitted is taken as it is; of another, a clone is fitted on the features.
+
+    Args:
+        backbone: the network; or its name, such as ``"mobilenet_v2"`` of torchvision or ``"timm:resnet18"``.
+        loader: yields ``(images, labels)``, as for :func:`.extract_features`.
+        head: an estimator, a ``Pipeline``, a search, a list of fitted estimators, or a :class:`.Head`.
+        layer: where features come from, as for :class:`.PCASVMNet`.
+        pool: how positions become one row of features, as for :class:`.PCASVMNet`.
+        transform: turns a PIL image into what the loader yields, so that pictures in files can be explained. None: that
+            of the weights of a backbone with a name, or not known.
+        layers: names of the layers that maps are of by default; None: the last block before all features, of several
+            inputs one for each branch.
+        normal: the class that is an absence, such as ``"good"``; maps then show what speaks against it.
+        sample: of dense features, how many rows of each image are kept; this and the rest are arguments of
+            :func:`.extract_features`.
+        coreset: how many rows are kept of all.
+        ignore_index: a label of masks that is left out.
+        purity: the least share of a patch that its label must have.
+        seed: random seed.
+        progress: show a progress bar.
+
+    Returns:
+        The model; see :class:`Model`.
+
+    Raises:
+        TypeError: the head is no estimator; or what :func:`.extract_features` raises.
+        ValueError: the loader is empty, the head cannot be fitted on its features, or ``normal`` is no class; or what
+            :func:`.extract_features` and :class:`.PCASVMNet` raise.
+
+    Example:
+        >>> head = make_pipeline(StandardScaler(), PCA(3), SVC())
+        >>> model = fit_model(backbone, loader, head, layer="layer2", pool="mean", progress=False)
+        >>> model.classes, sorted(model.means)
+        ([0, 1, 2], ['layer1', 'layer2'])
+    """
+    return fit_made(
+        take_backbone(backbone, transform), loader, head, layer, pool=pool, layers=layers, normal=normal, sample=sample,
+        coreset=coreset, ignore_index=ignore_index, purity=purity, seed=seed, progress=progress,
+    )  # fmt: skip
+
+
+def fit_made(
+    made: Backbone,
+    loader: Iterable[Any],
+    head: Any,
+    layer: Layer | Sequence[Layer] | None = None,
+    *,
+    pool: Any = None,
+    layers: Sequence[str] | None = None,
+    normal: Any = None,
+    **extraction: Any,
+) -> Model:
+    """Return the model of a backbone that is made already; see :func:`fit_model`."""
+    net = made.net
+    blocks = BlockMeans(net, FeatureSource.of(net, layer, pool), layers or ())
+    rows, labels = collect_features(net, loader, layer, pool=pool, blocks=blocks, **extraction)
+    fitted = head if _is_fitted(head) else fit_clone(head, rows, labels)
+    about = {"images": blocks.count, "rows": len(rows), "left_out": blocks.left_out} | describe_labels(labels)
+    names = list(layers or blocks.last)
+    return assemble_model(
+        made, fitted, blocks.first, layer, pool, means=blocks.means, layers=names, normal=normal, about=about
+    )
+
+
+def assemble_model(
+    made: Backbone,
+    fitted: Any,
+    x: Any,
+    layer: Any,
+    pool: Any,
+    *,
+    layers: Sequence[str],
+    means: Mapping[str, Tensor],
+    preparation: Preparation | None = None,
+    normal: Any = None,
+    about: Mapping[str, Any],
+) -> Model:
+    """Return the model of a fitted head.
+
+    Args:
+        made: the backbone.
+        fitted: the head.
+        x: images of the kind that it was fitted on.
+        layer: where features come from.
+        pool: how positions become features.
+        layers: names of the layers that maps are of by default.
+        means: of layers, over the training images.
+        preparation: how pictures become images; None: as the transform of the backbone says.
+        normal: the class that is an absence; None: the one that the head knows.
+        about: what the head was fitted with.
+
+    Raises:
+        ValueError: there is no such class.
+    """
+    own = _own_head(fitted)
+    net = PCASVMNet(made.net, own, layer, pool=pool).eval()
+    if normal is not None and (own.classes_ is None or normal not in own.classes_.tolist()):
+        classes = "has no classes" if own.classes_ is None else f"has the classes {own.classes_.tolist()}"
+        raise ValueError(f"normal={normal!r}: this head {classes}")
+    if preparation is None and made.transform is not None:
+        preparation = describe_transform(made.transform)
+    training = own.training_set
+    training.means |= means
+    if preparation is not None:
+        training.preparation = (training.preparation or {}) | preparation.recorded
+    if normal is not None:
+        training.preparation = (training.preparation or {}) | {"normal": normal}
+    versions = {"pytorch_grad_cam_pcasvm": __version__, "torch": torch.__version__, "sklearn": sklearn.__version__}
+    about = {"estimator": " ".join(repr(fitted).split())[:400], "versions": versions} | dict(about)
+    inputs = [
+        {"name": name, "shape": list(one.shape[1:]), "dtype": str(one.dtype).removeprefix("torch.")}
+        for name, one in (x.named() if isinstance(x, Inputs) else [(None, x)])
+    ]
+    return Model(net, preparation, tuple(layers), _are_tokens(made.net, layers, x), made.origin, inputs, about)
+
+
+def _are_tokens(net: nn.Module, layers: Sequence[str], x: Any) -> bool:
+    """Return whether the output of a layer does not have its channels behind the images."""
+    with evaluating(net), torch.no_grad():
+        layouts = ChannelMeans(net, layers, x.to(device_of(net))).layouts.values()
+    return any((layout.batch, layout.channels) != (0, 1) for layout in layouts)
+
+
+def take_backbone(backbone: nn.Module | str, transform: Callable[[Any], Tensor] | None) -> Backbone:
+    """Return a backbone that was passed, or is made by its name."""
+    if isinstance(backbone, str):
+        made = make_backbone(backbone)
+        return made if transform is None else Backbone(made.net, transform, True, made.origin)
+    net = network_of(backbone)
+    return Backbone(net, transform, transform is not None, Origin("", type(net).__name__))
+
+
+def fit_clone(head: Any, rows: np.ndarray, labels: Any) -> Any:
+    """Return a clone of an estimator, fitted on rows of features and their labels.
+
+    Raises:
+        TypeError: it is no estimator.
+        ValueError: it needs labels, and there are none.
+    """
+    if not hasattr(head, "fit"):
+        raise TypeError(
+            f"the head must be an estimator of scikit-learn, a Head, or a list of fitted estimators, got "
+            f"{type(head).__name__}"
+        )
+    try:
+        return clone(head).fit(rows, labels)
+    except (TypeError, ValueError) as error:
+        if labels is None:
+            raise ValueError(
+                f"the loader yields no labels, and {type(head).__name__} cannot be fitted without them ({error}): let "
+                "it yield (images, labels)"
+            ) from error
+        raise
+
+
+def describe_labels(labels: Any) -> dict[str, Any]:
+    """Return how many rows each class has, as a model's file holds it; nothing for labels that are no classes."""
+    if labels is None or getattr(labels, "ndim", 1) != 1 or getattr(labels, "dtype", np.dtype(object)).kind == "f":
+        return {}
+    return {"classes": {str(label): count for label, count in sorted(Counter(np.asarray(labels).tolist()).items())}}
+
+
+def _is_fitted(head: Any) -> bool:
+    if isinstance(head, Head | list | tuple):
+        return True
+    try:
+        check_is_fitted(head)
+    except NotFittedError:
+        return False
+    except TypeError:  # no estimator, which is told where it is fitted
+        return False
+    return True
+
+
+def _own_head(fitted: Any) -> Head:
+    """Return the head of fitted estimators; of a Head, which other networks may have, one with the same stages."""
+    head = Head.of(fitted)
+    if head is not fitted:
+        return head
+    own = copy.copy(head)
+    known = head.training_set
+    own.training_set = TrainingSet(dict(known.examples), copy.deepcopy(known.preparation), dict(known.means))
+    return own

@@ -1,0 +1,177 @@
+"""Model: a backbone, the preparation of pictures, and the head fitted behind it, as one thing."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from os import PathLike
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from torch import Tensor
+
+from pytorch_grad_cam_pcasvm.data.images import image_paths
+from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
+from pytorch_grad_cam_pcasvm.methods import ContributionCAM
+from pytorch_grad_cam_pcasvm.methods.method import Method
+from pytorch_grad_cam_pcasvm.model.backbones import Origin
+from pytorch_grad_cam_pcasvm.model.preparation import Preparation, read_preparation
+from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
+from pytorch_grad_cam_pcasvm.runtime.errors import Way, refuse
+
+M = TypeVar("M", bound=Method)
+Paths = str | PathLike[str] | Sequence[str | PathLike[str]]
+
+
+@dataclass(eq=False)
+class Model:
+    """A backbone, the preparation of pictures, and the head fitted behind it: made by :func:`fit_model`.
+
+    Attributes:
+        net: the network with its head.
+        preparation: how pictures become images; None: not known, so that only tensors can be explained.
+        layers: names of the layers that maps are of by default.
+        tokens: whether these return tokens, as those of transformers do.
+        origin: where the backbone comes from.
+        inputs: for each input of the network ``name`` (None for a tensor alone, or one of a tuple), ``shape`` of one
+            row, and ``dtype``.
+        about: what the head was fitted with: ``estimator``, ``images``, ``classes``, ``versions``, ``left_out`` (why
+            blocks have no means), and what the command line's ``fit`` has measured.
+
+    Example:
+        >>> model = fit_model(backbone, loader, SVC(), layer="layer2", pool="mean", progress=False)
+        >>> model.explain(images).maps.shape
+        torch.Size([2, 1, 8, 8])
+    """
+
+    net: PCASVMNet
+    preparation: Preparation | None
+    layers: tuple[str, ...]
+    tokens: bool
+    origin: Origin
+    inputs: list[dict[str, Any]]
+    about: dict[str, Any] = field(default_factory=dict)
+    _cam: Any = field(default=None, init=False, repr=False)
+
+    @property
+    def transform(self) -> Callable[[Any], Tensor] | None:
+        """The transform that turns a picture into an image, (C, H, W); None: not known. It may be reassigned."""
+        return None if self.preparation is None else self.preparation.transform
+
+    @transform.setter
+    def transform(self, transform: Callable[[Any], Tensor] | None) -> None:
+        self.preparation = read_preparation(self.net.head.training_set.preparation, transform)
+
+    @property
+    def classes(self) -> list[Any]:
+        """The labels of the classes, in the head's order; empty without a classifier."""
+        labels = self.net.head.classes_
+        return [] if labels is None else labels.tolist()  # type: ignore[no-any-return]
+
+    @property
+    def normal(self) -> Any:
+        """The class that is an absence, such as ``"good"``; None: there is none."""
+        return self.net.head.normal
+
+    @property
+    def means(self) -> Mapping[str, Tensor]:
+        """The channel means of the training images at layers, by name, near which contributions start."""
+        return self.net.head.training_set.means
+
+    def cam(self, method: type[M] = ContributionCAM, layers: Any = "auto", **options: Any) -> M:  # type: ignore[assignment]
+        """Return a method for this network.
+
+        Args:
+            method: its class.
+            layers: the layers of the maps, as ``target_layers``; ``"auto"``: those stored with the model, which never
+                depend on the images.
+            **options: further arguments of the method.
+
+        Raises:
+            ValueError: the model has no such layers.
+
+        Example:
+            >>> model = fit_model(backbone, loader, SVC(), layer="layer2", pool="mean", progress=False)
+            >>> cam = model.cam(ClosedFormGradCAM, layers=["layer1"])
+        """
+        if isinstance(layers, str) and layers == "auto":
+            layers = list(self.layers)
+            if not layers:
+                raise ValueError("this model has no layer whose output has positions: name one, layers=[...]")
+        if self.tokens:
+            options = {"reshape_transform": "tokens"} | options
+        return method(self.net, layers, **options)
+
+    def explain(
+        self, images: Tensor | Paths, targets: Any = None, *, layers: Any = "auto", **options: Any
+    ) -> SignedMaps | list[SignedMaps]:
+        """Return the signed maps of images by :class:`.ContributionCAM`.
+
+        Args:
+            images: shape (N, ...), as for :meth:`.ContributionCAM.explain`; or a file of a picture, a list of these, or
+                a folder, whose pictures are taken in the order of their names.
+            targets: K targets, each for all images; None: every component, then the predicted class.
+            layers: as for :meth:`cam`.
+            **options: further arguments of the method.
+
+        Returns:
+            Signed maps of shape (N, K, H, W).
+
+        Raises:
+            OSError: pictures cannot be read; all of these are named.
+            ValueError: paths are given, but the model knows no transform; or what :meth:`.ContributionCAM.explain`
+                raises.
+        """
+        if options or layers != "auto":
+            return self.cam(ContributionCAM, layers, **options).explain(self._images(images), targets)
+        if self._cam is None or self._cam.model is not self.net:
+            self._cam = self.cam(ContributionCAM)
+        return self._cam.explain(self._images(images), targets)  # type: ignore[no-any-return]
+
+    def predict(self, images: Tensor | Paths) -> np.ndarray:
+        """Return the predicted labels of images, or of pictures in files, shape (N,); see :meth:`explain`."""
+        return self.net.predict(self._images(images))
+
+    def read(self, paths: Paths) -> Tensor:
+        """Return pictures in files as images, (N, C, H, W), prepared as those that the head was fitted on.
+
+        Raises:
+            OSError: some cannot be read; all of these are named.
+            ValueError: the model knows no transform.
+        """
+        if self.preparation is None:
+            refuse(
+                ValueError,
+                f"how {_name_first(paths)} becomes an image is not known, as this model has no transform",
+                Way("pass it, fit_model(..., transform=...) or load_model(path, transform=...)", "transform"),
+                "explain tensors, model.explain(images)",
+            )
+        return self.preparation.read(image_paths(paths))
+
+    def _images(self, images: Any) -> Any:
+        several = isinstance(images, list | tuple) and images and isinstance(images[0], str | PathLike)
+        return self.read(images) if several or isinstance(images, str | PathLike) else images
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the model to one file: safetensors with a JSON header, no pickle. The backbone's weights are not in it.
+
+        Raises:
+            TypeError: a stage of the head is not from this package.
+            ValueError: the pool is a function, which no file can hold.
+            FileNotFoundError: the folder does not exist.
+        """
+        from pytorch_grad_cam_pcasvm.model.file import write_model
+
+        write_model(self, Path(path))
+
+    def __repr__(self) -> str:
+        head = self.about.get("estimator", type(self.net.head).__name__)
+        classes = f", classes {', '.join(map(str, self.classes))}" if self.classes else ""
+        where = "its output" if self.net.layer is None else repr(self.net.layer)
+        return (
+            f"Model({self.origin.typed or self.origin.name}, features of {where}, pool={self.net.pool!r}, {head}"
+            f"{classes})"
+        )
+
+
+def _name_first(paths: Any) -> str:
+    return str(paths if isinstance(paths, str | PathLike) else next(iter(paths), "nothing"))

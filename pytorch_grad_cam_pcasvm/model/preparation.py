@@ -1,0 +1,212 @@
+"""Preparation: how pictures become images for a network."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_SAME = 1e-5  # of numbers of images that two transforms make of a picture
+
+
+@dataclass
+class Preparation:
+    """How the pictures of a folder become images for a network.
+
+    Attributes:
+        transform: turns a PIL image into a tensor (C, H, W).
+        resize: ``"stretch"``, ``"pad"`` or ``"crop"``; None: the transform is the user's own.
+        steps: what the transform does, as arguments of ``export.onnx``; None: not known.
+        white_level: the integer that is white in pictures of more than 8 bits; None: the largest of their type.
+        float_white: the number that is white in floating-point pictures; None: there are none.
+        exif: photos are turned as their EXIF orientation says, as people see them; False: those of heads up to version
+            0.4 are not.
+    """
+
+    transform: Callable[[Any], Any]
+    resize: str | None
+    steps: dict[str, Any] | None
+    white_level: float | None = None
+    float_white: float | None = None
+    exif: bool = False
+
+    @property
+    def whites(self) -> dict[str, Any]:
+        """The levels of white, as arguments of ``read_picture``."""
+        return {"white_level": self.white_level, "float_white": self.float_white}
+
+    @property
+    def reading(self) -> dict[str, Any]:
+        """How files are read: arguments of ``read_picture`` and ``export.onnx``."""
+        return self.whites | {"exif": self.exif}
+
+    @property
+    def recorded(self) -> dict[str, Any]:
+        """What is stored with a head: with size and steps, :func:`read_preparation` makes the same transform again."""
+        recorded = {"resize": self.resize} | self.whites | ({"exif": True} if self.exif else {})
+        if self.steps is None:
+            return recorded
+        return recorded | {"size": [*measure_size(self.transform)], "steps": self.steps}
+
+    def read(self, paths: Sequence[Path]) -> Any:
+        """Return pictures as images, shape (N, C, H, W).
+
+        Raises:
+            OSError: some cannot be read; all of these are named.
+            ValueError: they have different sizes once they are prepared.
+        """
+        import torch
+
+        from pytorch_grad_cam_pcasvm.data.images import in_colour
+
+        images, broken = [], []
+        for path in paths:
+            try:
+                images.append(self.transform(in_colour(path, **self.reading)))
+            except Exception as error:  # whatever a file, a decoder or a transform raises
+                broken.append(f"{path} ({getattr(error, 'reason', '') or error})")
+        if broken:
+            raise OSError(f"{len(broken)} of {len(paths)} pictures cannot be read: {', '.join(broken)}")
+        sizes = {tuple(image.shape): path for path, image in zip(paths, images, strict=True)}
+        if len(sizes) > 1:
+            (one, first), (other, second) = list(sizes.items())[:2]
+            raise ValueError(
+                f"the transform makes images of different sizes, {one} of {first} and {other} of {second}: let it "
+                "resize them"
+            )
+        return torch.stack(images)
+
+    def folder(self, root: Path) -> Any:
+        """Return the images of a folder as a data set; see :func:`.image_folder`."""
+        from pytorch_grad_cam_pcasvm.data.images import image_folder
+
+        return image_folder(root, self.transform, **self.reading)
+
+    def share_seen(self, width: int, height: int) -> float:
+        """Return the part of a picture of this size that the network sees, in [0, 1].
+
+        A picture that becomes brighter from one side to the other tells by its darkest and brightest ends what is left
+        of it.
+        """
+        import numpy as np
+        from PIL import Image
+
+        def largest(pixels: Any) -> float:
+            rows = np.broadcast_to(pixels, (height, width)).astype(np.uint8)
+            return float(self.transform(Image.fromarray(rows).convert("RGB"))[0].max())
+
+        black, white = largest(0), largest(255)
+        if not black < white:
+            return 1.0
+        share = 1.0
+        for ramp in (np.linspace(0, 255, width)[None], np.linspace(0, 255, height)[:, None]):
+            ends = [(largest(pixels) - black) / (white - black) for pixels in (ramp, 255 - ramp)]
+            share *= min(max(sum(ends) - 1, 0), 1)
+        return share
+
+
+@dataclass(frozen=True)
+class Framed:
+    """Turns a picture into a tensor, with the whole picture in it, as a file from ``export.onnx`` does."""
+
+    size: tuple[int, int]
+    resize: str | None
+    interpolation: str
+    mean: list[float]
+    std: list[float]
+
+    def __call__(self, picture: Any) -> Any:
+        """Return the tensor, shape (C, H, W)."""
+        import torch
+
+        from pytorch_grad_cam_pcasvm.export.explainer import framed, normalised, rim_of
+
+        picture = picture.convert("L" if len(self.mean) == 1 else "RGB")
+        rim = rim_of(self.mean, len(self.mean))
+        frame = framed(picture, self.size, self.resize, self.interpolation, rim)
+        return torch.from_numpy(normalised(frame, self.mean, self.std))
+
+
+@dataclass(frozen=True)
+class Cropped:
+    """Turns a picture into a tensor of its middle, as the transforms of torchvision's and timm's weights do."""
+
+    size: tuple[int, int]
+    resize: int | None
+    interpolation: str
+    mean: list[float] | None
+    std: list[float] | None
+
+    def __call__(self, picture: Any) -> Any:
+        """Return the tensor, shape (C, H, W)."""
+        from torchvision.transforms import InterpolationMode
+        from torchvision.transforms.v2 import functional as F  # noqa: N812 - torch's own habit
+
+        shorter = [*self.size] if self.resize is None else [self.resize]
+        picture = F.resize(picture, shorter, InterpolationMode(self.interpolation), antialias=True)
+        image = F.pil_to_tensor(F.center_crop(picture, [*self.size])).float() / 255
+        return image if self.mean is None or self.std is None else F.normalize(image, self.mean, self.std)
+
+
+def describe_transform(transform: Any) -> Preparation:
+    """Return the preparation of a transform: with its steps, if these are known and make the same images."""
+    import numpy as np
+    from PIL import Image
+
+    steps = steps_of(transform)
+    if steps is not None:
+        again = Cropped(measure_size(transform), **steps)
+        noise = np.random.default_rng(0)
+        pictures = [Image.fromarray(noise.integers(0, 256, (*size, 3), np.uint8)) for size in ((90, 140), (300, 200))]
+        images = [(transform(picture), again(picture)) for picture in pictures]
+        if all(one.shape == two.shape and float((one - two).abs().max()) <= _SAME for one, two in images):
+            return Preparation(transform, "crop", steps)
+    return Preparation(transform, None, None)
+
+
+def read_preparation(recorded: Mapping[str, Any] | None, transform: Any = None) -> Preparation | None:
+    """Return the preparation that is stored with a head, or None if that is not known.
+
+    Args:
+        recorded: what is stored, see :attr:`Preparation.recorded`.
+        transform: what the user gives in place of a transform that is not stored.
+    """
+    if recorded is None or (transform is None and "steps" not in recorded):
+        return None if transform is None else Preparation(transform, None, None)
+    reading = {name: recorded.get(name) for name in ("white_level", "float_white")}
+    exif = bool(recorded.get("exif"))
+    if transform is not None:
+        return Preparation(transform, recorded.get("resize"), recorded.get("steps"), exif=exif, **reading)
+    make: Any = Cropped if recorded["resize"] == "crop" else Framed
+    steps = dict(recorded["steps"])
+    again = make(tuple(recorded["size"]), **steps)
+    return Preparation(again, recorded["resize"], steps, exif=exif, **reading)
+
+
+def steps_of(transform: Any) -> dict[str, Any] | None:
+    """Return what a torchvision or timm transform does, as arguments of ``export.onnx``; None if it does more."""
+    steps = {type(step).__name__: step for step in getattr(transform, "transforms", [])}
+    if "Resize" not in steps and not hasattr(transform, "resize_size"):
+        return None
+    resize, normalise = steps.get("Resize", transform), steps.get("Normalize", transform)
+    size, *square = getattr(resize, "resize_size", None) or _listed(resize.size)
+    return {
+        "mean": _listed(getattr(normalise, "mean", None)),
+        "std": _listed(getattr(normalise, "std", None)),
+        "resize": None if square else size,
+        "interpolation": getattr(resize.interpolation, "value", resize.interpolation),
+    }
+
+
+def _listed(numbers: Any) -> Any:
+    if numbers is None:
+        return None
+    listed = getattr(numbers, "tolist", lambda: numbers)()
+    return [*listed] if isinstance(listed, list | tuple) else [listed]
+
+
+def measure_size(transform: Any) -> tuple[int, int]:
+    """Return the size of the images that a transform makes, (H, W)."""
+    from PIL import Image
+
+    height, width = transform(Image.new("RGB", (256, 256))).shape[-2:]
+    return int(height), int(width)

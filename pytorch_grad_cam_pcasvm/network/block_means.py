@@ -1,0 +1,74 @@
+"""Block means: the channel means of a backbone's last blocks, counted while its features are extracted."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pytorch_grad_cam_pcasvm.network.auto_layers import last_blocks, last_blocks_by_branch, repeated_blocks
+from pytorch_grad_cam_pcasvm.network.channel_means import ChannelMeans
+from pytorch_grad_cam_pcasvm.network.features import FeatureSource
+
+
+class BlockMeans:
+    """The channel means of the last block of every map size, over the images that a backbone runs on.
+
+    Args:
+        backbone: the network, in evaluation mode.
+        source: where its features come from.
+        also: further layers whose means are wanted.
+
+    Attributes:
+        names: of the last blocks, from the finest to the coarsest; empty before the first images.
+        last: the last of these before all features, of several inputs one for each branch.
+        count: number of images so far.
+        first: the first of them, on the CPU.
+    """
+
+    def __init__(self, backbone: nn.Module, source: FeatureSource, also: Sequence[str] = ()) -> None:
+        self._backbone, self._source, self._also = backbone, source, also
+        self.names: list[str] = []
+        self.last: list[str] = []
+        self.count = 0
+        self.first: Any = None
+        self._means: ChannelMeans | None = None
+        self._repeated: list[str] = []
+
+    @contextmanager
+    def counting(self, x: Any) -> Iterator[None]:
+        """Count the images x that the network runs on.
+
+        Yields:
+            Nothing.
+        """
+        if self._means is None:
+            self._means, self.first = self._begin(x[:2]), x[:1].to(torch.device("cpu"))
+        self.count += len(x)
+        with self._means.counting():
+            yield
+
+    def _begin(self, x: Any) -> ChannelMeans:
+        source = self._source.at(self._backbone, x)
+        try:
+            self.names = last_blocks(self._backbone, source, x)
+            # What comes before the first of several layers is before all.
+            before = [last_blocks_by_branch(self._backbone, part, x) for part in source.parts or (source,)]
+            self.last = [branch[-1] for branch in min(before, key=lambda branches: sum(map(len, branches)))]
+        except ValueError:  # the features may be all that is wanted
+            pass
+        self._repeated = repeated_blocks(self._backbone, source, x)
+        own = [part.layer for part in self._source.parts or (self._source,) if part.layer]
+        return ChannelMeans(self._backbone, dict.fromkeys([*self.names, *own, *self._also]), x)
+
+    @property
+    def means(self) -> dict[str, Tensor]:
+        """The means by name of the layer, as :class:`.ChannelMeans` has them."""
+        return {} if self._means is None else self._means.means
+
+    @property
+    def left_out(self) -> dict[str, str]:
+        """The reason why a block has no means, by its name."""
+        repeated = dict.fromkeys(self._repeated, "it runs several times")
+        return repeated | ({} if self._means is None else self._means.left_out)
