@@ -17,11 +17,11 @@ from typing import Any
 import torch
 from matplotlib.figure import Figure
 from PIL import Image
+from pytorch_grad_cam_pcasvm.cli.networks import network
 
 import pytorch_grad_cam_pcasvm as package
 from pytorch_grad_cam_pcasvm.cli.arguments import of_maps, of_method, of_network
 from pytorch_grad_cam_pcasvm.cli.methods import layers_of, options_of
-from pytorch_grad_cam_pcasvm.cli.networks import network
 from pytorch_grad_cam_pcasvm.cli.preparation import Preparation
 from pytorch_grad_cam_pcasvm.data import Images, in_colour
 from pytorch_grad_cam_pcasvm.figures import plot_decision, plot_maps

@@ -1,13 +1,14 @@
 """The command line: fit a head on a folder of images, explain another folder, browse the maps, evaluate them."""
 
+import os
 import sys
 import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from pytorch_grad_cam_pcasvm.cli.arguments import parser
+from pytorch_grad_cam_pcasvm.cli.arguments import RUN, parse_arguments
 from pytorch_grad_cam_pcasvm.cli.folders import refuse_missing, refuse_unwritable
-from pytorch_grad_cam_pcasvm.cli.networks import RUN
+from pytorch_grad_cam_pcasvm.cli.legacy import translate
 from pytorch_grad_cam_pcasvm.runtime.errors import Way, told
 
 # What is typed here for the ways out that are arguments in Python; "" where no option does it.
@@ -21,7 +22,7 @@ _TYPED = {
     "runtime": "run 'npm install onnxruntime-web', and add --runtime node_modules/onnxruntime-web",
     "skip_bad_images": "add --skip-bad-images",
     "trusted": "if you trust them and the file, add --trust for each",
-    "backbone": "name it, --backbone NAME",
+    "backbone": "name it, --backbone NAME, or trust it, --trust NAME",
     "transform": "",
     "weights": "name a file of them, --weights FILE",
     "verify": "compare every image before that, with --verify",
@@ -37,13 +38,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit status: 0, or 2 on an error, or 130 if interrupted.
     """
-    options = parser().parse_args(arguments)
+    options = parse_arguments(translate(list(sys.argv[1:] if arguments is None else arguments)))
     with warnings.catch_warnings():
         warnings.showwarning = _told  # type: ignore[assignment]
         try:
             refuse_missing(options)
             refuse_unwritable(options)
-            options.run(options)
+            options.check()
+            _limit_threads(options.threads)
+            options.run()
         except KeyboardInterrupt:
             kept = options.resumes and not getattr(options, "no_cache", False)
             resume = ": finished work is kept; run the same command again to resume" if kept else ""
@@ -54,6 +57,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"error: {' '.join(_words(error).split()) or type(error).__name__}", file=sys.stderr)
             return 2
     return 0
+
+
+def _limit_threads(threads: int | None) -> None:
+    """Let libraries compute with some threads, by default with the cores that this process may use."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if "torch" in sys.modules:  # a program that calls main has chosen already
+        if threads is not None:
+            sys.modules["torch"].set_num_threads(threads)
+        return
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        if threads is not None or name not in os.environ:
+            os.environ[name] = str(threads or cores)
 
 
 def _words(error: Exception) -> str:

@@ -1,282 +1,484 @@
-"""The arguments of the command line."""
+"""The arguments of the command line: the options of each command, as they are typed."""
 
 import argparse
-from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytorch_grad_cam_pcasvm as package
-from pytorch_grad_cam_pcasvm.cli import commands, drawing, exporting
-from pytorch_grad_cam_pcasvm.cli.fitting import fit
-from pytorch_grad_cam_pcasvm.cli.networks import RUN
+from pytorch_grad_cam_pcasvm.cli.options import (
+    Parser,
+    add_options,
+    number_from,
+    one_of,
+    option,
+    parse_amount,
+    place,
+    read_options,
+)
 
 # What the commands need is imported when they run: help is asked for more often.
-_METHODS = sorted(package._NAMES["methods"].split())
+METHODS = sorted(package._NAMES["methods"].split())
+CLASSIFIERS = ("svm", "forest", "boosting", "neighbours", "residual")
+POOLS = ("mean", "max", "gem", "cls", "cls+mean", "dense", "none")
+RUN = "pcasvm-cam"
+MODEL = Path("model.safetensors")
+_HEAD = "for a head alone, of Head.save or of version 0.4"
 
-_AT = "--images photos/{} --backbone mobilenet_v2 --layer features"
-_NETWORK = "--backbone mobilenet_v2 --layer features"
-_EXAMPLE = f"""example, of photos with one folder per class:
-  {RUN} fit --images photos/train {_NETWORK} --out head.safetensors
-  {RUN} explain --images photos/test {_NETWORK} --head head.safetensors --out maps
-  {RUN} evaluate --images photos/test {_NETWORK} --head head.safetensors --out evaluation
-  {RUN} atlas --images photos/test {_NETWORK} --head head.safetensors --out atlas
-  {RUN} explore atlas --out explorer
-  {RUN} export --images photos/test {_NETWORK} --head head.safetensors --out line.onnx
-"""
-
-
-def parser() -> argparse.ArgumentParser:
-    """Return the parser of the command line; the parsed options have ``run``, which runs the command."""
-    parser = argparse.ArgumentParser(
-        prog=RUN,
-        description="Signed attention maps through a PCA and a classifier, for a folder of images.",
-        epilog=_EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    places = parser.add_subparsers(required=True, metavar="COMMAND")
-    for add in (_add_fit, _add_explain, _add_evaluate, _add_atlas, _add_explore, _add_export):  # as they are used
-        add(places)
-    return parser
+_COUNT = number_from(1, whole=True)
+_DEVICE = one_of("cpu", "cuda", "mps", form="cuda:NUMBER", fits=lambda text: text[:5] == "cuda:" and text[5:].isdigit())
+_POOL = one_of(*POOLS, form="dense:NUMBER", fits=lambda text: text.partition(":")[0] in ("dense", "gem"))
+_RESIZE = one_of("stretch", "pad", "crop")
+_CLASSIFIER = one_of(*CLASSIFIERS, form="module:Class", fits=lambda text: ":" in text)
 
 
-def _command(places: Any, name: str, run: Callable[[Any], None], text: str, example: str) -> argparse.ArgumentParser:
-    command: argparse.ArgumentParser = places.add_parser(
-        name,
-        help=text,
-        description=f"{text[0].upper()}{text[1:]}.",
-        epilog=f"example:\n  {RUN} {name} {example}\n",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    # writes_file: --out is a file; resumes: what is finished is kept, and not done again.
-    command.set_defaults(run=run, writes_file=False, resumes=False)
-    return command
-
-
-def _add_fit(places: Any) -> None:
-    text = "fit scaler, PCA and classifier on folders of photos: a head"
-    example = _AT.format("train") + " --out head.safetensors"
-    example += f"\n  {RUN} fit {_AT.format('good')} --pool dense:3 --classifier neighbours --out parts.safetensors"
-    command = _command(places, "fit", fit, text, example)
-    of_network(command, fits=True)
-    _of_reading(command)
-    command.add_argument("--classifier", default="svm", metavar="NAME",
-                         help="svm (default), forest, boosting, or module:Class of scikit-learn's kind; of good parts "
-                         "alone: neighbours (distance to the nearest), residual (what a PCA leaves out)")  # fmt: skip
-    command.add_argument("--components", type=int,
-                         help="number of principal components (default: 16; 8 for forest and boosting, 64 for "
-                         "neighbours)")  # fmt: skip
-    command.add_argument("--normal", metavar="CLASS",
-                         help="the class that is an absence, such as good: maps then show the evidence for any other "
-                         "class against it, also where it is predicted")  # fmt: skip
-    command.add_argument("--masks", type=Path, metavar="DIR",
-                         help="--pool dense: pictures of where classes are, to label patches")  # fmt: skip
-    command.add_argument("--purity", type=float, default=0.0, metavar="SHARE",
-                         help="--masks: leave out patches less of which has one label (default: 0)")  # fmt: skip
-    command.add_argument("--sample", type=_amount, metavar="NUMBER",
-                         help="--pool dense: patches of each image, a number or a fraction (default: as many as are "
-                         "20,000 in all, for neighbours 50,000)")  # fmt: skip
-    command.add_argument("--coreset", type=_amount, metavar="NUMBER",
-                         help="patches to keep, far from each other, a number or a fraction (default: all; of "
-                         "neighbours 0.1)")  # fmt: skip
-    command.add_argument("--kernel", choices=["linear", "rbf", "poly"], help="SVM kernel (default: rbf)")
-    command.add_argument("--C", type=float, help="SVM: cost of a mistake (default: 1)")
-    command.add_argument("--gamma", type=_gamma, help="SVM: width of the kernel (default: scale)")
-    command.add_argument(
-        "--search", action="store_true", help="choose C and gamma among twelve pairs, by cross-validation"
-    )
-    command.add_argument(
-        "--class-weight", choices=["balanced"], help="balanced: every class counts the same, however few images it has"
-    )
-    command.add_argument("--out", required=True, type=Path, metavar="FILE", help="file for the head (.safetensors)")
-    command.set_defaults(writes_file=True, resumes=True)
-    command.add_argument("--no-pictures", action="store_true",
-                        help="do not store names and small pictures of the support vectors with the head")  # fmt: skip
-    _of_engine(command)
-    _of_bad_images(command)
-
-
-def _add_atlas(places: Any) -> None:
-    text = "explain a whole folder once: files for explore"
-    example = _AT.format("test") + " --head head.safetensors --out atlas"
-    command = _command(places, "atlas", commands.atlas, text, example)
-    of_network(command)
-    _of_reading(command)
-    of_maps(command)
-    command.add_argument("--out", required=True, type=Path, metavar="FOLDER", help="folder for the atlas")
-    command.set_defaults(resumes=True)
-    of_method(command)
-    command.add_argument("--patches", type=int, default=4, metavar="NUMBER",
-                         help="--pool dense: patches to keep of each image (default: 4)")  # fmt: skip
-    _of_engine(command)
-    _of_bad_images(command)
-    command.add_argument("--verify", action="store_true", help="compare all images with existing shards, not a sample")
-
-
-def _add_evaluate(places: Any) -> None:
-    text = "measure whether maps can be trusted: a report page"
-    example = _AT.format("test") + " --head head.safetensors --out evaluation"
-    command = _command(places, "evaluate", commands.evaluate, text, example)
-    of_network(command)
-    of_maps(command)
-    command.add_argument("--out", required=True, type=Path, metavar="FOLDER", help="folder for the page and its JSON")
-    command.add_argument("--masks", type=Path, metavar="DIR",
-                         help="pictures of where defects are, named as the images; none where is none")  # fmt: skip
-    command.add_argument("--method", action="append", choices=_METHODS, metavar="NAME",
-                          help="method; may be repeated (default: ClosedFormGradCAM and ContributionCAM; without a "
-                          "gradient ContributionCAM and LIFTCAM)")  # fmt: skip
-    command.add_argument("--batch-size", type=int, default=16, help="images to explain at a time (default: 16)")
-    command.add_argument("--count", type=int, default=200, help="number of images, chosen at random (default: 200)")
-    command.add_argument("--seed", type=int, default=0, help="random seed (default: 0)")
-    command.add_argument("--all-images", action="store_true",
-                         help="measure all of these, also where a part of them gives a clear answer")  # fmt: skip
-
-
-def _add_explore(places: Any) -> None:
-    text = "browse an atlas: a page that works offline"
-    command = _command(places, "explore", commands.explore, text, "atlas --out explorer")
-    command.add_argument("atlas", type=Path, help="folder of the atlas")
-    command.add_argument("--out", type=Path, default=Path("explorer"), help="folder or file (default: explorer)")
-    _of_trust(command)
-    command.add_argument(
-        "--head", action="append", default=[], metavar="NAME=FILE", help="another head for the page; may be repeated"
-    )
-    command.add_argument("--single-file", action="store_true", help="write a single file, which is easy to send")
-
-
-def _add_export(places: Any) -> None:
-    text = "make one file that explains photos without PyTorch"
-    example = _AT.format("test") + " --head head.safetensors --out explainer.onnx"
-    command = _command(places, "export", exporting.export, text, example)
-    of_network(command, needs_images=False)
-    of_maps(command)
-    of_method(command)
-    command.set_defaults(batch_size=16)
-    _of_targets(
-        command, "number of components to map, from the first on (default: all; none of heads at every position)"
-    )
-    command.add_argument("--out", required=True, type=Path, metavar="FILE", help="file to write (.onnx)")
-    command.set_defaults(writes_file=True)
-    command.add_argument("--page", type=Path, metavar="FOLDER", help="also write a page that explains photos")
-    command.add_argument("--runtime", type=Path, default=Path("node_modules/onnxruntime-web"), metavar="FOLDER",
-                         help="for --page: from npm install (default: node_modules/onnxruntime-web)")  # fmt: skip
-
-
-def _add_explain(places: Any) -> None:
-    text = "draw the maps of photos: pictures, a table and a gallery"
-    example = _AT.format("test") + " --head head.safetensors --out maps"
-    example += f"\n  {RUN} explain --images photos/test --model explainer.onnx --out maps"
-    command = _command(places, "explain", drawing.explain, text, example)
-    command.add_argument("--model", type=Path, metavar="FILE", help="file from 'export' (.onnx), in place of a head")
-    of_network(command, needs_backbone=False)
-    of_maps(command, needs_head=False)
-    of_method(command)
-    _of_targets(command, "number of components to draw, those that carry most of the decision; 0: none (default: 3; of "
-                "heads at every position none)")  # fmt: skip
-    command.add_argument("--outline", action="store_true",
-                         help="surround the strongest evidence by lines, in place of colours over it")  # fmt: skip
-    command.add_argument("--out", required=True, type=Path, metavar="FOLDER", help="folder for pictures and values.csv")
-    command.add_argument("--batch-size", type=int, default=16, help="images to explain at a time (default: 16)")
-    _of_bad_images(command)
-
-
-def _gamma(text: str) -> Any:
+def parse_gamma(text: str) -> Any:
+    """Return the width of a kernel."""
+    if text in ("scale", "auto"):
+        return text
     try:
-        return text if text in ("scale", "auto") else float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"scale, auto or a number is expected, got {text!r}") from None
+        return number_from(0, above=True)(text)
+    except argparse.ArgumentTypeError as error:
+        raise argparse.ArgumentTypeError(f"scale, auto or a positive number is expected: {error}") from None
 
 
-def _place(text: str) -> str | tuple[int, ...]:
+def parse_place(text: str) -> str | tuple[int, ...]:
+    """Return a position: max, or ROW,COLUMN."""
     parts = text.split(",")
     if text != "max" and not all(part.strip().isdigit() for part in parts):
         raise argparse.ArgumentTypeError(f"a position such as 3,4, or max, is expected, got {text!r}")
     return text if text == "max" else tuple(map(int, parts))
 
 
-def _amount(text: str) -> int | float:
-    try:
-        return int(text) if text.isdigit() else float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"a number or a fraction is expected, got {text!r}") from None
+@dataclass(kw_only=True)
+class Command:
+    """The options that all commands have.
+
+    Attributes:
+        name: of the command.
+        text: what it does.
+        examples: what may be typed behind its name.
+        runs: where the function is that runs it.
+        writes_file: whether ``out`` is a file.
+        resumes: whether work that is finished is kept, and not done again.
+    """
+
+    name: ClassVar[str]
+    text: ClassVar[str]
+    examples: ClassVar[tuple[str, ...]]
+    runs: ClassVar[str]
+    writes_file: ClassVar[bool] = False
+    resumes: ClassVar[bool] = False
+
+    threads: int | None = option("threads to compute with (default: the cores of this process)", parse=_COUNT)
+
+    def check(self) -> None:
+        """Refuse options that contradict each other, before anything is imported that takes long."""
+
+    def run(self) -> None:
+        """Run the command."""
+        module, name = self.runs.split(":")
+        getattr(import_module(f"pytorch_grad_cam_pcasvm.cli.{module}"), name)(self)
 
 
-def of_maps(parser: argparse.ArgumentParser, needs_head: bool = True) -> None:
-    """Add the arguments that say which maps: of which head, from which start."""
-    help_text = "head from 'fit', Head.save or skops"
-    parser.add_argument("--head", required=needs_head, type=Path, metavar="FILE", help=help_text)
-    _of_trust(parser)
-    parser.add_argument("--tokens", action="store_true", help="for transformers: find the grid of the patches")
-    begin = "where a target is undecided (neutral, the default), the mean of the training images, or zeros"
-    parser.add_argument("--baseline", default="neutral", choices=["neutral", "mean", "zero"], help=f"start: {begin}")
-    parser.add_argument("--train", type=Path, metavar="FOLDER",
-                        help="images that the head was fitted on: for layers whose means it lacks")  # fmt: skip
+@dataclass(kw_only=True)
+class Reading(Command):
+    """How photos are read."""
+
+    device: str | None = option("cuda or cpu (default: cuda if available)", metavar="NAME", parse=_DEVICE)
+    batch_size: int = option("photos at a time (default: 16)", 16, metavar="NUMBER", parse=_COUNT)
+    workers: int = option(
+        "processes that read photos (default: 0)", 0, metavar="NUMBER", parse=number_from(0, whole=True)
+    )
+    no_cache: bool = option("do not keep features, or use those that were kept", False)
+    skip_bad_images: bool = option("leave out photos that cannot be read, and list them", False)
 
 
-def of_method(parser: argparse.ArgumentParser) -> None:
-    """Add the method."""
-    parser.add_argument("--method", default="ContributionCAM", choices=_METHODS, metavar="NAME",
-                        help="ContributionCAM (default), ClosedFormGradCAM, ...")  # fmt: skip
+@dataclass(kw_only=True)
+class FitOptions(Reading):
+    """The options of ``fit``."""
+
+    name = "fit"
+    text = "learn from folders of photos: one model file"
+    examples = ("photos/train", "photos/good --pool dense:3 --classifier neighbours")
+    runs = "fitting:fit"
+    writes_file = resumes = True
+
+    images: Path = place("folder with one subfolder of photos for each class", metavar="PHOTOS")
+    out: Path = option("file for the model (default: model.safetensors)", MODEL, flag="--out --model", metavar="FILE")
+    backbone: str = option(
+        "a torchvision model, timm:NAME, or module:function that returns your own (default: mobilenet_v2)",
+        "mobilenet_v2",
+        metavar="NAME",
+    )
+    weights: Path | None = option("its weights, a state dict (default: the library's, downloaded)", metavar="FILE")
+    features: list[str] = option(
+        "layer that the features come from; may be repeated (default: the last block)", [], metavar="NAME"
+    )
+    pool: str | None = option(
+        "feature pooling: mean (default), max, gem, cls, cls+mean, none; dense: decide at every "
+        "position (dense:3: of means over 3x3 neighbours)",
+        metavar="NAME",
+        parse=_POOL,
+    )
+    layer: list[str] = option(
+        "layer of the maps that the model draws; may be repeated (default: the last block before the features)",
+        [],
+        metavar="NAME",
+    )
+    resize: str | None = option(
+        "what the network sees: the whole photo, stretched to a square (default) or in a frame "
+        "(pad), or only its middle (crop)",
+        metavar="HOW",
+        parse=_RESIZE,
+    )
+    white_level: float | None = option(
+        "white in photos of 16 bits, such as 4095 (default: 65535)", metavar="NUMBER", parse=number_from(0, above=True)
+    )
+    classifier: str = option(
+        "svm (default), forest, boosting, or module:Class of scikit-learn's kind; of good parts "
+        "alone: neighbours (distance to the nearest), residual (what a PCA leaves out)",
+        "svm",
+        metavar="NAME",
+        parse=_CLASSIFIER,
+    )
+    components: int | None = option("number of principal components", metavar="NUMBER", parse=_COUNT)
+    normal: str | None = option(
+        "the class that is an absence, such as good: maps then show the evidence for any other "
+        "class against it, also where it is predicted",
+        metavar="CLASS",
+    )
+    masks: Path | None = option("--pool dense: pictures of where classes are, to label patches", metavar="DIR")
+    purity: float = option(
+        "--masks: leave out patches less of which has one label (default: 0)",
+        0.0,
+        metavar="SHARE",
+        parse=number_from(0),
+    )
+    sample: float | None = option(
+        "--pool dense: patches of each photo, a number or a fraction (default: as many as "
+        "are 20,000 in all, for neighbours 50,000)",
+        metavar="NUMBER",
+        parse=parse_amount,
+    )
+    coreset: float | None = option(
+        "patches to keep, far from each other, a number or a fraction (default: all; of neighbours 0.1)",
+        metavar="NUMBER",
+        parse=parse_amount,
+    )
+    kernel: str | None = option(
+        "SVM kernel: rbf (default), linear or poly", metavar="NAME", parse=one_of("rbf", "linear", "poly")
+    )
+    C: float | None = option("SVM: cost of a mistake", metavar="NUMBER", parse=number_from(0, above=True))
+    gamma: Any = option("SVM: width of the kernel (default: scale)", metavar="NUMBER", parse=parse_gamma)
+    search: bool = option("choose C and gamma among twelve pairs, by cross-validation", False)
+    class_weight: str | None = option(
+        "balanced: every class counts the same, however few photos it has", metavar="balanced", parse=one_of("balanced")
+    )
+    no_pictures: bool = option("do not store names and small pictures of the support vectors", False)
+    engine: str = option("where to run: local (default) or ray", "local", metavar="NAME", parse=one_of("local", "ray"))
+    processes: int | None = option(
+        "number of processes, each with its share of the threads or a GPU", metavar="NUMBER", parse=_COUNT
+    )
+
+    def check(self) -> None:
+        """Refuse options that contradict each other.
+
+        Raises:
+            ValueError: some do.
+        """
+        dense = (self.pool or "").startswith("dense")
+        if "auto" in self.layer + self.features:
+            raise ValueError("--layer auto compares layers on photos to explain: name one here, or leave it out")
+        _refuse_typed(
+            self.classifier != "svm",
+            "are for SVMs: leave them out, or fit one, --classifier svm",
+            kernel=self.kernel,
+            C=self.C,
+            gamma=self.gamma,
+            search=self.search,
+        )
+        _refuse_typed(
+            not dense,
+            "are for heads that decide at every position: add --pool dense",
+            masks=self.masks,
+            purity=self.purity,
+            sample=self.sample,
+            coreset=self.coreset,
+        )
+        if self.search and dense:
+            raise ValueError("--search compares one row for each image: choose --C and --gamma for patches")
+        if self.search and (self.C, self.gamma) != (None, None):
+            raise ValueError("--search chooses C and gamma: leave out --C and --gamma")
+        if self.out.suffix != ".safetensors":
+            raise ValueError(f"--out must end in .safetensors, got {self.out}")
 
 
-def of_network(
-    parser: argparse.ArgumentParser, needs_images: bool = True, fits: bool = False, needs_backbone: bool = True
-) -> None:
-    """Add the arguments that define a network, and how pictures are prepared for it."""
-    help_text = "folder of images, or with one subfolder per class" + " (default: noise)" * (not needs_images)
-    parser.add_argument("--images", required=needs_images, type=Path, metavar="FOLDER", help=help_text)
-    parser.add_argument("--backbone", required=needs_backbone, metavar="NAME",
-                        help="a torchvision model, timm:NAME, or module:function that returns your own")  # fmt: skip
-    parser.add_argument("--weights", metavar="FILE", help="state dict (default: the library's weights, downloaded)")
-    if fits:
-        parser.add_argument("--layer", required=True, metavar="NAME", help="layer that the features come from")
-    else:
-        parser.add_argument("--layer", required=needs_backbone, action="append", metavar="NAME",
-                            help="layer of the maps; may be repeated: finer ones say where; auto: compare layers on "
-                            "the images")  # fmt: skip
-    features = "the same as --layer" if fits else "layer that the features come from (default: as the head was fitted)"
-    parser.add_argument("--features", action="append", metavar="NAME", help=features + "; may be repeated")
-    parser.add_argument("--pool",
-                        help="feature pooling: mean, max, gem, cls, cls+mean, none; dense: the head decides at every "
-                        "position (dense:3: of means over 3x3 neighbours); default: "
-                        + ("mean" if fits else "as the head was fitted"))  # fmt: skip
-    parser.add_argument("--resize", choices=["stretch", "pad", "crop"],
-                        help="what the network sees: the whole picture, stretched to a square or in a frame, or only "
-                        "its middle (default: " + ("stretch" if fits else "as the head was fitted") + ")")  # fmt: skip
-    parser.add_argument("--white-level", type=float, metavar="NUMBER",
-                        help="white in pictures of 16 bits, such as 4095 (default: 65535)")  # fmt: skip
-    parser.add_argument("--no-cache", action="store_true", help="do not keep features, or use those that were kept")
-    parser.add_argument("--device", help="cuda or cpu (default: cuda if available)")
-    parser.set_defaults(skip_bad_images=False, workers=0)
+@dataclass(kw_only=True)
+class ModelOptions(Reading):
+    """Which model explains, and with which maps."""
+
+    model: Path = option("model from 'fit' (default: model.safetensors)", MODEL, metavar="FILE")
+    layer: list[str] = option(
+        "layer of the maps; may be repeated: finer ones say where; auto: compare layers on the "
+        "photos (default: as stored in the model)",
+        [],
+        metavar="NAME",
+    )
+    baseline: str = option(
+        "start of contributions: where a target is undecided (neutral, the default), the mean of the "
+        "training photos, or zeros (zero)",
+        "neutral",
+        metavar="NAME",
+        parse=one_of("neutral", "mean", "zero"),
+    )
+    trust: list[str] = option(
+        "type of estimator, or module:function of a backbone, that the model's file may name and run; may be repeated",
+        [],
+        metavar="TYPE",
+    )
+    weights: Path | None = option("the backbone's weights, if their file was moved", metavar="FILE")
+    backbone: str | None = option(
+        "the backbone that it was fitted behind; of a model, module:function again", metavar="NAME", group=_HEAD
+    )
+    features: list[str] = option("layer that its features come from; may be repeated", [], metavar="NAME", group=_HEAD)
+    pool: str | None = option("their pooling (default: mean)", metavar="NAME", parse=_POOL, group=_HEAD)
+    resize: str | None = option("stretch, pad or crop: what the network saw", metavar="HOW", parse=_RESIZE, group=_HEAD)
+    white_level: float | None = option(
+        "white in photos of 16 bits", metavar="NUMBER", group=_HEAD, parse=number_from(0, above=True)
+    )
+    train: Path | None = option(
+        "photos that it was fitted on: for layers whose means it lacks", metavar="FOLDER", group=_HEAD
+    )
+    tokens: bool = option("of a transformer: find the grid of the patches", False, group=_HEAD)
 
 
-def _of_targets(parser: argparse.ArgumentParser, components: str) -> None:
-    parser.add_argument("--class", dest="category", metavar="CLASS",
-                        help="the class to explain (default: the predicted one; of heads fitted with --normal any "
-                        "other against the normal one; at every position each but the background)")  # fmt: skip
-    parser.add_argument("--versus", metavar="CLASS", help="explain the evidence for a class against this one")
-    parser.add_argument("--components", type=int, metavar="NUMBER", help=components)
-    parser.add_argument("--at", type=_place, metavar="PLACE",
-                        help="--pool dense: which position to explain, ROW,COLUMN or max, the strongest of each image "
-                        "(default: max)")  # fmt: skip
+@dataclass(kw_only=True)
+class MethodOptions(ModelOptions):
+    """By which method."""
 
-
-def _of_trust(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--trust", action="append", default=[], metavar="TYPE",
-                        help="type of estimator that the head's file may have, besides those that are known to be "
-                        "harmless; may be repeated")  # fmt: skip
-
-
-def _of_reading(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--batch-size", type=int, default=64, help="number of images to read at a time (default: 64)")
-    parser.add_argument("--workers", type=int, default=0, help="number of processes that read images (default: 0)")
-
-
-def _of_engine(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--engine", default="local", choices=["local", "ray"], help="where to run (default: local)")
-    parser.add_argument(
-        "--processes", type=int, help="number of processes, each with its share of the threads or a GPU"
+    method: str = option(
+        "ContributionCAM (default), ClosedFormGradCAM, ...", "ContributionCAM", metavar="NAME", parse=one_of(*METHODS)
     )
 
 
-def _of_bad_images(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--skip-bad-images", action="store_true", help="list images that cannot be read, and continue")
+@dataclass(kw_only=True)
+class TargetOptions(MethodOptions):
+    """What is explained."""
+
+    category: str | None = option(
+        "the class to explain (default: the predicted one; of models with a normal class any "
+        "other against it; at every position each but the background)",
+        flag="--class",
+        metavar="CLASS",
+    )
+    versus: str | None = option("explain the evidence for a class against this one", metavar="CLASS")
+    components: int | None = option(
+        "number of components (default: 3, those that carry most of the decision; in a file "
+        "all; of models at every position none)",
+        metavar="NUMBER",
+        parse=number_from(0, whole=True),
+    )
+    at: Any = option(
+        "models at every position: which one to explain, ROW,COLUMN or max, the strongest of each photo (default: max)",
+        metavar="PLACE",
+        parse=parse_place,
+    )
+
+
+@dataclass(kw_only=True)
+class ExplainOptions(TargetOptions):
+    """The options of ``explain``."""
+
+    name = "explain"
+    text = "draw the maps of photos: pictures, a table and a gallery"
+    examples = ("photos/test", "photos/test --model explainer.onnx")
+    runs = "drawing:explain"
+
+    images: Path = place("folder of photos, or with one subfolder for each class", metavar="PHOTOS")
+    out: Path = option("folder for pictures and values.csv (default: maps)", Path("maps"), metavar="FOLDER")
+    outline: bool = option("surround the strongest evidence by lines, in place of colours over it", False)
+
+    def check(self) -> None:
+        """Refuse options that contradict each other.
+
+        Raises:
+            ValueError: some do.
+        """
+        _refuse_typed(
+            self.model.suffix == ".onnx",
+            f"but {self.model} says what is explained, and how: leave them out",
+            backbone=self.backbone,
+            layer=self.layer,
+            features=self.features,
+            pool=self.pool,
+            components=self.components is not None,
+            versus=self.versus,
+            **{"class": self.category},
+        )
+        if self.out.resolve().is_relative_to(self.images.resolve()):
+            raise ValueError(
+                f"--out {self.out} is inside {self.images}, and its maps would be explained next time: name another "
+                "folder"
+            )
+
+
+@dataclass(kw_only=True)
+class EvaluateOptions(ModelOptions):
+    """The options of ``evaluate``."""
+
+    name = "evaluate"
+    text = "measure whether maps can be trusted: a report page"
+    examples = ("photos/test", "photos/test --masks photos/masks")
+    runs = "commands:evaluate"
+
+    images: Path = place("folder of photos, or with one subfolder for each class", metavar="PHOTOS")
+    out: Path = option("folder for the page and its JSON (default: evaluation)", Path("evaluation"), metavar="FOLDER")
+    masks: Path | None = option("pictures of where defects are, named as the photos; none where is none", metavar="DIR")
+    method: list[str] = option(
+        "method; may be repeated (default: ClosedFormGradCAM and ContributionCAM; without a "
+        "gradient ContributionCAM and LIFTCAM)",
+        [],
+        metavar="NAME",
+        parse=one_of(*METHODS),
+    )
+    count: int = option("number of photos, chosen at random (default: 200)", 200, metavar="NUMBER", parse=_COUNT)
+    seed: int = option("random seed (default: 0)", 0, metavar="NUMBER", parse=number_from(0, whole=True))
+    all_images: bool = option("measure all of these, also where a part of them gives a clear answer", False)
+
+
+@dataclass(kw_only=True)
+class AtlasOptions(MethodOptions):
+    """The options of ``atlas``."""
+
+    name = "atlas"
+    text = "explain a whole folder once, and browse it: files and a page that works offline"
+    examples = ("photos/test",)
+    runs = "commands:atlas"
+    resumes = True
+
+    images: Path = place("folder of photos, or with one subfolder for each class", metavar="PHOTOS")
+    out: Path = option("folder for the atlas (default: atlas)", Path("atlas"), metavar="FOLDER")
+    page: Path | None = option("folder for the page (default: explorer, in that of the atlas)", metavar="FOLDER")
+    patches: int = option(
+        "models at every position: patches to keep of each photo (default: 4)", 4, metavar="NUMBER", parse=_COUNT
+    )
+    engine: str = option("where to run: local (default) or ray", "local", metavar="NAME", parse=one_of("local", "ray"))
+    processes: int | None = option(
+        "number of processes, each with its share of the threads or a GPU", metavar="NUMBER", parse=_COUNT
+    )
+    verify: bool = option("compare all photos with existing files, not a sample", False)
+
+
+@dataclass(kw_only=True)
+class ExploreOptions(Command):
+    """The options of ``explore``."""
+
+    name = "explore"
+    text = "write the page of an atlas that exists anew"
+    examples = ("atlas --single-file --out explorer.html",)
+    runs = "commands:explore"
+
+    atlas: Path = place("folder of the atlas", metavar="ATLAS")
+    out: Path = option("folder or file (default: explorer)", Path("explorer"), metavar="PATH")
+    trust: list[str] = option(
+        "type of estimator that a head's file may have, besides those that are known to be harmless; may be repeated",
+        [],
+        metavar="TYPE",
+    )
+    head: list[str] = option("another head for the page; may be repeated", [], metavar="NAME=FILE")
+    single_file: bool = option("write a single file, which is easy to send", False)
+
+
+@dataclass(kw_only=True)
+class ExportOptions(TargetOptions):
+    """The options of ``export``."""
+
+    name = "export"
+    text = "make one file that explains photos without PyTorch"
+    examples = ("photos/test", "photos/test --page line")
+    runs = "exporting:export"
+    writes_file = True
+
+    images: Path | None = place("folder of photos to try it on (default: noise)", None, metavar="PHOTOS")
+    out: Path = option("file to write (default: explainer.onnx)", Path("explainer.onnx"), metavar="FILE")
+    page: Path | None = option("also write a page that explains photos", metavar="FOLDER")
+    runtime: Path = option(
+        "for --page: from npm install (default: node_modules/onnxruntime-web)",
+        Path("node_modules/onnxruntime-web"),
+        metavar="FOLDER",
+    )
+
+    def check(self) -> None:
+        """Refuse what needs photos, without any.
+
+        Raises:
+            ValueError: there are none.
+        """
+        if self.layer == ["auto"] and self.images is None:
+            raise ValueError("--layer auto compares layers on photos: name their folder")
+
+
+@dataclass(kw_only=True)
+class CheckOptions(Command):
+    """The options of ``check``."""
+
+    name = "check"
+    text = "look at photos before any work: what is broken, odd or doubled; nothing is written"
+    examples = ("photos", "photos/test --masks photos/masks")
+    runs = "checking:check"
+
+    images: Path = place("folder of photos, or with one subfolder for each class", metavar="PHOTOS")
+    masks: Path | None = option("folder of masks, whose names are compared with the photos'", metavar="DIR")
+
+
+def _refuse_typed(wrong: bool, why: str, **typed: Any) -> None:
+    """Refuse options that are typed where they do nothing."""
+    names = [f"--{name}" for name, value in typed.items() if value]
+    if wrong and names:
+        raise ValueError(f"{' and '.join(names)} {why}")
+
+
+COMMANDS: tuple[type[Command], ...] = (
+    CheckOptions,
+    FitOptions,
+    ExplainOptions,
+    EvaluateOptions,
+    AtlasOptions,
+    ExploreOptions,
+    ExportOptions,
+)
+
+
+def make_parser() -> Parser:
+    """Return the parser of the command line; the parsed options have ``kind``, the dataclass of the command."""
+    lines = "".join(f"  {RUN} {kind.name} {kind.examples[0]}\n" for kind in COMMANDS if kind is not ExploreOptions)
+    parser = Parser(
+        prog=RUN,
+        description="Signed attention maps through a PCA and a classifier, for folders of photos.",
+        epilog=f"example, of photos with one folder per class:\n{lines}\nOf signals there is no command line: see the "
+        "documentation, 'Signals'.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"pytorch_grad_cam_pcasvm {package.__version__}")
+    places = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=Parser)
+    for kind in COMMANDS:
+        command = places.add_parser(
+            kind.name,
+            help=kind.text,
+            description=f"{kind.text[0].upper()}{kind.text[1:]}.",
+            epilog="example:\n" + "".join(f"  {RUN} {kind.name} {example}\n" for example in kind.examples),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        command.set_defaults(kind=kind, parser=command)
+        add_options(command, kind)
+    return parser
+
+
+def parse_arguments(arguments: list[str]) -> Command:
+    """Return the options of a command as they were typed; what cannot be understood ends the process."""
+    parsed, unknown = make_parser().parse_known_args(arguments)
+    if unknown:
+        parsed.parser.refuse_unknown(unknown)
+    return read_options(parsed.kind, parsed)  # type: ignore[no-any-return]

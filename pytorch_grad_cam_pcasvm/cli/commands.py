@@ -6,23 +6,26 @@ from pathlib import Path
 from typing import Any
 
 import pytorch_grad_cam_pcasvm as package
+from pytorch_grad_cam_pcasvm.cli.arguments import RUN, AtlasOptions, EvaluateOptions, ExploreOptions
 from pytorch_grad_cam_pcasvm.cli.folders import accuracy, classes_in, tell_bad
-from pytorch_grad_cam_pcasvm.cli.methods import coarsest_of, layers_of, options_of
-from pytorch_grad_cam_pcasvm.cli.networks import RUN, head_of, network
+from pytorch_grad_cam_pcasvm.cli.legacy import read_origin
+from pytorch_grad_cam_pcasvm.cli.methods import choose_layers, choose_options, find_coarsest
+from pytorch_grad_cam_pcasvm.cli.models import open_model, read_head
 from pytorch_grad_cam_pcasvm.cli.preparation import resize_of_masks, tell_whites
 from pytorch_grad_cam_pcasvm.runtime.files import named
 
 _DRAWN = 6  # images of a picture
 
 
-def atlas(options: Any) -> None:
-    """Explain a folder, and keep the maps."""
+def atlas(options: AtlasOptions) -> None:
+    """Explain a folder, keep the maps, and write a page."""
     from pytorch_grad_cam_pcasvm import atlas
 
     classes_in(options.images, ("test", "testing"))
-    net, preparation = network(options)
+    model = open_model(options)
+    net, preparation = model.net, model.preparation
     method = getattr(package, options.method)
-    *finer, layer = layers_of(options, net, preparation)
+    *finer, layer = choose_layers(options, model)
     if finer:
         raise ValueError("an atlas is made at one layer: name it once")
     folder = preparation.folder(options.images)
@@ -40,7 +43,7 @@ def atlas(options: Any) -> None:
         processes=options.processes,
         skip_bad_images=options.skip_bad_images,
         verify=options.verify,
-        **options_of(options, [method], net, [layer], preparation)[method],
+        **choose_options(options, [method], model, [layer])[method],
     )
     print(store)
     if store.labels is not None and store.head.classes_ is not None and store.places is None:
@@ -49,33 +52,32 @@ def atlas(options: Any) -> None:
         except ValueError as error:  # the atlas is complete
             print(f"the accuracy is unknown: {error}")
     tell_bad(store.manifest["bad"])
-    print(f"browse it: {RUN} explore {options.out}")
+    page = store.to_html(options.page or options.out / "explorer")
+    print(f"open {page.resolve().as_uri()}")
 
 
-def evaluate(options: Any) -> None:
+def evaluate(options: EvaluateOptions) -> None:
     """Write a report of whether maps can be believed."""
     from pytorch_grad_cam_pcasvm import evaluation
     from pytorch_grad_cam_pcasvm.evaluation.report import CHECKS
     from pytorch_grad_cam_pcasvm.network.pools import is_dense
 
-    for name, least in (("count", 1), ("batch_size", 1), ("seed", 0)):
-        if getattr(options, name) < least:
-            raise ValueError(f"--{name.replace('_', '-')} must be at least {least}, got {getattr(options, name)}")
     classes_in(options.images, ("test", "testing"))
-    net, preparation = network(options)
+    model = open_model(options)
+    net, preparation = model.net, model.preparation
     dense = is_dense(net.pool)
     if dense and options.masks is None:
         raise ValueError("a head that decides at every position is measured by true masks: add --masks DIR")
     usual = ["ClosedFormGradCAM", "ContributionCAM"] if net.head.enumerated is None else ["ContributionCAM", "LIFTCAM"]
     names = options.method or usual
     methods = {name: getattr(package, name) for name in names}
-    *finer, layer = layers = layers_of(options, net, preparation, [*methods.values()])
-    method_options = options_of(options, [*methods.values()], net, layers, preparation) if not dense else {}
+    *finer, layer = layers = choose_layers(options, model, [*methods.values()])
+    method_options = choose_options(options, [*methods.values()], model, layers) if not dense else {}
     combines = [method for method in method_options if issubclass(method, package.ContributionCAM)]
     if finer and not combines:
         raise ValueError("--layer names several layers, which ContributionCAM alone makes one map of: name one")
     if finer:
-        layer = coarsest_of(net, layers)
+        layer = find_coarsest(net, layers)
         for method in combines:
             method_options[method] = {"target_layers": layers, **method_options[method]}
         if len(combines) < len(methods):
@@ -125,13 +127,16 @@ def _tell_verdicts(file: Path, ways: Mapping[str, str]) -> None:
     print(*(f"maps of {name}: {ways[name]}" for name in usable), sep="\n", end="\n" * bool(usable))
 
 
-def _to_explain(options: Any, method: str, layers: Any) -> str:
+def _to_explain(options: EvaluateOptions, method: str, layers: Any) -> str:
     """Return the command that draws the maps that were evaluated."""
-    words = [RUN, "explain"]
-    common = "images backbone weights features pool resize white_level device head trust baseline train tokens"
-    for name in common.split():
+    words = [RUN, "explain", shlex.quote(str(options.images))]
+    names = ["model", "weights", "device", "trust", "baseline", "train"]
+    if read_origin(options.model) is None:
+        names += ["backbone", "features", "pool", "resize", "white_level", "tokens"]
+    usual = type(options)(images=options.images)
+    for name in names:
         value = getattr(options, name)
-        if value in (None, False, []) or (name, value) == ("baseline", "neutral"):
+        if value == getattr(usual, name):
             continue
         for part in value if isinstance(value, list) else [value]:
             gap = "=" if str(part).startswith("-") else " "
@@ -147,7 +152,7 @@ def _masks(options: Any, preparation: Any, folder: Any) -> Any:
     from pytorch_grad_cam_pcasvm.data.images import Images
     from pytorch_grad_cam_pcasvm.data.masks import MaskFolder
 
-    images, resize = Images(folder, thumbnails=0), resize_of_masks(preparation, options.backbone)
+    images, resize = Images(folder, thumbnails=0), resize_of_masks(preparation)
     names = [images.id(row) for row in range(len(images))]
     masks = MaskFolder(options.masks, names, folder.paths, exif=preparation.exif, only_inside=True)
     print(f"{masks.count} of {len(masks)} images have a mask; the others count as without a defect")
@@ -206,7 +211,7 @@ def _tell_accuracy(study: Any) -> None:
     print(f"{len(labels)} images: {accuracy(labels, correct)}")
 
 
-def explore(options: Any) -> None:
+def explore(options: ExploreOptions) -> None:
     """Write the page of an atlas."""
     from pytorch_grad_cam_pcasvm import atlas
 
@@ -215,7 +220,7 @@ def explore(options: Any) -> None:
         name, _, path = argument.partition("=")
         if not path:
             raise ValueError(f"--head takes NAME=FILE, got {argument!r}")
-        heads[name] = head_of(Path(path), options.trust)
+        heads[name] = read_head(Path(path), options.trust)
     page = atlas.load(options.atlas, options.trust).to_html(
         options.out, heads=heads or None, single_file=options.single_file
     )

@@ -9,15 +9,14 @@ from typing import Any, NamedTuple
 import pytorch_grad_cam_pcasvm as package
 from pytorch_grad_cam_pcasvm.cli.folders import refuse_bad, tell_bad
 from pytorch_grad_cam_pcasvm.cli.gallery import Card, Gallery
-from pytorch_grad_cam_pcasvm.cli.methods import layers_of, options_of, targets_of
-from pytorch_grad_cam_pcasvm.cli.networks import network
+from pytorch_grad_cam_pcasvm.cli.methods import choose_layers, choose_options, choose_targets
+from pytorch_grad_cam_pcasvm.cli.models import open_model
 from pytorch_grad_cam_pcasvm.cli.preparation import tell_whites
 from pytorch_grad_cam_pcasvm.runtime.files import named
 
 _SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")  # as torchvision reads
 _PATIENCE = 3.0  # seconds, after which there is a progress bar
 _COMPONENTS = 3  # that are drawn, those that carry most of the decision
-_OF_HEADS = ("backbone", "layer", "head")
 
 
 class Drawn(NamedTuple):
@@ -59,9 +58,8 @@ def explain(options: Any) -> None:
     """Draw maps of pictures, and write the targets' values; with a file, torch is not imported."""
     from tqdm.auto import tqdm
 
-    _check(options)
     bad: list[str] = []
-    count, drawn = _with_network(options, bad) if options.model is None else _with_file(options, bad)
+    count, drawn = _with_file(options, bad) if options.model.suffix == ".onnx" else _with_network(options, bad)
     first = list(islice(drawn, 1))  # what is wrong with all is said before anything is written
     out = options.out
     out.mkdir(parents=True, exist_ok=True)
@@ -92,26 +90,6 @@ def explain(options: Any) -> None:
         gallery.write(out / "index.html")
     print(f"wrote maps of {count - len(bad)} images and {values}")
     print(f"open {(out / 'index.html').resolve().as_uri()}")
-
-
-def _check(options: Any) -> None:
-    """Refuse options before anything takes long."""
-    names = {name: name for name in (*_OF_HEADS, "components", "versus")} | {"category": "class"}
-    typed = [f"--{name}" for option, name in names.items() if getattr(options, option) is not None]
-    if options.model is not None and typed:
-        raise ValueError(f"--model says what is explained, and how: leave out {', '.join(typed)}")
-    missing = [f"--{name}" for name in _OF_HEADS if getattr(options, name) is None]
-    if options.model is None and missing:
-        raise ValueError(
-            f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing: give --backbone, --layer and "
-            "--head, or a file from 'export', --model"
-        )
-    if options.batch_size < 1:
-        raise ValueError(f"--batch-size must be at least 1, got {options.batch_size}")
-    if options.out.resolve().is_relative_to(options.images.resolve()):
-        raise ValueError(
-            f"--out {options.out} is inside --images, and its maps would be explained next time: name another folder"
-        )
 
 
 def _with_file(options: Any, bad: list[str]) -> tuple[int, Iterator[Drawn]]:
@@ -169,11 +147,12 @@ def _with_network(options: Any, bad: list[str]) -> tuple[int, Iterator[Drawn]]:
     from pytorch_grad_cam_pcasvm.network.modules import device_of
     from pytorch_grad_cam_pcasvm.network.pools import is_dense
 
-    net, preparation = network(options)
-    targets = targets_of(options, net)
+    model = open_model(options)
+    net, preparation = model.net, model.preparation
+    targets = choose_targets(options, net)
     method = getattr(package, options.method)
-    layers = layers_of(options, net, preparation, [method])
-    cam = method(net, layers, **options_of(options, [method], net, layers, preparation)[method])
+    layers = choose_layers(options, model, [method])
+    cam = method(net, layers, **choose_options(options, [method], model, layers)[method])
     images = Images(preparation.folder(options.images), thumbnails=0)
     tell_whites(preparation.white_level, images.data.paths)
     steps, most = preparation.steps, options.components or _COMPONENTS

@@ -4,8 +4,9 @@ import warnings
 from typing import Any
 
 import pytorch_grad_cam_pcasvm as package
-from pytorch_grad_cam_pcasvm.cli.methods import layers_of, options_of, targets_of
-from pytorch_grad_cam_pcasvm.cli.networks import RUN, network
+from pytorch_grad_cam_pcasvm.cli.arguments import RUN
+from pytorch_grad_cam_pcasvm.cli.methods import choose_layers, choose_options, choose_targets
+from pytorch_grad_cam_pcasvm.cli.models import open_model
 from pytorch_grad_cam_pcasvm.model.preparation import steps_of
 
 _TRIED = 4  # images
@@ -26,7 +27,8 @@ def export(options: Any) -> None:
     if options.page:
         runtime_files(options.runtime)  # before anything takes long
         check_folder(options.page, "page.css", MARK, "page")
-    net, preparation = network(options)
+    model = open_model(options)
+    net, preparation = model.net, model.preparation
     if net.head.enumerated is not None:
         name = net.head.enumerated.predictor.name
         raise ValueError(f"{name} runs outside of PyTorch, and is in no such file: draw its maps with '{RUN} explain'")
@@ -34,8 +36,8 @@ def export(options: Any) -> None:
     if steps is None:
         raise ValueError(_OTHER)
     method = getattr(package, options.method)
-    layers = layers_of(options, net, preparation, [method])
-    cam = method(net, layers, **options_of(options, [method], net, layers, preparation)[method])
+    layers = choose_layers(options, model, [method])
+    cam = method(net, layers, **choose_options(options, [method], model, layers)[method])
     picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (300, 400, 3), np.uint8))
     with warnings.catch_warnings():
         if options.images is None:
@@ -44,7 +46,7 @@ def export(options: Any) -> None:
         else:
             x = _some(Images(preparation.folder(options.images), thumbnails=0), options.images)
         metadata = export.onnx(
-            cam, x, options.out, targets_of(options, net), **steps, **preparation.reading, progress=True
+            cam, x, options.out, choose_targets(options, net), **steps, **preparation.reading, progress=True
         )
     explainer = export.Explainer(options.out)
     if not np.allclose(explainer.prepared(picture), transform(picture), atol=1e-4):

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytorch_grad_cam_pcasvm as package
 from pytorch_grad_cam_pcasvm.cli.anomalies import keep_left_out
+from pytorch_grad_cam_pcasvm.cli.arguments import FitOptions
 from pytorch_grad_cam_pcasvm.cli.folders import accuracy, classes_in, tell_bad, tell_empty, two_classes
-from pytorch_grad_cam_pcasvm.cli.networks import backbone_of, pool, source
+from pytorch_grad_cam_pcasvm.cli.models import choose_device, first_image, make_named
 from pytorch_grad_cam_pcasvm.cli.patches import PatchOptions
 from pytorch_grad_cam_pcasvm.cli.preparation import (
-    preparation_of,
+    choose_preparation,
     resize_of_masks,
     tell_crop,
     with_whites,
@@ -26,7 +27,6 @@ _CLASSIFIERS = (
 )
 _COMPONENTS = {"svm": 16, "neighbours": 64, "residual": 16}  # of others 8, whose coalitions are few
 _OF_GOOD_PARTS = ("neighbours", "residual")
-_NAMED = ("svm", "forest", "boosting", *_OF_GOOD_PARTS)
 _MOST_NEIGHBOURS = 50_000  # patches to choose from
 _CORESET = 0.1  # of patches, as PatchCore
 _PICTURE = 64  # pixels, of the picture of a support vector
@@ -36,8 +36,11 @@ _NORMAL = ("good", "normal", "ok", "healthy", "negative", "background", "clean")
 _IMBALANCED = 0.8  # the share of the largest class from which accuracy says little
 
 
-def fit(options: Any) -> None:
-    """Fit scaler, PCA and classifier on a folder of images."""
+def fit(options: FitOptions) -> None:
+    """Fit scaler, PCA and classifier on a folder of images, and write a model."""
+    from pytorch_grad_cam_pcasvm.model.fitting import assemble_model, describe_estimator
+
+    typed = options.components is not None
     _check(options)
     classes = classes_in(options.images, ("train", "training"))
     of_good_parts = _of_good_parts(options)
@@ -46,22 +49,22 @@ def fit(options: Any) -> None:
     elif options.masks is None:
         classes = two_classes(options.images, classes)
     _check_normal(options, classes, of_good_parts)
-    made = backbone_of(options)
-    preparation = preparation_of(made.transform, made.own, options, None, fits=True)
+    made = make_named(options)
+    made.net.to(choose_device(options.device))
+    preparation = choose_preparation(made, options, None, fits=True)
     folder = preparation.folder(options.images)
     with_whites(preparation, folder.paths, options.images)
     tell_crop(preparation, folder.paths)
     patches = _patches(options, preparation, folder)
-    training = training_set(
-        options, options.images, made.net, preparation, source(options), pool(options), patches=patches
-    )
+    layer, pool = _choose_features(options, made.net, preparation), _parse_pool(options)
+    training = training_set(options, options.images, made.net, preparation, layer, pool, options.layer, patches)
     features = training.features.numpy()
     tell_bad(training.bad)
     unit = "images" if patches is None else "patches"
     if patches is not None:
         print(f"{len(features)} patches of {len(set(training.rows))} images")
     most = max(1, min(features.shape) - 1)
-    if options.components > most and not options.components_typed:
+    if options.components > most and not typed:
         options.components = most
         print(f"{most} components, as there are {len(features)} {unit} with {features.shape[1]} features")
     if options.components > min(features.shape):
@@ -77,21 +80,53 @@ def fit(options: Any) -> None:
     else:
         names = list(classes or []) if patches is None else patches.names(classes)
         pipeline, fitted = _with_labels(options, training, names, unit, preparation)
-    more = {"features": options.features or [options.layer], "pool": options.pool or "mean"}
-    more |= {} if options.normal is None else {"normal": options.normal}
-    fitted.training_set.preparation = preparation.recorded | more
-    fitted.training_set.means = training.means
     svm = pipeline[-1].best_estimator_ if options.search else pipeline[-1]
     if not options.no_pictures and patches is None and hasattr(svm, "support_"):
         rows = {i: training.rows[i] for i in svm.support_.tolist()}
         fitted.training_set.examples = _examples(preparation.folder(options.images), rows)
-    fitted.save(options.out)
+    about = {"estimator": describe_estimator(pipeline), "images": len(set(training.rows)), "rows": len(features)}
+    model = assemble_model(
+        made, fitted, training.blocks.first, layer, pool, layers=options.layer or training.blocks.last,
+        means=training.means, preparation=preparation, normal=options.normal,
+        about=about | {"left_out": training.blocks.left_out},
+    )  # fmt: skip
+    _tell_left_out(training.blocks.left_out)
+    replaced = ", in place of the one that was there" if options.out.exists() else ""
+    model.save(options.out)
     note = f"names and small pictures of {len(fitted.examples)} support vectors (leave out with --no-pictures)"
-    print(f"wrote {options.out}: {options.components} components" + (f", {note}" if fitted.examples else ""))
+    print(f"wrote {options.out}{replaced}: {options.components} components" + (f", {note}" if fitted.examples else ""))
     if of_good_parts:
         print("it was fitted on good parts alone: to see how well it finds defects, evaluate it with --masks")
     if fitted.enumerated is not None:
         print(f"{fitted.enumerated.extra_repr()}. Methods that need a gradient do not explain it; ContributionCAM does")
+
+
+def _choose_features(options: FitOptions, backbone: Any, preparation: Preparation) -> Any:
+    """Return the layer that features come from, or a list of several: those typed, or the last block.
+
+    Raises:
+        ValueError: no block has positions.
+    """
+    from pytorch_grad_cam_pcasvm.network.auto_layers import last_features
+    from pytorch_grad_cam_pcasvm.network.modules import device_of
+
+    if options.features:
+        return options.features[0] if len(options.features) == 1 else options.features
+    layer = last_features(backbone, first_image(preparation).to(device_of(backbone)))
+    print(f"features: {layer}, the last block (another: --features)")
+    return layer
+
+
+def _parse_pool(options: FitOptions) -> Any:
+    from pytorch_grad_cam_pcasvm.network.pools import parse_pool
+
+    return parse_pool(options.pool or "mean")
+
+
+def _tell_left_out(left_out: Mapping[str, str]) -> None:
+    """Say which blocks have no means, so that maps there would start at zeros."""
+    for name, reason in left_out.items():
+        print(f"no mean activations of {name} are kept: {reason}")
 
 
 def _of_good_parts(options: Any) -> bool:
@@ -139,10 +174,7 @@ def _patches(options: Any, preparation: Preparation, folder: Any) -> PatchOption
     """Return which patches are kept, and what labels them; None: there is one row for each image."""
     from pytorch_grad_cam_pcasvm.network.pools import is_dense
 
-    if not is_dense(pool(options)):
-        typed = [f"--{name}" for name in ("masks", "purity", "sample", "coreset") if getattr(options, name)]
-        if typed:
-            raise ValueError(f"{', '.join(typed)} are for heads that decide at every position: add --pool dense")
+    if not is_dense(_parse_pool(options)):
         return None
     masks, resize = None, None
     if options.masks is not None:
@@ -150,7 +182,7 @@ def _patches(options: Any, preparation: Preparation, folder: Any) -> PatchOption
         from pytorch_grad_cam_pcasvm.data.mask_classes import UNLABELLED
         from pytorch_grad_cam_pcasvm.data.masks import MaskFolder
 
-        resize = resize_of_masks(preparation, options.backbone)
+        resize = resize_of_masks(preparation)
         images = Images(folder, thumbnails=0)
         names = [images.id(row) for row in range(len(images))]
         masks = MaskFolder(options.masks, names, folder.paths, exif=preparation.exif)
@@ -279,39 +311,16 @@ def _tell_search(search: Any) -> None:
     )
 
 
-def _check(options: Any) -> None:
-    """Refuse options before anything takes long."""
-    from pytorch_grad_cam_pcasvm.network.pools import is_dense
-
-    options.components_typed = options.components is not None
+def _check(options: FitOptions) -> None:
+    """Refuse classifiers that there are not, or whose library is missing, before anything takes long."""
     if options.components is None:
         options.components = _COMPONENTS.get(options.classifier, 8)
-    if options.components < 1:
-        raise ValueError("--components must be positive")
-    if options.layer == "auto":
-        raise ValueError("--layer auto finds the layer of maps: name that of the features to fit on, such as layer4")
-    if options.classifier not in _NAMED and ":" not in options.classifier:
-        raise ValueError(f"there is no classifier {options.classifier!r}: {_CLASSIFIERS}")
-    if options.classifier != "svm":
-        typed = [f"--{name}" for name in ("kernel", "C", "gamma", "search") if getattr(options, name)]
-        if typed:
-            raise ValueError(f"{' and '.join(typed)} are for SVMs: leave them out, or fit one, --classifier svm")
-        if options.classifier != "residual":
-            _classifier(options, 0)
+    if options.classifier not in ("svm", "residual"):
+        _classifier(options, 0)
     if options.classifier in ("forest", "boosting"):
         from pytorch_grad_cam_pcasvm.head.storage import skops_io
 
         skops_io()
-    if options.C is not None and options.C <= 0:
-        raise ValueError(f"--C must be positive, got {options.C:g}")
-    if options.search and is_dense(pool(options)):
-        raise ValueError("--search compares one row for each image: choose --C and --gamma for patches")
-    if options.search and (options.C, options.gamma) != (None, None):
-        raise ValueError("--search chooses C and gamma: leave out --C and --gamma")
-    if options.out.suffix != ".safetensors":
-        raise ValueError(f"--out must end in .safetensors, got {options.out}")
-    if not options.out.absolute().parent.is_dir():
-        raise ValueError(f"there is no folder {options.out.parent}")
 
 
 def _grid(options: Any, components: Any) -> dict[str, list[float]]:
@@ -394,13 +403,13 @@ def _tell_validation(
         ways.append("--resize stretch")
     elif preparation.resize is not None:
         ways.append("another --resize")
-    if is_dense(pool(options)):
+    if is_dense(_parse_pool(options)):
         ways += ["finer --features: a patch has the label of most of it, so few are of thin defects"]
     ways += ["another --layer or --pool"]
     counts = Counter(labels.tolist()).values()
     if options.class_weight is None and max(counts) > _UNEQUAL * min(counts):
         ways.append("--class-weight balanced")
-    if options.classifier == "svm" and not options.search and not is_dense(pool(options)):
+    if options.classifier == "svm" and not options.search and not is_dense(_parse_pool(options)):
         ways.append("--search (or --C and --gamma)")
     if options.classifier == "svm" and options.kernel != "linear":
         ways.append("--kernel linear")

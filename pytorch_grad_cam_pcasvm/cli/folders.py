@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pytorch_grad_cam_pcasvm.cli.networks import RUN
+from pytorch_grad_cam_pcasvm.cli.arguments import MODEL, RUN
 
 # Folders of these names are hardly classes.
 _SPLITS = ("train", "training", "val", "valid", "validation", "test", "testing")
@@ -27,7 +27,7 @@ def classes_in(root: Path, wanted: Sequence[str]) -> Sequence[str] | None:
         named = " and ".join([", ".join(splits[:-1]), splits[-1]] if len(splits) > 1 else splits)
         phrase = "look like splits, not classes" if len(splits) > 1 else "looks like a split, not a class"
         are = "folders are" if len(splits) > 1 else "only folder is"
-        raise ValueError(f"the {are} named {named}, which {phrase}: did you mean --images {root / meant}?")
+        raise ValueError(f"the {are} named {named}, which {phrase}: did you mean {root / meant}?")
     return Images(root, lambda picture: picture, thumbnails=0).names
 
 
@@ -41,14 +41,33 @@ def refuse_missing(options: Any) -> None:
         folder = getattr(options, name, None)
         if folder is not None and not folder.is_dir():
             if name == "masks":
-                raise FileNotFoundError(f"there is no folder of masks {folder}")
+                raise FileNotFoundError(f"there is no folder of masks {folder}{_hint_at(folder)}")
             arranged = f"as in {folder / 'cat' / '1.jpg'} and {folder / 'dog' / '2.jpg'}"
             raise FileNotFoundError(
-                f"there is no folder {folder}: give a folder of images, or with one folder for each class, {arranged}"
+                f"there is no folder {folder}{_hint_at(folder)}: give a folder of images, or with one folder for each "
+                f"class, {arranged}"
             )
-    head = getattr(options, "head", None)
-    if isinstance(head, Path) and getattr(options, "model", None) is None and not head.is_file():
-        raise FileNotFoundError(f"there is no head {head}: make one with '{RUN} fit', or net.head.save(path)")
+    model = getattr(options, "model", None)
+    if model is not None and not model.is_file():
+        here = sorted(path.name for path in (model.parent.iterdir() if model.parent.is_dir() else ())
+                      if path.suffix in (".safetensors", ".onnx"))  # fmt: skip
+        way = f": make one with '{RUN} fit PHOTOS'"
+        if here and model == MODEL:
+            way = f"; there is {', '.join(here)}: name it, --model {here[0]}"
+        raise FileNotFoundError(f"there is no model {model}{_hint_at(model) or way}")
+    weights = getattr(options, "weights", None)
+    if weights is not None and not weights.is_file():
+        raise FileNotFoundError(f"there is no weights file {weights}{_hint_at(weights)}")
+
+
+def _hint_at(path: Path) -> str:
+    """Return which name beside a path that is missing was meant, in words; empty if none is near."""
+    from difflib import get_close_matches
+
+    near = get_close_matches(
+        path.name, [one.name for one in path.parent.iterdir()] if path.parent.is_dir() else [], n=1
+    )
+    return f"; did you mean {path.with_name(near[0])}?" if near else ""
 
 
 def refuse_unwritable(options: Any) -> None:
@@ -75,7 +94,7 @@ def two_classes(root: Path, names: Sequence[str] | None) -> Sequence[str]:
         raise ValueError(f"the images in {root} have no classes: put them into {arranged(root)}")
     if len(names) < 2:
         inside = class_folders(root / names[0])
-        meant = f"did you mean --images {root / names[0]}?" if len(inside) > 1 else f"it needs {arranged(root)}"
+        meant = f"did you mean {root / names[0]}?" if len(inside) > 1 else f"it needs {arranged(root)}"
         raise ValueError(f"{root} has one class only, {names[0]}, but a classifier needs two: {meant}")
     return names
 

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytorch_grad_cam_pcasvm as package
-from pytorch_grad_cam_pcasvm.cli.networks import pool, source
 from pytorch_grad_cam_pcasvm.cli.patches import BACKGROUND
 from pytorch_grad_cam_pcasvm.cli.training import layers_for_maps, training_set
 from pytorch_grad_cam_pcasvm.model.preparation import Preparation
@@ -13,22 +12,22 @@ _COMPARED = 50  # images, for --layer auto
 _NAMED = 3  # layers, where another is to be chosen
 
 
-def layers_of(options: Any, net: Any, preparation: Preparation, methods: Sequence[type] = ()) -> list[str]:
-    """Return the target layers: those named, or those that are recommended after comparing them on the images.
+def choose_layers(options: Any, model: Any, methods: Sequence[type] = ()) -> list[str]:
+    """Return the target layers: those named, of the model, or recommended after comparing them on the images.
 
     Args:
         options: ``layer`` and what is needed to compare.
-        net: the network.
-        preparation: of the images.
+        model: the model.
         methods: whose maps are wanted; those of several layers are only compared if one of them can join them.
 
     Raises:
         ValueError: there are no images to compare layers on.
     """
     if options.layer != ["auto"]:
-        return list(dict.fromkeys(options.layer))
+        return list(dict.fromkeys(options.layer or model.layers))
     if options.images is None:
-        raise ValueError("images are needed, --images FOLDER: --layer auto compares layers on them")
+        raise ValueError("--layer auto compares layers on photos: name their folder")
+    net, preparation = model.net, model.preparation
     from pytorch_grad_cam_pcasvm import evaluation
     from pytorch_grad_cam_pcasvm.data.images import Images
     from pytorch_grad_cam_pcasvm.network.modules import device_of
@@ -43,8 +42,8 @@ def layers_of(options: Any, net: Any, preparation: Preparation, methods: Sequenc
     if images.names is None:
         print(f"layer: {candidates[-1]}, the last; to compare layers, give one folder of images per class")
         return candidates[-1:]
-    with_means(options, net, candidates, preparation)
-    reshape = "tokens" if options.tokens else None
+    add_means(options, model, candidates)
+    reshape = "tokens" if model.tokens else None
     settings = {"images": _COMPARED, "batch_size": min(options.batch_size, 16)}
     joined = any(issubclass(method, package.ContributionCAM) for method in methods)
     groups = None if joined else candidates
@@ -53,26 +52,26 @@ def layers_of(options: Any, net: Any, preparation: Preparation, methods: Sequenc
     return list(compared.settings["recommended"])
 
 
-def coarsest_of(net: Any, layers: Sequence[str]) -> str:
+def find_coarsest(net: Any, layers: Sequence[str]) -> str:
     """Return the layer that runs last."""
     order = [name for name, _ in net.feature_source()[0].named_modules()]
     return max(layers, key=lambda name: max(n for n, inner in enumerate(order) if f"{inner}.".startswith(f"{name}.")))
 
 
-def options_of(
-    options: Any, methods: Sequence[type], net: Any, layers: Sequence[str], preparation: Preparation
+def choose_options(
+    options: Any, methods: Sequence[type], model: Any, layers: Sequence[str]
 ) -> dict[type, dict[str, Any]]:
     """Return the options of each method; the head gets the means of the layers if it lacks them."""
     from pytorch_grad_cam_pcasvm.methods.starts import BaselineCAM
 
-    common = {"reshape_transform": "tokens"} if options.tokens else {}
+    common = {"reshape_transform": "tokens"} if model.tokens else {}
     start = {"baseline": options.baseline}
     if options.baseline != "zero" and any(issubclass(method, BaselineCAM) for method in methods):
-        with_means(options, net, layers, preparation)
+        add_means(options, model, layers)
     return {method: common | (start if issubclass(method, BaselineCAM) else {}) for method in methods}
 
 
-def targets_of(options: Any, net: Any) -> list[Any]:
+def choose_targets(options: Any, net: Any) -> list[Any]:
     """Return what is explained: components, as many as are wanted, and the decision.
 
     The decision is the predicted class, or what speaks for any other than the normal one; of a head that decides at
@@ -127,26 +126,27 @@ def _label(typed: str | None, name: str, head: Any) -> Any:
     raise ValueError(f"{option}: this head has no class {typed!r}, {classes}")
 
 
-def with_means(options: Any, net: Any, layers: Sequence[str], preparation: Preparation) -> None:
+def add_means(options: Any, model: Any, layers: Sequence[str]) -> None:
     """Add to the head the means of layers that it neither has nor knows from its features.
 
     Raises:
         ValueError: there are no training images to take them from, or a layer does not run before the features.
     """
-    means = net.head.training_set.means
-    derived = None if options.tokens or pool(options) != "mean" else source(options)
+    net, means = model.net, model.net.head.training_set.means
+    derived = None if model.tokens or net.pool != "mean" else net.layer
     missing = [layer for layer in layers if layer not in means and layer != derived]
     if not missing:
         return
-    _refuse_behind(net, missing, preparation)  # where training images are of no help
+    _refuse_behind(net, missing, model.preparation)  # where training images are of no help
     if options.train is None:
         raise ValueError(
             f"contributions at {', '.join(map(repr, missing))} start near the mean of the training images there, which "
-            f"{options.head} does not hold{_held(means)}: name the folder it was fitted on, --train FOLDER, or start "
+            f"{options.model} does not hold{_held(means)}: name the folder it was fitted on, --train FOLDER, or start "
             "elsewhere, --baseline zero"
         )
     backbone, _ = net.feature_source()
-    training = training_set(options, options.train, backbone, preparation, source(options), pool(options), missing)
+    layer = list(net.layer) if isinstance(net.layer, tuple) else net.layer
+    training = training_set(options, options.train, backbone, model.preparation, layer, net.pool, missing)
     for layer in missing:
         if layer not in training.means:
             raise ValueError(f"the layer {layer!r} has no positions on the image: name another")

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pytorch_grad_cam_pcasvm.model.backbones import Backbone
 from pytorch_grad_cam_pcasvm.model.preparation import Framed, Preparation, measure_size, steps_of
 
 _OF_03 = {"resize": "crop"}  # what heads say that say nothing: those of version 0.3
@@ -13,14 +14,13 @@ _SHALLOW = 14  # bits, of 16: who uses no more of them takes black pictures for 
 _SEEN = 0.97  # of a picture; what lacks is half a pixel at each end
 
 
-def preparation_of(
-    transform: Any, own: bool, options: Any, recorded: Mapping[str, Any] | None, *, fits: bool = False
+def choose_preparation(
+    made: Backbone, options: Any, recorded: Mapping[str, Any] | None, *, fits: bool = False
 ) -> Preparation:
     """Return the preparation that a head was fitted with, or is to be.
 
     Args:
-        transform: that of the network's weights, or the user's own.
-        own: whether it is the user's.
+        made: the network, with the transform of its weights, or the user's own.
         options: of the command line.
         recorded: what a head says; None: nothing.
         fits: whether a head is to be fitted.
@@ -36,7 +36,8 @@ def preparation_of(
                 f"--white-level {typed:g}, but the head was fitted with {_level(of_head)}: leave it out, or fit again"
             )
         reading[name] = of_head if typed is None else typed
-    steps = None if own else steps_of(transform)
+    transform: Any = made.transform
+    steps = None if made.own else steps_of(transform)
     if steps is None:
         if options.resize is not None:
             raise ValueError(
@@ -71,7 +72,7 @@ def _level(white: float | None) -> str:
     return "none" if white is None else f"{white:g}"
 
 
-def resize_of_masks(preparation: Preparation, backbone: str) -> Any:
+def resize_of_masks(preparation: Preparation) -> Any:
     """Return how masks are resized, so that they lie on their pictures.
 
     Raises:
@@ -80,7 +81,7 @@ def resize_of_masks(preparation: Preparation, backbone: str) -> Any:
     steps = preparation.steps or steps_of(preparation.transform)
     if steps is None:
         raise ValueError(
-            f"the transform of {backbone} does more than resize, crop and normalise, so where a mask lies is unknown: "
+            "the transform of the backbone does more than resize, crop and normalise, so where a mask lies is unknown: "
             "let the function return the network alone"
         )
     return steps["resize"]

@@ -31,6 +31,7 @@ class TrainingSet:
         places: of dense features the positions, shape (R, 2), a tensor; else (R, 0).
         bad: names of the pictures that cannot be read.
         means: of layers, by name, as :class:`.ChannelMeans` has them.
+        blocks: the last blocks of the network.
     """
 
     features: Any
@@ -39,6 +40,7 @@ class TrainingSet:
     places: Any
     bad: list[str]
     means: dict[str, Any]
+    blocks: Any
 
 
 def layers_for_maps(backbone: Any, source: Any, x: Any) -> list[str]:
@@ -76,6 +78,7 @@ def training_set(
 
     from pytorch_grad_cam_pcasvm import extract_features
     from pytorch_grad_cam_pcasvm.data.images import Images
+    from pytorch_grad_cam_pcasvm.network.block_means import BlockMeans
     from pytorch_grad_cam_pcasvm.network.features import FeatureSource
     from pytorch_grad_cam_pcasvm.network.modules import device_of
 
@@ -83,12 +86,9 @@ def training_set(
     first = _first(options, images, root)
     source = FeatureSource.of(backbone, layer, pool)
     x = first.to(device_of(backbone))
-    try:
-        wanted = layers_for_maps(backbone, source.at(backbone, x), x)
-    except ValueError:  # the features may be all that is wanted
-        wanted = []
-    own = [part.layer for part in source.parts or (source,) if part.layer]
-    wanted = list(dict.fromkeys([*wanted, *own, *also]))
+    blocks = BlockMeans(backbone, source, also)
+    blocks.begin(x)
+    wanted = blocks.wanted
     patches = (patches or PatchOptions(sample=1)) if source.dense else None
     if patches is not None:
         patches = patches.at(len(images), backbone, source.at(backbone, x), x)
@@ -103,7 +103,7 @@ def training_set(
         numbers = torch.full((len(features),), -1)
     origins = places[0] if places else np.arange(len(features))[:, None]
     at = torch.from_numpy(np.ascontiguousarray(origins[:, 1:]))
-    return TrainingSet(features.cpu(), numbers.cpu(), rows[origins[:, 0]].tolist(), at, bad, means)
+    return TrainingSet(features.cpu(), numbers.cpu(), rows[origins[:, 0]].tolist(), at, bad, means, blocks)
 
 
 def _first(options: Any, images: Any, root: Path) -> Any:

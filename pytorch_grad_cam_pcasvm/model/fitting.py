@@ -28,6 +28,8 @@ from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
 from pytorch_grad_cam_pcasvm.runtime.arguments import named
 from pytorch_grad_cam_pcasvm.version import __version__
 
+_LONGEST = 400  # letters of an estimator's description
+
 
 @named
 def fit_model(
@@ -157,7 +159,7 @@ def assemble_model(
     if normal is not None:
         training.preparation = (training.preparation or {}) | {"normal": normal}
     versions = {"pytorch_grad_cam_pcasvm": __version__, "torch": torch.__version__, "sklearn": sklearn.__version__}
-    about = {"estimator": " ".join(repr(fitted).split())[:400], "versions": versions} | dict(about)
+    about = {"estimator": describe_estimator(fitted), "versions": versions} | dict(about)
     inputs = [
         {"name": name, "shape": list(one.shape[1:]), "dtype": str(one.dtype).removeprefix("torch.")}
         for name, one in (x.named() if isinstance(x, Inputs) else [(None, x)])
@@ -202,6 +204,11 @@ def fit_clone(head: Any, rows: np.ndarray, labels: Any) -> Any:
                 "it yield (images, labels)"
             ) from error
         raise
+
+
+def describe_estimator(fitted: Any) -> str:
+    """Return an estimator in one line, as a model's file holds it."""
+    return " ".join(repr(fitted).split())[:_LONGEST]
 
 
 def describe_labels(labels: Any) -> dict[str, Any]:

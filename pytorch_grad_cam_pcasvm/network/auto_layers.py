@@ -56,6 +56,25 @@ def last_blocks_by_branch(backbone: nn.Module, source: FeatureSource, x: Tensor)
     return branches
 
 
+def last_features(backbone: nn.Module, x: Tensor) -> str:
+    """Return the layer that features come from where none is named: the last block; of a transformer its last norm.
+
+    Args:
+        backbone: the network, in evaluation mode.
+        x: images, shape (N, ...).
+
+    Raises:
+        ValueError: no block has positions.
+    """
+    whole = FeatureSource()
+    blocks = last_blocks(backbone, whole, x)
+    if not norms_before_attention(backbone):
+        return blocks[-1]
+    passed, _ = _passed(backbone, whole, x[:1])
+    kinds = {name: type(module).__name__.lower() for name, module in backbone.named_modules()}
+    return [name for name, (_, output) in passed.items() if "norm" in kinds[name] and output.dim() > 2][-1]
+
+
 def repeated_blocks(backbone: nn.Module, source: FeatureSource, x: Tensor) -> list[str]:
     """Return the names of blocks with weights that run several times on the way to the features, the outermost ones.
 

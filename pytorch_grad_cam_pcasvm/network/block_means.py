@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from pytorch_grad_cam_pcasvm.network.auto_layers import last_blocks, last_blocks_by_branch, repeated_blocks
 from pytorch_grad_cam_pcasvm.network.channel_means import ChannelMeans
 from pytorch_grad_cam_pcasvm.network.features import FeatureSource
+from pytorch_grad_cam_pcasvm.network.modules import device_of, evaluating
 
 
 class BlockMeans:
@@ -22,6 +23,7 @@ class BlockMeans:
 
     Attributes:
         names: of the last blocks, from the finest to the coarsest; empty before the first images.
+        wanted: names of all layers whose means are counted.
         last: the last of these before all features, of several inputs one for each branch.
         count: number of images so far.
         first: the first of them, on the CPU.
@@ -30,6 +32,7 @@ class BlockMeans:
     def __init__(self, backbone: nn.Module, source: FeatureSource, also: Sequence[str] = ()) -> None:
         self._backbone, self._source, self._also = backbone, source, also
         self.names: list[str] = []
+        self.wanted: list[str] = []
         self.last: list[str] = []
         self.count = 0
         self.first: Any = None
@@ -43,13 +46,21 @@ class BlockMeans:
         Yields:
             Nothing.
         """
-        if self._means is None:
-            self._means, self.first = self._begin(x[:2]), x[:1].to(torch.device("cpu"))
+        self.begin(x)
         self.count += len(x)
+        assert self._means is not None
         with self._means.counting():
             yield
 
-    def _begin(self, x: Any) -> ChannelMeans:
+    def begin(self, x: Any) -> None:
+        """Find the blocks for images of the kind of x, unless that was done."""
+        if self._means is not None:
+            return
+        self.first, x = x[:1].to(torch.device("cpu")), x[:2].to(device_of(self._backbone))
+        with evaluating(self._backbone), torch.no_grad():
+            self._means = self._find(x)
+
+    def _find(self, x: Any) -> ChannelMeans:
         source = self._source.at(self._backbone, x)
         try:
             self.names = last_blocks(self._backbone, source, x)
@@ -60,7 +71,8 @@ class BlockMeans:
             pass
         self._repeated = repeated_blocks(self._backbone, source, x)
         own = [part.layer for part in self._source.parts or (self._source,) if part.layer]
-        return ChannelMeans(self._backbone, dict.fromkeys([*self.names, *own, *self._also]), x)
+        self.wanted = list(dict.fromkeys([*self.names, *own, *self._also]))
+        return ChannelMeans(self._backbone, self.wanted, x)
 
     @property
     def means(self) -> dict[str, Tensor]:

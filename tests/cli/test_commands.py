@@ -29,8 +29,9 @@ import pytorch_grad_cam_pcasvm as package
 from pytorch_grad_cam_pcasvm import ContributionCAM, Head, PCASVMNet, atlas, evaluation, extract_features
 from pytorch_grad_cam_pcasvm.atlas.manifest import ANOTHER_FOLDER
 from pytorch_grad_cam_pcasvm.cli import _TYPED, main
-from pytorch_grad_cam_pcasvm.cli.arguments import parser
+from pytorch_grad_cam_pcasvm.cli.arguments import parse_arguments
 from pytorch_grad_cam_pcasvm.cli.commands import _to_explain
+from pytorch_grad_cam_pcasvm.cli.legacy import translate
 from pytorch_grad_cam_pcasvm.evaluation.subject import Subject
 from pytorch_grad_cam_pcasvm.runtime.errors import Way, refuse
 
@@ -123,12 +124,12 @@ def test_what_was_evaluated_can_be_drawn_by_a_command_to_paste(tmp_path):
     ]
     typed += ["--features", "a", "--features", "b", "--pool", "mean", "--head", "h.safetensors", "--out", str(tmp_path)]
     typed += ["--trust", "own.Type", "--tokens", "--baseline", "mean", "--count", "20", "--masks", "m"]
-    evaluated = parser().parse_args(typed)
+    evaluated = parse_arguments(translate(typed))
     command = _to_explain(evaluated, "ContributionCAM", ["blocks.3", "norm"])
-    python, _, package, *words = shlex.split(command)
-    assert (python, package) == ("python", "pytorch_grad_cam_pcasvm")
-    drawn = vars(parser().parse_args(words))
-    same = "images backbone weights layer features pool resize white_level device head trust tokens baseline train"
+    program, *words = shlex.split(command)
+    assert program == "pcasvm-cam"
+    drawn = vars(parse_arguments(words))
+    same = "images backbone weights layer features pool resize white_level device model trust tokens baseline train"
     assert {name: drawn[name] for name in same.split()} == {name: vars(evaluated)[name] for name in same.split()}
     assert drawn["method"] == "ContributionCAM"
 
@@ -622,8 +623,8 @@ def test_support_vectors_are_kept_with_names_and_small_pictures(fit, tmp_path, c
 
 @pytest.mark.parametrize("command", ["fit", "atlas", "evaluate"])
 def test_folders_are_looked_at_before_a_network_is_loaded(network, head, tmp_path, capsys, monkeypatch, command):
-    monkeypatch.setattr("pytorch_grad_cam_pcasvm.cli.networks.backbone_of", lambda options: pytest.fail("loaded"))
-    monkeypatch.setattr("pytorch_grad_cam_pcasvm.cli.fitting.backbone_of", lambda options: pytest.fail("loaded"))
+    monkeypatch.setattr("pytorch_grad_cam_pcasvm.model.backbones.make_backbone", lambda *names: pytest.fail("loaded"))
+    monkeypatch.setattr("pytorch_grad_cam_pcasvm.cli.fitting.backbone_of", lambda *names: pytest.fail("loaded"))
     options = ["--images", str(tmp_path), *network[2:], "--out", str(tmp_path / "out.safetensors")]
     assert main([command, *options, *([] if command == "fit" else ["--head", str(head)])]) == 2
     assert f"error: the folder {tmp_path} has no images" in capsys.readouterr().err

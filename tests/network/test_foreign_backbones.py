@@ -8,7 +8,7 @@ from sklearn.svm import SVC
 from torch import nn
 
 from pytorch_grad_cam_pcasvm import ClosedFormGradCAM, ContributionCAM, PCASVMNet, extract_features, mean_activations
-from pytorch_grad_cam_pcasvm.cli.networks import _own
+from pytorch_grad_cam_pcasvm.model.backbones import _make_own
 
 X, Y = torch.rand(40, 3, 12, 12), np.arange(40) % 2
 IMAGES = {0: torch.export.Dim("images", min=2)}
@@ -93,9 +93,9 @@ def test_a_backbone_of_the_command_line_is_refused(tmp_path, monkeypatch):
         "def program(): return torch.jit.trace(torch.nn.ReLU(), torch.ones(1))\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    assert _own("programs", "make")[1:] == (str, True)
+    assert _make_own("programs", "make")[1:] == (str, True)
     with pytest.raises(TypeError, match=r"made by torch\.jit"):
-        _own("programs", "program")
+        _make_own("programs", "program")
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit")

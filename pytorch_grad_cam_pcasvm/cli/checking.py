@@ -1,0 +1,144 @@
+"""The command that looks at photos before any work: what is broken, odd or doubled."""
+
+import hashlib
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from pytorch_grad_cam_pcasvm.cli.arguments import RUN, CheckOptions
+
+_SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")  # as torchvision reads
+_SHOWN = 5  # names of a kind
+_FEW = 10  # photos of a class, from which choices can be made
+
+
+def check(options: CheckOptions) -> None:
+    """Say what is in a folder of photos."""
+    root = options.images
+    paths = sorted(path for path in root.rglob("*") if path.suffix.lower() in _SUFFIXES)
+    if not paths:
+        raise ValueError(f"the folder {root} has no photos ({', '.join(_SUFFIXES)})")
+    looked = {path: _look_at(path) for path in paths}
+    findings = [*_tell_broken(root, looked), *_tell_depth(root, looked), *_tell_turned(root, looked)]
+    findings += [*_tell_doubled(root, looked), *_tell_classes(root, paths), *_tell_masks(options.masks, root, paths)]
+    good = [size for size in (one.get("size") for one in looked.values()) if size]
+    print(f"{len(paths)} photos{_describe_sizes(good)}")
+    for finding in findings:
+        print(finding)
+    print("nothing odd was found" if not findings else "nothing was written")
+    if not any(line.startswith("broken") for line in findings) and len(_list_classes(root, paths)) > 1:
+        print(f"next: {RUN} fit {root}")
+
+
+def _look_at(path: Path) -> dict[str, Any]:
+    """Return the size, depth, orientation and digest of a photo, or why it is broken."""
+    from PIL import Image
+
+    from pytorch_grad_cam_pcasvm.export.explainer import deep_numbers, orientation_of
+
+    try:
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        with Image.open(path) as picture:
+            picture.load()
+            numbers, _ = deep_numbers(picture)
+            turned = orientation_of(picture) != 1
+            return {"size": picture.size, "digest": digest, "turned": turned, "deep": numbers is not None}
+    except Exception as error:  # whatever a decoder raises
+        return {"broken": getattr(error, "reason", "") or str(error) or type(error).__name__}
+
+
+def _describe_sizes(sizes: Sequence[tuple[int, int]]) -> str:
+    if not sizes:
+        return ""
+    counts = Counter(sizes)
+    if len(counts) == 1:
+        return ", {}x{} pixels".format(*sizes[0])
+    widths, heights = zip(*sizes, strict=True)
+    return f", {min(widths)}x{min(heights)} to {max(widths)}x{max(heights)} pixels, of {len(counts)} sizes"
+
+
+def _name_some(root: Path, paths: Iterable[Path]) -> str:
+    names = [path.relative_to(root).as_posix() for path in paths]
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more
+
+
+def _tell_broken(root: Path, looked: dict[Path, dict[str, Any]]) -> list[str]:
+    broken = {path: one["broken"] for path, one in looked.items() if "broken" in one}
+    listed = ", ".join(f"{path.relative_to(root).as_posix()} ({why})" for path, why in broken.items())
+    return [f"broken: {listed}; mend or delete, or add --skip-bad-images"] if broken else []
+
+
+def _tell_depth(root: Path, looked: dict[Path, dict[str, Any]]) -> list[str]:
+    deep = [path for path, one in looked.items() if one.get("deep")]
+    if not deep:
+        return []
+    return [f"more than 8 bits: {len(deep)} photos, such as {_name_some(root, deep[:1])}; fit says what is white"]
+
+
+def _tell_turned(root: Path, looked: dict[Path, dict[str, Any]]) -> list[str]:
+    turned = [path for path, one in looked.items() if one.get("turned")]
+    if not turned:
+        return []
+    return [f"turned by EXIF: {len(turned)} photos, such as {_name_some(root, turned[:1])}; fit turns them, too"]
+
+
+def _tell_doubled(root: Path, looked: dict[Path, dict[str, Any]]) -> list[str]:
+    """Say which files are the same, and first which of these have different labels."""
+    same = defaultdict(list)
+    for path, one in looked.items():
+        if "digest" in one:
+            same[one["digest"]].append(path)
+    groups = [paths for paths in same.values() if len(paths) > 1]
+    across = [paths for paths in groups if len({_name_class(root, path) for path in paths}) > 1]
+    told = [f"the same photo in two classes: {_name_some(root, paths)}" for paths in across]
+    inside = [paths for paths in groups if paths not in across]
+    if inside:
+        told.append(
+            f"doubled: {len(inside)} photo{'s are' if len(inside) > 1 else ' is'} there more than once, such as "
+            f"{' = '.join(path.relative_to(root).as_posix() for path in inside[0])}; scores count them as new ones"
+        )
+    return told
+
+
+def _name_class(root: Path, path: Path) -> str:
+    return path.relative_to(root).parts[0] if path.parent != root else ""
+
+
+def _list_classes(root: Path, paths: Sequence[Path]) -> Counter[str]:
+    return Counter(name for path in paths if (name := _name_class(root, path)))
+
+
+def _tell_classes(root: Path, paths: Sequence[Path]) -> list[str]:
+    """Say how many photos each class has, and what is too few."""
+    counts, told = _list_classes(root, paths), []
+    beside = [path for path in paths if path.parent == root]
+    if counts and beside:
+        told.append(f"beside the folders of classes: {_name_some(root, beside)}")
+    if not counts:
+        return [*told, "no classes: a classifier needs one subfolder for each"]
+    print("classes: " + ", ".join(f"{name} {count}" for name, count in sorted(counts.items())))
+    single = sorted(name for name, count in counts.items() if count == 1)
+    few = sorted(name for name, count in counts.items() if 1 < count < _FEW)
+    if single:
+        told.append(f"one photo only: {', '.join(single)}; a class needs two to be validated")
+    if few:
+        told.append(f"fewer than {_FEW} photos: {', '.join(few)}; nothing is chosen by cross-validation then")
+    empty = sorted(path.name for path in root.iterdir() if path.is_dir() and path.name not in counts
+                   and not path.name.startswith("."))  # fmt: skip
+    return [*told, *([f"without photos: {', '.join(empty)}"] if empty else [])]
+
+
+def _tell_masks(masks: Path | None, root: Path, paths: Sequence[Path]) -> list[str]:
+    """Say which masks are those of no photo, and how many photos have one."""
+    if masks is None:
+        return []
+    from pytorch_grad_cam_pcasvm.data.mask_names import masks_by_picture
+
+    try:
+        files = masks_by_picture(masks, [path.relative_to(root).as_posix() for path in paths], paths)
+    except (ValueError, OSError) as error:
+        return [f"masks: {error}"]
+    print(f"masks: {sum(map(bool, files))} of {len(paths)} photos have one; on the others there is nothing")
+    return []

@@ -1,0 +1,135 @@
+"""The model of a command: read from its file, or put together from a head and a backbone."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytorch_grad_cam_pcasvm as package
+from pytorch_grad_cam_pcasvm.cli.arguments import RUN, FitOptions, ModelOptions
+from pytorch_grad_cam_pcasvm.cli.legacy import read_origin
+from pytorch_grad_cam_pcasvm.cli.preparation import choose_preparation
+
+
+def open_model(options: ModelOptions) -> Any:
+    """Return the model that was named, on the device.
+
+    Raises:
+        ValueError: it is a head alone, and what is needed besides is not typed; or an option contradicts the model.
+    """
+    from pytorch_grad_cam_pcasvm.network.pools import parse_pool, write_pool
+
+    origin = read_origin(options.model)
+    if origin is None:
+        return _put_together(options)
+    _refuse_other("backbone", options.backbone, origin["typed"])
+    named = options.backbone is not None or origin["typed"] in options.trust
+    backbone = origin["typed"] if named else None
+    model = package.load_model(options.model, backbone, weights=options.weights, trusted=options.trust)
+    layer, recorded = model.net.layer, model.net.head.training_set.preparation or {}
+    features = [layer] if isinstance(layer, str) else list(layer or ())
+    _refuse_other("features", options.features or None, features)
+    _refuse_other("pool", None if options.pool is None else write_pool(parse_pool(options.pool)),
+                  write_pool(model.net.pool))  # fmt: skip
+    _refuse_other("resize", options.resize, recorded.get("resize"))
+    _refuse_other("white-level", options.white_level, recorded.get("white_level"))
+    if model.preparation is None:
+        raise ValueError(
+            f"{options.model} says nothing of how photos become images: it was made with fit_model(..., transform=None)"
+        )
+    _check_layers(model.net.backbone, options.layer)
+    model.net.to(choose_device(options.device))
+    return model
+
+
+def _refuse_other(name: str, typed: Any, fitted: Any) -> None:
+    """Refuse an option that is not what a model was fitted with."""
+    if typed not in (None, fitted):
+        words = [" ".join(value) if isinstance(value, list) else value for value in (typed, fitted)]
+        raise ValueError(f"--{name} {words[0]}, but the model was fitted with {words[1]}: leave it out, or fit again")
+
+
+def _put_together(options: ModelOptions) -> Any:
+    """Return the model of a head alone, behind a backbone that is typed."""
+    from pytorch_grad_cam_pcasvm.model.fitting import assemble_model
+    from pytorch_grad_cam_pcasvm.network.block_means import BlockMeans
+    from pytorch_grad_cam_pcasvm.network.features import FeatureSource
+    from pytorch_grad_cam_pcasvm.network.pools import parse_pool
+
+    head = read_head(options.model, options.trust)  # before weights are downloaded
+    if options.backbone is None:
+        raise ValueError(
+            f"{options.model} is a head alone, which does not say what it was fitted behind: add --backbone NAME, or "
+            f"make a model with '{RUN} fit'"
+        )
+    recorded = head.training_set.preparation if isinstance(head, package.Head) else None  # skops says nothing
+    features = _agree("features", options.features or None, (recorded or {}).get("features"))
+    pool = parse_pool(_agree("pool", options.pool, (recorded or {}).get("pool")) or "mean")
+    if features is None:
+        if len(options.layer) > 1:
+            raise ValueError("--layer names several layers of the maps: name that of the features with --features")
+        if options.layer == ["auto"]:
+            raise ValueError("--layer auto finds the layer of the maps: name that of the features with --features")
+        if not options.layer:
+            raise ValueError(f"{options.model} does not say which layer its features come from: add --features NAME")
+        features = options.layer
+    layer = features[0] if len(features) == 1 else features
+    made = make_named(options)
+    _check_layers(made.net, options.layer)
+    preparation = choose_preparation(made, options, recorded)
+    blocks = BlockMeans(made.net, FeatureSource.of(made.net, layer, pool))
+    blocks.begin(first_image(preparation))
+    layers = [name for name in options.layer if name != "auto"] or blocks.last
+    model = assemble_model(
+        made, head, blocks.first, layer, pool, layers=layers, means={}, preparation=preparation, about={}
+    )
+    if recorded is not None:
+        model.net.head.training_set.preparation = dict(recorded)
+    model.tokens = model.tokens or options.tokens
+    model.net.to(choose_device(options.device))
+    return model
+
+
+def _agree(name: str, typed: Any, of_head: Any) -> Any:
+    """Return what is typed, or else what a head says; refuse what contradicts it."""
+    if of_head is not None:
+        _refuse_other(name, typed, of_head)
+    return typed if of_head is None else of_head
+
+
+def first_image(preparation: Any) -> Any:
+    """Return an image of a black photo, (1, C, H, W), which shows what a network makes of one."""
+    from PIL import Image
+
+    return preparation.transform(Image.new("RGB", (480, 320)))[None]
+
+
+def _check_layers(backbone: Any, layers: Sequence[str]) -> None:
+    """Refuse names of layers that there are not, before anything else takes long."""
+    from pytorch_grad_cam_pcasvm.network.modules import layer_name, network_of
+
+    for layer in layers if layers != ["auto"] else ():
+        layer_name(network_of(backbone), layer)
+
+
+def choose_device(typed: str | None) -> str:
+    """Return the device that was typed, or the usual one."""
+    import torch
+
+    return typed or ("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def make_named(options: ModelOptions | FitOptions) -> Any:
+    """Return the backbone that was typed, on the CPU."""
+    from pytorch_grad_cam_pcasvm.model.backbones import make_backbone
+
+    assert options.backbone is not None
+    return make_backbone(options.backbone, options.weights)
+
+
+def read_head(path: Path, trusted: Sequence[str] = ()) -> Any:
+    """Return the head in a file, which may have estimators of trusted types."""
+    from pytorch_grad_cam_pcasvm.head.storage import from_skops
+    from pytorch_grad_cam_pcasvm.model.backbones import allow_own_modules
+
+    allow_own_modules()
+    return from_skops(path.read_bytes(), trusted) if path.suffix == ".skops" else package.Head.load(path, trusted)

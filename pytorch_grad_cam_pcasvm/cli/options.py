@@ -1,0 +1,145 @@
+"""Options: those of a command are a dataclass, from which its parser is made."""
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import MISSING, Field, field, fields
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, NoReturn, get_type_hints
+
+_MEANT = {"gpu": "cuda"}  # what no spelling leads to
+
+
+def option(
+    text: str,
+    default: Any = None,
+    *,
+    flag: str | None = None,
+    metavar: str | None = None,
+    parse: Callable[[str], Any] | None = None,
+    group: str | None = None,
+) -> Any:
+    """Return a field of a dataclass that is an option.
+
+    Args:
+        text: its help; empty: it is not shown.
+        default: its value where it is not typed; a list if it may be repeated.
+        flag: what is typed, with spaces between several; None: the field's name, with dashes.
+        metavar: what stands for its value in the help.
+        parse: makes its value of the text; None: the field's type does.
+        group: the heading under which it is listed.
+    """
+    about = {"text": text, "flag": flag, "metavar": metavar, "parse": parse, "group": group}
+    if isinstance(default, list):
+        return field(default_factory=list, metadata=about)
+    return field(default=default, metadata=about)
+
+
+def place(text: str, default: Any = MISSING, *, metavar: str) -> Any:
+    """Return a field of a dataclass that is typed without a flag, in its place; with a default it may be left out."""
+    about = {"text": text, "metavar": metavar, "in_place": True}
+    return field(metadata=about) if default is MISSING else field(default=default, metadata=about)
+
+
+def one_of(*names: str, form: str = "", fits: Callable[[str], bool] | None = None) -> Callable[[str], str]:
+    """Return what parses one of some names; others are refused with the nearest of them.
+
+    Args:
+        names: that are known.
+        form: in which other names are typed, for messages.
+        fits: whether a text has that form.
+    """
+
+    def parse(text: str) -> str:
+        if text in names or (fits is not None and fits(text)):
+            return text
+        near = [_MEANT[text]] if _MEANT.get(text) in names else get_close_matches(text, names, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]}? It" if near else "it"
+        other = f", or {form}" if form else ""
+        raise argparse.ArgumentTypeError(f"{text!r} is unknown: {hint} takes {', '.join(names)}{other}")
+
+    return parse
+
+
+def number_from(least: float, *, whole: bool = False, above: bool = False) -> Callable[[str], Any]:
+    """Return what parses a number that is at least, or above, another one."""
+
+    def parse(text: str) -> Any:
+        try:
+            number = int(text) if whole else float(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"a {'whole ' if whole else ''}number is expected, got {text!r}") from None
+        if number < least or (above and number == least) or number != number:
+            bound = "positive" if above and not least else f"{'above' if above else 'at least'} {least:g}"
+            raise argparse.ArgumentTypeError(f"it must be {bound}, got {text}")
+        return number
+
+    return parse
+
+
+def parse_amount(text: str) -> int | float:
+    """Return a number, or a fraction."""
+    try:
+        return int(text) if text.isdigit() else float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"a number or a fraction is expected, got {text!r}") from None
+
+
+def list_flags(entry: "Field[Any]") -> list[str]:
+    """Return what may be typed for a field, the usual one first."""
+    return (entry.metadata.get("flag") or f"--{entry.name.replace('_', '-')}").split()
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that says what was meant, and nothing else."""
+
+    def error(self, message: str) -> NoReturn:
+        """Say what is wrong, and exit with status 2."""
+        print(f"error: {message} (see {self.prog} --help)", file=sys.stderr)
+        self.exit(2)
+
+    def refuse_unknown(self, texts: Sequence[str]) -> None:
+        """Refuse what no option takes, naming the nearest one."""
+        text = next((text for text in texts if text.startswith("-")), texts[0])
+        if not text.startswith("-"):
+            self.error(f"nothing takes {text!r}")
+        flags = [flag for action in self._actions for flag in action.option_strings if flag.startswith("--")]
+        near = get_close_matches(text.partition("=")[0], flags, n=1, cutoff=0.5)
+        self.error(f"there is no option {text}" + (f": did you mean {near[0]}?" if near else ""))
+
+
+def add_options(parser: Parser, kind: type) -> None:
+    """Add the options of a dataclass to a parser."""
+    hints, groups = get_type_hints(kind), dict[str, Any]()
+    for entry in fields(kind):
+        about = entry.metadata
+        if "text" not in about:
+            continue
+        where: Any = parser
+        if about.get("group"):
+            where = groups.setdefault(about["group"], None) or parser.add_argument_group(about["group"])
+            groups[about["group"]] = where
+        named: dict[str, Any] = {"help": about["text"] or argparse.SUPPRESS, "metavar": about["metavar"]}
+        parse, hint = about.get("parse"), hints[entry.name]
+        base = next((part for part in (Path, int, float) if part in (hint, *getattr(hint, "__args__", ()))), None)
+        if parse or base:
+            named["type"] = parse or base
+        if about.get("in_place"):
+            if entry.default is not MISSING:
+                named |= {"nargs": "?", "default": entry.default}
+            where.add_argument(entry.name, **named)
+            continue
+        if hint is bool:
+            del named["metavar"]
+            where.add_argument(*list_flags(entry), dest=entry.name, action="store_true", **named)
+        elif entry.default is MISSING:
+            where.add_argument(*list_flags(entry), dest=entry.name, action="append", default=None, **named)
+        else:
+            where.add_argument(*list_flags(entry), dest=entry.name, default=entry.default, **named)
+
+
+def read_options(kind: type, parsed: argparse.Namespace) -> Any:
+    """Return the options that a parser read, as their dataclass."""
+    values = {entry.name: getattr(parsed, entry.name) for entry in fields(kind) if hasattr(parsed, entry.name)}
+    return kind(**{name: value for name, value in values.items() if value is not None})
