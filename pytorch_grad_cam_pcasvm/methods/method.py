@@ -23,7 +23,7 @@ from pytorch_grad_cam_pcasvm.methods.warn_once import WarnOnce, warn_of_blind_to
 from pytorch_grad_cam_pcasvm.network.features import check_rows, checked_images, flatten
 from pytorch_grad_cam_pcasvm.network.grid import rows_of
 from pytorch_grad_cam_pcasvm.network.inputs import Inputs
-from pytorch_grad_cam_pcasvm.network.layout import MapLayout
+from pytorch_grad_cam_pcasvm.network.layout import lay_out_maps
 from pytorch_grad_cam_pcasvm.network.modules import (
     device_of,
     eager,
@@ -210,7 +210,7 @@ class Method(Named, BaseCAM):
             site = self._target_layers.of(self.model, x)
             path = Path(*site.parts, modules)
             passed, reference = path.run(x), AutogradPath(*site.parts).run(x)
-            layouts = [MapLayout()] * len(site.layers)  # in the network's own shapes
+            layouts = [lay_out_maps(part.shape) for part in passed.activations]  # in the network's own shapes
             output = network_output(self.model, passed.output, x.shape[0], x)
             run = Run(self.model, x, passed, output, site.layers, layouts, path.run)
             if targets is None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from pytorch_grad_cam_pcasvm.network.features import output_of
-from pytorch_grad_cam_pcasvm.network.layout import GridLayout, Layout, MapLayout
+from pytorch_grad_cam_pcasvm.network.layout import Layout, lay_out_maps
 from pytorch_grad_cam_pcasvm.network.token_layout import layout_of, looks_channels_last
 from pytorch_grad_cam_pcasvm.runtime.hooks import called, hooked
 
@@ -29,7 +29,7 @@ class ChannelMeans:
 
     def __init__(self, backbone: nn.Module, layers: Iterable[str], x: Tensor) -> None:
         self._backbone = backbone
-        self._layouts: dict[str, GridLayout | MapLayout] = {}
+        self._layouts: dict[str, Layout] = {}
         self._sums: dict[str, Any] = {}
         self._counts: dict[str, int] = {}
         self._last: dict[str, Tensor] = {}
@@ -38,7 +38,7 @@ class ChannelMeans:
             output = output_of(backbone, name if called(name)[1] else f"{name}#1", x)
             if not isinstance(output, Tensor) or output.dim() < 3:
                 continue
-            layout: GridLayout | MapLayout = MapLayout()
+            layout = lay_out_maps(output.shape)
             if output.dim() != x.dim() or looks_channels_last(output.shape, x.shape):
                 try:
                     layout = layout_of(
@@ -115,4 +115,4 @@ def everywhere(means: Tensor, layout: Layout, activations: Tensor) -> Tensor:
             f"the head holds means of shape {tuple(means.shape)}, but the layer has {channels} channels and "
             f"{tokens - 1} tokens besides those of the image: it is another network than the one it was fitted behind"
         )
-    return layout.filled(means.to(activations).unsqueeze(0), activations.shape)
+    return layout.filled(means.to(activations).unsqueeze(0))

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from pytorch_grad_cam_pcasvm.network.cells import Cells
 from pytorch_grad_cam_pcasvm.network.grid import on_finest
 from pytorch_grad_cam_pcasvm.network.inputs import Inputs, images_of, inputs_of
-from pytorch_grad_cam_pcasvm.network.layout import GridLayout
+from pytorch_grad_cam_pcasvm.network.layout import Layout
 from pytorch_grad_cam_pcasvm.network.modules import layer_name
 from pytorch_grad_cam_pcasvm.network.pools import check_pool, is_dense, pool_of
 from pytorch_grad_cam_pcasvm.network.runner import Visit, run_until
@@ -53,7 +53,7 @@ class FeatureSource:
     named: bool = False
     dense: bool = False
     parts: "tuple[FeatureSource, ...]" = ()
-    layout: GridLayout | None = None
+    layout: Layout | None = None
 
     def __repr__(self) -> str:
         return " + ".join(map(repr, self.parts)) or repr(self.field or self.layer or "its output")
