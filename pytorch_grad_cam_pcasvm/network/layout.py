@@ -43,12 +43,12 @@ class Layout:
     @property
     def is_that_of_maps(self) -> bool:
         """Whether nothing has to be moved."""
-        return self.is_known and (self.batch, self.channels) == (0, 1)
+        return self.function is None and (self.batch, self.channels) == (0, 1)
 
     @property
     def tokens(self) -> tuple[int, int, int] | None:
         """The dimension of tokens, the first one on the grid, and their number; None where there are none."""
-        if self.dims != 3 or not self.is_known or self.is_that_of_maps:
+        if self.dims != 3 or self.function is not None or self.is_that_of_maps:
             return None
         return 1 - self.batch, self.before, math.prod(self.grid)
 
