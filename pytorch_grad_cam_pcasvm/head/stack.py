@@ -1,6 +1,6 @@
 """The stack of fitted stages behind the features, as one differentiable module with a closed-form pullback."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_map, tree_map_only
 
 from pytorch_grad_cam_pcasvm import moved
 from pytorch_grad_cam_pcasvm.head.alike import refuse_one_class
@@ -52,6 +52,18 @@ class HeadTrace:
         """Return the trace of some images; for an integer, without a batch dimension and without a pullback."""
         values, saved = tree_map_only(Tensor, lambda tensor: tensor[index], (self.values, self.saved))
         return HeadTrace(values, saved, self.eps)
+
+    @staticmethod
+    def cat(traces: Sequence["HeadTrace"], count: int) -> "HeadTrace":
+        """Return traces of one head, each of N rows or of one that stands for all, as one: the rows of each in turn."""
+
+        def join(first: Any, *others: Any) -> Any:
+            if not isinstance(first, Tensor):
+                return first
+            return torch.cat([part.expand(count, *part.shape[1:]) for part in (first, *others)])
+
+        values, saved = tree_map(join, *((trace.values, trace.saved) for trace in traces))
+        return HeadTrace(values, saved, traces[0].eps)
 
 
 @moved.renamed_arguments(baseline="start")

@@ -12,14 +12,15 @@ from torch import Tensor
 from pytorch_grad_cam_pcasvm import moved
 from pytorch_grad_cam_pcasvm.maps.scale import check_finite, divided, largest, warn_of_blanks
 from pytorch_grad_cam_pcasvm.methods.docstrings import completed
-from pytorch_grad_cam_pcasvm.methods.method import Method, images_for, listed
+from pytorch_grad_cam_pcasvm.methods.method import Method
 from pytorch_grad_cam_pcasvm.methods.warn_once import warn_of_blind_tokens
-from pytorch_grad_cam_pcasvm.network.features import one_input
+from pytorch_grad_cam_pcasvm.network.features import one_input, prepare_images
 from pytorch_grad_cam_pcasvm.network.grid import upsampled
 from pytorch_grad_cam_pcasvm.network.inputs import Inputs, images_of
 from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
 from pytorch_grad_cam_pcasvm.network.pools import is_dense
 from pytorch_grad_cam_pcasvm.targets import PCATarget, PredictedScore, ScoreTarget, SVMTarget, Target
+from pytorch_grad_cam_pcasvm.targets.classes import list_targets
 from pytorch_grad_cam_pcasvm.targets.questions import resolve_image_targets
 
 
@@ -100,7 +101,7 @@ class ClosedFormCAM(Method):
             (2, 32, 32)
         """
         if aug_smooth:
-            one_input(images_for(self.model, input_tensor), "aug_smooth")
+            one_input(prepare_images(self.model, input_tensor), "aug_smooth")
         return super().__call__(input_tensor, targets, aug_smooth, eigen_smooth)
 
     def forward(
@@ -116,7 +117,7 @@ class ClosedFormCAM(Method):
         Returns:
             Maps, float32, shape (N, H, W), in [0, 1].
         """
-        x = images_for(self.model, input_tensor)
+        x = prepare_images(self.model, input_tensor)
         targets = self._targets_per_image(x, targets)
         layers = self._layer_maps(x, targets, eigen_smooth)
         by_nu = np.array([isinstance(target, PCATarget) for target in targets])
@@ -145,7 +146,7 @@ class ClosedFormCAM(Method):
         Returns:
             One float32 array per target layer.
         """
-        x = images_for(self.model, input_tensor)
+        x = prepare_images(self.model, input_tensor)
         return self._layer_maps(x, self._targets_per_image(x, targets), eigen_smooth)
 
     def __exit__(self, exc_type: Any, exc_value: Any, exc_tb: Any) -> None:
@@ -204,7 +205,7 @@ class ClosedFormCAM(Method):
             targets = SVMTarget() if dense else self._predicted if isinstance(self.model, PCASVMNet) else ScoreTarget()
         if not isinstance(targets, list | tuple):
             return [targets] * len(x)  # type: ignore[list-item]
-        targets = listed(targets)
+        targets = list_targets(targets)
         if len(targets) != len(x):
             raise ValueError(
                 f"{len(targets)} target{'s' if len(targets) != 1 else ''} for {len(x)} images: give one per image, as "

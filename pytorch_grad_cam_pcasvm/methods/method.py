@@ -20,12 +20,11 @@ from pytorch_grad_cam_pcasvm.maps.signed_maps import Jacobians, SignedMaps
 from pytorch_grad_cam_pcasvm.methods.check import CheckReport, of_contributions, of_gradient
 from pytorch_grad_cam_pcasvm.methods.run import Run, adds_components, is_neutral
 from pytorch_grad_cam_pcasvm.methods.warn_once import WarnOnce, warn_of_blind_tokens
-from pytorch_grad_cam_pcasvm.network.features import check_rows, checked_images, flatten
+from pytorch_grad_cam_pcasvm.network.features import check_rows, flatten, prepare_images
 from pytorch_grad_cam_pcasvm.network.grid import rows_of
 from pytorch_grad_cam_pcasvm.network.inputs import Inputs
-from pytorch_grad_cam_pcasvm.network.layout import MapLayout
+from pytorch_grad_cam_pcasvm.network.layout import lay_out_maps
 from pytorch_grad_cam_pcasvm.network.modules import (
-    device_of,
     eager,
     evaluating,
     modules_of,
@@ -46,13 +45,8 @@ from pytorch_grad_cam_pcasvm.runtime.errors import AutogradFallbackWarning, NoCl
 from pytorch_grad_cam_pcasvm.runtime.log import log_since, start_clock
 from pytorch_grad_cam_pcasvm.runtime.rollback import set_gradients
 from pytorch_grad_cam_pcasvm.tape.recorder import explain_unseen
-from pytorch_grad_cam_pcasvm.targets import (
-    ScoreTarget,
-    SVMTarget,
-    Target,
-    every_class,
-    every_component,
-)
+from pytorch_grad_cam_pcasvm.targets import Target, every_class, every_component
+from pytorch_grad_cam_pcasvm.targets.classes import list_default_targets, list_targets
 from pytorch_grad_cam_pcasvm.targets.questions import Questions, resolve_targets
 
 # Where torch keeps quantised modules, which have no parameters.
@@ -161,7 +155,7 @@ class Method(Named, BaseCAM):
             (torch.Size([2, 2, 8, 8]), torch.Size([2, 2]))
         """
         began = start_clock()
-        x = images_for(self.model, input_tensor)
+        x = prepare_images(self.model, input_tensor)
         branches = isinstance(x, Inputs) and len(self._target_layers) > 1
         if heads or not branches:
             self._refuse_layers(joined=not heads)
@@ -169,7 +163,7 @@ class Method(Named, BaseCAM):
             if branches:
                 refuse_repeated(self._target_layers.of(self.model, x))
             run = self._run(x, modules)
-            asked = default_targets(run.output) if targets is None else listed(targets)
+            asked = list_default_targets(run.output) if targets is None else list_targets(targets)
             questions = resolve_targets(asked, run.output)
             results = self._explain_groups(run, questions)
             if heads:
@@ -205,19 +199,19 @@ class Method(Named, BaseCAM):
             >>> cam.check(images).agrees
             True
         """
-        x = images_for(self.model, input_tensor)
+        x = prepare_images(self.model, input_tensor)
         with self._running(x) as modules:
             site = self._target_layers.of(self.model, x)
             path = Path(*site.parts, modules)
             passed, reference = path.run(x), AutogradPath(*site.parts).run(x)
-            layouts = [MapLayout()] * len(site.layers)  # in the network's own shapes
+            layouts = [lay_out_maps(part.shape) for part in passed.activations]  # in the network's own shapes
             output = network_output(self.model, passed.output, x.shape[0], x)
             run = Run(self.model, x, passed, output, site.layers, layouts, path.run)
             if targets is None:
-                targets = default_targets(run.output)
+                targets = list_default_targets(run.output)
                 if run.head is not None and run.head.enumerated is not None:  # the path is the same for components
                     targets = every_component(run.output) or targets
-            targets = listed(targets)
+            targets = list_targets(targets)
             seeds = run.cotangents(run.output_gradients(targets))
             comparisons = []
             for target, name in enumerate(site.layers):
@@ -243,7 +237,7 @@ class Method(Named, BaseCAM):
         Example:
             >>> jacobians = cam.jacobians(images)
         """
-        x = images_for(self.model, input_tensor)
+        x = prepare_images(self.model, input_tensor)
         self._refuse_layers()
         with self._running(x) as modules:
             run = self._run(x, modules)
@@ -455,33 +449,3 @@ def refuse_what_is_around(model: nn.Module) -> None:
         )
     if any(isinstance(module, PCASVMNet) for module in model.modules()):
         raise ValueError(f"{type(model).__name__} wraps a PCASVMNet: move what is around it into the net's backbone")
-
-
-def listed(targets: Sequence[Target] | Target) -> list[Target]:
-    """Return targets as a list.
-
-    Raises:
-        ValueError: there are none.
-    """
-    several = list(targets) if isinstance(targets, list | tuple) else [targets]
-    if not several:
-        raise ValueError("targets is empty: pass None for the default, or at least one target")
-    return several  # type: ignore[return-value]
-
-
-def default_targets(output: Any) -> list[Target]:
-    """Return every component, then the predicted class, or all outputs of several."""
-    if output.head is None:
-        return [ScoreTarget()]
-    if output.head.vote is not None and output.head.vote.about == "outputs":
-        return [*every_component(output), *every_class(output)]
-    return [*every_component(output), *([] if output.head.vote is None else [_PREDICTED])]
-
-
-_PREDICTED = SVMTarget()
-
-
-def images_for(model: nn.Module, x: Any) -> Any:
-    """Return images that were checked, on the model's device."""
-    x = checked_images(x, model)
-    return x.to(device_of(model))

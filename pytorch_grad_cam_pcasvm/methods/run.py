@@ -15,7 +15,7 @@ from pytorch_grad_cam_pcasvm.calculus.secants import PathStart
 from pytorch_grad_cam_pcasvm.head import Head
 from pytorch_grad_cam_pcasvm.head.conditions import USUAL, Sampling
 from pytorch_grad_cam_pcasvm.network.inputs import Inputs, images_of, refuse_without_channels
-from pytorch_grad_cam_pcasvm.network.layout import GridLayout, Layout
+from pytorch_grad_cam_pcasvm.network.layout import Layout
 from pytorch_grad_cam_pcasvm.network.net import network_output
 from pytorch_grad_cam_pcasvm.path.forward_pass import Pass
 from pytorch_grad_cam_pcasvm.rules.cotangents import Cotangent
@@ -197,7 +197,7 @@ class Run:
             The maps, shape (N, K, H, W), and the contribution of positions that are not on them, (N, K).
         """
         layout = self.layouts[layer]
-        if isinstance(layout, GridLayout) and layout.tokens is not None:
+        if layout.tokens is not None:
             tokens, first, length = layout.tokens
             pullback = self.pullback(seeds, layer, start)
             with full_precision(seeds.values.device):

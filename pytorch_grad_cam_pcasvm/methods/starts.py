@@ -14,7 +14,7 @@ from pytorch_grad_cam_pcasvm.methods.warn_once import WarnOnce
 from pytorch_grad_cam_pcasvm.network.channel_means import everywhere
 from pytorch_grad_cam_pcasvm.network.features import output_of
 from pytorch_grad_cam_pcasvm.network.inputs import Inputs
-from pytorch_grad_cam_pcasvm.network.layout import Layout, MapLayout
+from pytorch_grad_cam_pcasvm.network.layout import Layout
 from pytorch_grad_cam_pcasvm.network.mean_activations import backbone_of
 from pytorch_grad_cam_pcasvm.runtime.device_sync import is_traced, may_look
 from pytorch_grad_cam_pcasvm.runtime.errors import BaselineWarning
@@ -322,7 +322,7 @@ def _find_channels(run: Run, layer: int) -> slice | None:
 def _at_mean(run: Run, layer: int, boundary: Boundary) -> Start:
     """Return the training mean, from where each target's maps are moved to its own start."""
     activations = run.activations(layer)
-    there = _everywhere(boundary.start.features[0], activations, MapLayout())
+    there = _everywhere(boundary.start.features[0], activations, run.layouts[layer])
     return Start(None, boundary.start, there, activations - there, boundary)
 
 
@@ -334,7 +334,7 @@ def _needed(run: Run) -> str:
 def _everywhere(point: Tensor, like: Tensor, layout: Layout) -> Tensor:
     """Return activations of one row, with a number for each channel (T,) at all positions, and 0 elsewhere."""
     means = point.to(like).reshape(1, -1, 1)
-    return layout.filled(F.pad(means, (layout.before, layout.others - layout.before)), like.shape)
+    return layout.filled(F.pad(means, (layout.before, layout.after)))
 
 
 class BaselineCAM(ClosedFormCAM):

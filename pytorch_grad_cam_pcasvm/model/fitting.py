@@ -171,7 +171,7 @@ def _are_tokens(net: nn.Module, layers: Sequence[str], x: Any) -> bool:
     """Return whether the output of a layer does not have its channels behind the images."""
     with evaluating(net), torch.no_grad():
         layouts = ChannelMeans(net, layers, x.to(device_of(net))).layouts.values()
-    return any((layout.batch, layout.channels) != (0, 1) for layout in layouts)
+    return any(not layout.is_that_of_maps for layout in layouts)
 
 
 def take_backbone(backbone: nn.Module | str, transform: Callable[[Any], Tensor] | None) -> Backbone:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from pytorch_grad_cam_pcasvm.network.features import output_of
 from pytorch_grad_cam_pcasvm.network.inputs import images_of
-from pytorch_grad_cam_pcasvm.network.layout import GridLayout, Layout, MapLayout
+from pytorch_grad_cam_pcasvm.network.layout import Layout, lay_out_maps
 from pytorch_grad_cam_pcasvm.network.token_layout import layout_of, looks_channels_last
 from pytorch_grad_cam_pcasvm.runtime.hooks import called, hooked
 
@@ -33,7 +33,7 @@ class ChannelMeans:
 
     def __init__(self, backbone: nn.Module, layers: Iterable[str], x: Tensor) -> None:
         self._backbone = backbone
-        self.layouts: dict[str, GridLayout | MapLayout] = {}
+        self.layouts: dict[str, Layout] = {}
         self._sums: dict[str, Any] = {}
         self._counts: dict[str, int] = {}
         self._last: dict[str, Tensor] = {}
@@ -45,7 +45,7 @@ class ChannelMeans:
                 kind = f"shape {tuple(output.shape)}" if isinstance(output, Tensor) else f"a {type(output).__name__}"
                 self._unknown[name] = f"its output has no positions: {kind}"
                 continue
-            layout: GridLayout | MapLayout = MapLayout()
+            layout = lay_out_maps(output.shape)
             if _may_be_tokens(output, x):
                 try:
                     layout = layout_of(
@@ -137,4 +137,4 @@ def everywhere(means: Tensor, layout: Layout, activations: Tensor) -> Tensor:
             f"the head holds means of shape {tuple(means.shape)}, but the layer has {channels} channels and "
             f"{tokens - 1} tokens besides those of the image: it is another network than the one it was fitted behind"
         )
-    return layout.filled(means.to(activations).unsqueeze(0), activations.shape)
+    return layout.filled(means.to(activations).unsqueeze(0))

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from pytorch_grad_cam_pcasvm.network.cells import Cells
 from pytorch_grad_cam_pcasvm.network.grid import on_finest
 from pytorch_grad_cam_pcasvm.network.inputs import Inputs, images_of, inputs_of
-from pytorch_grad_cam_pcasvm.network.layout import GridLayout
-from pytorch_grad_cam_pcasvm.network.modules import layer_name
+from pytorch_grad_cam_pcasvm.network.layout import Layout
+from pytorch_grad_cam_pcasvm.network.modules import device_of, layer_name
 from pytorch_grad_cam_pcasvm.network.pools import check_pool, is_dense, pool_of
 from pytorch_grad_cam_pcasvm.network.runner import Visit, run_until
 from pytorch_grad_cam_pcasvm.network.token_layout import layout_of
@@ -53,7 +53,7 @@ class FeatureSource:
     named: bool = False
     dense: bool = False
     parts: "tuple[FeatureSource, ...]" = ()
-    layout: GridLayout | None = None
+    layout: Layout | None = None
 
     def __repr__(self) -> str:
         return " + ".join(map(repr, self.parts)) or repr(self.field or self.layer or "its output")
@@ -257,6 +257,11 @@ def checked_images(x: Any, network: nn.Module | None = None) -> Any:
     if any(may_look(tensor) and not all_finite(tensor) for tensor in floats):
         raise ValueError("input_tensor has NaN or infinite values: its map would be meaningless")
     return x
+
+
+def prepare_images(model: nn.Module, x: Any) -> Any:
+    """Return images that were checked, on the model's device."""
+    return checked_images(x, model).to(device_of(model))
 
 
 def _takes_signals(network: nn.Module | None) -> bool:

@@ -1,9 +1,9 @@
-"""Layouts: what brings the activations of a target layer to the shape of maps, and derivatives with them."""
+"""Layout: what brings the activations of a target layer to the shape of maps, and derivatives with them."""
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -12,155 +12,92 @@ from torch import Tensor
 from pytorch_grad_cam_pcasvm.network.cells import Cells
 
 
-class Layout(ABC):
-    """How the activations of a layer lie on the image.
-
-    Attributes:
-        batch: the dimension that counts the images.
-        channels: the dimension that counts the channels.
-        before: number of tokens before those of the grid.
-        is_known: whether it is known where on the image each number lies.
-        is_that_of_maps: whether nothing has to be moved.
-    """
-
-    batch: int
-    channels: int
-    is_known = True
-    is_that_of_maps = False
-    before = 0
-
-    @property
-    def tokens(self) -> tuple[int, int, int] | None:
-        """The dimension of tokens, the first one on the grid, and their number; None where there are none."""
-        return None
-
-    @property
-    def others(self) -> int:
-        """Number of tokens that are on no position of the grid."""
-        return 0
-
-    @abstractmethod
-    def __call__(self, activations: Tensor) -> Tensor:
-        """Return activations, or numbers in their places, as maps lie: (N, T, H, W), (N, T, D, H, W) or (N, T, L)."""
-
-    def of_targets(self, pulled: Tensor) -> Tensor:
-        """Return numbers for each of K targets, (K, *activations), in the shape of maps, (K, N, T, H, W)."""
-        return torch.stack([self(part) for part in pulled])
-
-    def filled(self, means: Tensor, shape: Sequence[int]) -> Tensor:
-        """Return activations of a shape with the same numbers at all positions, where these are known.
-
-        Args:
-            means: shape (N, T, others + 1), in the order of tokens; that of the grid is one of them.
-            shape: of activations.
-        """
-        raise NotImplementedError
-
-    def gradients(self, pullback: Any) -> Any:
-        """Return the derivatives of K targets in the shape of maps, (K, N, T, H, W)."""
-        return pullback.arranged(self.of_targets)
-
-    def sums(self, pullback: Any) -> Tensor:
-        """Return the derivatives of K targets summed over the positions of every channel, (K, N, T)."""
-        return self.gradients(pullback).over_positions()  # type: ignore[no-any-return]
-
-
-class MapLayout(Layout):
-    """That of maps: (N, T, H, W), (N, T, D, H, W) or (N, T, L)."""
-
-    batch, channels = 0, 1
-    is_that_of_maps = True
-
-    def __call__(self, activations: Tensor) -> Tensor:
-        """Return the activations."""
-        return activations
-
-    def parts(self, output: Tensor) -> tuple[Tensor, ...]:
-        """Return the numbers at the positions, (N, T, positions)."""
-        return (output.flatten(2),)
-
-    def filled(self, means: Tensor, shape: Sequence[int]) -> Tensor:
-        return means.unflatten(2, (1,) * (len(shape) - 2)).expand(1, -1, *shape[2:])
-
-    def gradients(self, pullback: Any) -> Any:
-        return pullback.whole
-
-    def sums(self, pullback: Any) -> Tensor:
-        return pullback.sums()
-
-
-class UserLayout(Layout):
-    """One that only a function of the user's knows.
-
-    Args:
-        function: ``reshape_transform``.
-    """
-
-    batch, channels = 0, 1
-    is_known = False
-
-    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
-        self._function = function
-
-    def __call__(self, activations: Tensor) -> Tensor:
-        """Return what the function makes of activations."""
-        return self._function(activations)
-
-
 @dataclass(frozen=True)
-class GridLayout(Layout):
-    """How the output of a layer lies on the image.
+class Layout:
+    """How the activations of a layer lie on the image. Maps are (N, T, H, W), (N, T, D, H, W) or (N, T, L).
 
     Attributes:
-        grid: its positions, (H, W), (D, H, W) or (L,).
-        dims: number of its dimensions.
+        grid: the positions, (H, W), (D, H, W) or (L,); () where only a function knows them.
+        dims: number of dimensions of the activations.
         batch: the dimension that counts the images.
         channels: the dimension that counts the channels; the others are positions, row by row.
         before: number of tokens before those of the grid: class, distillation, registers.
         after: number of tokens after them.
         cells: where on the picture the positions lie; None: they share it out evenly.
+        function: a user's ``reshape_transform``, which alone knows how they lie; None: it is known.
     """
 
     grid: tuple[int, ...]
     dims: int
-    batch: int
-    channels: int
+    batch: int = 0
+    channels: int = 1
     before: int = 0
     after: int = 0
     cells: Cells | None = None
+    function: Callable[[Tensor], Tensor] | None = None
 
     @property
+    def is_known(self) -> bool:
+        """Whether it is known where on the image each number lies."""
+        return self.function is None
+
+    @cached_property
+    def is_that_of_maps(self) -> bool:
+        """Whether nothing has to be moved."""
+        return self.function is None and (self.batch, self.channels) == (0, 1)
+
+    @cached_property
     def tokens(self) -> tuple[int, int, int] | None:
-        if self.dims != 3 or (self.batch, self.channels) == (0, 1):  # a signal's channels come first
+        """The dimension of tokens, the first one on the grid, and their number; None where there are none."""
+        if self.dims != 3 or self.function is not None or self.is_that_of_maps:
             return None
         return 1 - self.batch, self.before, math.prod(self.grid)
 
     @property
     def others(self) -> int:
+        """Number of tokens that are on no position of the grid."""
         return self.before + self.after
 
-    def parts(self, output: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def __call__(self, activations: Tensor) -> Tensor:
+        """Return activations, or numbers in their places, as maps lie; if it is known, more dimensions may lead."""
+        if self.function is not None:
+            return self.function(activations)
+        return activations if self.is_that_of_maps else self.parts(activations)[1].unflatten(-1, self.grid)
+
+    def parts(self, activations: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the tokens before, on and after the grid, shape (..., N, T, number) each."""
-        first = output.dim() - self.dims
-        moved = output.movedim((first + self.batch, first + self.channels), (first, first + 1)).flatten(first + 2)
-        return moved.split([self.before, math.prod(self.grid), self.after], -1)  # type: ignore[return-value]
-
-    def filled(self, means: Tensor, shape: Sequence[int]) -> Tensor:
-        before, of_grid, after = means.split([self.before, 1, self.after], -1)
-        rows = torch.cat([before, of_grid.expand(-1, -1, math.prod(self.grid)), after], -1)
-        moved = rows if self.dims == 3 else rows.unflatten(-1, self.grid)
-        return moved.movedim((0, 1), (self.batch, self.channels))
-
-    def __call__(self, output: Tensor) -> Tensor:
-        """Return the numbers at the positions of the grid, shape ``(..., N, T, *grid)``; other dimensions may lead."""
-        if (self.batch, self.channels) == (0, 1) and self.tokens is None:
-            return output
-        return self.parts(output)[1].unflatten(-1, self.grid)
+        first = activations.dim() - self.dims
+        moved = activations.movedim((first + self.batch, first + self.channels), (first, first + 1)).flatten(first + 2)
+        return moved.split([self.before, moved.shape[-1] - self.others, self.after], -1)  # type: ignore[return-value]
 
     def of_targets(self, pulled: Tensor) -> Tensor:
-        return self(pulled)
+        """Return numbers for each of K targets, (K, *activations), in the shape of maps, (K, N, T, H, W)."""
+        return self(pulled) if self.is_known else torch.stack([self(part) for part in pulled])
+
+    def filled(self, means: Tensor) -> Tensor:
+        """Return activations with the same numbers at all positions, where these are known.
+
+        Args:
+            means: shape (N, T, others + 1), in the order of tokens; that of the grid is one of them.
+        """
+        before, of_grid, after = means.split([self.before, 1, self.after], -1)
+        shape = self.grid if self.dims > 3 else (math.prod(self.grid),)
+        rows = of_grid.unflatten(-1, [1] * len(shape)).expand(-1, -1, *shape)
+        whole = torch.cat([before, rows, after], -1) if self.others else rows
+        return whole.movedim((0, 1), (self.batch, self.channels))
+
+    def gradients(self, pullback: Any) -> Any:
+        """Return the derivatives of K targets in the shape of maps, (K, N, T, H, W)."""
+        return pullback.whole if self.is_that_of_maps else pullback.arranged(self.of_targets)
 
     def sums(self, pullback: Any) -> Tensor:
-        if self.tokens is None:
-            return super().sums(pullback)
-        return pullback.token_sums(*self.tokens).squeeze(self.tokens[0] + 1)
+        """Return the derivatives of K targets summed over the positions of every channel, (K, N, T)."""
+        if self.tokens is not None:
+            return pullback.token_sums(*self.tokens).squeeze(self.tokens[0] + 1)  # type: ignore[no-any-return]
+        whole = pullback.sums() if self.is_that_of_maps else self.gradients(pullback).over_positions()
+        return whole  # type: ignore[no-any-return]
+
+
+def lay_out_maps(shape: Sequence[int]) -> Layout:
+    """Return the layout of activations of a shape that are maps already."""
+    return Layout(tuple(shape[2:]), len(shape))

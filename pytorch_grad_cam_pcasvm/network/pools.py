@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - torch's own habit
 
-from pytorch_grad_cam_pcasvm.network.layout import GridLayout
+from pytorch_grad_cam_pcasvm.network.layout import Layout
 from pytorch_grad_cam_pcasvm.network.token_layout import forget
 
 POOLS = ("cls", "mean", "cls+mean", "max", "gem", "dense")
@@ -69,7 +69,7 @@ def parse_pool(text: str) -> Any:
     return pool
 
 
-def pool_of(pool: str | tuple[str, float], layout: GridLayout) -> Callable[[Tensor], Tensor]:
+def pool_of(pool: str | tuple[str, float], layout: Layout) -> Callable[[Tensor], Tensor]:
     """Return a named pool as a function from an output in this layout to features (N, D); dense ones (N, D, h, w).
 
     Raises:
@@ -81,7 +81,7 @@ def pool_of(pool: str | tuple[str, float], layout: GridLayout) -> Callable[[Tens
     return partial(_dense, int(power), layout) if name == "dense" else partial(_pooled, name, float(power), layout)
 
 
-def _dense(size: int, layout: GridLayout, output: Tensor) -> Tensor:
+def _dense(size: int, layout: Layout, output: Tensor) -> Tensor:
     _check_tokens(layout, output)
     features = layout(output)
     if size == 1:
@@ -94,7 +94,7 @@ def _dense(size: int, layout: GridLayout, output: Tensor) -> Tensor:
     return pool(features, size, stride=1, padding=beyond)  # type: ignore[no-any-return]
 
 
-def _check_tokens(layout: GridLayout, output: Tensor) -> None:
+def _check_tokens(layout: Layout, output: Tensor) -> None:
     """Refuse another number of tokens than the layout is of."""
     if layout.tokens is None:
         return
@@ -107,7 +107,7 @@ def _check_tokens(layout: GridLayout, output: Tensor) -> None:
         )
 
 
-def _pooled(name: str, power: float, layout: GridLayout, output: Tensor) -> Tensor:
+def _pooled(name: str, power: float, layout: Layout, output: Tensor) -> Tensor:
     if name == "cls+mean":
         return torch.cat([_pooled("cls", power, layout, output), _pooled("mean", power, layout, output)], 1)
     positions = [d for d in range(layout.dims) if d not in (layout.batch, layout.channels)]

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from pytorch_grad_cam_pcasvm.network.features import output_of
 from pytorch_grad_cam_pcasvm.network.inputs import images_of
-from pytorch_grad_cam_pcasvm.network.layout import GridLayout, Layout, MapLayout, UserLayout
+from pytorch_grad_cam_pcasvm.network.layout import Layout, lay_out_maps
 from pytorch_grad_cam_pcasvm.network.token_layout import layout_of, looks_channels_last
 from pytorch_grad_cam_pcasvm.runtime.errors import Way, refuse, warn
 
@@ -33,7 +33,7 @@ def layout_by(
         ValueError: the layout cannot be determined, or the channels seem to come last.
     """
 
-    def layout() -> GridLayout:
+    def layout() -> Layout:
         output_name = f"the output of {name!r}"
         return layout_of(backbone, lambda net, images: output_of(net, name, images), output_name, x, activations)
 
@@ -48,7 +48,7 @@ def layout_by(
             )
         if activations.dim() == 3 and images_of(x)[0].dim() == 3:
             _refuse_tokens(layout, name, activations)
-        return MapLayout()
+        return lay_out_maps(activations.shape)
     if once((name, x.shape[1:], activations.shape[1:])):
         _hint_at_other_tokens(transform, name, activations, layout)
 
@@ -62,10 +62,10 @@ def layout_by(
                 f"reshape_transform fails on the activations of {name!r}, {tuple(activations.shape)}: {error}{way}"
             ) from error
 
-    return UserLayout(guarded)
+    return Layout((), activations.dim(), function=guarded)
 
 
-def _refuse_tokens(layout: Callable[[], GridLayout], name: str, activations: Tensor) -> None:
+def _refuse_tokens(layout: Callable[[], Layout], name: str, activations: Tensor) -> None:
     """Refuse activations of signals that are tokens, (N, L, T), and not (N, T, L)."""
     if _tokens(layout) is not None:
         refuse(
@@ -76,7 +76,7 @@ def _refuse_tokens(layout: Callable[[], GridLayout], name: str, activations: Ten
         )
 
 
-def _tokens(layout: Callable[[], GridLayout]) -> GridLayout | None:
+def _tokens(layout: Callable[[], Layout]) -> Layout | None:
     """Return the layout of tokens, or None where it cannot be known or there are none."""
     try:
         token_layout = layout()
@@ -85,7 +85,7 @@ def _tokens(layout: Callable[[], GridLayout]) -> GridLayout | None:
     return None if token_layout.tokens is None else token_layout
 
 
-def _words(layout: GridLayout) -> str:
+def _words(layout: Layout) -> str:
     assert layout.tokens is not None
     _, before, patches = layout.tokens
     words = f"{before + patches + layout.after} tokens: {patches} patches"
@@ -94,7 +94,7 @@ def _words(layout: GridLayout) -> str:
 
 
 def _hint_at_other_tokens(
-    function: Callable[[Tensor], Tensor], name: str, activations: Tensor, layout: Callable[[], GridLayout]
+    function: Callable[[Tensor], Tensor], name: str, activations: Tensor, layout: Callable[[], Layout]
 ) -> None:
     """Say once if a function that only picks tokens, (N, L, D), takes others than those of the patches."""
     if activations.dim() != 3:

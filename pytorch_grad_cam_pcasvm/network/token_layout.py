@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from pytorch_grad_cam_pcasvm.network.cells import Geometry
 from pytorch_grad_cam_pcasvm.network.inputs import each, images_of, refuse_without_channels
-from pytorch_grad_cam_pcasvm.network.layout import GridLayout
+from pytorch_grad_cam_pcasvm.network.layout import Layout
 from pytorch_grad_cam_pcasvm.network.modules import modules_of, unchanged
 from pytorch_grad_cam_pcasvm.network.signal_axes import positions_of
 from pytorch_grad_cam_pcasvm.runtime.hooks import hooked
@@ -30,7 +30,7 @@ _TRANSFORM = (
 _TRANSFORM_OF_SIGNALS = (
     "pass reshape_transform=lambda t: t if it is (N, C, L), or lambda t: t.mT if it is tokens (N, L, C)"
 )
-_layouts: "WeakKeyDictionary[nn.Module, dict[Any, GridLayout]]" = WeakKeyDictionary()
+_layouts: "WeakKeyDictionary[nn.Module, dict[Any, Layout]]" = WeakKeyDictionary()
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]  # hooks do not run in compiled code
@@ -42,7 +42,7 @@ def layout_of(
     output: Tensor | None = None,
     fix: str | None = None,
     without: str = "choose an earlier layer, as ",
-) -> GridLayout:
+) -> Layout:
     """Find out how the output of a layer lies on the image.
 
     A copy of the network, without any hooks, runs up to the layer on noise. The grid is that of the last convolution
@@ -93,10 +93,10 @@ class _PooledError(Exception):
     """The shape of an output that has no positions, and the last layer whose output has, or None."""
 
 
-def _looked_at(backbone: nn.Module, place: Callable[[nn.Module, Tensor], Any], x: Tensor) -> GridLayout:
+def _looked_at(backbone: nn.Module, place: Callable[[nn.Module, Tensor], Any], x: Tensor) -> Layout:
     """Return the layout that a twin of the network shows, in float32 at least if its kernels can do that."""
 
-    def layout(twin: nn.Module, x: Tensor) -> GridLayout:
+    def layout(twin: nn.Module, x: Tensor) -> Layout:
         probe = _Probe(twin, place, x)
         return (_Probe(twin, place, x, extra=1) if probe.ambiguous else probe).layout()
 
@@ -118,7 +118,7 @@ def _looked_at(backbone: nn.Module, place: Callable[[nn.Module, Tensor], Any], x
     return layout(without_hooks(backbone), x)
 
 
-def forget(layout: GridLayout) -> None:
+def forget(layout: Layout) -> None:
     """Forget a layout, so that its networks are examined again."""
     for layouts in list(_layouts.values()):
         for key in [key for key, value in layouts.items() if value is layout]:
@@ -214,12 +214,12 @@ class _Probe:
         """Whether there are as many tokens as images."""
         return isinstance(self._output, Tensor) and self._output.shape[:2] == (len(self._images),) * 2
 
-    def layout(self) -> GridLayout:
+    def layout(self) -> Layout:
         """Return the layout of what was found."""
         layout = self._found()
         return replace(layout, cells=self._geometry.cells(layout.grid))
 
-    def _found(self) -> GridLayout:
+    def _found(self) -> Layout:
         output, count = self._output, len(self._images)
         if isinstance(output, Tensor) and output.dim() == 2:
             raise _PooledError(f"(N, {output.shape[1]})", self._last_with_positions())
@@ -234,7 +234,7 @@ class _Probe:
             raise _UnknownError(f"for {count} images it returns {tuple(output.shape)}")
         grids = [*self._shapes, *self._sizes]
         places = {channels: [d for d in range(1, output.dim()) if d != channels] for channels in (1, output.dim() - 1)}
-        layouts = [GridLayout(tuple(output.shape[d] for d in dims), output.dim(), 0, c) for c, dims in places.items()]
+        layouts = [Layout(tuple(output.shape[d] for d in dims), output.dim(), 0, c) for c, dims in places.items()]
         fitting = [
             layout for layout in layouts if any(_merged(g, math.prod(layout.grid)) == layout.grid for g in grids)
         ]
@@ -247,19 +247,19 @@ class _Probe:
             raise _UnknownError(f"its shape {tuple(output.shape)} can be read with channels first or last")
         return fitting[0]
 
-    def _of_signal(self, output: Tensor, count: int) -> GridLayout:
+    def _of_signal(self, output: Tensor, count: int) -> Layout:
         """Return the layout of what may be channels first, (N, T, L), or tokens, (N, L, T)."""
         axes, whole = positions_of(self._backbone, self._place, self._x)
         if len(axes) != 1:
             reading = "with channels first or last" if axes else "in no way: no position follows the signal"
             raise _UnknownError(f"its shape {tuple(output.shape)} can be read {reading}")
         if axes == [2] and len(output) == count:
-            return GridLayout(tuple(output.shape[2:]), 3, 0, 1)
+            return Layout(tuple(output.shape[2:]), 3, 0, 1)
         if whole and axes == [1] and len(output) == count:
-            return GridLayout(tuple(output.shape[1:2]), 3, 0, 2)
+            return Layout(tuple(output.shape[1:2]), 3, 0, 2)
         return self._of_tokens(output, count)
 
-    def _of_tokens(self, output: Tensor, count: int) -> GridLayout:
+    def _of_tokens(self, output: Tensor, count: int) -> Layout:
         batch = [axis for axis in (0, 1) if output.shape[axis] == count]
         if len(batch) != 1:
             raise _UnknownError(f"for {count} images it returns {tuple(output.shape)} (windows in place of images?)")
@@ -285,7 +285,7 @@ class _Probe:
             ordered = self._axes == 1 or _in_corners(changed, grid, margin)  # of signals, that has been seen
             if (tokens is first or tokens.few_changed) and not ordered:
                 raise _UnknownError("its tokens do not lie row by row, or every token looks at the whole image")
-        return GridLayout(grid, 3, batch[0], 2, before, after)
+        return Layout(grid, 3, batch[0], 2, before, after)
 
     def _see(self, items: Any) -> None:
         count = len(self._images)

@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,7 +21,12 @@ from pytorch_grad_cam_pcasvm.runtime.numerics import full_precision
 from pytorch_grad_cam_pcasvm.tape.tape import version_of
 from pytorch_grad_cam_pcasvm.targets import ClosedFormTarget
 from pytorch_grad_cam_pcasvm.targets.jumps import Jumps, deviations_of, features_at, off_jump
-from pytorch_grad_cam_pcasvm.targets.output_gradients import OutputGradients, differentiate_targets, join_gradients
+from pytorch_grad_cam_pcasvm.targets.output_gradients import (
+    OutputGradients,
+    differentiate_starts,
+    differentiate_targets,
+    join_gradients,
+)
 from pytorch_grad_cam_pcasvm.targets.questions import resolve_targets
 
 _CANDIDATES = 128  # support vectors on the other side, the nearest
@@ -103,18 +107,16 @@ class Boundary:
         sampling: Sampling = USUAL.sampling,
     ) -> OutputGradients:
         """Return the secants of K targets, each from its own point, with respect to the head's value at a position."""
-        questions, parts, order = resolve_targets(targets, output), [], list[int]()
-        for members, boundaries, which in questions.group_boundaries(self.head, output.device):
-            there = self.at(boundaries, which)
-            value_dtype = there.head_trace.values[until].dtype if until else dtype
-            seeds = differentiate_targets(
-                output, questions.take(members), value_dtype, there, until=until, sampling=sampling
-            )
-            step = there.head_trace.values[until] - self.start.head_trace.values[until]
-            excess = (seeds.by_image * step.to(seeds.by_image).unsqueeze(1)).sum(-1)
-            parts.append(replace(seeds, excess=excess))
-            order += members
-        return join_gradients(parts, order)
+        questions = resolve_targets(targets, output)
+        groups = questions.group_boundaries(self.head, output.device)
+        starts = [self.at(boundaries, which) for _, boundaries, which in groups]
+        value_dtype = starts[0].head_trace.values[until].dtype if until else dtype
+        asked = [(questions.take(members), start) for (members, *_), start in zip(groups, starts, strict=True)]
+        parts = differentiate_starts(output, asked, value_dtype, until, sampling)
+        for part, start in zip(parts, starts, strict=True):
+            step = start.head_trace.values[until] - self.start.head_trace.values[until]
+            part.excess = (part.by_image * step.to(part.by_image).unsqueeze(1)).sum(-1)
+        return join_gradients(parts, [k for members, *_ in groups for k in members])
 
     def point(self, target: ClosedFormTarget | str | None, *, needed: bool = True) -> Tensor:
         """Return the point of a target with one boundary, or for None the start, shape (D,).

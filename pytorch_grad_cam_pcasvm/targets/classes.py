@@ -1,10 +1,11 @@
-"""Targets of the classes that a head has."""
+"""Targets of the classes that a head has, and those that are meant where none are named."""
 
 from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
 
+from pytorch_grad_cam_pcasvm.targets.components import every_component
 from pytorch_grad_cam_pcasvm.targets.decisions import SVMTarget
 from pytorch_grad_cam_pcasvm.targets.scores import ScoreTarget
 from pytorch_grad_cam_pcasvm.targets.target import Target
@@ -41,3 +42,27 @@ def default_decision(head: Any, normal: Any = None) -> SVMTarget:
         return SVMTarget()
     head.class_index(normal)
     return SVMTarget(versus=normal)
+
+
+def list_targets(targets: Sequence[Target] | Target) -> list[Target]:
+    """Return targets, or the only one, as a list.
+
+    Raises:
+        ValueError: there are none.
+    """
+    several = list(targets) if isinstance(targets, list | tuple) else [targets]
+    if not several:
+        raise ValueError("targets is empty: pass None for the default, or at least one target")
+    return several  # type: ignore[return-value]
+
+
+def list_default_targets(output: Any) -> list[Target]:
+    """Return every component, then the predicted class, or all outputs of several."""
+    if output.head is None:
+        return [ScoreTarget()]
+    if output.head.vote is not None and output.head.vote.about == "outputs":
+        return [*every_component(output), *every_class(output)]
+    return [*every_component(output), *([] if output.head.vote is None else [_PREDICTED])]
+
+
+_PREDICTED = SVMTarget()

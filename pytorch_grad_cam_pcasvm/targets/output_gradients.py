@@ -18,10 +18,13 @@ from pytorch_grad_cam_pcasvm.targets.callables import call_at_start, differentia
 from pytorch_grad_cam_pcasvm.targets.components import PCATarget, evaluate_components
 from pytorch_grad_cam_pcasvm.targets.places import Chosen, RegionRun, Spans, region_of
 from pytorch_grad_cam_pcasvm.targets.plain_gradients import plain_gradients
-from pytorch_grad_cam_pcasvm.targets.questions import Question, resolve_targets
+from pytorch_grad_cam_pcasvm.targets.questions import Question, Questions, resolve_targets
 from pytorch_grad_cam_pcasvm.targets.target import ClosedFormTarget, PlacedTarget
 
-_BYTES = 1 << 28  # of the rows of a region that are computed at once
+_BYTES = 1 << 28  # of the rows of a region, or of several starts, that are computed at once
+_CACHED = (
+    1 << 20
+)  # of the rows of several starts on a CPU, which computes more of them faster one start after the other
 
 
 @dataclass
@@ -106,6 +109,26 @@ def differentiate_targets(
     return _join_images(parts, [image for images in questions.images for image in images])
 
 
+def differentiate_starts(
+    output: Any,
+    groups: Sequence[tuple[Questions, HeadRun]],
+    dtype: torch.dtype,
+    until: int = 0,
+    sampling: Sampling = USUAL.sampling,
+) -> list[OutputGradients]:
+    """Return the secants of questions from a start each, as :func:`differentiate_targets`, in as few passes as may be.
+
+    Starts of equally many questions pass the head together, as rows of a larger batch, where so many rows are faster
+    than a pass each; not those of dense features, of questions for some images each, and of a head without a gradient.
+    """
+    if output.grid is None and all(questions.images is None for questions, _ in groups):
+        return _of_head(output, [(questions.columns, start) for questions, start in groups], dtype, until, sampling)
+    return [
+        differentiate_targets(output, questions, dtype, start, until=until, sampling=sampling)
+        for questions, start in groups
+    ]
+
+
 def _differentiate(
     output: Any, columns: Sequence[Question], dtype: torch.dtype, start: Any, until: int, sampling: Sampling
 ) -> OutputGradients:
@@ -114,7 +137,7 @@ def _differentiate(
         return _of_plain(output, columns, dtype, start)
     if output.grid is not None:
         return _of_places(output, columns, dtype, start, sampling)
-    return _of_head(output, columns, dtype, start, until, sampling)
+    return _of_head(output, [(columns, start)], dtype, until, sampling)[0]
 
 
 def _of_plain(
@@ -134,31 +157,38 @@ def _of_plain(
 
 def _of_head(
     output: HeadRun | HeadOutput,
-    columns: Sequence[Question],
+    groups: Sequence[tuple[Sequence[Question], Any]],
     dtype: torch.dtype,
-    start: Any,
     until: int,
     sampling: Sampling,
+) -> list[OutputGradients]:
+    """Return the gradients of questions for each of some starts; None: the derivatives."""
+    asked = [(columns, start, list(_grouped(columns, output, start))) for columns, start in groups]
+    ways = [(seeds, start) for _, start, parts in asked for _, _, seeds in parts]
+    pulled = iter(_pull_together(output, ways, until, sampling))
+    return [_gather(output, *group, pulled, dtype, until) for group in asked]
+
+
+def _gather(
+    output: HeadRun | HeadOutput,
+    columns: Sequence[Question],
+    start: Any,
+    asked: Sequence[tuple[list[int], Tensor, Mapping[int, Any]]],
+    pulled: Iterator[tuple[Tensor, Tensor, Tensor | None]],
+    dtype: torch.dtype,
+    until: int,
 ) -> OutputGradients:
-    count, trace, start_trace = output.count, output.head_trace, None if start is None else start.head_trace
-    parts: list[tuple[list[int], list[Tensor]]] = []
-    for members, values, seeds in _grouped(columns, output, start):
-        inside: Mapping[int, Any] = seeds
-        sizes = None
-        if start_trace is not None and output.head.enumerated is not None and [*seeds] == [len(output.head.stages)]:
-            # In two steps: between them are the Shapley values.
-            place = len(output.head.stages) - 1
-            slopes, _ = output.head.pullback(trace, seeds, start_trace, place, sampling)
-            sizes = (slopes * _change(trace, start_trace, place)).abs().sum(-1)
-            inside = {place: slopes}
-        grad, log_scale = output.head.pullback(trace, inside, start_trace, until, sampling)
+    """Return the gradients of K questions with one start, by what was pulled back for each part of them."""
+    count, parts = output.count, list[tuple[list[int], list[Tensor]]]()
+    for members, values, seeds in asked:
+        grad, log_scale, sizes = next(pulled)
         tensors = [grad.expand(count, -1, -1), log_scale.expand(count, -1), values]
-        if start_trace is not None:
+        if start is not None:
             at_start = _at_start([columns[k] for k in members], seeds, values, output, start)
             tensors.append(at_start)
             if output.head.enumerated is not None:
                 scale = tensors[1].exp()
-                explained = (tensors[0] * _change(trace, start_trace, until)).sum(-1) * scale
+                explained = (tensors[0] * _change(output.head_trace, start.head_trace, until)).sum(-1) * scale
                 none = torch.zeros_like(at_start)
                 tensors += [none, none] if sizes is None else [(values - at_start - explained) / scale, sizes]
         parts.append((members, tensors))
@@ -168,6 +198,52 @@ def _of_head(
     grad, *others = (order_columns(pieces, order) for pieces in zip(*(tensors for _, tensors in parts), strict=True))
     gradients = OutputGradients([grad.to(dtype).transpose(0, 1)], *others[:3])
     return replace(gradients, remainder=others[3], effects=others[4]) if others[3:] else gradients
+
+
+def _pull_together(
+    output: HeadRun | HeadOutput, ways: Sequence[tuple[Mapping[int, Any], Any]], until: int, sampling: Sampling
+) -> list[tuple[Tensor, Tensor, Tensor | None]]:
+    """Return gradients as :func:`_pull` does, for several seeds and starts: those of one shape in one pass."""
+    head, count = output.head, output.count
+    alike: dict[Any, list[int]] = {}
+    for number, (seeds, start) in enumerate(ways):
+        apart = start is None or head.enumerated is not None or is_traced() or any(s is None for s in seeds.values())
+        shape = number if apart else frozenset((place, seed.shape[1:]) for place, seed in seeds.items())
+        alike.setdefault(shape, []).append(number)
+    most = _CACHED if output.device.type == "cpu" else _BYTES
+    pulled: dict[int, tuple[Tensor, Tensor, Tensor | None]] = {}
+    for numbers in alike.values():
+        at_once = 1
+        if len(numbers) > 1:
+            columns = max(seed.shape[1] for seed in ways[numbers[0]][0].values())
+            at_once = max(1, most // (head.bytes_per_target(count) * columns))
+        for first in range(0, len(numbers), at_once):
+            block = numbers[first : first + at_once]
+            if len(block) == 1:
+                pulled[block[0]] = _pull(output, *ways[block[0]], until, sampling)
+                continue
+            some, starts = zip(*(ways[number] for number in block), strict=True)
+            seeds = {place: torch.cat([one[place].expand(count, -1, -1) for one in some]) for place in some[0]}
+            here = HeadTrace.cat([output.head_trace] * len(block), count)
+            there = HeadTrace.cat([start.head_trace for start in starts], count)
+            pieces = zip(*(tensor.split(count) for tensor in head.pullback(here, seeds, there, until)), strict=True)
+            pulled |= {number: (*piece, None) for number, piece in zip(block, pieces, strict=True)}
+    return [pulled[number] for number in range(len(ways))]
+
+
+def _pull(
+    output: HeadRun | HeadOutput, seeds: Mapping[int, Any], start: Any, until: int, sampling: Sampling
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return gradients, their logarithms, and of a decision without a gradient the sizes of its Shapley values."""
+    head, trace, start_trace = output.head, output.head_trace, None if start is None else start.head_trace
+    sizes = None
+    if start_trace is not None and head.enumerated is not None and [*seeds] == [len(head.stages)]:
+        # In two steps: between them are the Shapley values.
+        place = len(head.stages) - 1
+        slopes, _ = head.pullback(trace, seeds, start_trace, place, sampling)
+        sizes = (slopes * _change(trace, start_trace, place)).abs().sum(-1)
+        seeds = {place: slopes}
+    return *head.pullback(trace, seeds, start_trace, until, sampling), sizes
 
 
 def _of_places(
@@ -199,7 +275,7 @@ def _of_region(
 ) -> OutputGradients:
     """Return the gradients of the means of K questions over A positions of each image."""
     head, count = output.head, output.count
-    parts = []
+    parts = list[OutputGradients]()
     rows_at_once = selection.size
     if not is_traced():
         rows_at_once = max(1, _BYTES // (head.bytes_per_target(count) * len(columns)))
@@ -212,7 +288,8 @@ def _of_region(
             there = HeadRun(head, _anew(region_of(start, block)))
             if start.count < count and block.size > 1:  # one start for all
                 there = there.rows(torch.arange(block.size, device=output.device).repeat(count))
-        parts.append(_of_head(rows, [column.repeat(block.size) for column in columns], dtype, there, 0, sampling))
+        repeated = [column.repeat(block.size) for column in columns]
+        parts += _of_head(rows, [(repeated, there)], dtype, 0, sampling)
 
     def column(name: str) -> Any:
         """Return numbers of each position, (N, A, K)."""

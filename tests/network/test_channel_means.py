@@ -23,7 +23,7 @@ from pytorch_grad_cam_pcasvm import (
     mean_activations,
 )
 from pytorch_grad_cam_pcasvm.network.channel_means import ChannelMeans, everywhere
-from pytorch_grad_cam_pcasvm.network.layout import GridLayout
+from pytorch_grad_cam_pcasvm.network.layout import Layout
 
 
 class Last(nn.Module):
@@ -123,10 +123,10 @@ def test_what_cannot_be_placed_is_left_out():
 
 
 def test_the_inverse_of_a_layout():
-    for layout, shape in ((GridLayout((2, 3), 3, 0, 2, 1, 2), (1, 9, 5)), (GridLayout((2, 3), 4, 0, 3), (1, 2, 3, 5)),
-                          (GridLayout((2, 3), 3, 1, 2, 1), (7, 1, 5))):  # fmt: skip
+    for layout, shape in ((Layout((2, 3), 3, 0, 2, 1, 2), (1, 9, 5)), (Layout((2, 3), 4, 0, 3), (1, 2, 3, 5)),
+                          (Layout((2, 3), 3, 1, 2, 1), (7, 1, 5))):  # fmt: skip
         means = torch.randn(1, 5, layout.before + 1 + layout.after)
-        filled = layout.filled(means, shape)
+        filled = layout.filled(means)
         assert filled.shape == shape
         before, on_grid, after = layout.parts(filled)
         assert torch.equal(torch.cat([before, on_grid[..., :1], after], -1), means)

@@ -2,11 +2,13 @@
 
 import pytest
 import torch
+from problems import explained
 from torch import nn
 from towers import ChannelsLast, Tower
 
+from pytorch_grad_cam_pcasvm import methods
 from pytorch_grad_cam_pcasvm.network.features import output_of
-from pytorch_grad_cam_pcasvm.network.layout import GridLayout
+from pytorch_grad_cam_pcasvm.network.layout import Layout
 from pytorch_grad_cam_pcasvm.network.token_layout import layout_of
 
 X = torch.randn(3, 3, 24, 16, generator=torch.Generator().manual_seed(0))
@@ -28,20 +30,20 @@ def tower(**options):
 @pytest.mark.parametrize("before", [0, 1, 2, 5])
 @pytest.mark.parametrize("layer", ["blocks.0.norm1", "blocks.1.norm1", "blocks.1", None])
 def test_tokens_in_front_of_the_patches_are_counted(before, layer):
-    assert found(tower(before=before), layer) == GridLayout(GRID, 3, 0, 2, before, 0)
+    assert found(tower(before=before), layer) == Layout(GRID, 3, 0, 2, before, 0)
 
 
 def test_tokens_behind_the_patches_are_counted():
-    assert found(tower(before=1, after=3), "blocks.1.norm1") == GridLayout(GRID, 3, 0, 2, 1, 3)
+    assert found(tower(before=1, after=3), "blocks.1.norm1") == Layout(GRID, 3, 0, 2, 1, 3)
 
 
 def test_tokens_may_come_first():
-    assert found(tower(before=2, first=True), None) == GridLayout(GRID, 3, 1, 2, 2, 0)
+    assert found(tower(before=2, first=True), None) == Layout(GRID, 3, 1, 2, 2, 0)
 
 
 @pytest.mark.parametrize("count", [2, 4, 5])
 def test_as_many_tokens_as_images_of_the_probe(count):
-    assert found(tower(before=0), "blocks.1.norm1", torch.randn(count, 3, 8, 8)) == GridLayout((2, 2), 3, 0, 2)
+    assert found(tower(before=0), "blocks.1.norm1", torch.randn(count, 3, 8, 8)) == Layout((2, 2), 3, 0, 2)
 
 
 @pytest.mark.parametrize("size", [(24, 24), (8, 40), (4, 16)])
@@ -61,7 +63,7 @@ def test_another_number_of_tokens_is_seen():
 @pytest.mark.parametrize("layer", ["norm", "dense", None])
 def test_channels_may_come_last(layer):
     torch.manual_seed(0)
-    assert found(ChannelsLast(), layer) == GridLayout(GRID, 4, 0, 3)
+    assert found(ChannelsLast(), layer) == Layout(GRID, 4, 0, 3)
 
 
 @pytest.mark.parametrize("width", [4, 6, 24])
@@ -75,7 +77,7 @@ def test_channels_first_or_last_where_shapes_do_not_tell(width):
 def test_volumes():
     torch.manual_seed(0)
     net = nn.Sequential(nn.Conv3d(2, 5, 2, 2), nn.Tanh())
-    assert found(net, "1", torch.randn(2, 2, 4, 6, 8)) == GridLayout((2, 3, 4), 5, 0, 1)
+    assert found(net, "1", torch.randn(2, 2, 4, 6, 8)) == Layout((2, 3, 4), 5, 0, 1)
 
 
 def test_pixels_that_no_patch_has():
@@ -161,7 +163,7 @@ def test_changes_below_the_rounding_of_half_precision_are_seen(dtype, scale, siz
     before = {name: value.clone() for name, value in net.state_dict().items()}
     with torch.autocast("cpu", torch.bfloat16, enabled=dtype is None):
         for layer in (None, "blocks.1"):
-            assert found(net, layer, X if dtype is None else X.to(dtype)) == GridLayout(GRID, 3, 0, 2, 5)
+            assert found(net, layer, X if dtype is None else X.to(dtype)) == Layout(GRID, 3, 0, 2, 5)
     after = net.state_dict()
     assert all(after[name].dtype == value.dtype and torch.equal(after[name], value) for name, value in before.items())
 
@@ -201,7 +203,7 @@ def test_other_convolutions_in_front_of_the_patches():
         def forward(self, x):
             return self.tower(x + 1e-3 * self.rows(x.flatten(1, 2)).reshape(x.shape))
 
-    assert found(Sound(), "tower.blocks.1.norm1") == GridLayout(GRID, 3, 0, 2, 1, 0)
+    assert found(Sound(), "tower.blocks.1.norm1") == Layout(GRID, 3, 0, 2, 1, 0)
 
 
 def test_the_hooks_of_others_see_no_noise():
@@ -231,3 +233,16 @@ def test_nothing_is_left_behind():
     assert all(torch.equal(before[name], value) for name, value in net.state_dict().items())
     assert torch.equal(torch.get_rng_state(), state)
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in net.modules())
+
+
+@pytest.mark.parametrize("name", sorted(set(methods.__all__) - {"ShapCAM"}))
+def test_tokens_where_channels_come_first_are_no_other_maps(name):
+    p = explained("pooled", "rbf")
+    method = getattr(methods, name)
+    assert found(p.backbone, "features", p.x).is_that_of_maps
+    for layers in (["features"], ["features", "features.1"]) if name == "ContributionCAM" else (["features"],):
+        expected = method(p.net, layers).explain(p.x, p.targets)
+        of_tokens = method(p.net, layers, "tokens").explain(p.x, p.targets)
+        assert torch.equal(of_tokens.maps, expected.maps)
+        for column in expected.columns:
+            assert torch.equal(getattr(of_tokens, column), getattr(expected, column))

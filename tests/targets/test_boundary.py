@@ -39,6 +39,7 @@ from pytorch_grad_cam_pcasvm.methods.boundary_path import PathBoundary
 from pytorch_grad_cam_pcasvm.network.outputs import HeadRun
 from pytorch_grad_cam_pcasvm.runtime.device_sync import no_looks
 from pytorch_grad_cam_pcasvm.runtime.errors import NoBoundaryError
+from pytorch_grad_cam_pcasvm.targets import output_gradients
 from pytorch_grad_cam_pcasvm.targets.boundary_head import Boundary, _Search
 
 KNOWN = [head for head in HEADS if head not in ("normalised", "no machine")]
@@ -612,3 +613,26 @@ def test_means_may_be_reassigned():
     assert torch.equal(cam.explain(p.x).maps, ContributionCAM(p.net, [p.layer], mean=mean).explain(p.x).maps)
     with pytest.raises(TypeError, match="mean must be a tensor"):
         cam.mean = "mean"
+
+
+@pytest.mark.parametrize("head", ["rbf", "calibrated", "whitened", "kernel pca", "linear"])
+@pytest.mark.parametrize("count", [1, 3])
+def test_classes_with_boundaries_of_their_own_pass_the_head_together(head, count, monkeypatch):
+    p = explained("pooled", head, 5)
+    cam = ContributionCAM(p.net, [p.layer])
+    targets = [PCATarget(0), *(SVMTarget(label) for label in p.labels)]
+    alone = [cam.explain(p.x[:count], [target]) for target in targets]
+    decision, passes = p.net.head.stages[-1], []
+    secant = type(decision).secant
+    monkeypatch.setattr(type(decision), "secant", lambda self, *parts: passes.append(self) or secant(self, *parts))
+    for starts_at_once, expected in ((5, 1), (2, 3), (1, 5)):
+        monkeypatch.setattr(output_gradients, "_CACHED", starts_at_once * p.net.head.bytes_per_target(count))
+        passes.clear()
+        together = cam.explain(p.x[:count], targets)
+        assert passes.count(decision) == expected
+        for k, maps in enumerate(alone):  # several rows are another product of matrices than one, and only that
+            one = maps.maps[:, 0] * (maps.log_scale[:, 0] - together.log_scale[:, k]).exp().reshape(-1, 1, 1)
+            size = one.abs().sum((1, 2), keepdim=True)
+            assert ((together.maps[:, k] - one).abs() <= 1e-10 * size).all()
+            assert torch.equal(together.values[:, k], maps.values[:, 0])
+            assert torch.equal(together.baseline_values[:, k], maps.baseline_values[:, 0])
