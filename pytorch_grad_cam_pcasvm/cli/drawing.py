@@ -1,7 +1,7 @@
 """The command that draws maps of a folder of pictures: with a network and a head, or with a file from ``export``."""
 
 import csv
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -108,8 +108,9 @@ def _with_file(options: Any, bad: list[str]) -> tuple[int, Iterator[Drawn]]:
         name = path.relative_to(folder).as_posix()
         try:
             picture = explainer.read(path)
-        except UnreadableImageError as error:
-            refuse_bad(options, name, error.reason)
+        except UnreadableImageError:
+            if not options.skip_bad_images:
+                refuse_bad(options, _list_unreadable(explainer, folder, paths[paths.index(path) :]))
             bad.append(name)
             return
         outputs = explainer(explainer.prepared(picture)[None])
@@ -117,6 +118,19 @@ def _with_file(options: Any, bad: list[str]) -> tuple[int, Iterator[Drawn]]:
         yield _drawn(name, explainer, outputs, 0, explainer.sheet(picture, outputs, truth=truth), truth)
 
     return len(paths), (one for path in paths for one in drawn(path))
+
+
+def _list_unreadable(explainer: Any, folder: Path, paths: Sequence[Path]) -> dict[str, str]:
+    """Return why pictures cannot be read, by name, of those that cannot."""
+    from pytorch_grad_cam_pcasvm.export.explainer import UnreadableImageError
+
+    bad = {}
+    for path in paths:
+        try:
+            explainer.read(path)
+        except UnreadableImageError as error:
+            bad[path.relative_to(folder).as_posix()] = error.reason
+    return bad
 
 
 def _ends(net: Any, images: Any, parts: Any) -> dict[str, list[float]]:
@@ -162,9 +176,10 @@ def _with_network(options: Any, bad: list[str]) -> tuple[int, Iterator[Drawn]]:
 
     def drawn(rows: range) -> Iterator[Drawn]:
         batch = images.read(rows)
-        for row, reason in batch.bad.items():
-            refuse_bad(options, images.id(row), reason)
-            bad.append(images.id(row))
+        if batch.bad and not options.skip_bad_images:
+            rest = images.read(range(rows.stop, len(images))).bad
+            refuse_bad(options, {images.id(row): reason for row, reason in (batch.bad | rest).items()})
+        bad.extend(map(images.id, batch.bad))
         if not batch.rows:
             return
         x = batch.images.to(device_of(net))

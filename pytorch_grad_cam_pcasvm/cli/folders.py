@@ -1,7 +1,7 @@
 """Folders of images: what they hold, and how many of them are classified correctly."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,10 +51,10 @@ def refuse_missing(options: Any) -> None:
     if model is not None and not model.is_file():
         here = sorted(path.name for path in (model.parent.iterdir() if model.parent.is_dir() else ())
                       if path.suffix in (".safetensors", ".onnx"))  # fmt: skip
-        way = f": make one with '{RUN} fit PHOTOS'"
+        way = _hint_at(model) or f": make one with '{RUN} fit PHOTOS'"
         if here and model == MODEL:
             way = f"; there is {', '.join(here)}: name it, --model {here[0]}"
-        raise FileNotFoundError(f"there is no model {model}{_hint_at(model) or way}")
+        raise FileNotFoundError(f"there is no model {model}{way}")
     weights = getattr(options, "weights", None)
     if weights is not None and not weights.is_file():
         raise FileNotFoundError(f"there is no weights file {weights}{_hint_at(weights)}")
@@ -106,9 +106,15 @@ def tell_empty(root: Path, names: Sequence[str]) -> None:
         print(f"ignored: {shown}, without images (.jpg, .png, .webp, ...)")
 
 
-def refuse_bad(options: Any, name: str, reason: str) -> None:
-    """Refuse an image that cannot be read, unless such images are to be skipped."""
-    if not options.skip_bad_images:
+def refuse_bad(options: Any, reasons: Mapping[str, str]) -> None:
+    """Refuse images that cannot be read, naming all with the reason, unless such images are to be skipped."""
+    if reasons and not options.skip_bad_images:
+        named = ", ".join(f"{name} ({reason})" for name, reason in reasons.items())
+        if len(reasons) > 1:
+            raise OSError(
+                f"{len(reasons)} photos cannot be read: {named}; mend or delete them, or add --skip-bad-images"
+            )
+        ((name, reason),) = reasons.items()
         raise OSError(f"{name} cannot be read ({reason}): mend or delete it, or add --skip-bad-images")
 
 

@@ -1,4 +1,4 @@
-"""Lines of version 0.4, which name ``--images``: what they are now; they work until 0.6."""
+"""Lines of version 0.4, which name ``--images`` or ``--head``: what they are now; they work until 0.6."""
 
 import json
 import shlex
@@ -17,8 +17,9 @@ def translate(arguments: list[str]) -> list[str]:
         arguments: of the command line.
     """
     command, pairs = arguments[:1], _pair(arguments[1:])
-    images = [value for flag, value in pairs if flag == "--images" and value is not None]
-    if not images:
+    images = [value for flag, value in pairs if flag == "--images" and value is not None][-1:]
+    of_head = command not in (["fit"], ["explore"]) and any(flag == "--head" for flag, _ in pairs)
+    if not images and not of_head:
         return arguments
     rest = [(flag, value) for flag, value in pairs if flag != "--images"]
     if command == ["fit"]:
@@ -30,10 +31,11 @@ def translate(arguments: list[str]) -> list[str]:
         models = [value for flag, value in rest if flag == "--model" and value is not None]
         origin = read_origin(Path(models[-1])) if models else None
         if origin is not None:  # the model says it
-            known = {("--backbone", origin["typed"]), ("--weights", origin["file"])}
+            own = origin["library"] == "function"  # which runs only if it is named
+            known = {("--weights", origin["file"])} | (set() if own else {("--backbone", origin["typed"])})
             rest = [(flag, value) for flag, value in rest if (flag, value) not in known]
     words = [word for flag, value in rest for word in ([flag] if value is None else [flag, value])]
-    new = [*command, images[-1], *words]
+    new = [*command, *images, *words]
     print(
         f"this line is of version 0.4, and works until 0.6; now it is:\n  pcasvm-cam {shlex.join(new)}", file=sys.stderr
     )
@@ -54,7 +56,8 @@ def read_origin(path: Path) -> dict[str, str | None] | None:
     except (OSError, ValueError, KeyError, TypeError):
         return None
     prefix = "timm:" if origin["library"] == "timm" else ""
-    return {"typed": f"{prefix}{origin['name']}" if origin["library"] else None, "file": origin["file"]}
+    typed = f"{prefix}{origin['name']}" if origin["library"] else None
+    return {"library": origin["library"], "typed": typed, "file": origin["file"]}
 
 
 def _pair(words: list[str]) -> list[tuple[str, str | None]]:

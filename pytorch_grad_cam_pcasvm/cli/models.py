@@ -21,9 +21,7 @@ def open_model(options: ModelOptions) -> Any:
     origin = read_origin(options.model)
     if origin is None:
         return _put_together(options)
-    _refuse_other("backbone", options.backbone, origin["typed"])
-    named = options.backbone is not None or origin["typed"] in options.trust
-    backbone = origin["typed"] if named else None
+    backbone = options.backbone or (origin["typed"] if origin["typed"] in options.trust else None)
     model = package.load_model(options.model, backbone, weights=options.weights, trusted=options.trust)
     layer, recorded = model.net.layer, model.net.head.training_set.preparation or {}
     features = [layer] if isinstance(layer, str) else list(layer or ())
@@ -34,7 +32,8 @@ def open_model(options: ModelOptions) -> Any:
     _refuse_other("white-level", options.white_level, recorded.get("white_level"))
     if model.preparation is None:
         raise ValueError(
-            f"{options.model} says nothing of how photos become images: it was made with fit_model(..., transform=None)"
+            f"{options.model} was fitted with a transform of your own, or none, which no file can hold: name the "
+            "function that returns the backbone and this transform, --backbone module:function"
         )
     _check_layers(model.net.backbone, options.layer)
     model.net.to(choose_device(options.device))
@@ -44,8 +43,15 @@ def open_model(options: ModelOptions) -> Any:
 def _refuse_other(name: str, typed: Any, fitted: Any) -> None:
     """Refuse an option that is not what a model was fitted with."""
     if typed not in (None, fitted):
-        words = [" ".join(value) if isinstance(value, list) else value for value in (typed, fitted)]
+        words = [_write(value) for value in (typed, fitted)]
         raise ValueError(f"--{name} {words[0]}, but the model was fitted with {words[1]}: leave it out, or fit again")
+
+
+def _write(value: Any) -> str:
+    """Return the value of an option as it is typed."""
+    if isinstance(value, list):
+        return " ".join(value)
+    return f"{value:g}" if isinstance(value, float) else "none" if value is None else str(value)
 
 
 def _put_together(options: ModelOptions) -> Any:
@@ -82,8 +88,7 @@ def _put_together(options: ModelOptions) -> Any:
     model = assemble_model(
         made, head, blocks.first, layer, pool, layers=layers, means={}, preparation=preparation, about={}
     )
-    if recorded is not None:
-        model.net.head.training_set.preparation = dict(recorded)
+    model.net.head.training_set.preparation = recorded  # what the head says, and no more
     model.tokens = model.tokens or options.tokens
     model.net.to(choose_device(options.device))
     return model

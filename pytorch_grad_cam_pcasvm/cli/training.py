@@ -83,7 +83,7 @@ def training_set(
     from pytorch_grad_cam_pcasvm.network.modules import device_of
 
     images = Images(preparation.folder(root), thumbnails=0)
-    first = _first(options, images, root)
+    first = _first(images, root)
     source = FeatureSource.of(backbone, layer, pool)
     x = first.to(device_of(backbone))
     blocks = BlockMeans(backbone, source, also)
@@ -94,6 +94,7 @@ def training_set(
         patches = patches.at(len(images), backbone, source.at(backbone, x), x)
     probe = _probe(backbone, source, preparation, first)
     with _stored(options, images, backbone, layer, source, pool, preparation, wanted, probe) as stored:
+        refuse_bad(options, stored.manifest["bad"])
         loader: Any = _Labelled(stored, patches)
         features, numbers, *places = extract_features(
             backbone, loader, layer, pool=pool, as_numpy=False, progress=False, **(patches.arguments if patches else {})
@@ -106,12 +107,10 @@ def training_set(
     return TrainingSet(features.cpu(), numbers.cpu(), rows[origins[:, 0]].tolist(), at, bad, means, blocks)
 
 
-def _first(options: Any, images: Any, root: Path) -> Any:
+def _first(images: Any, root: Path) -> Any:
     """Return the first picture that can be read, (1, C, H, W)."""
     for row in range(len(images)):
         batch = images.read([row])
-        for number, reason in batch.bad.items():
-            refuse_bad(options, images.id(number), reason)
         if batch.rows:
             return batch.images
     raise ValueError(f"none of the {len(images)} images in {root} can be read")
@@ -155,8 +154,6 @@ def _stored(
         if not options.no_cache:
             stored = _kept(folder, probe)
             if stored is not None and _are_bad(stored, images):
-                for name, reason in stored.manifest["bad"].items():
-                    refuse_bad(options, name, reason)
                 print(f"features: taken from {folder} (extract them anew with --no-cache)")
                 yield stored
                 return
@@ -224,7 +221,7 @@ def _extracted(
             workers=options.workers,
             engine=getattr(options, "engine", "local"),
             processes=getattr(options, "processes", None),
-            skip_bad_images=options.skip_bad_images,
+            skip_bad_images=True,  # all of them are named below, at once
         )
 
     begun = folder.exists()

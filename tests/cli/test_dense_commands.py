@@ -273,7 +273,7 @@ def test_a_file_for_the_line(parts, bank, tmp_path, capsys):
     ("options", "message"),
     [
         (["--classifier", "neighbours"], "learns from good parts alone, but"),
-        (["--classifier", "neighbours", "--masks", "masks"], "leave out --masks, and measure with evaluate --masks"),
+        (["--classifier", "neighbours", "--masks", "masks"], "--masks are for heads that decide at every position"),
         (["--masks", "masks", "--pool", "mean"], "--masks are for heads that decide at every position"),
         (["--pool", "dense:x"], "a neighbourhood has an odd size"),
         (["--pool", "dense", "--masks", "nowhere"], "there is no folder of masks"),
@@ -293,7 +293,7 @@ def test_a_head_knows_its_layers_and_its_pool(parts, bank, tmp_path, capsys):
         assert next(csv.reader(file))[3:-1] == ["anomaly where strongest"]
     for options in (["--pool", "mean"], ["--pool", "dense"], ["--features", "1"]):
         assert main([*command, *options, "--out", str(tmp_path / "none")]) == 2
-        assert f"{' '.join(options)}, but the head was fitted with" in capsys.readouterr().err
+        assert f"{' '.join(options)}, but the model was fitted with" in capsys.readouterr().err
     assert main([*command, "--at", "99,0", "--out", str(tmp_path / "none")]) == 2
     assert "there is no position (99, 0)" in capsys.readouterr().err
     assert not (tmp_path / "none").exists()

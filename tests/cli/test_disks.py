@@ -64,7 +64,7 @@ def test_where_nothing_can_be_written_is_said_before_the_work(command, network, 
     (tmp_path / "file").touch()
     (tmp_path / "folder").mkdir()
     options = [str(tmp_path)] if command == "explore" else [*network, *(["--head", head] if command != "fit" else [])]
-    monkeypatch.setattr(cli, "refuse_missing", lambda options: options.__dict__.update(run=lambda _: 1 / 0))
+    monkeypatch.setattr(cli, "refuse_missing", lambda options: options.__dict__.update(run=lambda: 1 / 0))
 
     def said(out):
         return error_of(capsys, main([command, *options, "--out", str(tmp_path / out)]))
@@ -75,14 +75,15 @@ def test_where_nothing_can_be_written_is_said_before_the_work(command, network, 
     else:
         assert "file is a file: give a folder" in said("file")
         assert "file is a file: give a folder" in said("file/maps")
-    assert said("folder/new").startswith("error: division by zero")  # there it can be
+    new = "folder/new.safetensors" if command == "fit" else "folder/new"
+    assert said(new).startswith("error: division by zero")  # there it can be
 
     def refuse(**_):
         raise PermissionError(errno.EACCES, "Permission denied", "folder/tmp123")
 
     monkeypatch.setattr(tempfile, "TemporaryFile", refuse)  # whoever runs tests may be allowed everything
-    expected = f"error: {tmp_path}/folder/new cannot be written: you may not write in the folder {tmp_path}/folder"
-    assert said("folder/new") == f"{expected} (Permission denied)"
+    expected = f"error: {tmp_path}/{new} cannot be written: you may not write in the folder {tmp_path}/folder"
+    assert said(new) == f"{expected} (Permission denied)"
     monkeypatch.undo()
     assert not list((tmp_path / "folder").iterdir())
 
@@ -129,7 +130,7 @@ def test_what_goes_away_is_not_said_to_be_kept(here, network, tmp_path, capsys, 
     monkeypatch.syspath_prepend(here)
     network = ["--images", str(photos), *network[2:]]
     line = error_of(capsys, main(["fit", *network, "--no-cache", *out]))
-    assert line.endswith(": mend the image and run the same again, or add --skip-bad-images")
+    assert line.endswith(": mend or delete it, or add --skip-bad-images")
     assert "kept" not in line
 
 
@@ -148,7 +149,7 @@ def test_in_an_atlas_what_is_finished_is_kept(network, head, tmp_path, capsys, m
 )
 def test_only_what_can_be_resumed_is_said_to_be(command, kept, network, head, tmp_path, capsys, monkeypatch):
     def interrupt(options):
-        def run(_):
+        def run():
             raise KeyboardInterrupt
 
         options.run = run
@@ -156,6 +157,7 @@ def test_only_what_can_be_resumed_is_said_to_be(command, kept, network, head, tm
     monkeypatch.setattr(cli, "refuse_missing", interrupt)
     name, *more = command.split()
     heads = [] if name == "fit" else ["--head", head]
-    assert main([name, *more, *network, *heads, "--out", str(tmp_path / "out")]) == 130
+    out = tmp_path / ("out.safetensors" if name == "fit" else "out")
+    assert main([name, *more, *network, *heads, "--out", str(out)]) == 130
     said = "stopped: finished work is kept; run the same command again to resume" if kept else "stopped"
     assert capsys.readouterr().err == f"{said}\n"

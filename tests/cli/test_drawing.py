@@ -192,17 +192,15 @@ def test_pictures_that_cannot_be_read_are_left_out(typed, tmp_path, capsys):
 
 
 def test_what_explain_lacks_or_has_too_much_of(typed, tmp_path, capsys):
+    (onnx := tmp_path / "a.onnx").touch()
     command = ["explain", "--images", str(typed.photos), "--out", str(tmp_path / "maps")]
     for options, words in (
-        (["--head", str(typed.forest)], "--backbone, --layer are missing"),
-        ([], "give --backbone, --layer and --head, or a file from 'export', --model"),
-        (["--model", "a.onnx", "--head", "a", "--components", "1"], "leave out --head, --components"),
-        ([*typed.network, "--head", str(typed.forest), "--batch-size", "0"], "--batch-size must be at least 1"),
+        ([], "there is no model model.safetensors: make one with 'pcasvm-cam fit PHOTOS'"),
+        (["--model", str(onnx), "--components", "1"], "--components but"),
         (
             [*typed.network, "--head", str(typed.forest), "--components", "9"],
             "--components 9, but the head has 3 components",
         ),
-        ([*typed.network, "--head", str(typed.forest), "--components", "-1"], "--components must be at least 0"),
         ([*typed.network, "--head", str(typed.forest), "--method", "ClosedFormGradCAM"], "use ContributionCAM"),
     ):
         assert main([*command, *options]) == 2
@@ -294,7 +292,7 @@ def test_a_forest_is_in_no_exported_file(typed, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--classifier", "tree"], "there is no classifier 'tree': a classifier is svm, forest, boosting, neighbours"),
+        (["--classifier", "tree"], "'tree' is unknown: it takes svm, forest, boosting, neighbours"),
         (["--classifier", "forest", "--C", "2", "--search"], "--C and --search are for SVMs"),
         (["--classifier", "own_classifier:Farthest"], "has no function 'Farthest'"),
         (["--classifier", "own_classifier:thing"], "must return a classifier as scikit-learn has them"),

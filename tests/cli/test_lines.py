@@ -1,0 +1,291 @@
+"""The lines that are typed: what they mean, what is refused before anything heavy is imported, and those of 0.4."""
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from atlases import folder
+from PIL import Image
+
+from pytorch_grad_cam_pcasvm import Head, load_model
+from pytorch_grad_cam_pcasvm.cli import main, training
+from pytorch_grad_cam_pcasvm.cli.arguments import COMMANDS, POOLS, FitOptions, make_parser, parse_arguments
+from pytorch_grad_cam_pcasvm.cli.legacy import translate
+from pytorch_grad_cam_pcasvm.network.pools import POOLS as KNOWN
+
+BACKBONE = """
+import torch
+from torch import nn
+
+
+def make():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 6, 5, stride=4), nn.ReLU(), nn.Conv2d(6, 8, 3, stride=2), nn.ReLU(), nn.Conv2d(8, 8, 3)
+    )
+"""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with photos, a network of one's own, and a model."""
+    root = tmp_path_factory.mktemp("lines")
+    folder(root / "photos", 12)
+    (root / "lines_backbone.py").write_text(BACKBONE)
+    return root
+
+
+@pytest.fixture
+def here(place, tmp_path, monkeypatch):
+    """The same, in the current folder, where the features of other tests are not found."""
+    shutil.copytree(place, tmp_path / "here")
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.syspath_prepend(tmp_path / "here")
+    monkeypatch.setattr(training, "cache_folder", lambda: tmp_path / "cache")
+    return tmp_path / "here"
+
+
+def refused(words, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(words)
+    return capsys.readouterr().err
+
+
+def test_fit_makes_a_model_and_all_else_takes_it(here, capsys):
+    trust = ["--trust", "lines_backbone:make"]
+    assert main(["fit", "photos", "--backbone", "lines_backbone:make", "--components", "3"]) == 0
+    printed = capsys.readouterr().out
+    assert "features: 4, the last block (another: --features)\n" in printed
+    assert re.search(r"wrote model\.safetensors: 3 components", printed)
+    model = load_model("model.safetensors", "lines_backbone:make")
+    assert model.classes == ["cat", "dog"]
+    assert model.layers == ("4",)
+    assert {"0", "1", "2", "3", "4"} >= set(model.means) >= {"4"}
+    assert model.explain("photos").maps.shape[:2] == (12, 4)
+    assert main(["explain", "photos", *trust]) == 0
+    assert (here / "maps" / "index.html").exists()
+    assert main(["atlas", "photos", *trust]) == 0
+    assert (here / "atlas" / "explorer" / "index.html").exists()
+    assert main(["atlas", "photos", *trust]) == 0  # again, where the page is
+    capsys.readouterr()
+    assert main(["explain", "photos"]) == 2
+    error = capsys.readouterr().err
+    assert "which is not run because a file says so" in error
+    assert "--trust NAME" in error
+    assert main(["fit", "photos", "--backbone", "lines_backbone:make", "--components", "2"]) == 0
+    assert "wrote model.safetensors, in place of the one that was there: 2 components" in capsys.readouterr().out
+
+
+def test_layers_of_maps_are_those_of_the_model_or_those_typed(here, capsys):
+    network = ["--backbone", "lines_backbone:make", "--components", "3"]
+    assert main(["fit", "photos", *network, "--layer", "0", "--layer", "4"]) == 0
+    model = load_model("model.safetensors", "lines_backbone:make")
+    assert model.layers == ("0", "4")
+    assert set(model.means) >= {"0", "4"}
+    assert main(["explain", "photos", "--trust", "lines_backbone:make", "--layer", "3", "--out", "finer"]) == 0
+    for options, told in (
+        (["--layer", "9"], "has no layer '9'"),
+        (["--features", "2"], "--features 2, but the model was fitted with 4"),
+        (["--pool", "max"], "--pool max, but the model was fitted with mean"),
+        (["--resize", "crop"], "--resize crop, but the model was fitted with stretch"),
+    ):
+        capsys.readouterr()
+        assert main(["explain", "photos", "--trust", "lines_backbone:make", *options]) == 2
+        assert told in capsys.readouterr().err
+
+
+def test_a_head_alone_needs_its_backbone(here, capsys):
+    assert main(["fit", "photos", "--backbone", "lines_backbone:make", "--components", "3"]) == 0
+    head = Head.load("model.safetensors")
+    head.save("head.safetensors")
+    capsys.readouterr()
+    assert main(["explain", "photos", "--model", "head.safetensors"]) == 2
+    assert "is a head alone, which does not say what it was fitted behind: add --backbone" in capsys.readouterr().err
+    head.training_set.preparation = None
+    head.save("silent.safetensors")
+    assert main(["explain", "photos", "--model", "silent.safetensors", "--backbone", "lines_backbone:make"]) == 2
+    assert "does not say which layer its features come from: add --features NAME" in capsys.readouterr().err
+    line = ["explain", "photos", "--model", "head.safetensors", "--backbone", "lines_backbone:make", "--features", "4"]
+    assert main(line) == 0
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("fit photos --imges x", "there is no option --imges: did you mean --"),
+        ("explain photos --modle m", "there is no option --modle: did you mean --model?"),
+        ("explain photos --device gpu", "--device: 'gpu' is unknown: did you mean cuda?"),
+        ("fit photos --pool means", "--pool: 'means' is unknown: did you mean mean?"),
+        ("fit photos --classifier forrest", "--classifier: 'forrest' is unknown: did you mean forest?"),
+        ("fit photos --resize padd", "--resize: 'padd' is unknown: did you mean pad?"),
+        ("fit photos --gamma -1", "--gamma: scale, auto or a positive number is expected: it must be positive, got -1"),
+        ("fit photos --C 0", "--C: it must be positive, got 0"),
+        ("fit photos --kernel rgb", "--kernel: 'rgb' is unknown: did you mean rbf?"),
+        ("explain photos --method GradCAM", "--method: 'GradCAM' is unknown: did you mean ClosedFormGradCAM?"),
+        ("explain photos --batch-size none", "--batch-size: a whole number is expected, got 'none'"),
+        ("evaluate photos --count 0", "--count: it must be at least 1, got 0"),
+        ("explian photos", "invalid choice: 'explian'"),
+        ("explain photos more", "nothing takes 'more'"),
+        ("explain", "PHOTOS"),
+    ],
+)
+def test_what_is_mistyped_is_named_with_what_was_meant(line, told, capsys):
+    error = refused(line.split(), capsys)
+    assert told in error
+    assert error.startswith("error: ")
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("fit fotos", "there is no folder fotos; did you mean photos?"),
+        ("fit photos --weights nowhere.pth", "there is no weights file nowhere.pth"),
+        ("explain photos --model m", "there is no model m: make one with 'pcasvm-cam fit PHOTOS'"),
+        ("explain photos --model modl.onnx", "there is no model modl.onnx; did you mean model.onnx?"),
+        ("evaluate photos --model model.onnx --masks msks", "there is no folder of masks msks"),
+        ("explain photos --model model.onnx --layer 4", "--layer but model.onnx says what is explained"),
+        ("explain photos --model model.onnx --out photos/maps", "is inside photos"),
+        ("export --model model.onnx --layer auto", "--layer auto compares layers on photos: name their folder"),
+        ("fit photos --layer auto", "--layer auto compares layers on photos to explain"),
+        ("fit photos --out head.pkl", "--out must end in .safetensors, got head.pkl"),
+        ("fit photos --out nowhere/m.safetensors", "there is no folder nowhere"),
+        ("fit photos --masks photos", "--masks are for heads that decide at every position: add --pool dense"),
+        ("fit photos --classifier forest --C 2", "--C are for SVMs"),
+        ("fit photos --search --gamma 2", "--search chooses C and gamma"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_heavy_is_imported(line, told, here):
+    (here / "model.onnx").touch()
+    code = "import sys; from pytorch_grad_cam_pcasvm.cli import main\nstatus = main(sys.argv[1:])\n"
+    code += "print(status, *({'torch', 'sklearn', 'matplotlib', 'numpy'} & {*sys.modules}))"
+    done = subprocess.run([sys.executable, "-c", code, *line.split()], capture_output=True, text=True, check=True)
+    assert told in done.stderr
+    assert done.stdout.strip() == "2"
+
+
+def test_a_model_of_another_name_is_told(here, capsys):
+    (here / "other.safetensors").touch()
+    assert main(["explain", "photos"]) == 2
+    assert "there is other.safetensors: name it, --model other.safetensors" in capsys.readouterr().err
+
+
+def test_options_are_what_the_parser_knows():
+    assert {*KNOWN, "none"} == {*POOLS}
+    for kind in COMMANDS:
+        words = [kind.name, *(["photos"] if kind.name not in ("export", "explore") else ["atlas"])]
+        options = parse_arguments(words)
+        assert type(options) is kind
+        usual = kind(**{"atlas" if kind.name == "explore" else "images": Path(words[1])})
+        assert {entry.name: getattr(options, entry.name) for entry in fields(kind)} == vars(usual)
+    assert parse_arguments(["fit", "p", "--layer", "a", "--layer", "b"]).layer == ["a", "b"]
+    assert parse_arguments(["fit", "p", "--model", "m.safetensors"]) == FitOptions(
+        images=Path("p"), out=Path("m.safetensors")
+    )
+    assert make_parser().prog == "pcasvm-cam"
+
+
+def test_the_version_is_told(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        main(["--version"])
+    assert capsys.readouterr().out.startswith("pytorch_grad_cam_pcasvm 0.")
+
+
+@pytest.mark.parametrize(
+    ("typed", "now"),
+    [
+        ("fit --images p --backbone b --layer A --out h", "fit p --backbone b --features A --out h"),
+        ("fit --images=p --layer=A --features=B --out h", "fit p --features B --out h"),
+        ("explain --images p --backbone b --layer A --head h", "explain p --backbone b --layer A --model h"),
+        ("explain --images p --model m.onnx --out m", "explain p --model m.onnx --out m"),
+        ("export --backbone b --layer A --head h --tokens", "export --backbone b --layer A --model h --tokens"),
+        ("evaluate --images 'my photos' --head h --out e", "evaluate 'my photos' --model h --out e"),
+    ],
+)  # fmt: skip
+def test_lines_of_0_4_are_translated(typed, now):
+    assert translate(shlex.split(typed)) == shlex.split(now)
+
+
+@pytest.mark.usefixtures("here")
+def test_the_note_of_a_line_of_0_4():
+    line = [
+        sys.executable,
+        "-m",
+        "pytorch_grad_cam_pcasvm",
+        "explain",
+        "--images",
+        "photos",
+        "--head",
+        "none",
+        "--layer",
+        "a",
+    ]
+    told = subprocess.run(line, capture_output=True, text=True, check=False).stderr
+    now = "pcasvm-cam explain photos --model none --layer a"
+    assert told.startswith(f"this line is of version 0.4, and works until 0.6; now it is:\n  {now}\n")
+    for words in (["explain", "photos"], ["explore", "atlas", "--head", "a=b"]):
+        assert translate(words) == words
+
+
+# --- check ------------------------------------------------------------------------------------------------------------
+
+
+def test_check_names_all_that_is_odd_and_writes_nothing(here, capsys):
+    photos = here / "photos"
+    before = {path: path.read_bytes() for path in here.rglob("*") if path.is_file()}
+    assert main(["check", "photos"]) == 0
+    assert "nothing odd was found\nnext: pcasvm-cam fit photos\n" not in (clean := capsys.readouterr().out)
+    assert "classes: cat 6, dog 6\n" in clean
+    assert "fewer than 10 photos: cat, dog; nothing is chosen by cross-validation then\n" in clean
+    assert {path: path.read_bytes() for path in here.rglob("*") if path.is_file()} == before
+    for name in ("cat/x.png", "dog/y.jpg"):
+        (photos / name).write_bytes(b"no photo")
+    first = sorted((photos / "cat").glob("*.png"))[0]
+    shutil.copy(first, photos / "cat" / "again.png")
+    shutil.copy(sorted((photos / "dog").glob("*.png"))[0], photos / "cat" / "wrong.png")
+    Image.fromarray(np.arange(4096, dtype=np.uint16).reshape(64, 64)).save(photos / "dog" / "deep.png")
+    turned = Image.new("RGB", (40, 20))
+    exif = turned.getexif()
+    exif[0x0112] = 6
+    turned.save(photos / "dog" / "turned.jpg", exif=exif)
+    (photos / "elk").mkdir()
+    (photos / "fox").mkdir()
+    turned.save(photos / "fox" / "only.png")
+    turned.save(photos / "beside.png")
+    assert main(["check", "photos"]) == 0
+    told = capsys.readouterr().out
+    assert re.search(r"broken: cat/x\.png \(.*\), dog/y\.jpg \(.*\); mend or delete, or add --skip-bad-images\n", told)
+    assert "more than 8 bits: 1 photos, such as dog/deep.png" in told
+    assert "turned by EXIF: 1 photos, such as dog/turned.jpg" in told
+    assert "the same photo in two classes: cat/wrong.png, dog/" in told
+    assert "doubled: 1 photo is there more than once, such as cat/" in told or "doubled: 2 photos are" in told
+    assert "beside the folders of classes: beside.png\n" in told
+    assert "one photo only: fox" in told
+    assert "without photos: elk\n" in told
+    assert "next:" not in told
+
+
+def test_check_compares_masks(here, capsys):
+    (here / "masks").mkdir()
+    Image.new("L", (8, 8)).save(here / "masks" / "0.png")
+    assert main(["check", "photos", "--masks", "masks"]) == 0
+    assert re.search(
+        r"masks: (1 of 12 photos have one|.* is the mask of no picture|no file in masks)", capsys.readouterr().out
+    )
+
+
+@pytest.mark.usefixtures("here")
+def test_threads_are_those_asked_for():
+    before = torch.get_num_threads()
+    try:
+        main(["check", "photos", "--threads", "2"])
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
