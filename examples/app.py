@@ -1,10 +1,10 @@
 """An app in the browser: drop a photo, and see what your network and head predict, and why.
 
-It takes the same options as the command line, and runs on your own computer: photos stay there. It needs Gradio,
+It takes a model from the command line's ``fit``, and runs on your own computer: photos stay there. It needs Gradio,
 which ``pip install ".[app]"`` installs.
 
-    python -m pytorch_grad_cam_pcasvm fit --images photos --backbone resnet18 --layer layer4 --out head.safetensors
-    python examples/app.py --backbone resnet18 --layer layer4 --head head.safetensors
+    pcasvm-cam fit photos
+    python examples/app.py model.safetensors
 """
 
 import argparse
@@ -17,12 +17,8 @@ from typing import Any
 import torch
 from matplotlib.figure import Figure
 from PIL import Image
-from pytorch_grad_cam_pcasvm.cli.networks import network
 
 import pytorch_grad_cam_pcasvm as package
-from pytorch_grad_cam_pcasvm.cli.arguments import of_maps, of_method, of_network
-from pytorch_grad_cam_pcasvm.cli.methods import layers_of, options_of
-from pytorch_grad_cam_pcasvm.cli.preparation import Preparation
 from pytorch_grad_cam_pcasvm.data import Images, in_colour
 from pytorch_grad_cam_pcasvm.figures import plot_decision, plot_maps
 
@@ -34,18 +30,12 @@ class Answers:
     """Explains one photo after the other.
 
     Attributes:
-        cam: the method, on a network with a head.
-        preparation: of photos, as the head was fitted.
+        model: the backbone, the head, and the preparation of photos.
+        cam: the method.
     """
 
+    model: package.Model
     cam: Any
-    preparation: Preparation
-
-    @property
-    def classes(self) -> list[Any]:
-        """The labels of the classes; of a regressor none."""
-        found = self.cam.model.head.classes_
-        return [] if found is None else found.tolist()
 
     def __call__(self, photo: str | Path, number: int) -> tuple[Any, ...]:
         """Return what the network says of a photo, its scores, its components, and figures of the maps.
@@ -61,18 +51,21 @@ class Answers:
         Raises:
             ValueError: the photo cannot be read.
         """
-        data = Images([in_colour(photo, **self.preparation.reading)], self.preparation.transform, thumbnails=False)
+        preparation = self.model.preparation
+        data = Images([in_colour(photo, **preparation.reading)], preparation.transform, thumbnails=0)
         read = data.read([0])
         if read.bad:
             raise ValueError(read.bad[0])
-        target = package.SVMTarget() if number < 0 else package.SVMTarget(self.classes[number])
+        target = package.SVMTarget() if number < 0 else package.SVMTarget(self.model.classes[number])
         x = read.images.to(next(self.cam.model.parameters()).device)
         with warnings.catch_warnings(record=True) as doubts, torch.no_grad():
             warnings.simplefilter("always", UserWarning)
             output = self.cam.model(x)
             b = 0 if output.components is None else output.components.shape[1]
             maps = self.cam.explain(x, [*map(package.PCATarget, range(b)), target])
-        scores = [[k, rounded(value)] for k, value in zip(self.classes or ["value"], output[0].tolist(), strict=True)]
+        scores = [
+            [k, rounded(value)] for k, value in zip(self.model.classes or ["value"], output[0].tolist(), strict=True)
+        ]
         picture = data.picture(read.images[0].float()).clamp(0, 1)[None]
         drawing = drawn(plot_maps(picture, maps, signed=True, components=SHOWN))
         sums = None
@@ -99,7 +92,7 @@ def page(answers: Answers) -> Any:
     """Return the page, a ``gradio.Blocks``; its endpoint is ``/explain``."""
     import gradio as gr
 
-    choices = [("the predicted class", -1), *((str(label), k) for k, label in enumerate(answers.classes))]
+    choices = [("the predicted class", -1), *((str(label), k) for k, label in enumerate(answers.model.classes))]
     with gr.Blocks(title="Signed attention maps", analytics_enabled=False) as blocks:
         with gr.Row():
             with gr.Column(scale=1):
@@ -122,21 +115,23 @@ def page(answers: Answers) -> Any:
 def parsed(arguments: list[str] | None = None) -> argparse.Namespace:
     """Return the options."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    of_network(parser, needs_images=False)
-    of_maps(parser)
-    of_method(parser)
+    parser.add_argument("model", nargs="?", default="model.safetensors", help="model from 'pcasvm-cam fit'")
+    parser.add_argument("--backbone", metavar="NAME", help="module:function, for a backbone of your own")
+    parser.add_argument("--method", default="ContributionCAM", metavar="NAME", help="ContributionCAM (default), ...")
     parser.add_argument("--port", type=int, help="of the page (default: the first free one from 7860)")
-    parser.set_defaults(batch_size=16)
     return parser.parse_args(arguments)
 
 
 def answers_of(options: argparse.Namespace) -> Answers:
-    """Return what explains photos with these options."""
-    net, preparation = network(options)
-    method = getattr(package, options.method)
-    layers = layers_of(options, net, preparation)
-    given = options_of(options, [method], net.eval(), layers, preparation)[method]
-    return Answers(method(net, layers, **given), preparation)
+    """Return what explains photos with these options.
+
+    Raises:
+        ValueError: the model does not say how photos become images.
+    """
+    model = package.load_model(options.model, options.backbone)
+    if model.preparation is None:
+        raise ValueError(f"{options.model} has no transform: make it with 'pcasvm-cam fit', or fit_model(transform=)")
+    return Answers(model, model.cam(getattr(package, options.method)))
 
 
 def main() -> None:

@@ -84,7 +84,7 @@ def fit_model(
         >>> head = make_pipeline(StandardScaler(), PCA(3), SVC())
         >>> model = fit_model(backbone, loader, head, layer="layer2", pool="mean", progress=False)
         >>> model.classes, sorted(model.means)
-        ([0, 1, 2], ['layer1', 'layer2'])
+        (['cat', 'dog', 'elk'], ['layer1', 'layer2'])
     """
     return fit_made(
         take_backbone(backbone, transform), loader, head, layer, pool=pool, layers=layers, normal=normal, sample=sample,

@@ -17,12 +17,12 @@ _OF_NOISE = pytest.mark.filterwarnings("ignore::UserWarning")
 
 @pytest.fixture(scope="module")
 def given(weights, tmp_path_factory):
-    """Photos, and the options of an app whose head was fitted on them."""
+    """Photos, and a model that was fitted on them."""
     root = tmp_path_factory.mktemp("app")
-    photos, head = folder(root / "photos", 8), root / "head.safetensors"
-    network = ["--backbone", "squeezenet1_1", "--weights", str(weights), "--layer", "features"]
-    assert main(["fit", "--images", str(photos), *network, "--components", "3", "--out", str(head)]) == 0
-    return photos, head, [*network, "--head", str(head)]
+    photos, model = folder(root / "photos", 8), root / "model.safetensors"
+    network = ["--backbone", "squeezenet1_1", "--weights", str(weights), "--features", "features"]
+    assert main(["fit", str(photos), *network, "--components", "3", "--out", str(model)]) == 0
+    return photos, model
 
 
 @pytest.mark.optional
@@ -30,9 +30,9 @@ def given(weights, tmp_path_factory):
 def test_a_dropped_photo_is_explained(given, weights):
     pytest.importorskip("gradio")
     client = pytest.importorskip("gradio_client")
-    photos, head, options = given
+    photos, model = given
     file = photos / "cat" / "0.png"
-    blocks = app.page(app.answers_of(app.parsed(options)))
+    blocks = app.page(app.answers_of(app.parsed([str(model)])))
     _, url, _ = blocks.launch(server_name="127.0.0.1", prevent_thread_lock=True, quiet=True)
     try:
         caller = client.Client(url, verbose=False)
@@ -41,7 +41,7 @@ def test_a_dropped_photo_is_explained(given, weights):
         blocks.close()
     backbone = torchvision.models.squeezenet1_1(weights=None)
     backbone.load_state_dict(torch.load(weights, weights_only=True))
-    net = PCASVMNet(backbone, Head.load(head), "features", pool="mean").eval()
+    net = PCASVMNet(backbone, Head.load(model), "features", pool="mean").eval()
     picture = Image.open(file).convert("RGB").resize((224, 224), Image.Resampling.BILINEAR)
     output = net(normalize(to_tensor(picture), [0.485, 0.456, 0.406], [0.229, 0.224, 0.225])[None])
     assert said.startswith(f"**{output.labels()[0]}**")
@@ -58,16 +58,15 @@ def test_a_dropped_photo_is_explained(given, weights):
 
 @_OF_NOISE
 def test_a_photo_that_cannot_be_read_is_refused(given):
-    answers = app.answers_of(app.parsed(given[2]))
-    answers.preparation.transform = lambda photo: torch.full((3, 8, 8), float("nan"))
+    answers = app.answers_of(app.parsed([str(given[1])]))
+    answers.model.transform = lambda photo: torch.full((3, 8, 8), float("nan"))
     with pytest.raises(ValueError, match="NaN"):
         answers(next(given[0].rglob("*.png")), -1)
     with pytest.raises(OSError, match=r"photo.png cannot be read: FileNotFoundError"):
         answers("photo.png", -1)
 
 
-def test_a_head_that_is_not_there_is_told(monkeypatch):
-    options = ["app.py", "--backbone", "squeezenet1_1", "--layer", "features", "--head", "none.safetensors"]
-    monkeypatch.setattr("sys.argv", options)
-    with pytest.raises(SystemExit, match=r"error: there is no head none\.safetensors"):
+def test_a_model_that_is_not_there_is_told(monkeypatch):
+    monkeypatch.setattr("sys.argv", ["app.py", "none.safetensors"])
+    with pytest.raises(SystemExit, match=r"error: there is no model none\.safetensors"):
         app.main()
