@@ -43,7 +43,7 @@ def completeness(study: Subject) -> Steps:
         ... )
         >>> result.blank
         {'ClosedFormGradCAM': 0.0, 'ContributionCAM': 0.0}
-    """
+    """  # noqa: DOC202, DOC402 - as a function it returns a result
     subject = study.fresh()
     against = Rivals(subject, (ANOTHER, HEAD))
     values: list[np.ndarray] = []

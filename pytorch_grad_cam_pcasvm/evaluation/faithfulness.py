@@ -68,7 +68,7 @@ def faithfulness(  # noqa: D417 - of the study its class tells
         ... )
         >>> result["ContributionCAM", "deletion", "random maps"].n
         6
-    """
+    """  # noqa: DOC202, DOC402 - as a function it returns a result
     _check(fill, patches, fractions)
     subject = study.fresh()
     against = Rivals(subject, rivals)

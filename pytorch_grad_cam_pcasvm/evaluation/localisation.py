@@ -87,7 +87,7 @@ def localisation(  # noqa: D417 - of the study its class tells
         ... )
         >>> result.check
         'localisation'
-    """
+    """  # noqa: DOC202, DOC402 - as a function it returns a result
     if pasted and masks is not None:
         raise ValueError("pasted makes its own masks: leave masks out")
     if is_dense(study.net.pool):
@@ -227,8 +227,11 @@ def _add_nothing(subject: Subject, rows: list[int], pixels: PixelValues) -> Step
 
     Args:
         subject: what is measured; so many of its items are done.
-        rows: of these images; what is measured is taken from them.
+        rows: of these images.
         pixels: where the pixels go.
+
+    Yields:
+        Nothing, after each batch.
     """
     share = subject.done / subject.total
     due = len(rows) if share == 1 else round(share * len(rows)) if subject.minutes is not None else 0
@@ -280,6 +283,9 @@ def _tiled(subject: Subject, waiting: Mapping[Any, list[int]], tiles: int) -> An
         subject: what is measured.
         waiting: rows of images, by class.
         tiles: of each scene.
+
+    Raises:
+        ValueError: there are too few images.
     """
     random = generator(subject.seed, 2, 0)
     scenes = []

@@ -65,7 +65,7 @@ def sensitivity(  # noqa: D417 - of the study its class tells
         ... )
         >>> result.check
         'sensitivity'
-    """
+    """  # noqa: DOC202, DOC402 - as a function it returns a result
     if not isinstance(layers, Integral) or layers < 0:
         raise ValueError(f"layers must be an integer from 0, got {layers!r}")
     subject = study.fresh()

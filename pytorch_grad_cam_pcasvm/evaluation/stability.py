@@ -45,7 +45,7 @@ def stability(  # noqa: D417 - of the study its class tells
         ... )
         >>> result.settings["images"]
         6
-    """
+    """  # noqa: DOC202, DOC402 - as a function it returns a result
     if noise < 0 or not 0 <= shift < 1:
         raise ValueError(f"noise must be 0 or more, and shift between 0 and 1, got {noise} and {shift}")
     subject = study.fresh()

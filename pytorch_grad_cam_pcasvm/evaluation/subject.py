@@ -114,9 +114,7 @@ class Subject:
         for rows in self.parts(self.rows.tolist(), description, "image", looks):
             yield *self.read(rows), rows
 
-    def parts(
-        self, items: list[Any], description: str, unit: str, looks: bool | None = None
-    ) -> Iterator[list[Any]]:
+    def parts(self, items: list[Any], description: str, unit: str, looks: bool | None = None) -> Iterator[list[Any]]:
         """Yield items, such as rows, a batch at a time, with a progress bar; at least two at a time if possible.
 
         Args:

@@ -5,7 +5,7 @@ import inspect
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
+from typing import TYPE_CHECKING, Any
 
 from pytorch_grad_cam_pcasvm.evaluation.looks import EARLY, LAST, settled
 from pytorch_grad_cam_pcasvm.evaluation.result import FAILED, PASSED, Result, Row
@@ -13,7 +13,6 @@ from pytorch_grad_cam_pcasvm.evaluation.result import FAILED, PASSED, Result, Ro
 if TYPE_CHECKING:
     from pytorch_grad_cam_pcasvm.evaluation.subject import Subject
 
-Options = ParamSpec("Options")
 _FIRST = 0.25  # of the time, after which a page says what is known
 _RESERVE = 0.1  # of the time, kept for pictures and the page
 
@@ -199,13 +198,11 @@ def take_turns(courses: Sequence[Course], budget: Budget) -> Iterator[Course | N
         waiting = [course for course in waiting if not course.ended]
 
 
-def measured_whole(
-    steps: Callable[Concatenate[Any, Options], Steps],
-) -> Callable[Concatenate[Any, Options], Result]:
+def measured_whole(steps: Callable[..., Steps]) -> Callable[..., Result]:
     """Return a check as a function that measures until it ends; its steps are ``__wrapped__``."""
 
     @functools.wraps(steps)
-    def check(study: Any, *args: Options.args, **options: Options.kwargs) -> Result:
+    def check(study: Any, *args: Any, **options: Any) -> Result:
         budget = Budget(study.minutes)
         course = Course(steps.__name__, steps(study, *args, **options), study.stop_early)
         course.begin()
@@ -227,4 +224,3 @@ def reason(error: Exception) -> str:
     """Return why a check was not made; the type of an error that nobody expected comes first."""
     expected = isinstance(error, ValueError | RuntimeError)  # such as an image that cannot be read
     return str(error) if expected else f"{type(error).__name__}: {error}"
-
