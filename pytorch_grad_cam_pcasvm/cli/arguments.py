@@ -127,8 +127,11 @@ def _add_evaluate(places: Any) -> None:
     command.add_argument("--batch-size", type=int, default=16, help="images to explain at a time (default: 16)")
     command.add_argument("--count", type=int, default=200, help="number of images, chosen at random (default: 200)")
     command.add_argument("--seed", type=int, default=0, help="random seed (default: 0)")
+    command.add_argument("--minutes", type=float, default=2, metavar="NUMBER",
+                         help="how long it may take (default: 2); the page stands after the first look")  # fmt: skip
     command.add_argument("--all-images", action="store_true",
-                         help="measure all of these, also where a part of them gives a clear answer")  # fmt: skip
+                         help="measure all of these, also where a part of them gives a clear answer, however long it "
+                         "takes")  # fmt: skip
 
 
 def _add_explore(places: Any) -> None:

@@ -10,9 +10,6 @@ from pytorch_grad_cam_pcasvm.cli.folders import accuracy, classes_in, tell_bad
 from pytorch_grad_cam_pcasvm.cli.methods import coarsest_of, layers_of, options_of
 from pytorch_grad_cam_pcasvm.cli.networks import RUN, head_of, network
 from pytorch_grad_cam_pcasvm.cli.preparation import resize_of_masks, tell_whites
-from pytorch_grad_cam_pcasvm.runtime.files import named
-
-_DRAWN = 6  # images of a picture
 
 
 def atlas(options: Any) -> None:
@@ -54,13 +51,22 @@ def atlas(options: Any) -> None:
 
 def evaluate(options: Any) -> None:
     """Write a report of whether maps can be believed."""
+    import os
+    import time
+
+    started = time.monotonic()
+    # On a machine with other work, threads that wait for each other by spinning are up to a hundred times as slow.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read when PyTorch is imported
     from pytorch_grad_cam_pcasvm import evaluation
+    from pytorch_grad_cam_pcasvm.evaluation.looks import least_images
     from pytorch_grad_cam_pcasvm.evaluation.report import CHECKS
     from pytorch_grad_cam_pcasvm.network.pools import is_dense
 
     for name, least in (("count", 1), ("batch_size", 1), ("seed", 0)):
         if getattr(options, name) < least:
             raise ValueError(f"--{name.replace('_', '-')} must be at least {least}, got {getattr(options, name)}")
+    if not options.minutes > 0:
+        raise ValueError(f"--minutes must be above 0, got {options.minutes:g}")
     classes_in(options.images, ("test", "testing"))
     net, preparation = network(options)
     dense = is_dense(net.pool)
@@ -83,6 +89,7 @@ def evaluate(options: Any) -> None:
     folder = preparation.folder(options.images)
     tell_whites(preparation.white_level, folder.paths)
     masks = None if options.masks is None else _masks(options, preparation, folder)
+    spent = (time.monotonic() - started) / 60  # by imports and the network
     study = evaluation.Study(
         net,
         folder,
@@ -92,17 +99,25 @@ def evaluate(options: Any) -> None:
         batch_size=options.batch_size,
         seed=options.seed,
         stop_early=not options.all_images,
+        minutes=None if options.all_images else max(0.0, options.minutes - spent),
     )
-    if dense:
-        _measure_positions(study, masks, options.out)
-        return
-    _tell_accuracy(study)
+    least = least_images(shares=True)
+    if study.minutes is not None and not dense and len(study.rows) < least_images(shares=False):
+        raise ValueError(
+            f"{len(study.rows)} photos are too few for an answer: give at least {least}, in --images and with --count; "
+            "or measure these all the same, with --all-images"
+        )
+    if not dense:
+        _tell_accuracy(study)
     checks: Any = {}
     if masks is not None:
         checks = {"checks": {name: {"masks": masks} if name == "localisation" else {} for name in CHECKS}}
+    if dense:
+        checks = {"checks": {"localisation": {"masks": masks}}}
     ways = {
         name: _to_explain(options, name, method_options[method].get("target_layers", [layer]))
         for name, method in methods.items()
+        if not dense
     }
     page = study.report(options.out, **checks, commands=ways)
     _tell_verdicts(options.out / "report.json", ways)
@@ -160,35 +175,6 @@ def _inside(mask: Any) -> Any:
     from pytorch_grad_cam_pcasvm.data.mask_classes import UNLABELLED
 
     return (mask > 0) & (mask != UNLABELLED)
-
-
-def _measure_positions(study: Any, masks: Any, out: Path) -> None:
-    """Print how well the values of every position tell masks, and write these numbers and a picture."""
-    import json
-
-    import torch
-
-    from pytorch_grad_cam_pcasvm.evaluation.positions import found_in_words, values_of_positions
-    from pytorch_grad_cam_pcasvm.figures import plot_positions
-    from pytorch_grad_cam_pcasvm.head.anomalies import tells_anomalies
-
-    result = study.localisation(masks=masks)
-    print(result)
-    print(*found_in_words(result), sep="\n")
-    out.mkdir(parents=True, exist_ok=True)
-    with named(out / "localisation.json"):
-        (out / "localisation.json").write_text(json.dumps(result.to_dict(), indent=1), encoding="utf-8")
-    rows = [row for row in study.rows.tolist() if masks[row].any()][:_DRAWN]
-    x, _ = study.read(rows)
-    pictures = torch.stack([study.source.picture(image.cpu().float()).clamp(0, 1) for image in x])
-    anomalies = tells_anomalies(study.net.head)
-    figure = plot_positions(
-        pictures, values_of_positions(study.net, x, normal=study.normal), masks=masks[rows], anomaly=anomalies,
-        titles=[study.source.id(row) for row in rows], label="anomaly" if anomalies else "margin",
-    )  # fmt: skip
-    with named(out / "positions.png"):
-        figure.savefig(out / "positions.png")
-    print(f"wrote {out / 'localisation.json'} and {out / 'positions.png'}")
 
 
 def _tell_accuracy(study: Any) -> None:

@@ -9,18 +9,23 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from pytorch_grad_cam_pcasvm.evaluation.completeness import completeness
 from pytorch_grad_cam_pcasvm.evaluation.duration import expected, in_minutes
 from pytorch_grad_cam_pcasvm.evaluation.faithfulness import faithfulness
 from pytorch_grad_cam_pcasvm.evaluation.localisation import localisation
+from pytorch_grad_cam_pcasvm.evaluation.looks import least_images
+from pytorch_grad_cam_pcasvm.evaluation.positions import POSITIONS, values_of_positions
+from pytorch_grad_cam_pcasvm.evaluation.regions import masks_of, regions_of
 from pytorch_grad_cam_pcasvm.evaluation.report_page import FORMAT, as_png, page, verdicts_of
 from pytorch_grad_cam_pcasvm.evaluation.result import Result
 from pytorch_grad_cam_pcasvm.evaluation.sensitivity import sensitivity
 from pytorch_grad_cam_pcasvm.evaluation.stability import stability
 from pytorch_grad_cam_pcasvm.evaluation.subject import Subject
 from pytorch_grad_cam_pcasvm.evaluation.turns import Budget, Course, reason, take_turns
-from pytorch_grad_cam_pcasvm.figures import plot_maps
+from pytorch_grad_cam_pcasvm.figures import plot_maps, plot_positions
+from pytorch_grad_cam_pcasvm.head.anomalies import tells_anomalies
 from pytorch_grad_cam_pcasvm.network.modules import layer_name
 from pytorch_grad_cam_pcasvm.network.pools import is_dense
 from pytorch_grad_cam_pcasvm.runtime.errors import warn
@@ -35,6 +40,7 @@ CHECKS: dict[str, Callable[..., Result]] = {
     "stability": stability,
 }
 _LOOKED_AT = 8  # images, to find one that is a good example
+_DRAWN = 6  # images, with the values of every position
 
 
 def report(  # noqa: D417 - of the study its class tells
@@ -73,6 +79,9 @@ def report(  # noqa: D417 - of the study its class tells
     """
     budget = Budget(study.minutes)
     options = _options(study, checks)
+    dense = is_dense(study.net.pool)
+    if study.minutes is not None and not dense:
+        _refuse_few(study)
     courses = _courses(study, options)
     for course in courses:
         course.begin()  # what cannot be answered is said before anything is computed
@@ -90,6 +99,8 @@ def report(  # noqa: D417 - of the study its class tells
         if turn is not None:
             _warn_of(turn)
             _draw(turn, entries)
+            if dense and turn.result is not None and not entries["examples"]:
+                entries["examples"] = _positions(study, options)
         _tell(entries, courses, budget, running=not all(course.ended for course in courses))
         if study.minutes is not None or (turn is not None and turn.result is not None):
             _write(file, entries)  # what was found stays, whatever comes next
@@ -162,6 +173,43 @@ def _entries(study: Subject, checks: Sequence[str], commands: Mapping[str, str] 
         "results": {},
         "pictures": {},
     }
+
+
+def _refuse_few(study: Subject) -> None:
+    """Refuse images that are too few for the first look; say where they are too few for every answer."""
+    count, first, least = len(study.rows), least_images(shares=False), least_images(shares=True)
+    if count < first:
+        raise ValueError(
+            f"{count} images are too few for an answer: the first look is at {first}; give at least {least}, or "
+            "minutes=None to measure these all the same"
+        )
+    if count < least and study.progress and study.net.head.decision_position is not None:
+        print(f"{count} images may show that maps are not to be used, but not that they may: {least} would do")
+
+
+def _positions(study: Subject, options: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """Return a picture of images with a mask and of their values at every position, as PNG."""
+    masks = options["localisation"].get("masks")
+    try:
+        regions, boxes = regions_of(len(study.source), masks)
+        x, _ = study.read(study.rows[:1].tolist())
+        inside = masks_of(regions, boxes, study.rows.tolist(), tuple(x.shape[2:]))
+        shown = np.flatnonzero(inside.reshape(len(inside), -1).any(1))[:_DRAWN]
+        rows = study.rows[shown].tolist()
+        x, _ = study.read(rows)
+        anomalies = tells_anomalies(study.net.head)
+        figure = plot_positions(
+            torch.stack([study.source.picture(image.cpu().float()).clamp(0, 1) for image in x]),
+            values_of_positions(study.net, x, options["localisation"].get("category"), study.normal),
+            masks=inside[shown],
+            anomaly=anomalies,
+            titles=[study.source.id(row) for row in rows],
+            label="anomaly" if anomalies else "margin",
+        )
+        return {POSITIONS: as_png(figure)}
+    except Exception as error:  # the numbers stand
+        warn(f"the values of every position were not drawn: {reason(error)}", UserWarning)
+        return {}
 
 
 def _tell_duration(study: Subject, options: Mapping[str, Mapping[str, Any]]) -> None:

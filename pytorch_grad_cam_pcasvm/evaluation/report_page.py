@@ -15,7 +15,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from pytorch_grad_cam_pcasvm.evaluation.faithfulness import KINDS
-from pytorch_grad_cam_pcasvm.evaluation.positions import ABOUT, CENTRE, found_in_words
+from pytorch_grad_cam_pcasvm.evaluation.positions import ABOUT, AUROC, CENTRE, IMAGE_AUROC, found_in_words
 from pytorch_grad_cam_pcasvm.evaluation.result import (
     BLANK,
     FAILED,
@@ -76,12 +76,13 @@ def page(written: str | Path) -> Path:
     verdicts = sorted(verdicts_of(entries), key=lambda judgement: (USE, OPEN, DO_NOT).index(judgement.verdict))
     sections = "\n".join(_section(name, result, entries["pictures"].get(name, {})) for name, result in results.items())
     time = _time(entries.get("time"), entries["results"])
+    told = [_told(judgement, entries, results) for judgement in verdicts] or [_told_of_positions(entries, results)]
     template = string.Template((Path(__file__).parent / "report.html").read_text(encoding="utf-8"))
     text = template.substitute(
         title="Can these maps be trusted?",
         time=f'<p class="note">{html.escape(time)}</p>' if time else "",
         network=f"{html.escape(entries['network'])}, maps at {html.escape(entries['layer'])}",
-        verdicts="\n".join(_told(judgement, entries, results) for judgement in verdicts),
+        verdicts="\n".join(told),
         summary="\n".join(_summary(entries["methods"], results)),
         sections=sections,
     )
@@ -154,6 +155,18 @@ def _told(judgement: Verdict, entries: Mapping[str, Any], results: Mapping[str, 
         reasons = html.escape("; ".join(judgement.decided_by))
         parts.append(f"<details><summary>the numbers</summary><p>{lead} {reasons}.</p></details>")
     return f'<li class="verdict {mark}">{"".join(parts)}</li>'
+
+
+def _told_of_positions(entries: Mapping[str, Any], results: Mapping[str, Any]) -> str:
+    """Return what was found about a head that decides at every position as HTML, with a picture."""
+    localised = results.get("localisation")
+    sentences = found_in_words(localised) if isinstance(localised, Result) else [f"Undecided: {localised}."]
+    parts = [f"<p>{html.escape(sentence)}</p>" for sentence in sentences]
+    if isinstance(localised, Result):
+        scores = [f"{row.measure}: {number(row)}" for row in localised.rows if row.measure in (AUROC, IMAGE_AUROC)]
+        parts.append(f"<div>{html.escape('; '.join(scores))} (1: all are told from the others; 0.5: by chance)</div>")
+    parts += [_image(png, f"images, their masks and the values of {name}") for name, png in entries["examples"].items()]
+    return f'<li class="verdict open">{"".join(parts)}</li>'
 
 
 def _summary(methods: Sequence[str], results: Mapping[str, Any]) -> list[str]:
