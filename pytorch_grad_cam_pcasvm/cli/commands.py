@@ -89,7 +89,6 @@ def evaluate(options: Any) -> None:
     folder = preparation.folder(options.images)
     tell_whites(preparation.white_level, folder.paths)
     masks = None if options.masks is None else _masks(options, preparation, folder)
-    spent = (time.monotonic() - started) / 60  # by imports and the network
     study = evaluation.Study(
         net,
         folder,
@@ -99,7 +98,7 @@ def evaluate(options: Any) -> None:
         batch_size=options.batch_size,
         seed=options.seed,
         stop_early=not options.all_images,
-        minutes=None if options.all_images else max(0.0, options.minutes - spent),
+        minutes=None if options.all_images else options.minutes,
     )
     least = least_images(shares=True)
     if study.minutes is not None and not dense and len(study.rows) < least_images(shares=False):
@@ -109,6 +108,8 @@ def evaluate(options: Any) -> None:
         )
     if not dense:
         _tell_accuracy(study)
+    if study.minutes is not None:  # those of imports, of the network and of reading count, too
+        study.minutes = max(0.0, study.minutes - (time.monotonic() - started) / 60)
     checks: Any = {}
     if masks is not None:
         checks = {"checks": {name: {"masks": masks} if name == "localisation" else {} for name in CHECKS}}
@@ -186,9 +187,7 @@ def _tell_accuracy(study: Any) -> None:
     for images, numbers, _ in study.batches("accuracy"):
         true_labels = [names[number] for number in numbers]
         labels += true_labels
-        correct += [
-            label == guess for label, guess in zip(true_labels, study.net.predict(images).tolist(), strict=True)
-        ]
+        correct += [label == guess for label, guess in zip(true_labels, study.predicted(images), strict=True)]
     print(f"{len(labels)} images: {accuracy(labels, correct)}")
 
 

@@ -98,15 +98,18 @@ def report(  # noqa: D417 - of the study its class tells
     for turn in take_turns(sorted(courses, key=lambda course: _order(course, study)), budget):
         if turn is not None:
             _warn_of(turn)
-            _draw(turn, entries)
+            _draw(turn, entries, budget)
             if dense and turn.result is not None and not entries["examples"]:
                 entries["examples"] = _positions(study, options)
-        _tell(entries, courses, budget, running=not all(course.ended for course in courses))
+        running = not all(course.ended for course in courses)
+        if turn is not None and turn.late and running:
+            continue  # the next check ends at once, too
+        _tell(entries, courses, budget, running)
         if study.minutes is not None or (turn is not None and turn.result is not None):
             _write(file, entries)  # what was found stays, whatever comes next
             page(file)
         sentences = [judgement.sentence for judgement in verdicts_of(entries)]
-        if study.progress and sentences != said and not all(course.ended for course in courses):
+        if study.progress and sentences != said and running:
             print("so far:", *sentences, sep="\n  ", flush=True)
             said = sentences
     if all(course.error is not None for course in courses):
@@ -216,7 +219,7 @@ def _tell_duration(study: Subject, options: Mapping[str, Mapping[str, Any]]) -> 
     """Say how long it will take."""
     sooner = "; it stops sooner where the answer is clear" * study.stop_early
     if study.minutes is not None:
-        print(f"this will take at most {in_minutes(60 * study.minutes)}{sooner}", flush=True)
+        print(f"this will take at most {study.minutes:.1f} minutes more{sooner}", flush=True)
         return
     with contextlib.suppress(Exception):  # whatever it is, the checks say it, too
         print(f"this will take {in_minutes(expected(study, options))}{sooner}", flush=True)
@@ -232,15 +235,20 @@ def _tell(entries: dict[str, Any], courses: Sequence[Course], budget: Budget, ru
         entries["time"] = {"seconds": budget.spent, "of": budget.seconds, "running": running, "late": late}
 
 
-def _draw(course: Course, entries: dict[str, Any]) -> None:
-    """Draw the worst images of a check that has ended."""
+def _draw(course: Course, entries: dict[str, Any], budget: Budget) -> None:
+    """Draw the worst images of a check that has ended, if there is time; the reserve is for that and for the page."""
     if course.result is None or not course.ended:
         return
+    if not budget.fits(2 * budget.drawing, reserve=0):
+        course.result.settings["pictures"] = "not drawn: the time was over"
+        return
+    start = budget.clock()
     try:
         entries["pictures"][course.name] = _pictures(course.result)
     except Exception as error:
         course.result.settings["pictures"] = f"not drawn: {reason(error)}"
         warn(f"the worst images of the check {course.name!r} were not drawn: {reason(error)}", UserWarning)
+    budget.drawing = max(budget.drawing, budget.clock() - start)
 
 
 def _warn_of(course: Course) -> None:

@@ -41,11 +41,17 @@ class Budget:
     Args:
         minutes: how much; None: as much as it takes.
         clock: returns seconds.
+
+    Attributes:
+        seconds: the whole; None: as much as it takes.
+        clock: returns seconds.
+        drawing: how many seconds the pictures of a check took, at most.
     """
 
     def __init__(self, minutes: float | None, clock: Callable[[], float] | None = None) -> None:
         self.seconds = None if minutes is None else 60 * minutes
         self.clock = clock or time.monotonic
+        self.drawing = 0.0
         self._start = self.clock()
 
     @property
