@@ -58,7 +58,6 @@ def evaluate(options: Any) -> None:
     # On a machine with other work, threads that wait for each other by spinning are up to a hundred times as slow.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read when PyTorch is imported
     from pytorch_grad_cam_pcasvm import evaluation
-    from pytorch_grad_cam_pcasvm.evaluation.looks import least_images
     from pytorch_grad_cam_pcasvm.evaluation.report import CHECKS
     from pytorch_grad_cam_pcasvm.network.pools import is_dense
 
@@ -68,6 +67,7 @@ def evaluate(options: Any) -> None:
     if not options.minutes > 0:
         raise ValueError(f"--minutes must be above 0, got {options.minutes:g}")
     classes_in(options.images, ("test", "testing"))
+    _refuse_few(options)
     net, preparation = network(options)
     dense = is_dense(net.pool)
     if dense and options.masks is None:
@@ -100,12 +100,6 @@ def evaluate(options: Any) -> None:
         stop_early=not options.all_images,
         minutes=None if options.all_images else options.minutes,
     )
-    least = least_images(shares=True)
-    if study.minutes is not None and not dense and len(study.rows) < least_images(shares=False):
-        raise ValueError(
-            f"{len(study.rows)} photos are too few for an answer: give at least {least}, in --images and with --count; "
-            "or measure these all the same, with --all-images"
-        )
     if not dense:
         _tell_accuracy(study)
     if study.minutes is not None:  # those of imports, of the network and of reading count, too
@@ -125,6 +119,19 @@ def evaluate(options: Any) -> None:
     print(f"open {page.resolve().as_uri()}")
 
 
+def _refuse_few(options: Any) -> None:
+    """Refuse photos that are too few for the first look, before a network is loaded; with masks, fewer may do."""
+    from pytorch_grad_cam_pcasvm.data.images import Images
+    from pytorch_grad_cam_pcasvm.evaluation.looks import least_images
+
+    count = min(options.count, len(Images(options.images, lambda picture: picture, thumbnails=0)))
+    if not options.all_images and options.masks is None and count < least_images(shares=False):
+        raise ValueError(
+            f"{count} photos are too few for an answer: give at least {least_images(shares=True)}, in --images and "
+            "with --count; or measure these all the same, with --all-images"
+        )
+
+
 def _tell_verdicts(file: Path, ways: Mapping[str, str]) -> None:
     """Say what a report found, and which commands draw maps that may be used."""
     import json
@@ -136,7 +143,8 @@ def _tell_verdicts(file: Path, ways: Mapping[str, str]) -> None:
     print(*(verdict["sentence"] for verdict in written["verdicts"]), sep="\n")
     localised = written["results"].get("localisation", {})
     if "rows" in localised:
-        print(*found_in_words(evaluation.Result.from_dict(localised)), sep="\n")
+        result = evaluation.Result.from_dict(localised)
+        print(*[result] * (not written["verdicts"]), *found_in_words(result), sep="\n")
     usable = [verdict["method"] for verdict in written["verdicts"] if verdict["verdict"] == "use"]
     print(*(f"maps of {name}: {ways[name]}" for name in usable), sep="\n", end="\n" * bool(usable))
 
