@@ -67,7 +67,6 @@ def evaluate(options: Any) -> None:
     if not options.minutes > 0:
         raise ValueError(f"--minutes must be above 0, got {options.minutes:g}")
     classes_in(options.images, ("test", "testing"))
-    _refuse_few(options)
     net, preparation = network(options)
     dense = is_dense(net.pool)
     if dense and options.masks is None:
@@ -101,6 +100,7 @@ def evaluate(options: Any) -> None:
         minutes=None if options.all_images else options.minutes,
     )
     if not dense:
+        _refuse_few(study)
         _tell_accuracy(study)
     if study.minutes is not None:  # those of imports, of the network and of reading count, too
         study.minutes = max(0.0, study.minutes - (time.monotonic() - started) / 60)
@@ -119,16 +119,14 @@ def evaluate(options: Any) -> None:
     print(f"open {page.resolve().as_uri()}")
 
 
-def _refuse_few(options: Any) -> None:
-    """Refuse photos that are too few for the first look, before a network is loaded; with masks, fewer may do."""
-    from pytorch_grad_cam_pcasvm.data.images import Images
+def _refuse_few(study: Any) -> None:
+    """Refuse photos that are too few for the first look, before anything is computed."""
     from pytorch_grad_cam_pcasvm.evaluation.looks import least_images
 
-    count = min(options.count, len(Images(options.images, lambda picture: picture, thumbnails=0)))
-    if not options.all_images and options.masks is None and count < least_images(shares=False):
+    if study.minutes is not None and len(study.rows) < least_images(shares=False):
         raise ValueError(
-            f"{count} photos are too few for an answer: give at least {least_images(shares=True)}, in --images and "
-            "with --count; or measure these all the same, with --all-images"
+            f"{len(study.rows)} photos are too few for an answer: give at least {least_images(shares=True)}, in "
+            "--images and with --count; or measure these all the same, with --all-images"
         )
 
 

@@ -49,8 +49,10 @@ def course(name, clock, seconds, calls):
             subject.done += 10
             clock.now += seconds
             calls.append((name, subject.done))
-            settings = {"measured": f"{subject.done} of {subject.total} images"}
-            yield Step(subject, lambda: Result(name, "", [], {}, settings), lambda _: True)
+            yield Step(subject, lambda: found(subject), lambda _: True)
+
+    def found(subject):
+        return Result(name, "", [], {}, {"measured": f"{subject.done} of {subject.total} images"})
 
     made = Course(name, steps())
     made.begin()
