@@ -66,6 +66,8 @@ def _limit_threads(threads: int | None) -> None:
         if threads is not None:
             sys.modules["torch"].set_num_threads(threads)
         return
+    # On a machine with other work, threads that wait for each other by spinning are up to a hundred times as slow.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         if threads is not None or name not in os.environ:
             os.environ[name] = str(threads or cores)

@@ -345,7 +345,15 @@ class EvaluateOptions(ModelOptions):
     )
     count: int = option("number of photos, chosen at random (default: 200)", 200, metavar="NUMBER", parse=_COUNT)
     seed: int = option("random seed (default: 0)", 0, metavar="NUMBER", parse=number_from(0, whole=True))
-    all_images: bool = option("measure all of these, also where a part of them gives a clear answer", False)
+    minutes: float = option(
+        "how long it may take (default: 2); the page stands after the first look",
+        2.0,
+        metavar="NUMBER",
+        parse=number_from(0, above=True),
+    )
+    all_images: bool = option(
+        "measure all of these, also where a part of them gives a clear answer, however long it takes", False
+    )
 
 
 @dataclass(kw_only=True)

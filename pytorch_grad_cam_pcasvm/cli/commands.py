@@ -1,6 +1,7 @@
 """The commands that explain: each takes its options, and imports what it needs when it runs."""
 
 import shlex
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,6 @@ from pytorch_grad_cam_pcasvm.cli.legacy import read_origin
 from pytorch_grad_cam_pcasvm.cli.methods import choose_layers, choose_options, find_coarsest
 from pytorch_grad_cam_pcasvm.cli.models import open_model, read_head
 from pytorch_grad_cam_pcasvm.cli.preparation import resize_of_masks, tell_whites
-from pytorch_grad_cam_pcasvm.runtime.files import named
-
-_DRAWN = 6  # images of a picture
 
 
 def atlas(options: AtlasOptions) -> None:
@@ -58,6 +56,7 @@ def atlas(options: AtlasOptions) -> None:
 
 def evaluate(options: EvaluateOptions) -> None:
     """Write a report of whether maps can be believed."""
+    started = time.monotonic()
     from pytorch_grad_cam_pcasvm import evaluation
     from pytorch_grad_cam_pcasvm.evaluation.report import CHECKS
     from pytorch_grad_cam_pcasvm.network.pools import is_dense
@@ -94,21 +93,37 @@ def evaluate(options: EvaluateOptions) -> None:
         batch_size=options.batch_size,
         seed=options.seed,
         stop_early=not options.all_images,
+        minutes=None if options.all_images else options.minutes,
     )
-    if dense:
-        _measure_positions(study, masks, options.out)
-        return
-    _tell_accuracy(study)
+    if not dense:
+        _refuse_few(study)
+        _tell_accuracy(study)
+    if study.minutes is not None:  # those of imports, of the network and of reading count, too
+        study.minutes = max(0.0, study.minutes - (time.monotonic() - started) / 60)
     checks: Any = {}
     if masks is not None:
         checks = {"checks": {name: {"masks": masks} if name == "localisation" else {} for name in CHECKS}}
+    if dense:
+        checks = {"checks": {"localisation": {"masks": masks}}}
     ways = {
         name: _to_explain(options, name, method_options[method].get("target_layers", [layer]))
         for name, method in methods.items()
+        if not dense
     }
     page = study.report(options.out, **checks, commands=ways)
     _tell_verdicts(options.out / "report.json", ways)
     print(f"open {page.resolve().as_uri()}")
+
+
+def _refuse_few(study: Any) -> None:
+    """Refuse photos that are too few for the first look, before anything is computed."""
+    from pytorch_grad_cam_pcasvm.evaluation.looks import least_images
+
+    if study.minutes is not None and len(study.rows) < least_images(shares=False):
+        raise ValueError(
+            f"{len(study.rows)} photos are too few for an answer: give at least {least_images(shares=True)}, in the "
+            "folder and with --count; or measure these all the same, with --all-images"
+        )
 
 
 def _tell_verdicts(file: Path, ways: Mapping[str, str]) -> None:
@@ -122,7 +137,8 @@ def _tell_verdicts(file: Path, ways: Mapping[str, str]) -> None:
     print(*(verdict["sentence"] for verdict in written["verdicts"]), sep="\n")
     localised = written["results"].get("localisation", {})
     if "rows" in localised:
-        print(*found_in_words(evaluation.Result.from_dict(localised)), sep="\n")
+        result = evaluation.Result.from_dict(localised)
+        print(*[result] * (not written["verdicts"]), *found_in_words(result), sep="\n")
     usable = [verdict["method"] for verdict in written["verdicts"] if verdict["verdict"] == "use"]
     print(*(f"maps of {name}: {ways[name]}" for name in usable), sep="\n", end="\n" * bool(usable))
 
@@ -167,35 +183,6 @@ def _inside(mask: Any) -> Any:
     return (mask > 0) & (mask != UNLABELLED)
 
 
-def _measure_positions(study: Any, masks: Any, out: Path) -> None:
-    """Print how well the values of every position tell masks, and write these numbers and a picture."""
-    import json
-
-    import torch
-
-    from pytorch_grad_cam_pcasvm.evaluation.positions import found_in_words, values_of_positions
-    from pytorch_grad_cam_pcasvm.figures import plot_positions
-    from pytorch_grad_cam_pcasvm.head.anomalies import tells_anomalies
-
-    result = study.localisation(masks=masks)
-    print(result)
-    print(*found_in_words(result), sep="\n")
-    out.mkdir(parents=True, exist_ok=True)
-    with named(out / "localisation.json"):
-        (out / "localisation.json").write_text(json.dumps(result.to_dict(), indent=1), encoding="utf-8")
-    rows = [row for row in study.rows.tolist() if masks[row].any()][:_DRAWN]
-    x, _ = study.read(rows)
-    pictures = torch.stack([study.source.picture(image.cpu().float()).clamp(0, 1) for image in x])
-    anomalies = tells_anomalies(study.net.head)
-    figure = plot_positions(
-        pictures, values_of_positions(study.net, x, normal=study.normal), masks=masks[rows], anomaly=anomalies,
-        titles=[study.source.id(row) for row in rows], label="anomaly" if anomalies else "margin",
-    )  # fmt: skip
-    with named(out / "positions.png"):
-        figure.savefig(out / "positions.png")
-    print(f"wrote {out / 'localisation.json'} and {out / 'positions.png'}")
-
-
 def _tell_accuracy(study: Any) -> None:
     """Say how many images of a study are classified correctly, if their folders are named as the head's classes."""
     names, classes = study.source.names, study.net.head.classes_
@@ -205,9 +192,7 @@ def _tell_accuracy(study: Any) -> None:
     for images, numbers, _ in study.batches("accuracy"):
         true_labels = [names[number] for number in numbers]
         labels += true_labels
-        correct += [
-            label == guess for label, guess in zip(true_labels, study.net.predict(images).tolist(), strict=True)
-        ]
+        correct += [label == guess for label, guess in zip(true_labels, study.predicted(images), strict=True)]
     print(f"{len(labels)} images: {accuracy(labels, correct)}")
 
 

@@ -149,7 +149,7 @@ def _one_class(options: Any, classes: Sequence[str] | None) -> None:
     if classes is not None and len(classes) > 1:
         raise ValueError(
             f"--classifier {options.classifier} learns from good parts alone, but {options.images} has folders of "
-            f"{', '.join(classes)}: name that of the good ones, such as --images {options.images / classes[0]}"
+            f"{', '.join(classes)}: name that of the good ones, such as {options.images / classes[0]}"
         )
 
 

@@ -11,6 +11,7 @@ from pytorch_grad_cam_pcasvm.evaluation.result import Result, Row
 from pytorch_grad_cam_pcasvm.evaluation.rivals import ANOTHER, HEAD, Rivals
 from pytorch_grad_cam_pcasvm.evaluation.statistics import Estimate
 from pytorch_grad_cam_pcasvm.evaluation.subject import Subject
+from pytorch_grad_cam_pcasvm.evaluation.turns import Steps, measured_whole
 from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
 from pytorch_grad_cam_pcasvm.targets import ClosedFormTarget
 
@@ -20,7 +21,8 @@ MOST_CONTRADICTING = 0.1  # of the maps
 EXACT = 1e-3  # of the spread of the values; float32 keeps more
 
 
-def completeness(study: Subject) -> Result:
+@measured_whole
+def completeness(study: Subject) -> Steps:
     """Measure how far the sums of maps are from the values that they explain.
 
     The measure is ``|sum of the map + remainder + value at the baseline - value|``, in standard deviations of the
@@ -41,7 +43,7 @@ def completeness(study: Subject) -> Result:
         ... )
         >>> result.blank
         {'ClosedFormGradCAM': 0.0, 'ContributionCAM': 0.0}
-    """
+    """  # noqa: DOC202, DOC402 - as a function it returns a result
     subject = study.fresh()
     against = Rivals(subject, (ANOTHER, HEAD))
     values: list[np.ndarray] = []
@@ -68,7 +70,15 @@ def completeness(study: Subject) -> Result:
                 rows.append(Row(method, CONTRADICTING, "", share, MOST_CONTRADICTING, below=True))
         return rows
 
-    for x, _, rows_of in subject.batches("completeness", lambda: [row for row in measured() if row.verdict]):
+    def found() -> Result:
+        return subject.result(
+            "completeness",
+            "how far are the sums of maps from the values that they explain? (in standard deviations of the values)",
+            measured(),
+        )
+
+    yield None
+    for x, _, rows_of in subject.batches("completeness", looks=True):
         targets = subject.targets(x)
         values.append(subject.values(x, targets))
         against.next(x, targets, rows_of)
@@ -83,11 +93,7 @@ def completeness(study: Subject) -> Result:
             signs = [float(image_map.maps.double().sum()) * float(image_map.values) for image_map in maps]
             contradicting[method] += [sign < 0 for sign in signs]
             subject.add(method, differences[method, ""][-1], rows_of, x, maps)
-    return subject.result(
-        "completeness",
-        "how far are the sums of maps from the values that they explain? (in standard deviations of the values)",
-        measured(),
-    )
+        yield subject.step(found, lambda row: bool(row.verdict))
 
 
 def _sums(maps: Sequence[SignedMaps]) -> np.ndarray:

@@ -16,11 +16,13 @@ from pytorch_grad_cam_pcasvm.evaluation.result import Result, Row
 from pytorch_grad_cam_pcasvm.evaluation.rivals import RANDOM, RIVALS, SHARED, Rivals
 from pytorch_grad_cam_pcasvm.evaluation.statistics import Estimate
 from pytorch_grad_cam_pcasvm.evaluation.subject import Subject, heat, seeded
+from pytorch_grad_cam_pcasvm.evaluation.turns import Steps, measured_whole
 from pytorch_grad_cam_pcasvm.network.modules import evaluating
 
 KINDS = ("deletion", "insertion")
 
 
+@measured_whole
 def faithfulness(  # noqa: D417 - of the study its class tells
     study: Subject,
     *,
@@ -29,7 +31,7 @@ def faithfulness(  # noqa: D417 - of the study its class tells
     patches: int | None = None,
     arcc: bool = False,
     rivals: Sequence[str] = RIVALS,
-) -> Result:
+) -> Steps:
     """Measure deletion and insertion against controls.
 
     Deletion removes the most relevant part of an image, insertion keeps only that part; pixels are ranked by the signed
@@ -66,7 +68,7 @@ def faithfulness(  # noqa: D417 - of the study its class tells
         ... )
         >>> result["ContributionCAM", "deletion", "random maps"].n
         6
-    """
+    """  # noqa: DOC202, DOC402 - as a function it returns a result
     _check(fill, patches, fractions)
     subject = study.fresh()
     against = Rivals(subject, rivals)
@@ -81,7 +83,28 @@ def faithfulness(  # noqa: D417 - of the study its class tells
         mean = {key: np.concatenate(parts) / spread for key, parts in change.items()}
         return [row for method in subject.named for row in _compared(method, mean, against)], mean
 
-    for x, _, rows_of in subject.batches("faithfulness", lambda: [r for r in measured()[0] if r.against == RANDOM]):
+    def found() -> Result:
+        # Of a few images, parts of which change nothing, more may say more.
+        _refuse_constant(np.concatenate(ranges), np.concatenate(values))
+        rows, mean = measured()
+        for method, scores in of_host.items():
+            blank = np.isnan(mean[(method, ""), "deletion"]).any(1)
+            rows.append(Row(method, "ARCC", "", Estimate.of(np.where(blank, np.nan, np.concatenate(scores)))))
+        sources: dict[str, Any] = {method: (method, "") for method in subject.named}
+        sources |= {rival: rival for rival in SHARED if rival in against.names}
+        return subject.result(
+            "faithfulness",
+            "does the value fall more than with a control when the map's most relevant pixels are removed, and less "
+            "when only they are kept? (in standard deviations of the value)" + subject.without_normal,
+            rows,
+            {"fractions": list(fractions), **_curves(mean, sources)},
+            fill=fill,
+            fractions=list(fractions),
+            patches=patches,
+        )
+
+    yield None
+    for x, _, rows_of in subject.batches("faithfulness", looks=True):
         targets = subject.targets(x)
         value = subject.values(x, targets)
         values.append(value)
@@ -103,29 +126,14 @@ def faithfulness(  # noqa: D417 - of the study its class tells
                 of_parts += after
                 changed = np.stack(after, 1) - value[:, None]
                 change[source, measure].append(np.where(nonzero & ~left_out, changed, np.nan))
+            yield None  # which takes as long as other checks take for a batch
         ranges.append(np.ptp(of_parts, axis=0)[~left_out[:, 0]])
         for method, maps in maps_of.items():
             stays, falls = (change[(method, ""), measure][-1].mean(1) for measure in KINDS)
             subject.add(method, stays - falls, rows_of, x, maps[""])
             if arcc:
                 of_host[method].append(_arcc(subject, method, x, targets))
-    _refuse_constant(np.concatenate(ranges), np.concatenate(values))
-    rows, mean = measured()
-    for method, scores in of_host.items():
-        blank = np.isnan(mean[(method, ""), "deletion"]).any(1)
-        rows.append(Row(method, "ARCC", "", Estimate.of(np.where(blank, np.nan, np.concatenate(scores)))))
-    sources: dict[str, Any] = {method: (method, "") for method in subject.named}
-    sources |= {rival: rival for rival in SHARED if rival in against.names}
-    return subject.result(
-        "faithfulness",
-        "does the value fall more than with a control when the map's most relevant pixels are removed, and less when "
-        "only they are kept? (in standard deviations of the value)" + subject.without_normal,
-        rows,
-        {"fractions": list(fractions), **_curves(mean, sources)},
-        fill=fill,
-        fractions=list(fractions),
-        patches=patches,
-    )
+        yield subject.step(found, lambda row: row.against == RANDOM)
 
 
 def _check(fill: str, patches: int | None, fractions: Sequence[float]) -> None:

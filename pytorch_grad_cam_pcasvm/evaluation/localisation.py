@@ -2,7 +2,7 @@
 
 import contextlib
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,12 +12,13 @@ from torch.nn import functional as F  # noqa: N812 - torch's own habit
 
 from pytorch_grad_cam_pcasvm.evaluation.intervals import SAME
 from pytorch_grad_cam_pcasvm.evaluation.pixels import TOLERANCE
-from pytorch_grad_cam_pcasvm.evaluation.positions import ABOUT, CENTRE, POINT, PixelValues, of_positions
+from pytorch_grad_cam_pcasvm.evaluation.positions import ABOUT, CENTRE, POINT, PixelValues, measure_positions
 from pytorch_grad_cam_pcasvm.evaluation.regions import OF_VOLUMES, masks_of, regions_of
 from pytorch_grad_cam_pcasvm.evaluation.result import Result, Row
 from pytorch_grad_cam_pcasvm.evaluation.rivals import BLIND, RANDOM, RIVALS, Rivals
 from pytorch_grad_cam_pcasvm.evaluation.statistics import Estimate
 from pytorch_grad_cam_pcasvm.evaluation.subject import Subject, generator, heat
+from pytorch_grad_cam_pcasvm.evaluation.turns import Steps, measured_whole
 from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
 from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
 from pytorch_grad_cam_pcasvm.network.pools import is_dense
@@ -26,9 +27,11 @@ from pytorch_grad_cam_pcasvm.targets import SVMTarget, default_decision
 SHARE = "share of positive evidence"
 CHANCE = "chance"
 NONE, NOWHERE = "maps without positive evidence", "maps that point nowhere"
+DECIDING = CHANCE, BLIND, RANDOM  # controls, whether to stop early
 _PASTED = 0.36  # of the side: 13 % of the area
 
 
+@measured_whole
 def localisation(  # noqa: D417 - of the study its class tells
     study: Subject,
     *,
@@ -38,7 +41,7 @@ def localisation(  # noqa: D417 - of the study its class tells
     rivals: Sequence[str] = RIVALS,
     category: Any = None,
     tolerance: float = TOLERANCE,
-) -> Result:
+) -> Steps:
     """Measure how much of the evidence for a class lies on the image of that class, or inside masks.
 
     Without masks, images of different classes, each classified correctly on its own, are put side by side: two of them
@@ -84,11 +87,12 @@ def localisation(  # noqa: D417 - of the study its class tells
         ... )
         >>> result.check
         'localisation'
-    """
+    """  # noqa: DOC202, DOC402 - as a function it returns a result
     if pasted and masks is not None:
         raise ValueError("pasted makes its own masks: leave masks out")
     if is_dense(study.net.pool):
-        return of_positions(study, masks, category, tolerance)
+        yield from measure_positions(study, masks, category, tolerance)
+        return
     if tiles not in (2, 4):
         raise ValueError(f"tiles must be 2 or 4, got {tiles!r}")
     if study.net.head.classes_ is None:
@@ -104,7 +108,34 @@ def localisation(  # noqa: D417 - of the study its class tells
         numbers = {key: np.concatenate(parts) for key, parts in measured.items()}
         return _rows(subject, against, numbers, np.concatenate(chances))
 
-    scenes = _tiled(subject, 0 if pasted else tiles, rows_so_far) if masks is None else _masked(subject, masks)
+    def found() -> Result:
+        if not chances:
+            raise ValueError("there is nothing to find: every mask is empty")
+        chance, rows = np.concatenate(chances), rows_so_far()
+        if masks is not None:
+            rows += pixels.rows(subject, tolerance) + answers.pointing(tolerance)
+        return subject.result(
+            "localisation",
+            "does the evidence for a class lie on the image of that class?" + subject.without_normal
+            if masks is None
+            else "does the evidence lie inside of the masks?",
+            rows,
+            scenes=len(chance),
+            tiles=tiles if masks is None and not pasted else None,
+            pasted=pasted,
+            chance=float(chance.mean()),
+        )
+
+    if masks is None:
+        _refuse_few_classes(subject)
+    elif not len(subject.rows):
+        raise ValueError("there is nothing to find: every mask is empty")
+    yield None
+    if masks is None:
+        waiting = yield from _classified(subject)
+        scenes = _tiled(subject, waiting, 0 if pasted else tiles)
+    else:
+        scenes = _masked(subject, masks)
     for x, targets, where, rows_of in scenes:
         size = x.shape[2:]
         chances.append(where.reshape(len(where), -1).mean(1))
@@ -122,27 +153,8 @@ def localisation(  # noqa: D417 - of the study its class tells
             pixels.add(where, rows_of, own_maps | {BLIND: subject.blind(x)})
             others = _of_other_questions(subject, x, targets, rows_of, own_maps)
             answers.add(where, rows_of, others | {CENTRE: _centre(x)})
-    if not chances:
-        raise ValueError("there is nothing to find: every mask is empty")
-    chance, rows = np.concatenate(chances), rows_so_far()
-    if masks is not None:
-        for part in subject.parts(on_nothing, "images on which there is nothing", "image") if on_nothing else ():
-            x, _ = subject.read(part)
-            targets = subject.targets(x)
-            own_maps = {method: subject.explained(method, x, targets) for method in subject.named}
-            pixels.add(np.zeros((len(x), *x.shape[2:]), bool), part, own_maps | {BLIND: subject.blind(x)})
-        rows += pixels.rows(subject, tolerance) + answers.pointing(tolerance)
-    return subject.result(
-        "localisation",
-        "does the evidence for a class lie on the image of that class?" + subject.without_normal
-        if masks is None
-        else "does the evidence lie inside of the masks?",
-        rows,
-        scenes=len(chance),
-        tiles=tiles if masks is None and not pasted else None,
-        pasted=pasted,
-        chance=float(chance.mean()),
-    )
+            yield from _add_nothing(subject, on_nothing, pixels)
+        yield subject.step(found, lambda row: masks is None and bool(row.verdict) and row.against in DECIDING)
 
 
 def _rows(subject: Subject, against: Rivals, numbers_of: Mapping[Any, np.ndarray], chance: np.ndarray) -> list[Row]:
@@ -210,12 +222,43 @@ def _centre(x: Tensor) -> Tensor:
     return -sum(axis.square() for axis in axes).expand(len(x), *x.shape[2:])  # type: ignore[union-attr]
 
 
-def _tiled(subject: Subject, tiles: int, rows_so_far: Callable[[], list[Row]]) -> Any:
-    """Yield scenes (N, ...), the target explained in each, where it is, (N, H, W), and its row; 0 tiles: pasted."""
+def _add_nothing(subject: Subject, rows: list[int], pixels: PixelValues) -> Steps:
+    """Measure the pixels of images on which there is nothing: all at the end, or as many as there are of others.
 
-    def deciding() -> list[Row]:
-        return [row for row in rows_so_far() if row.verdict and row.against in (CHANCE, BLIND, RANDOM)]
+    Args:
+        subject: what is measured; so many of its items are done.
+        rows: of these images.
+        pixels: where the pixels go.
 
+    Yields:
+        Nothing, after each batch.
+    """
+    share = subject.done / subject.total
+    due = len(rows) if share == 1 else round(share * len(rows)) if subject.minutes is not None else 0
+    begun, subject.nothing = subject.nothing, max(due, subject.nothing)
+    some = rows[begun:due]
+    for part in subject.parts(some, "images on which there is nothing", "image") if some else ():
+        x, _ = subject.read(part)
+        targets = subject.targets(x)
+        own_maps = {method: subject.explained(method, x, targets) for method in subject.named}
+        pixels.add(np.zeros((len(x), *x.shape[2:]), bool), part, own_maps | {BLIND: subject.blind(x)})
+        yield None
+
+
+def _refuse_few_classes(subject: Subject) -> None:
+    """Refuse images of fewer than two classes, where the data set tells labels without reading them."""
+    labels = subject.source.labels(subject.rows.tolist())
+    if labels is not None:
+        _check_classes(set(_labels_of(subject, labels)))
+
+
+def _check_classes(present: Collection[Any]) -> None:
+    if len(present) < 2:
+        raise ValueError(f"images of {len(present)} class cannot be put beside another class: give several classes")
+
+
+def _classified(subject: Subject) -> Generator[None, None, dict[Any, list[int]]]:
+    """Return the rows of the images that are classified correctly, by class."""
     classes = subject.net.head.classes_
     assert classes is not None
     waiting: dict[Any, list[int]] = {label: [] for label in classes.tolist()}
@@ -225,11 +268,25 @@ def _tiled(subject: Subject, tiles: int, rows_so_far: Callable[[], list[Row]]) -
             raise ValueError(OF_VOLUMES)
         true_labels = _labels_of(subject, labels)
         present |= set(true_labels)
-        for row, label, predicted in zip(rows, true_labels, subject.net.predict(x).tolist(), strict=True):
+        for row, label, predicted in zip(rows, true_labels, subject.predicted(x), strict=True):
             if label == predicted:
                 waiting[label].append(row)
-    if len(present) < 2:
-        raise ValueError(f"images of {len(present)} class cannot be put beside another class: give several classes")
+        yield None
+    _check_classes(present)
+    return waiting
+
+
+def _tiled(subject: Subject, waiting: Mapping[Any, list[int]], tiles: int) -> Any:
+    """Yield scenes (N, ...), the target explained in each, where it is, (N, H, W), and its row; 0 tiles: pasted.
+
+    Args:
+        subject: what is measured.
+        waiting: rows of images, by class.
+        tiles: of each scene.
+
+    Raises:
+        ValueError: there are too few images.
+    """
     random = generator(subject.seed, 2, 0)
     scenes = []
     available = {label: rows for label, rows in waiting.items() if rows}
@@ -240,7 +297,7 @@ def _tiled(subject: Subject, tiles: int, rows_so_far: Callable[[], list[Row]]) -
         scenes.append(([available[label].pop() for label in chosen], chosen[0], places))
     if not scenes:
         raise ValueError("too few images of different classes are classified correctly to be put side by side")
-    for number, part in enumerate(subject.parts(scenes, "localisation", "scene", deciding)):
+    for number, part in enumerate(subject.parts(scenes, "localisation", "scene", looks=True)):
         pictures = [subject.read(rows)[0] for rows, _, _ in part]
         targets = [SVMTarget(label) for _, label, _ in part]
         if not tiles:
@@ -354,7 +411,7 @@ def _without_masks(subject: Subject, masks: Any) -> list[int]:
 def _masked(subject: Subject, masks: Any) -> Any:
     """Yield images, their targets, masks, and rows."""
     regions, boxes = regions_of(len(subject.source), masks)
-    for x, _, rows in subject.batches("localisation"):
+    for x, _, rows in subject.batches("localisation", looks=subject.minutes is not None):
         where = masks_of(regions, boxes, rows, tuple(x.shape[2:]))  # which refuses other sizes
         yield x, subject.targets(x), where, rows
 

@@ -22,6 +22,19 @@ def looks(count: int) -> list[int]:
     return sorted({look for share in _SHARES if _LEAST <= (look := round(share * count)) < count})
 
 
+def least_images(shares: bool) -> int:
+    """Return how many images a study that may end early needs before anything can be answered.
+
+    Args:
+        shares: whether it must be known that no more than a tenth of the maps contradict a decision.
+
+    Returns:
+        The number of images from which on all answers are possible; the smallest look has 20.
+    """
+    most, risk = 0.1, (1 - LAST) / 2
+    return max(_LEAST, math.ceil(math.log(risk) / math.log(1 - most))) if shares else _LEAST
+
+
 def settled(rows: Sequence[Row], share: float) -> bool:
     """Return whether each row is clear, or cannot be expected to become so.
 

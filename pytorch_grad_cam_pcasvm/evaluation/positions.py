@@ -16,6 +16,7 @@ from pytorch_grad_cam_pcasvm.evaluation.result import Result, Row, in_words
 from pytorch_grad_cam_pcasvm.evaluation.rivals import BLIND
 from pytorch_grad_cam_pcasvm.evaluation.statistics import Estimate
 from pytorch_grad_cam_pcasvm.evaluation.subject import Subject, heat
+from pytorch_grad_cam_pcasvm.evaluation.turns import Steps
 from pytorch_grad_cam_pcasvm.head.anomalies import tells_anomalies
 from pytorch_grad_cam_pcasvm.network.modules import evaluating
 from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
@@ -128,8 +129,8 @@ class PixelValues:
         ]
 
 
-def of_positions(study: Subject, masks: Any, category: Any, tolerance: float) -> Result:
-    """Return how well the values of a head at every position tell masks."""
+def measure_positions(study: Subject, masks: Any, category: Any, tolerance: float) -> Steps:
+    """Measure how well the values of a head at every position tell masks."""
     if masks is None:
         raise ValueError(
             "a head that decides at every position is measured by true masks: give masks=, of the size of the input, "
@@ -139,15 +140,18 @@ def of_positions(study: Subject, masks: Any, category: Any, tolerance: float) ->
     subject._forget()
     regions, boxes = regions_of(len(subject.source), masks)
     pixels = PixelValues()
-    for x, _, rows in subject.batches("localisation"):
+    question = "do the values of every position tell what lies inside of masks?"
+    yield None
+    for x, _, rows in subject.batches("localisation", looks=subject.minutes is not None):
         size = tuple(x.shape[2:])
         values = torch.from_numpy(np.asarray(values_of_positions(subject.net, x, category, subject.normal)))
         cells = subject.net.feature_source(x)[1].cells
         if cells is not None:
             values = cells.spread(values.unsqueeze(1), size)[:, 0]
         pixels.add(masks_of(regions, boxes, rows, size), rows, {POSITIONS: values})
-    measured = pixels.rows(subject, tolerance)
-    return subject.result("localisation", "do the values of every position tell what lies inside of masks?", measured)
+        yield subject.step(
+            lambda: subject.result("localisation", question, pixels.rows(subject, tolerance)), lambda _: False
+        )
 
 
 def values_of_positions(net: PCASVMNet, x: Tensor, category: Any = None, normal: Any = None) -> np.ndarray:

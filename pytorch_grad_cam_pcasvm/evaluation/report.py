@@ -9,18 +9,25 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from pytorch_grad_cam_pcasvm.evaluation.completeness import completeness
 from pytorch_grad_cam_pcasvm.evaluation.duration import expected, in_minutes
 from pytorch_grad_cam_pcasvm.evaluation.faithfulness import faithfulness
 from pytorch_grad_cam_pcasvm.evaluation.localisation import localisation
+from pytorch_grad_cam_pcasvm.evaluation.looks import least_images
+from pytorch_grad_cam_pcasvm.evaluation.positions import POSITIONS, values_of_positions
+from pytorch_grad_cam_pcasvm.evaluation.regions import masks_of, regions_of
 from pytorch_grad_cam_pcasvm.evaluation.report_page import FORMAT, as_png, page, verdicts_of
 from pytorch_grad_cam_pcasvm.evaluation.result import Result
 from pytorch_grad_cam_pcasvm.evaluation.sensitivity import sensitivity
 from pytorch_grad_cam_pcasvm.evaluation.stability import stability
 from pytorch_grad_cam_pcasvm.evaluation.subject import Subject
-from pytorch_grad_cam_pcasvm.figures import plot_maps
+from pytorch_grad_cam_pcasvm.evaluation.turns import Budget, Course, reason, take_turns
+from pytorch_grad_cam_pcasvm.figures import plot_maps, plot_positions
+from pytorch_grad_cam_pcasvm.head.anomalies import tells_anomalies
 from pytorch_grad_cam_pcasvm.network.modules import layer_name
+from pytorch_grad_cam_pcasvm.network.pools import is_dense
 from pytorch_grad_cam_pcasvm.runtime.errors import warn
 from pytorch_grad_cam_pcasvm.runtime.files import atomically, check_writable
 from pytorch_grad_cam_pcasvm.targets import SVMTarget, default_decision
@@ -33,6 +40,7 @@ CHECKS: dict[str, Callable[..., Result]] = {
     "stability": stability,
 }
 _LOOKED_AT = 8  # images, to find one that is a good example
+_DRAWN = 6  # images, with the values of every position
 
 
 def report(  # noqa: D417 - of the study its class tells
@@ -44,7 +52,9 @@ def report(  # noqa: D417 - of the study its class tells
 ) -> Path:
     """Run all checks, and write ``report.json`` and ``index.html``, a self-contained page.
 
-    With ``progress``, it prints about how long this will take, and after each check the verdict so far.
+    With ``minutes`` the checks take turns, from look to look, and the page is written after each look; whatever stops
+    them, the last page stands. Without, each is measured to its end. With ``progress``, it prints about how long this
+    will take, and the verdicts so far.
 
     Args:
         out: the folder to write to.
@@ -67,67 +77,183 @@ def report(  # noqa: D417 - of the study its class tells
         >>> study.report("report", checks=["stability"]).name
         'index.html'
     """
+    budget = Budget(study.minutes)
+    options = _options(study, checks)
+    dense = is_dense(study.net.pool)
+    if study.minutes is not None and not dense:
+        _refuse_few(study)
+    courses = _courses(study, options)
+    for course in courses:
+        course.begin()  # what cannot be answered is said before anything is computed
+        _warn_of(course)
+    if all(course.ended for course in courses):
+        raise ValueError(f"no check could be made: {courses[0].not_reached}")
+    file = Path(out) / "report.json"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    check_writable(file, folder=False)
+    entries = _entries(study, list(options), commands)
+    if study.progress:
+        _tell_duration(study, options)
+    said: list[str] = []
+    for turn in take_turns(sorted(courses, key=lambda course: _order(course, study)), budget):
+        if turn is not None:
+            _warn_of(turn)
+            _draw(turn, entries, budget)
+            if dense and turn.result is not None and not entries["examples"]:
+                entries["examples"] = _positions(study, options)
+        running = not all(course.ended for course in courses)
+        if turn is not None and turn.late and running:
+            continue  # the next check ends at once, too
+        _tell(entries, courses, budget, running)
+        if study.minutes is not None or (turn is not None and turn.result is not None):
+            _write(file, entries)  # what was found stays, whatever comes next
+            page(file)
+        sentences = [judgement.sentence for judgement in verdicts_of(entries)]
+        if study.progress and sentences != said and running:
+            print("so far:", *sentences, sep="\n  ", flush=True)
+            said = sentences
+    if all(course.error is not None for course in courses):
+        raise ValueError(f"no check could be made: {courses[0].not_reached}")
+    _write(file, entries)
+    return page(file)
+
+
+def _options(study: Subject, checks: Sequence[str] | Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    """Return the options of each check, which it has."""
     names = [checks] if isinstance(checks, str) else checks
     options = dict(names) if isinstance(names, Mapping) else {name: {} for name in names}
     unknown = [name for name in options if name not in CHECKS]
     if unknown or not options:
         raise ValueError(f"there is no check {unknown[0] if unknown else ''!r}: choose from {', '.join(CHECKS)}")
-    common = [field.name for field in fields(study)][4:]  # after network, data, layers and methods
     for name, of_check in options.items():
-        accepted = [*common[name == "localisation" :], *list(inspect.signature(CHECKS[name]).parameters)[1:]]
+        accepted = [*_common(study)[name == "localisation" :], *list(inspect.signature(CHECKS[name]).parameters)[1:]]
         if not set(of_check) <= set(accepted):
             wrong = next(option for option in of_check if option not in accepted)
             raise TypeError(f"the check {name!r} has no option {wrong!r}: it has {', '.join(accepted)}")
-    subject = study.fresh()
+    return options
+
+
+def _common(study: Subject) -> list[str]:
+    """Return the options of a study that each check can have its own of."""
+    return [field.name for field in fields(study)[4:] if field.name != "minutes"]  # after what is measured
+
+
+def _courses(study: Subject, options: Mapping[str, Mapping[str, Any]]) -> list[Course]:
+    """Return the checks, none of which has begun."""
+    courses = []
+    for name, of_check in options.items():
+        others = {option: of_check[option] for option in of_check if option in _common(study)}
+        own = {option: of_check[option] for option in of_check if option not in others}
+        subject = replace(study, **others) if others else study
+        steps = inspect.unwrap(CHECKS[name])(subject, **own)
+        courses.append(Course(name, steps, subject.stop_early))
+    return courses
+
+
+def _order(course: Course, study: Subject) -> bool:
+    """Return what checks are sorted by: where the time is short, the one that takes least of it comes first."""
+    return study.minutes is not None and course.name != "completeness"
+
+
+def _entries(study: Subject, checks: Sequence[str], commands: Mapping[str, str] | None) -> dict[str, Any]:
+    """Return what a report has besides what is found."""
+    dense = is_dense(study.net.pool)
+    subject = study if dense else study.fresh()
     one, _ = subject.read(subject.rows[:1].tolist())
-    subject.values(one, subject.targets(one))  # what no check could take is refused once
-    results: dict[str, Any] = {}
-    pictures: dict[str, dict[str, str]] = {}
-    entries = {
+    if not dense:
+        subject.values(one, subject.targets(one))  # what no check could take is refused once
+    methods = [] if dense else list(study.named)
+    return {
         "format": FORMAT,
         "verdicts": [],
         "network": type(study.net.backbone).__name__,
         "layer": str(study.layer),
-        "layers": {method: _layers(study, options) for method, (_, options) in study.named.items()},
+        "layers": {method: _layers(study, study.named[method][1]) for method in methods},
         "target": _in_words(study.target),
-        "methods": list(study.named),
-        "commands": {method: (commands or {}).get(method) or _line(study, method) for method in study.named},
-        "examples": _examples(subject),
-        "results": results,
-        "pictures": pictures,
+        "methods": methods,
+        "commands": {method: (commands or {}).get(method) or _line(study, method) for method in methods},
+        "examples": {} if dense else _examples(subject),
+        "results": {},
+        "pictures": {},
     }
-    if study.progress:
-        with contextlib.suppress(Exception):  # whatever it is, the checks say it, too
-            sooner = "; it stops sooner where the answer is clear" * study.stop_early
-            print(f"this will take {in_minutes(expected(study, options))}{sooner}", flush=True)
-    said: list[str] = []
-    file = Path(out) / "report.json"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    check_writable(file, folder=False)
-    for name, of_check in options.items():
-        others = {option: of_check[option] for option in of_check if option in common}
-        own = {option: of_check[option] for option in of_check if option not in common}
-        try:
-            result = CHECKS[name](replace(study, **others) if others else study, **own)
-        except Exception as error:  # whatever it is, the other checks are made
-            results[name] = {"reason": _reason(error)}
-            warn(f"the check {name!r} was not run: {_reason(error)}", UserWarning)
-            continue
-        results[name] = result.to_dict()
-        _write(file, entries)  # what was found stays, whatever comes next
-        try:
-            pictures[name] = _pictures(result)
-        except Exception as error:
-            results[name]["settings"]["pictures"] = f"not drawn: {_reason(error)}"
-            warn(f"the worst images of the check {name!r} were not drawn: {_reason(error)}", UserWarning)
-        sentences = [judgement.sentence for judgement in verdicts_of(entries)]
-        if study.progress and sentences != said and name != list(options)[-1]:
-            print("so far:", *sentences, sep="\n  ", flush=True)
-            said = sentences
-    if all("reason" in result for result in results.values()):
-        raise ValueError(f"no check could be made: {next(iter(results.values()))['reason']}")
-    _write(file, entries)
-    return page(file)
+
+
+def _refuse_few(study: Subject) -> None:
+    """Refuse images that are too few for the first look; say where they are too few for every answer."""
+    count, first, least = len(study.rows), least_images(shares=False), least_images(shares=True)
+    if count < first:
+        raise ValueError(
+            f"{count} images are too few for an answer: the first look is at {first}; give at least {least}, or "
+            "minutes=None to measure these all the same"
+        )
+    if count < least and study.progress and study.net.head.decision_position is not None:
+        print(f"{count} images may show that maps are not to be used, but not that they may: {least} would do")
+
+
+def _positions(study: Subject, options: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """Return a picture of images with a mask and of their values at every position, as PNG."""
+    masks = options["localisation"].get("masks")
+    try:
+        regions, boxes = regions_of(len(study.source), masks)
+        x, _ = study.read(study.rows[:1].tolist())
+        inside = masks_of(regions, boxes, study.rows.tolist(), tuple(x.shape[2:]))
+        shown = np.flatnonzero(inside.reshape(len(inside), -1).any(1))[:_DRAWN]
+        rows = study.rows[shown].tolist()
+        x, _ = study.read(rows)
+        anomalies = tells_anomalies(study.net.head)
+        figure = plot_positions(
+            torch.stack([study.source.picture(image.cpu().float()).clamp(0, 1) for image in x]),
+            values_of_positions(study.net, x, options["localisation"].get("category"), study.normal),
+            masks=inside[shown],
+            anomaly=anomalies,
+            titles=[study.source.id(row) for row in rows],
+            label="anomaly" if anomalies else "margin",
+        )
+        return {POSITIONS: as_png(figure)}
+    except Exception as error:  # the numbers stand
+        warn(f"the values of every position were not drawn: {reason(error)}", UserWarning)
+        return {}
+
+
+def _tell_duration(study: Subject, options: Mapping[str, Mapping[str, Any]]) -> None:
+    """Say how long it will take."""
+    sooner = "; it stops sooner where the answer is clear" * study.stop_early
+    if study.minutes is not None:
+        print(f"this will take at most {study.minutes:.1f} minutes more{sooner}", flush=True)
+        return
+    with contextlib.suppress(Exception):  # whatever it is, the checks say it, too
+        print(f"this will take {in_minutes(expected(study, options))}{sooner}", flush=True)
+
+
+def _tell(entries: dict[str, Any], courses: Sequence[Course], budget: Budget, running: bool) -> None:
+    """Put what was found so far into the entries of a report."""
+    results = entries["results"]
+    for course in courses:
+        results[course.name] = {"reason": course.not_reached} if course.result is None else course.result.to_dict()
+    if budget.seconds is not None:
+        late = [course.name for course in courses if course.late]
+        entries["time"] = {"seconds": budget.spent, "of": budget.seconds, "running": running, "late": late}
+
+
+def _draw(course: Course, entries: dict[str, Any], budget: Budget) -> None:
+    """Draw the worst images of a check that has ended, if there is time; the reserve is for that and for the page."""
+    if course.result is None or not course.ended:
+        return
+    if not budget.fits(2 * budget.drawing, reserve=0):
+        course.result.settings["pictures"] = "not drawn: the time was over"
+        return
+    start = budget.clock()
+    try:
+        entries["pictures"][course.name] = _pictures(course.result)
+    except Exception as error:
+        course.result.settings["pictures"] = f"not drawn: {reason(error)}"
+        warn(f"the worst images of the check {course.name!r} were not drawn: {reason(error)}", UserWarning)
+    budget.drawing = max(budget.drawing, budget.clock() - start)
+
+
+def _warn_of(course: Course) -> None:
+    if course.error is not None:
+        warn(f"the check {course.name!r} was not run: {reason(course.error)}", UserWarning)
 
 
 def _in_words(target: Any) -> str:
@@ -168,13 +294,8 @@ def _examples(subject: Subject) -> dict[str, str]:
             (maps,) = subject.explained(method, image, [target])
             examples[method] = as_png(plot_maps(picture, maps.cpu(), signed=True))
         except Exception as error:  # whatever it is, the checks say it, too
-            warn(f"the example of {method} was not drawn: {_reason(error)}", UserWarning)
+            warn(f"the example of {method} was not drawn: {reason(error)}", UserWarning)
     return examples
-
-
-def _reason(error: Exception) -> str:
-    expected = isinstance(error, ValueError | RuntimeError)  # such as an image that cannot be read
-    return str(error) if expected else f"{type(error).__name__}: {error}"
 
 
 def _write(file: Path, entries: Mapping[str, Any]) -> None:

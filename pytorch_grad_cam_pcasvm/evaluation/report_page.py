@@ -1,6 +1,7 @@
 """The page of a report: one screen of verdicts, and all numbers folded below."""
 
 import base64
+import functools
 import html
 import io
 import json
@@ -14,7 +15,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from pytorch_grad_cam_pcasvm.evaluation.faithfulness import KINDS
-from pytorch_grad_cam_pcasvm.evaluation.positions import ABOUT, CENTRE, found_in_words
+from pytorch_grad_cam_pcasvm.evaluation.positions import ABOUT, AUROC, CENTRE, IMAGE_AUROC, found_in_words
 from pytorch_grad_cam_pcasvm.evaluation.result import (
     BLANK,
     FAILED,
@@ -28,7 +29,7 @@ from pytorch_grad_cam_pcasvm.evaluation.result import (
 )
 from pytorch_grad_cam_pcasvm.evaluation.rivals import BLIND
 from pytorch_grad_cam_pcasvm.evaluation.verdict import DO_NOT, MOST_BLANK, OPEN, USE, Verdict, verdict
-from pytorch_grad_cam_pcasvm.runtime.files import named
+from pytorch_grad_cam_pcasvm.runtime.files import atomically
 
 FORMAT = "pytorch_grad_cam_pcasvm evaluation 3"
 NOT_PASSED = (BLANK, FAILED, UNDECIDED, TOO_FEW)
@@ -74,18 +75,39 @@ def page(written: str | Path) -> Path:
     results = _results(entries)
     verdicts = sorted(verdicts_of(entries), key=lambda judgement: (USE, OPEN, DO_NOT).index(judgement.verdict))
     sections = "\n".join(_section(name, result, entries["pictures"].get(name, {})) for name, result in results.items())
+    time = _time(entries.get("time"), entries["results"])
+    told = [_told(judgement, entries, results) for judgement in verdicts] or [_told_of_positions(entries, results)]
     template = string.Template((Path(__file__).parent / "report.html").read_text(encoding="utf-8"))
     text = template.substitute(
         title="Can these maps be trusted?",
+        time=f'<p class="note">{html.escape(time)}</p>' if time else "",
         network=f"{html.escape(entries['network'])}, maps at {html.escape(entries['layer'])}",
-        verdicts="\n".join(_told(judgement, entries, results) for judgement in verdicts),
+        verdicts="\n".join(told),
         summary="\n".join(_summary(entries["methods"], results)),
         sections=sections,
     )
     out = path.with_name("index.html")
-    with named(out):
-        out.write_text(text, encoding="utf-8")
+    with atomically(out) as whole:  # a page that is open stands until the next one is complete
+        whole.write(text.encode())
     return out
+
+
+def _time(taken: Mapping[str, Any] | None, results: Mapping[str, Any]) -> str:
+    """Return how long was measured and how many images each check took, in a sentence; empty without a budget."""
+    if taken is None:
+        return ""
+    counts = [
+        f"{name} {result['settings']['measured'] if 'settings' in result else 'none'}"
+        for name, result in results.items()
+    ]
+    spent, of = f"{taken['seconds']:.0f} s", f"{taken['of']:.0f} s"
+    if taken["running"]:
+        how = f"So far, after {spent} of at most {of}; this page is written again after each look"
+    elif taken["late"]:
+        how = f"The time of {of} was over before {', '.join(taken['late'])} had measured all that may be needed"
+    else:
+        how = f"Measured in {spent}, of at most {of}: the time ended nothing"
+    return f"{how}. Measured: {'; '.join(counts)}."
 
 
 def _results(entries: Mapping[str, Any]) -> dict[str, Any]:
@@ -105,8 +127,9 @@ def verdicts_of(entries: Mapping[str, Any]) -> list[Verdict]:
         verdict(method, f"at {layers.get(method, entries['layer'])} {explained}", measured)
         for method in entries["methods"]
     ]
-    failed = entries["results"].get("faithfulness", {}).get("reason")
-    why = f" These cannot be measured here: {failed}." if failed else ""
+    failed = entries["results"].get("faithfulness", {}).get("reason", "")
+    timed = "time" in entries and ("the time was over" in failed or "still to come" in failed)
+    why = f" {failed[0].upper()}{failed[1:]}." if timed else f" These cannot be measured here: {failed}." * bool(failed)
     return [
         replace(judgement, sentence=judgement.sentence + why * (judgement.verdict == OPEN)) for judgement in verdicts
     ]
@@ -132,6 +155,18 @@ def _told(judgement: Verdict, entries: Mapping[str, Any], results: Mapping[str, 
         reasons = html.escape("; ".join(judgement.decided_by))
         parts.append(f"<details><summary>the numbers</summary><p>{lead} {reasons}.</p></details>")
     return f'<li class="verdict {mark}">{"".join(parts)}</li>'
+
+
+def _told_of_positions(entries: Mapping[str, Any], results: Mapping[str, Any]) -> str:
+    """Return what was found about a head that decides at every position as HTML, with a picture."""
+    localised = results.get("localisation")
+    sentences = found_in_words(localised) if isinstance(localised, Result) else [f"Undecided: {localised}."]
+    parts = [f"<p>{html.escape(sentence)}</p>" for sentence in sentences]
+    if isinstance(localised, Result):
+        scores = [f"{row.measure}: {number(row)}" for row in localised.rows if row.measure in (AUROC, IMAGE_AUROC)]
+        parts.append(f"<div>{html.escape('; '.join(scores))} (1: all are told from the others; 0.5: by chance)</div>")
+    parts += [_image(png, f"images, their masks and the values of {name}") for name, png in entries["examples"].items()]
+    return f'<li class="verdict open">{"".join(parts)}</li>'
 
 
 def _summary(methods: Sequence[str], results: Mapping[str, Any]) -> list[str]:
@@ -194,7 +229,7 @@ def _section(name: str, result: Any, pictures: Mapping[str, str]) -> str:
     )
     parts.append(f'<p class="note">{html.escape(settings)}</p>')
     if result.curves:
-        parts.append(_image(_curves(result), "Deletion and insertion curves"))
+        parts.append(_image(_curves(json.dumps(result.curves)), "Deletion and insertion curves"))
     parts += [
         f"<h3>Worst images, {html.escape(method)}</h3>{_image(picture, f'the worst images of {method}')}"
         f"<ol>{''.join(map(_name, result.names[method]))}</ol>"
@@ -224,9 +259,9 @@ def _image(png: str, alt: str) -> str:
     return f'<img src="data:image/png;base64,{png}" alt="{html.escape(alt)}">'
 
 
-def _curves(result: Result) -> str:
-    curves = result.curves
-    assert curves is not None
+@functools.lru_cache(maxsize=1)  # a page is written again after each look, of whatever check
+def _curves(drawn: str) -> str:
+    curves = json.loads(drawn)
     figure = Figure(figsize=(9, 3.4), layout="constrained")
     for axis, measure in zip(figure.subplots(1, 2, sharey=True), KINDS, strict=True):
         for name, values in curves[measure].items():

@@ -4,13 +4,12 @@ import copy
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from hashlib import blake2b
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pytorch_grad_cam_pcasvm.evaluation.subject import Subject, generator, with_head
+from pytorch_grad_cam_pcasvm.evaluation.subject import Subject, digests_of, generator, with_head
 from pytorch_grad_cam_pcasvm.head.stages import Projection
 from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
 from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
@@ -69,7 +68,7 @@ class Rivals:
         Raises:
             ValueError: the images are not as large as those before.
         """
-        digests = [blake2b(image).digest() for image in x.cpu().flatten(1).contiguous().view(torch.uint8).numpy()]
+        digests = digests_of(x)
         before, digest = self._before or (x[:2][-1:], digests[:2][-1])  # of the first, the image after it
         if before.shape[1:] != x.shape[1:]:
             raise ValueError(

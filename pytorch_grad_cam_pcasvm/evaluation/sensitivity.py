@@ -16,6 +16,7 @@ from pytorch_grad_cam_pcasvm.evaluation.result import Result, Row
 from pytorch_grad_cam_pcasvm.evaluation.rivals import BLIND, HEAD, Rivals
 from pytorch_grad_cam_pcasvm.evaluation.statistics import ALIKE, Estimate, rank_correlations
 from pytorch_grad_cam_pcasvm.evaluation.subject import Subject, generator, seeded, signed, with_head
+from pytorch_grad_cam_pcasvm.evaluation.turns import Steps, measured_whole
 from pytorch_grad_cam_pcasvm.network.features import output_of
 from pytorch_grad_cam_pcasvm.network.grid import upsampled
 from pytorch_grad_cam_pcasvm.network.modules import evaluating
@@ -27,12 +28,13 @@ LIKENESS = "likeness"
 DRAWS = 10  # of random weights and permuted labels; each image has one of them
 
 
+@measured_whole
 def sensitivity(  # noqa: D417 - of the study its class tells
     study: Subject,
     *,
     refitted: Callable[[int], Any] | None = None,
     layers: int = 3,
-) -> Result:
+) -> Steps:
     """Measure how similar maps remain when the head, and then the layers from the top down, are randomised.
 
     These are the sanity checks of Adebayo et al. (arXiv 1810.03292), extended to a head: the absolute rank correlation
@@ -63,7 +65,7 @@ def sensitivity(  # noqa: D417 - of the study its class tells
         ... )
         >>> result.check
         'sensitivity'
-    """
+    """  # noqa: DOC202, DOC402 - as a function it returns a result
     if not isinstance(layers, Integral) or layers < 0:
         raise ValueError(f"layers must be an integer from 0, got {layers!r}")
     subject = study.fresh()
@@ -75,10 +77,17 @@ def sensitivity(  # noqa: D417 - of the study its class tells
     similarities = defaultdict[Any, list[np.ndarray]](list)  # by method, measure, rival
     draws: list[int] = []
 
-    def measured() -> list[Row]:
-        return _rows(subject, similarities, draws)
+    def found() -> Result:
+        return subject.result(
+            "sensitivity",
+            "do maps change when what was learned is randomised? (absolute rank correlation of the maps before and "
+            "after; near 1 the map does not show what was learned)",
+            _rows(subject, similarities, draws),
+            target_layer=subject.layer,
+        )
 
-    for x, _, rows_of in subject.batches("sensitivity", lambda: [row for row in measured() if row.verdict]):
+    yield None
+    for x, _, rows_of in subject.batches("sensitivity", looks=True):
         targets = subject.targets(x)
         shared = against.next(x, targets, rows_of)
         maps = {method: against.of(method) for method in subject.named}
@@ -113,13 +122,7 @@ def sensitivity(  # noqa: D417 - of the study its class tells
                 if name == method and measure != LIKENESS
             ]
             subject.add(method, np.mean(changed or [np.full(len(x), np.nan)], 0), rows_of, x, of_method[""])
-    return subject.result(
-        "sensitivity",
-        "do maps change when what was learned is randomised? (absolute rank correlation of the maps before and after; "
-        "near 1 the map does not show what was learned)",
-        measured(),
-        target_layer=subject.layer,
-    )
+        yield subject.step(found, lambda row: bool(row.verdict))
 
 
 def _rows(

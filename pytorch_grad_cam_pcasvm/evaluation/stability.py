@@ -10,16 +10,18 @@ from pytorch_grad_cam_pcasvm.evaluation.result import Result, Row
 from pytorch_grad_cam_pcasvm.evaluation.rivals import RANDOM, Rivals
 from pytorch_grad_cam_pcasvm.evaluation.statistics import ALIKE, Estimate, rank_correlations
 from pytorch_grad_cam_pcasvm.evaluation.subject import Subject, generator, heat
+from pytorch_grad_cam_pcasvm.evaluation.turns import Steps, measured_whole
 
 NOISE, SHIFT = "the image with noise", "the image shifted"
 
 
+@measured_whole
 def stability(  # noqa: D417 - of the study its class tells
     study: Subject,
     *,
     noise: float = 0.1,
     shift: float = 0.05,
-) -> Result:
+) -> Steps:
     """Measure the rank correlation of each map with the map of the same image, with noise or shifted.
 
     The edge of a shifted image is repeated to fill the gap, and only the parts present in both maps are compared. The
@@ -43,7 +45,7 @@ def stability(  # noqa: D417 - of the study its class tells
         ... )
         >>> result.settings["images"]
         6
-    """
+    """  # noqa: DOC202, DOC402 - as a function it returns a result
     if noise < 0 or not 0 <= shift < 1:
         raise ValueError(f"noise must be 0 or more, and shift between 0 and 1, got {noise} and {shift}")
     subject = study.fresh()
@@ -62,10 +64,17 @@ def stability(  # noqa: D417 - of the study its class tells
                     rows.append(Row(method, change, rival, ahead, 0.0))
         return rows
 
-    def deciding() -> list[Row]:
-        return [row for row in measured() if row.against in ("", RANDOM)]
+    def found() -> Result:
+        return subject.result(
+            "stability",
+            "does the map stay the same under noise, and move with the image? (rank correlation)",
+            measured(),
+            noise=noise,
+            shift=shift,
+        )
 
-    for x, _, rows_of in subject.batches("stability", deciding):
+    yield None
+    for x, _, rows_of in subject.batches("stability", looks=True):
         targets, size = subject.targets(x), x.shape[2:]
         shared = {name: heat(maps, size) for name, maps in against.next(x, targets, rows_of).items()}
         pixels = max(1, round(shift * size[-1])) if shift else 0
@@ -89,10 +98,4 @@ def stability(  # noqa: D417 - of the study its class tells
                     correlations[method, change, source].append(rank_correlations(first, second))
             similarity = correlations[method, NOISE, ""][-1] + correlations[method, SHIFT, ""][-1]
             subject.add(method, -similarity, rows_of, x, maps[""])
-    return subject.result(
-        "stability",
-        "does the map stay the same under noise, and move with the image? (rank correlation)",
-        measured(),
-        noise=noise,
-        shift=shift,
-    )
+        yield subject.step(found, lambda row: row.against in ("", RANDOM))

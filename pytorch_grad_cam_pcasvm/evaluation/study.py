@@ -42,6 +42,9 @@ class Study(Subject):
             hardly become clear. Confidence intervals allow for three looks: they are of 99.5 % at the first two, and of
             96 % at the last, instead of 95 %, so that at most 5 % of the answers of a row are wrong. Localisation by
             masks always takes all images.
+        minutes: how long a report, or a measure, may take, by the clock on the wall; None: as long as it takes. Then
+            the looks of ``stop_early`` are taken, with the same intervals, and the time decides only how many of them
+            are reached, never what is looked at. The checks of a report take turns.
 
     Raises:
         TypeError: an argument has the wrong type.

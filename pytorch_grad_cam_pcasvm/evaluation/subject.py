@@ -6,7 +6,8 @@ import itertools
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
-from numbers import Integral
+from hashlib import blake2b
+from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
@@ -17,9 +18,10 @@ from torch.utils.data import TensorDataset
 
 from pytorch_grad_cam_pcasvm import moved
 from pytorch_grad_cam_pcasvm.data.images import Images
-from pytorch_grad_cam_pcasvm.evaluation.looks import EARLY, LAST, looks, settled
-from pytorch_grad_cam_pcasvm.evaluation.result import FAILED, PASSED, Pictures, Result, Row
+from pytorch_grad_cam_pcasvm.evaluation.looks import looks as looks_at
+from pytorch_grad_cam_pcasvm.evaluation.result import Pictures, Result, Row
 from pytorch_grad_cam_pcasvm.evaluation.statistics import LEVEL
+from pytorch_grad_cam_pcasvm.evaluation.turns import Step
 from pytorch_grad_cam_pcasvm.maps.scale import check_finite
 from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
 from pytorch_grad_cam_pcasvm.methods import ClosedFormGradCAM, ContributionCAM
@@ -60,6 +62,7 @@ class Subject:
     transform: Callable[[Any], Tensor] | None = None
     normal: Any = None
     stop_early: bool = False
+    minutes: float | None = None
 
     def __post_init__(self) -> None:
         self.layer = layer_of(self.net, self.target_layers)
@@ -67,6 +70,8 @@ class Subject:
         for name, number, least in numbers:
             if not (number is None and name == "images") and (not isinstance(number, Integral) or number < least):
                 raise ValueError(f"{name} must be an integer from {least}, got {number!r}")
+        if self.minutes is not None and not (isinstance(self.minutes, Real) and 0 <= self.minutes < float("inf")):
+            raise ValueError(f"minutes must be a number from 0, or None for as many as it takes, got {self.minutes!r}")
         if not (self.target is None or callable(self.target)):
             raise TypeError(f"target must be one target, such as PCATarget(0), got {self.target!r:.80}")
         self.normal = self.net.head.normal if self.normal is None else self.normal
@@ -76,14 +81,16 @@ class Subject:
         self.rows = np.random.default_rng(self.seed).permutation(len(self.source))[: self.images]
         if len(self.rows) < 3:
             raise ValueError(f"{len(self.rows)} images are too few to measure anything: give at least 3, ideally 100")
-        self.made, self.title = Made(), ""  # in front of what progress bars say
+        self.made, self.known, self.title = Made(), Known(), ""  # in front of what progress bars say
         self._warnings = WarnOnce()
         self._channels_last = True
         self._forget()
 
     def _forget(self) -> None:
         self.missing: dict[str, str] = {}  # what cannot be measured, and why
-        self.stopped, self.level = "", LEVEL
+        self.level = LEVEL
+        self.nothing = 0  # images without a mask that were measured
+        self.looks, self.done, self.total, self.unit = list[int](), 0, 0, "image"  # of the check that goes on
         self._cams: dict[tuple[str, PCASVMNet], ClosedFormCAM] = {}
         self._seen: dict[str, list[bool]] = {method: [] for method in self.named}
         self._worst: dict[str, list[tuple[float, int, Tensor, SignedMaps]]] = {method: [] for method in self.named}
@@ -102,46 +109,43 @@ class Subject:
         copied._forget()
         return copied
 
-    def batches(
-        self, description: str, deciding: Callable[[], list[Row]] | None = None
-    ) -> Iterator[tuple[Tensor, list[Any], list[int]]]:
+    def batches(self, description: str, looks: bool | None = None) -> Iterator[tuple[Tensor, list[Any], list[int]]]:
         """Yield images (N, ...), their labels and rows, at least two at a time."""
-        for rows in self.parts(self.rows.tolist(), description, "image", deciding):
+        for rows in self.parts(self.rows.tolist(), description, "image", looks):
             yield *self.read(rows), rows
 
-    def parts(
-        self, items: list[Any], description: str, unit: str, deciding: Callable[[], list[Row]] | None = None
-    ) -> Iterator[list[Any]]:
+    def parts(self, items: list[Any], description: str, unit: str, looks: bool | None = None) -> Iterator[list[Any]]:
         """Yield items, such as rows, a batch at a time, with a progress bar; at least two at a time if possible.
 
         Args:
             items: what is measured.
             description: in front of the bar.
             unit: of the items.
-            deciding: where a study may stop early, returns the rows that decide, of the items so far. Once these are
-                clear, or cannot become clear, no more items come.
+            looks: whether a study that may end early looks at what was found so far, where a batch then ends; None:
+                these are not the items of a check, of which ``done`` says how many there were, this batch included.
         """
-        stops = looks(len(items)) if self.stop_early and deciding else []
-        with progress_bar(self.progress, total=len(items), desc=self.title + description, unit=unit) as bar:
-            for first, last in itertools.pairwise([0, *stops, len(items)]):
-                number = last - first
-                count = max(2, min(self.batch_size, len(items) // 4))  # so that the progress of few is seen, too
+        stops = looks_at(len(items)) if looks and (self.stop_early or self.minutes is not None) else []
+        if looks is not None:
+            self.looks, self.done, self.total, self.unit = stops, 0, len(items), unit
+        for first, last in itertools.pairwise([0, *stops, len(items)]):
+            number = last - first
+            count = max(2, min(self.batch_size, len(items) // 4))  # so that the progress of few is seen, too
+            bar = {"total": len(items), "initial": first, "desc": self.title + description, "unit": unit}
+            with progress_bar(self.progress, **bar) as shown:  # a bar for each turn of a check
                 for start, end in itertools.pairwise(np.linspace(first, last, -(-number // count) + 1).round()):
+                    if looks is not None:
+                        self.done = int(end)
                     yield items[int(start) : int(end)]
-                    bar.update(int(end - start))
-                if last in stops and deciding:
-                    rows = []
-                    with contextlib.suppress(ValueError):  # such as values of these few that are all the same
-                        rows = [replace(row, level=EARLY) for row in deciding()]
-                    if not rows:
-                        continue
-                    self.level = LAST
-                    if settled(rows, last / len(items)):
-                        clear = all(row.verdict in (PASSED, FAILED) for row in rows)
-                        why = "the answer is clear" if clear else "more would hardly make it clear"
-                        self.stopped, self.level = f"after {last} of {len(items)} {unit}s, as {why}", EARLY
-                        bar.write(f"{self.title}{description} stops {self.stopped}")
-                        return
+                    shown.update(int(end - start))
+
+    def step(self, result: Callable[[], Result], decides: Callable[[Row], bool]) -> Step:
+        """Return where a check stands after a batch of its items.
+
+        Args:
+            result: returns what was found so far.
+            decides: whether a row decides that the check may stop early.
+        """
+        return Step(self, result, decides)
 
     def read(self, rows: list[int]) -> tuple[Tensor, list[Any]]:
         """Return images (N, ...) on the network's device, and their labels."""
@@ -155,13 +159,21 @@ class Subject:
 
     def targets(self, x: Tensor) -> list[Any]:
         """Return the target of each image; by default the predicted class, by its name."""
-        with evaluating(self.net), torch.no_grad():
-            output = self.net(x)
-        self._warnings.of_images(output)
-        try:
-            return [fix_target(self.target, output.rows([n])) for n in range(len(x))]
-        except ValueError as error:  # the class to compare with is the predicted one of some image
-            raise ValueError(f"{error}: name the category as well") from error
+
+        def fixed() -> list[Any]:
+            with evaluating(self.net), torch.no_grad():
+                output = self.net(x)
+            self._warnings.of_images(output)
+            try:
+                return [fix_target(self.target, output.rows([n])) for n in range(len(x))]
+            except ValueError as error:  # the class to compare with is the predicted one of some image
+                raise ValueError(f"{error}: name the category as well") from error
+
+        return self.known.get([("target", self.target, digest) for digest in digests_of(x)], fixed)
+
+    def predicted(self, x: Tensor) -> list[Any]:
+        """Return the predicted class of each image."""
+        return self.known.get([("class", digest) for digest in digests_of(x)], lambda: self.net.predict(x).tolist())
 
     @property
     def without_normal(self) -> str:
@@ -172,7 +184,7 @@ class Subject:
         """Return which images are taken for the normal class, (N,): no map shows an absence."""
         if self.normal is None:
             return np.zeros(len(x), bool)
-        return np.asarray(self.net.predict(x) == self.normal)
+        return np.asarray([label == self.normal for label in self.predicted(x)])
 
     def values(self, x: Tensor, targets: Sequence[Any]) -> np.ndarray:
         """Return the value of each image's own target, shape (N,)."""
@@ -233,8 +245,7 @@ class Subject:
         common: dict[str, Any] = {"images": len(self.rows), "seed": self.seed, "target": repr(self.target)}
         if self.missing:
             common["not measured"] = "; ".join(f"{part}: {why}" for part, why in self.missing.items())
-        if self.stopped:
-            common["stopped"] = self.stopped
+        common["measured"] = f"{self.done} of {self.total} {self.unit}s"
         at_level = [replace(row, level=self.level) for row in rows]
         result = Result(check, question, at_level, blank, common | settings, curves)
         for method, worst in self._worst.items():
@@ -301,6 +312,24 @@ class Made:
         if self._room >= 0:
             self._maps[key] = maps
         return maps
+
+
+class Known:
+    """What checks have asked about single images, by keys that begin with a question and end with an image's digest."""
+
+    def __init__(self) -> None:
+        self._answers: dict[Any, Any] = {}
+
+    def get(self, keys: Sequence[Any], ask: Callable[[], Sequence[Any]]) -> list[Any]:
+        """Return the answer of each key; all of them are asked if one is not known."""
+        if not all(key in self._answers for key in keys):
+            self._answers |= dict(zip(keys, ask(), strict=True))
+        return [self._answers[key] for key in keys]
+
+
+def digests_of(x: Tensor) -> list[bytes]:
+    """Return a digest of each image."""
+    return [blake2b(image).digest() for image in x.cpu().flatten(1).contiguous().view(torch.uint8).numpy()]
 
 
 def layer_of(net: PCASVMNet, target_layers: Sequence[nn.Module | str]) -> nn.Module | str:

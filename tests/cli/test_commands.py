@@ -98,12 +98,16 @@ def test_photos_are_evaluated(network, head, tmp_path, capsys, monkeypatch):
     # The other checks are tested on smaller networks.
     monkeypatch.setitem(evaluation.Study.report.__kwdefaults__, "checks", ("completeness",))
     options = ["--out", str(tmp_path), "--count", "4", "--method", "ContributionCAM", "--batch-size", "3"]
+    assert main(["evaluate", *network, "--head", str(head), *options]) == 2
+    told = "4 photos are too few for an answer: give at least 38, in the folder and with --count"
+    assert told in capsys.readouterr().err
+    options += ["--all-images"]
     sizes = []
     read = Subject.read
     monkeypatch.setattr(Subject, "read", lambda subject, rows: sizes.append(subject.batch_size) or read(subject, rows))
     assert main(["evaluate", *network, "--head", str(head), *options]) == 0
     accuracy, duration, verdict, page = capsys.readouterr().out.splitlines()
-    assert re.fullmatch(r"this will take .* minutes?; it stops sooner where the answer is clear", duration)
+    assert re.fullmatch(r"this will take .* minutes?", duration)
     assert verdict.startswith(
         "It is unclear whether to use ContributionCAM at features for this head: 4 images are too few"
     )
@@ -206,6 +210,7 @@ def test_heads_of_skops(network, photos, tmp_path, weights):
         ("evaluate", {"--head": "nowhere.safetensors", "--weights": "nowhere.pth"}, "there is no model nowhere"),
         ("evaluate", {"--batch-size": "0"}, "argument --batch-size: it must be at least 1, got 0"),
         ("evaluate", {"--count": "-1"}, "argument --count: it must be at least 1, got -1"),
+        ("evaluate", {"--minutes": "0"}, "argument --minutes: it must be positive, got 0"),
         ("explore", {}, "there is no atlas in"),
     ],
 )

@@ -196,13 +196,16 @@ def test_pixels_are_measured_with_masks(parts, bank, tmp_path, capsys):
         truth[5 + row] = np.asarray(mask.resize((SIZE, SIZE), Image.Resampling.NEAREST))
     maps = net.anomaly_map(torch.cat([good, spots]), size=(SIZE, SIZE))
     expected = roc_auc_score(truth.ravel(), maps.ravel())
-    result = json.loads((tmp_path / "evaluation" / "localisation.json").read_text())
+    result = json.loads((tmp_path / "evaluation" / "report.json").read_text())["results"]["localisation"]
     near = next(row["estimate"]["mean"] for row in result["rows"] if "within" in row["measure"])
     assert f"The values of every position find the marked place in {near:.0%} of the images" in printed
     measured = {row["measure"]: row["estimate"]["mean"] for row in result["rows"]}
     assert measured["pixel AUROC"] == pytest.approx(expected, abs=1e-4)
     assert measured["image AUROC"] == 1.0
-    assert (tmp_path / "evaluation" / "positions.png").exists()
+    page = (tmp_path / "evaluation" / "index.html").read_text()
+    assert f"The values of every position find the marked place in {near:.0%} of the images" in page
+    assert page.count("data:image/png;base64,") == 1  # of positions
+    assert "Measured: localisation 11 of 11 images." in page
 
 
 def test_an_atlas_of_patches(parts, bank, tmp_path, capsys):

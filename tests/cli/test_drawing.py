@@ -159,7 +159,7 @@ def test_finer_layers_say_where(typed, weights, tmp_path, capsys):
     assert min(np.abs(drawn[y : y + size[1]] - expected).max() for y in range(len(drawn) - size[1])) <= 12
     assert main(["atlas", *network, "--head", str(head), "--out", str(tmp_path / "atlas")]) == 2
     capsys.readouterr()
-    few = ["--count", "4", "--batch-size", "2", "--out", str(tmp_path / "evaluation")]
+    few = ["--count", "4", "--all-images", "--batch-size", "2", "--out", str(tmp_path / "evaluation")]
     assert main(["evaluate", *network, "--head", str(head), *few, "--method", "ClosedFormGradCAM"]) == 2
     assert "which ContributionCAM alone makes one map of" in capsys.readouterr().err
     assert main(["evaluate", *network, "--head", str(head), *few]) == 0
@@ -279,7 +279,7 @@ def test_xgboost_gets_numbers_for_words(typed, tmp_path):
     assert main(["explain", *images, "--out", str(tmp_path / "maps")]) == 0
     _, rows = rows_of(tmp_path / "maps" / "values.csv")
     assert {row[1] for row in rows} <= {*folders}
-    assert main(["evaluate", *images, "--out", str(tmp_path / "evaluation"), "--count", "8"]) == 0
+    assert main(["evaluate", *images, "--out", str(tmp_path / "evaluation"), "--count", "8", "--all-images"]) == 0
 
 
 def test_a_forest_is_in_no_exported_file(typed, tmp_path, capsys):

@@ -170,7 +170,7 @@ def what_commands_find(photos, name, head, masks):
     """Return the values of explain, the components of an atlas, and what evaluate measures; and the atlas."""
     run("explain", photos / name, "--head", head, "--out", photos / f"maps-{name}")
     run("atlas", photos / name, "--head", head, "--out", photos / f"atlas-{name}")
-    options = ["--masks", photos / f"masks-{masks}", "--out", photos / f"page-{name}", "--count", 8]
+    options = ["--masks", photos / f"masks-{masks}", "--out", photos / f"page-{name}", "--count", 8, "--all-images"]
     run("evaluate", photos / name, "--head", head, *options, "--method", "ContributionCAM")
     store = atlas.load(photos / f"atlas-{name}")
     report = json.loads((photos / f"page-{name}" / "report.json").read_text())["results"]

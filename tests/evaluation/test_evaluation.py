@@ -700,6 +700,7 @@ def test_a_report_that_is_stopped_keeps_what_was_measured(corner, tmp_path, monk
     net, x, _ = corner
 
     def stopped(*_, **__):
+        yield None
         raise KeyboardInterrupt
 
     monkeypatch.setitem(CHECKS, "stability", stopped)
@@ -714,6 +715,7 @@ def test_a_report_that_is_stopped_keeps_what_was_measured(corner, tmp_path, monk
             images=5,
             **QUIET,
         )
+    assert "Completeness" in (tmp_path / "index.html").read_text()
     assert "Completeness" in E.page(tmp_path / "report.json").read_text()
 
 

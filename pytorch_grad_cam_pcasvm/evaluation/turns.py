@@ -1,0 +1,232 @@
+"""Turns: checks are measured from look to look, one after the other, until they end or the time is over."""
+
+import functools
+import inspect
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pytorch_grad_cam_pcasvm.evaluation.looks import EARLY, LAST, settled
+from pytorch_grad_cam_pcasvm.evaluation.result import FAILED, PASSED, Result, Row
+
+if TYPE_CHECKING:
+    from pytorch_grad_cam_pcasvm.evaluation.subject import Subject
+
+_FIRST = 0.25  # of the time, after which a page says what is known
+_RESERVE = 0.1  # of the time, kept for pictures and the page
+
+
+@dataclass
+class Step:
+    """Where a check stands after a batch.
+
+    Attributes:
+        subject: what is measured; it knows how many of its items are done, and where to look.
+        result: returns what was found so far.
+        decides: whether a row decides that a check may stop early.
+    """
+
+    subject: "Subject"
+    result: Callable[[], Result]
+    decides: Callable[[Row], bool]
+
+
+Steps = Iterator[Step | None]  # None: there is nothing to look at yet, such as before the first batch
+
+
+class Budget:
+    """The time that may be taken, by the clock on the wall.
+
+    Args:
+        minutes: how much; None: as much as it takes.
+        clock: returns seconds.
+
+    Attributes:
+        seconds: the whole; None: as much as it takes.
+        clock: returns seconds.
+        drawing: how many seconds the pictures of a check took, at most.
+    """
+
+    def __init__(self, minutes: float | None, clock: Callable[[], float] | None = None) -> None:
+        self.seconds = None if minutes is None else 60 * minutes
+        self.clock = clock or time.monotonic
+        self.drawing = 0.0
+        self._start = self.clock()
+
+    @property
+    def spent(self) -> float:
+        """Seconds since the start."""
+        return self.clock() - self._start
+
+    def fits(self, seconds: float, reserve: float = _RESERVE) -> bool:
+        """Return whether so many seconds are left, besides a reserve that is a share of all."""
+        return self.seconds is None or self.spent + seconds < (1 - reserve) * self.seconds
+
+    @property
+    def is_quarter_over(self) -> bool:
+        """Whether a quarter of the time is over."""
+        return self.seconds is not None and self.spent >= _FIRST * self.seconds
+
+
+class Course:
+    """A check on its way.
+
+    Args:
+        name: of the check.
+        steps: the check, a step for each batch.
+        stop_early: stop at a look where what decides is clear, or can hardly become clear.
+
+    Attributes:
+        result: what was found at the last look; None before the first.
+        error: why it cannot be made; None if it can.
+        ended: whether it is over.
+        late: whether the time was over before it was.
+    """
+
+    def __init__(self, name: str, steps: Steps, stop_early: bool = False) -> None:
+        self.name = name
+        self.result: Result | None = None
+        self.error: Exception | None = None
+        self.ended = self.late = False
+        self._steps, self._stop_early = steps, stop_early
+        self._subject: Subject | None = None
+        self._seconds = self._longest = 0.0  # of all steps, of one
+        self._done, self._seconds_of_done = 0, 0.0  # items of whole batches, and their seconds
+
+    def begin(self) -> None:
+        """Check what it is given, before anything is computed."""
+        try:
+            next(self._steps, None)
+        except Exception as error:  # whatever it is, the other checks are made
+            self._end(error)
+
+    def advance(self, budget: Budget) -> bool:
+        """Measure a batch, if one that leads to the next look fits into the time.
+
+        Returns:
+            Whether there is something new to tell: a look, or the end.
+        """
+        if not budget.fits(max(self._longest, self._until_look())):
+            self.late = True
+            self._stop("as the time was over")
+            return True
+        start = budget.clock()
+        try:
+            step = next(self._steps)
+            new = step is not None and self._look(step)
+        except Exception as error:  # whatever it is, the other checks are made
+            self._end(error)
+            return True
+        seconds = budget.clock() - start
+        self._seconds, self._longest = self._seconds + seconds, max(self._longest, seconds)
+        if step is not None:
+            self._done, self._seconds_of_done = step.subject.done, self._seconds
+        return new
+
+    @property
+    def not_reached(self) -> str:
+        """Why there is no result, in a sentence without its full stop."""
+        if self.error is not None:
+            return reason(self.error)
+        if self.late:
+            at = f", at {self._next()} {self._subject.unit}s" if self._subject is not None else ""
+            done = f" ({self._done} were measured)" if self._subject is not None else ""
+            return f"the time was over before the first look{at}{done}: give more minutes"
+        return "its first look is still to come"
+
+    def _until_look(self) -> float:
+        """Return how many seconds the batches up to the next look will take, at the mean speed so far."""
+        if not self._done:
+            return 0.0
+        whole = self._seconds_of_done / self._done * (self._next() - self._done)
+        return max(0.0, whole - (self._seconds - self._seconds_of_done))
+
+    def _next(self) -> int:
+        assert self._subject is not None
+        later = [look for look in self._subject.looks if look > self._done]
+        return min(later, default=self._subject.total)
+
+    def _look(self, step: Step) -> bool:
+        """Look at what was found, where it is time to."""
+        self._subject = subject = step.subject
+        if subject.done == subject.total:
+            self.result = step.result()
+            self._end()
+            return True
+        if subject.done not in subject.looks:
+            return False
+        level, subject.level = subject.level, EARLY
+        try:
+            self.result = step.result()
+        except ValueError:  # such as values of these few that are all the same
+            subject.level = level
+            return False
+        subject.level = LAST
+        rows = [row for row in self.result.rows if step.decides(row)]
+        if self._stop_early and settled(rows, subject.done / subject.total):
+            clear = all(row.verdict in (PASSED, FAILED) for row in rows)
+            self._stop(f"as {'the answer is clear' if clear else 'more would hardly make it clear'}")
+        return True
+
+    def _stop(self, why: str) -> None:
+        if self.result is not None:
+            self.result.settings["stopped"] = f"after {self.result.settings['measured']}, {why}"
+            if self._subject is not None and self._subject.progress and not self.late:
+                print(f"{self._subject.title}{self.name} stops {self.result.settings['stopped']}", flush=True)
+        self._end()
+
+    def _end(self, error: Exception | None = None) -> None:
+        self.error, self.ended = error, True
+        self._steps.close()  # type: ignore[attr-defined]
+
+
+def take_turns(courses: Sequence[Course], budget: Budget) -> Iterator[Course | None]:
+    """Measure checks in turns, each up to its next look.
+
+    Args:
+        courses: the checks; those that have ended are passed over.
+        budget: how long that may take.
+
+    Yields:
+        A check that has something new to tell; None where a quarter of the time is over and none has.
+    """
+    told = False
+    waiting = [course for course in courses if not course.ended]
+    while waiting:
+        for course in waiting:
+            while not course.advance(budget):
+                if not told and budget.is_quarter_over:
+                    told = True
+                    yield None
+            told = True
+            yield course
+        waiting = [course for course in waiting if not course.ended]
+
+
+def measured_whole(steps: Callable[..., Steps]) -> Callable[..., Result]:
+    """Return a check as a function that measures until it ends; its steps are ``__wrapped__``."""
+
+    @functools.wraps(steps)
+    def check(study: Any, *args: Any, **options: Any) -> Result:
+        budget = Budget(study.minutes)
+        course = Course(steps.__name__, steps(study, *args, **options), study.stop_early)
+        course.begin()
+        for _ in take_turns([course], budget):
+            pass
+        if course.error is not None:
+            raise course.error
+        if course.result is None:
+            raise ValueError(course.not_reached)
+        return course.result
+
+    signature = inspect.signature(steps)
+    check.__signature__ = signature.replace(return_annotation=Result)  # type: ignore[attr-defined]
+    check.__annotations__ = {**steps.__annotations__, "return": Result}
+    return check
+
+
+def reason(error: Exception) -> str:
+    """Return why a check was not made; the type of an error that nobody expected comes first."""
+    expected = isinstance(error, ValueError | RuntimeError)  # such as an image that cannot be read
+    return str(error) if expected else f"{type(error).__name__}: {error}"
