@@ -192,7 +192,9 @@ class FitOptions(Reading):
     kernel: str | None = option(
         "SVM kernel: rbf (default), linear or poly", metavar="NAME", parse=one_of("rbf", "linear", "poly")
     )
-    C: float | None = option("SVM: cost of a mistake (default: chosen)", metavar="NUMBER", parse=number_from(0, above=True))
+    C: float | None = option(
+        "SVM: cost of a mistake (default: chosen)", metavar="NUMBER", parse=number_from(0, above=True)
+    )
     gamma: Any = option("SVM: width of the kernel (default: scale)", metavar="NUMBER", parse=parse_gamma)
     search: bool = option("choose C and gamma among twelve pairs, by cross-validation", False)
     class_weight: str | None = option(

@@ -18,9 +18,7 @@ _BETTER = 0.02  # balanced accuracy, less than which is no advice
 Make = Callable[[FitOptions], Any]  # makes the classifier of options, not fitted
 
 
-def choose(
-    options: FitOptions, features: Any, labels: Any, groups: Any, make: Make, *, typed: bool
-) -> Any:
+def choose(options: FitOptions, features: Any, labels: Any, groups: Any, make: Make, *, typed: bool) -> Any:
     """Return the choice of what is not typed, which ``options`` then has; None: there is no cross-validation.
 
     Args:
@@ -164,9 +162,7 @@ def tell_next_step(
         return
     now, tried = _balance(own, choice.predicted), dict[str, float]()
     for words, (classifier, settings) in _list_tries(options, own, make).items():
-        other = choose_head(
-            features[choice.rows], own, classifier, settings, [choice.chosen.components], groups=part
-        )
+        other = choose_head(features[choice.rows], own, classifier, settings, [choice.chosen.components], groups=part)
         tried[words] = _balance(own, other.predicted)
     best = max(tried, key=lambda words: tried[words], default="")
     if best and tried[best] > now + _BETTER:
@@ -175,8 +171,14 @@ def tell_next_step(
             f"{now:.0%}; add it"
         )
         return
-    vain = f"On the same features, {', '.join(f'{words} ({share:.0%})' for words, share in tried.items())} is no better. "
-    way = "--resize stretch, which sees the rim, too" if resize == "crop" else "--pool max, or --features of an earlier layer"
+    vain = (
+        f"On the same features, {', '.join(f'{words} ({share:.0%})' for words, share in tried.items())} is no better. "
+    )
+    way = (
+        "--resize stretch, which sees the rim, too"
+        if resize == "crop"
+        else "--pool max, or --features of an earlier layer"
+    )
     print(f"hint: {why}. {vain if tried else ''}Try {way}")
 
 

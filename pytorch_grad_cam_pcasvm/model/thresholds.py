@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -58,12 +59,9 @@ def choose_threshold(scores: Any, rate: float = 0.01, groups: Any = None) -> Thr
     wanted = (count + 1) * (1 - Fraction(str(rate)))  # as it is typed, so that 0.01 of 100 is one
     if wanted > count:
         return Threshold(float(scores.max()), 1 / (count + 1), rate, count)
-    reached = Fraction(0)
-    for row in order.tolist():
-        reached += Fraction(1, int(sizes[own[row]]))
-        if reached >= wanted:
-            return Threshold(float(scores[row]), rate, rate, count)
-    raise AssertionError  # pragma: no cover - all of them reach their number
+    reached = accumulate(Fraction(1, int(sizes[own[row]])) for row in order.tolist())
+    place = next(place for place, shares in enumerate(reached) if shares >= wanted)
+    return Threshold(float(scores[order[place]]), rate, rate, count)
 
 
 def count_needed(rate: float) -> int:

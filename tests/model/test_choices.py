@@ -53,7 +53,8 @@ def test_rows_of_fewer_dimensions_than_components():
     random = np.random.default_rng(0)
     features = random.normal(size=(20, 3)) @ random.normal(size=(3, 50))
     reduced, others = reduce_rows(features, features[:4] + 1, 10)
-    assert np.isfinite(reduced).all() and np.isfinite(others).all()
+    assert np.isfinite(reduced).all()
+    assert np.isfinite(others).all()
     np.testing.assert_allclose(reduced[:, 3:], 0, atol=1e-6)
 
 
@@ -127,9 +128,7 @@ def test_score_told_is_of_choices_made_anew():
         table = []
         for count, setting in itertools.product([8, 16, 32], settings):
             pipeline = make_pipeline(StandardScaler(), PCA(count, svd_solver="full"), SVC(**setting))
-            inner = cross_val_score(
-                pipeline, features[fit], labels[fit], cv=StratifiedKFold(5), scoring="roc_auc"
-            )
+            inner = cross_val_score(pipeline, features[fit], labels[fit], cv=StratifiedKFold(5), scoring="roc_auc")
             table.append((inner.mean(), inner.std(ddof=1) / 5**0.5, pipeline))
         best = max(table, key=lambda one: one[0])
         pipeline = next(one[2] for one in table if one[0] >= best[0] - best[1]).fit(features[fit], labels[fit])
@@ -154,7 +153,8 @@ def test_few_choices_cost_nothing():
     choice = choose_head(features, labels, SVC(), [{"C": 2.0}], [4])
     pipeline = make_pipeline(StandardScaler(), PCA(4, svd_solver="full"), SVC(C=2.0))
     assert (choice.predicted == cross_val_predict(pipeline, features, labels, cv=StratifiedKFold(5))).all()
-    assert len(choice.candidates) == 1 and choice.score == pytest.approx(choice.chosen.score, abs=1e-12)
+    assert len(choice.candidates) == 1
+    assert choice.score == pytest.approx(choice.chosen.score, abs=1e-12)
 
 
 def test_simplest_within_one_standard_error():
@@ -182,7 +182,8 @@ def test_other_classifiers_and_names(classifier):
     names = np.array(["cat", "dog", "elk"])[labels]
     choice = choose_head(features, names, classifier, components=[8])
     assert set(choice.predicted) <= set(names)
-    assert (choice.predicted == names).mean() > 0.5 and 0.6 < choice.score <= 1
+    assert (choice.predicted == names).mean() > 0.5
+    assert 0.6 < choice.score <= 1
 
 
 def test_objects_stay_together():
@@ -223,7 +224,8 @@ def test_few_photos_or_objects():
 def test_part_of_a_large_set(monkeypatch):
     labels = np.repeat([0, 1, 2], [6000, 3000, 20])
     part = take_part(labels, None, 900, 0)
-    assert np.bincount(labels[part]).tolist() == [599, 299, 20] and (np.diff(part) > 0).all()
+    assert np.bincount(labels[part]).tolist() == [599, 299, 20]
+    assert (np.diff(part) > 0).all()
     assert not np.array_equal(part, take_part(labels, None, 900, 1))
     groups = np.arange(len(labels)) // 10
     part = take_part(labels, groups, 900, 0)
@@ -233,5 +235,6 @@ def test_part_of_a_large_set(monkeypatch):
     monkeypatch.setattr(choices, "_MOST", 50)
     features, labels = rows(400)
     choice = choose_head(features, labels, SVC(), components=[4])
-    assert len(choice.rows) == 100 and len(choice.predicted) == 100  # fifty of each class are wanted at least
+    assert len(choice.rows) == 100
+    assert len(choice.predicted) == 100
     assert choice.score > 0.7
