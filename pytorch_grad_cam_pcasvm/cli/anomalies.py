@@ -93,8 +93,8 @@ def _tell_threshold(threshold: Any, options: FitOptions) -> None:
     few = ""
     if threshold.rate > threshold.wanted:
         few = f", as there are {threshold.count} {things}: {threshold.needed} would do for {threshold.wanted:.3g}"
-    parts = 1 / threshold.rate
+    parts = round(1 / threshold.rate, 1)
     print(
-        f"threshold {threshold.score:.4g}: a photo above it fails, at most 1 in {round(parts, 1):g} of new good photos, "
-        f"by the scores of {threshold.count} {things} that were left out{few}"
+        f"threshold {threshold.score:.4g}: a photo above it fails, at most 1 in {parts:g} of new good photos, by the "
+        f"scores of {threshold.count} {things} that were left out{few}"
     )

@@ -9,10 +9,11 @@ from pytorch_grad_cam_pcasvm.cli.arguments import FitOptions
 from pytorch_grad_cam_pcasvm.cli.folders import accuracy
 
 _COSTS = {"linear": (0.001, 0.01, 0.1, 1.0)}  # its kernel is not scaled by the number of components
-_USUAL_COSTS = 1.0, 10.0, 100.0
+_USUAL_COSTS = 1.0, 10.0  # more is the same wherever the classes can be separated
 _SMALL = 8, 16, 32  # components of trees, whose coalitions are to be few
 _UNEQUAL = 1.2  # classes differ by more than that factor
 _HARDLY = 1 / 3  # of the photos of a class that is hardly found
+_REPLACED = {"--classifier forest": ("C", "gamma", "kernel", "class_weight"), "--kernel linear": ("C", "class_weight")}
 _BETTER = 0.02  # balanced accuracy, less than which is no advice
 
 Make = Callable[[FitOptions], Any]  # makes the classifier of options, not fitted
@@ -151,9 +152,19 @@ def explain_poor(labels: Any, guessed: Any) -> str | None:
 
 
 def tell_next_step(
-    options: FitOptions, choice: Any, features: Any, labels: Any, groups: Any, make: Make, resize: str | None
+    typed: FitOptions, choice: Any, features: Any, labels: Any, groups: Any, make: Make, resize: str | None
 ) -> None:
-    """After a poor score, say what is most likely to help: what was tried on the same features, if that is better."""
+    """After a poor score, say what is most likely to help: what was tried on the same features, if that is better.
+
+    Args:
+        typed: the options of ``fit``, without what was chosen.
+        choice: what was.
+        features: as for :func:`choose`.
+        labels: as for :func:`choose`.
+        groups: as for :func:`choose`.
+        make: as for :func:`choose`.
+        resize: how photos become images.
+    """
     from pytorch_grad_cam_pcasvm.model.choices import choose_head
 
     own, part = labels[choice.rows], None if groups is None else groups[choice.rows]
@@ -161,14 +172,20 @@ def tell_next_step(
     if why is None:
         return
     now, tried = _balance(own, choice.predicted), dict[str, float]()
-    for words, (classifier, settings) in _list_tries(options, own, make).items():
+    for words, (classifier, settings) in _list_tries(typed, own, make).items():
         other = choose_head(features[choice.rows], own, classifier, settings, [choice.chosen.components], groups=part)
         tried[words] = _balance(own, other.predicted)
     best = max(tried, key=lambda words: tried[words], default="")
     if best and tried[best] > now + _BETTER:
+        flags = {
+            "--classifier forest": ("C", "gamma", "kernel", "class_weight"),
+            "--kernel linear": ("C", "class_weight"),
+        }
+        others = [f"--{name.replace('_', '-')}" for name in flags.get(best, ()) if getattr(typed, name) is not None]
+        way = f"type it in place of {' and '.join(others)}" if others else "add it"
         print(
-            f"hint: {why}. Tried on the same features: {best} has a balanced accuracy of {tried[best]:.0%} in place of "
-            f"{now:.0%}; add it"
+            f"hint: {why}. Tried on the same features: {best} has a balanced accuracy of {tried[best]:.0%}, and this one "
+            f"{now:.0%}; {way}"
         )
         return
     vain = (
@@ -196,7 +213,8 @@ def _list_tries(options: FitOptions, labels: Any, make: Make) -> Mapping[str, tu
         tries["--classifier svm"] = make(other), [{"C": cost} for cost in _USUAL_COSTS]
         return tries
     if options.kernel in (None, "rbf"):
-        tries["--kernel linear"] = make(replace(options, kernel="linear")), [{"C": cost} for cost in _COSTS["linear"]]
+        other = replace(options, kernel="linear", class_weight=None)
+        tries["--kernel linear"] = make(other), [{"C": cost} for cost in _COSTS["linear"]]
     if find_spec("skops"):
         tries["--classifier forest"] = make(replace(options, classifier="forest", class_weight=None)), [{}]
     return tries

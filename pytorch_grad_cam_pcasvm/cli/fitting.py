@@ -3,6 +3,8 @@
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytorch_grad_cam_pcasvm as package
@@ -255,12 +257,12 @@ def _with_labels(
     else:
         if options.classifier not in CLASSIFIERS:  # another may be none, which is told before anything is chosen
             _fit_classifier(options, features, labels, 0)
-        choice = choose(options, features, labels, own, lambda one: _classifier(one, len(labels)), typed=typed)
+        as_typed, make = replace(options), partial(_classifier, count=len(labels))
+        choice = choose(options, features, labels, own, make, typed=typed)
         pipeline, fitted = _fit_classifier(options, features, labels, 0)
         about = {} if choice is None else describe_choice(options, choice) | tell_score(options, choice, labels)
         if choice is not None:
-            tell_next_step(options, choice, features, labels, own, lambda one: _classifier(one, len(labels)),
-                           preparation.resize)  # fmt: skip
+            tell_next_step(as_typed, choice, features, labels, own, make, preparation.resize)
     share = pipeline.score(features, labels)
     print(f"{share:.0%} correct on the {unit} it was fitted on: training accuracy, not a test score")
     ((largest, count),) = counts.most_common(1)
