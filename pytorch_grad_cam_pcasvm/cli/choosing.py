@@ -184,8 +184,8 @@ def tell_next_step(
         others = [f"--{name.replace('_', '-')}" for name in flags.get(best, ()) if getattr(typed, name) is not None]
         way = f"type it in place of {' and '.join(others)}" if others else "add it"
         print(
-            f"hint: {why}. Tried on the same features: {best} has a balanced accuracy of {tried[best]:.0%}, and this one "
-            f"{now:.0%}; {way}"
+            f"hint: {why}. Tried on the same features: {best} has a balanced accuracy of {tried[best]:.0%}, and this "
+            f"one {now:.0%}; {way}"
         )
         return
     vain = (

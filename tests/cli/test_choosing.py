@@ -74,9 +74,9 @@ def test_choice_is_told_and_stored(tmp_path, capsys):
     photos, file = make_photos(tmp_path / "photos", {"crack": 30, "good": 20}), tmp_path / "model.safetensors"
     status, told, _ = run(capsys, "fit", photos, *NETWORK, "--out", file)
     assert status == 0
-    line = re.search(r"chose (\d+) components, C ([\d.]+)(, balanced classes)?, by cross-validation of 50 photos: "
-                     r"AUROC (0\.\d+|1\.0+) ± (0\.\d+) \(.* components, C .*: .*\); choose yourself: --components, --C, "
-                     "--class-weight", told)  # fmt: skip
+    line = re.search(r"chose (\d+) components, C ([\d.]+)(, balanced classes)?, by cross-validation of 50 "
+                     r"photos: AUROC (0\.\d+|1\.0+) ± (0\.\d+) \(.* components, C .*: .*\); choose yourself: "
+                     "--components, --C, --class-weight", told)  # fmt: skip
     assert line
     model = load_model(file, f"{__name__}:backbone")
     chosen, score = model.about["chosen"], model.about["score"]
@@ -250,9 +250,10 @@ def parts(tmp_path_factory):
     return root
 
 
+DENSE = ["--pool", "dense", "--sample", "1.0"]
 KINDS = {
-    "neighbours": "--pool dense --classifier neighbours --components 8 --sample 1.0 --coreset 1.0".split(),
-    "residual": ["--pool", "dense", "--classifier", "residual", "--components", "8", "--sample", "1.0"],
+    "neighbours": [*DENSE, "--classifier", "neighbours", "--components", "8", "--coreset", "1.0"],
+    "residual": [*DENSE, "--classifier", "residual", "--components", "8"],
     "pooled": ["--classifier", "sklearn.svm:OneClassSVM", "--components", "8"],
 }  # fmt: skip
 
