@@ -120,11 +120,10 @@ def describe_choice(options: FitOptions, choice: Any) -> dict[str, Any]:
 def tell_score(options: FitOptions, choice: Any, labels: Any) -> dict[str, Any]:
     """Say how well photos are classified that a head was not fitted on; return it as a model's file holds it."""
     own = labels[choice.rows]
+    print(f"{len(choice.folds)}-fold cross-validation: {accuracy(own.tolist(), own == choice.predicted)}")
     anew = ", each with a choice of its own" if len(choice.candidates) > 1 else ""
-    print(
-        f"{len(choice.folds)}-fold cross-validation: {accuracy(own.tolist(), own == choice.predicted)}, AUROC "
-        f"{choice.score:.3f} \N{PLUS-MINUS SIGN} {choice.error:.3f}{anew}"
-    )
+    if choice.score == choice.score:
+        print(f"AUROC of these folds{anew}: {choice.score:.3f} \N{PLUS-MINUS SIGN} {choice.error:.3f}")
     score = {"auroc": choice.score, "error": choice.error, "balanced_accuracy": _balance(own, choice.predicted)}
     return {"score": score | {"folds": len(choice.folds), "photos": len(own), "groups": options.groups}}
 
@@ -165,11 +164,14 @@ def tell_next_step(
         make: as for :func:`choose`.
         resize: how photos become images.
     """
-    from pytorch_grad_cam_pcasvm.model.choices import choose_head
+    from pytorch_grad_cam_pcasvm.model.choices import can_choose, choose_head
 
     own, part = labels[choice.rows], None if groups is None else groups[choice.rows]
     why = explain_poor(own, choice.predicted)
     if why is None:
+        return
+    if not can_choose(own, part):
+        print(f"hint: {why}. More photos are most likely to help: each class needs 10 to choose, or to try, anything")
         return
     now, tried = _balance(own, choice.predicted), dict[str, float]()
     for words, (classifier, settings) in _list_tries(typed, own, make).items():

@@ -208,7 +208,8 @@ def reduce_rows(rows: np.ndarray, others: np.ndarray, count: int) -> tuple[np.nd
     """Return components of rows and of others, by a scaler and a PCA that are fitted on the rows alone.
 
     They are those of scikit-learn's ``StandardScaler`` and ``PCA(count, svd_solver="full")``, by the smaller of the two
-    products of the rows with themselves, and the first of them those of a smaller count.
+    products of the rows with themselves, and the first of them those of a smaller count; there are no more than rows or
+    features.
     """
     scaler = StandardScaler().fit(rows)
     z, z_others = scaler.transform(rows), scaler.transform(others)
@@ -216,6 +217,7 @@ def reduce_rows(rows: np.ndarray, others: np.ndarray, count: int) -> tuple[np.nd
     z, z_others = z - centre, z_others - centre
     wide = z.shape[0] < z.shape[1]
     product_ = z @ z.T if wide else z.T @ z
+    count = min(count, len(product_))
     values, vectors = eigh(product_, subset_by_index=(len(product_) - count, len(product_) - 1))
     values, axes = values[::-1], (z.T @ vectors if wide else vectors)[:, ::-1]
     if wide:

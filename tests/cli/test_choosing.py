@@ -88,7 +88,7 @@ def test_choice_is_told_and_stored(tmp_path, capsys):
     own = next(one for one in chosen["compared"] if all(one[name] == chosen[name] for name in names))
     assert f"{own['auroc']:.3f}" == line[4]
     assert (score["folds"], score["photos"]) == (5, 50)
-    assert f"AUROC {score['auroc']:.3f} ± {score['error']:.3f}, each with a choice of its own" in told
+    assert f"AUROC of these folds, each with a choice of its own: {score['auroc']:.3f} ± {score['error']:.3f}\n" in told
     # And again, by scikit-learn.
 
     features, labels = read_features(model, photos)
@@ -235,6 +235,18 @@ def test_next_step_where_nothing_helps(tmp_path, capsys):
     assert "hint: " in told
     if "Tried on the same features" not in told:
         assert re.search(r"On the same features, --kernel linear \(\d+%\).* no better\. Try --pool max", told)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 9])
+@pytest.mark.parametrize("options", [[], ["--components", "2"], ["--classifier", "forest"], ["--groups", "2"]])
+def test_very_few_photos(tmp_path, capsys, count, options):
+    random, photos = np.random.default_rng(1), tmp_path / "photos"
+    for name, row in ((name, row) for name in ("crack", "plain") for row in range(count)):
+        save(photos / name / f"part{row % 2}" / f"{row}.png", random, [0, 0, 0])
+    status, told, error = run(capsys, "fit", photos, *NETWORK, *options, "--out", tmp_path / "model.safetensors")
+    assert status == 0, error
+    assert count > 1 or "no cross-validation" in told
+    assert "hint: " not in told or "More photos are most likely to help: each class needs 10" in told
 
 
 @pytest.fixture(scope="module")

@@ -58,6 +58,14 @@ def test_rows_of_fewer_dimensions_than_components():
     np.testing.assert_allclose(reduced[:, 3:], 0, atol=1e-6)
 
 
+def test_no_more_components_than_rows():
+    features, labels = rows(26)
+    reduced, others = reduce_rows(features[:6], features[6:], 8)
+    assert reduced.shape == (6, 6)
+    assert others.shape == (20, 6)
+    assert choose_head(features, labels, SVC(), [{"C": 1.0}, {"C": 10.0}], [18]).chosen.components == 18
+
+
 def test_score_of_two_classes_is_that_of_scikit_learn():
     random = np.random.default_rng(1)
     for _ in range(20):
