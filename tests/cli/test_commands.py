@@ -20,6 +20,7 @@ from atlases import folder
 from PIL import Image
 from reference import relative
 from sklearn.decomposition import PCA
+from sklearn.metrics import accuracy_score, balanced_accuracy_score
 from sklearn.pipeline import make_pipeline
 from sklearn.svm import SVC
 from torchvision.transforms.functional import normalize, to_tensor
@@ -30,6 +31,7 @@ from pytorch_grad_cam_pcasvm.atlas.manifest import ANOTHER_FOLDER
 from pytorch_grad_cam_pcasvm.cli import _TYPED, main
 from pytorch_grad_cam_pcasvm.cli.arguments import parse_arguments
 from pytorch_grad_cam_pcasvm.cli.commands import _to_explain
+from pytorch_grad_cam_pcasvm.cli.folders import accuracy
 from pytorch_grad_cam_pcasvm.cli.legacy import translate
 from pytorch_grad_cam_pcasvm.evaluation.subject import Subject
 from pytorch_grad_cam_pcasvm.runtime.errors import Way, refuse
@@ -268,6 +270,13 @@ def test_fit_of_photos_that_are_all_broken(fit, capsys):
         photo.write_bytes(b"no photo")
     assert main([*options, "--skip-bad-images"]) == 2
     assert "error: none of the 8 images in " in capsys.readouterr().err
+
+
+def test_accuracy_is_that_of_scikit_learn():
+    labels, guesses = np.array(["cat"] * 4 + ["dog"] * 4), np.array(["cat"] * 3 + ["dog"] * 3 + ["cat"] * 2)
+    expected = accuracy_score(labels, guesses), balanced_accuracy_score(labels, guesses)
+    shares = "{:.0%} correct, balanced accuracy {:.0%} (cat 75%, dog 50%)".format(*expected)
+    assert accuracy(labels.tolist(), labels == guesses) == shares
 
 
 @pytest.mark.slow
