@@ -90,11 +90,11 @@ def _score_photos(training: TrainingSet, heads: list[Any], fold_of: dict[int, in
 def _tell_threshold(threshold: Any, options: FitOptions) -> None:
     """Say which score passes, how many good photos fail by that, and how many would do for the rate wanted."""
     things = "objects" if options.groups else "good photos"
-    few = ""
-    if threshold.rate > threshold.wanted:
-        few = f", as there are {threshold.count} {things}: {threshold.needed} would do for {threshold.wanted:.3g}"
     parts = round(1 / threshold.rate, 1)
+    more = ""
+    if threshold.rate > threshold.wanted:
+        more = f"; for 1 in {1 / threshold.wanted:g}, {threshold.needed} {things} are needed"
     print(
-        f"threshold {threshold.score:.4g}: a photo above it fails, at most 1 in {parts:g} of new good photos, by the "
-        f"scores of {threshold.count} {things} that were left out{few}"
+        f"threshold {threshold.score:.4g}: photos above it fail, at most 1 in {parts:g} of new good ones, by the "
+        f"scores of {threshold.count} {things}, each left out in turn{more}"
     )
