@@ -51,6 +51,14 @@ def parse_place(text: str) -> str | tuple[int, ...]:
     return text if text == "max" else tuple(map(int, parts))
 
 
+def parse_rate(text: str) -> float:
+    """Return a share above 0 and below 1."""
+    rate: float = number_from(0, above=True)(text)
+    if rate >= 1:
+        raise argparse.ArgumentTypeError(f"it must be below 1, such as 0.01 for one in a hundred, got {text}")
+    return rate
+
+
 @dataclass(kw_only=True)
 class Command:
     """The options that all commands have.
@@ -143,7 +151,21 @@ class FitOptions(Reading):
         metavar="NAME",
         parse=_CLASSIFIER,
     )
-    components: int | None = option("number of principal components", metavar="NUMBER", parse=_COUNT)
+    components: int | None = option(
+        "number of principal components (default: chosen by cross-validation)", metavar="NUMBER", parse=_COUNT
+    )
+    groups: int | None = option(
+        "photos of one object are in one folder: its level below PHOTOS, 2 for PHOTOS/crack/part07/3.jpg; they are "
+        "left out together",
+        metavar="LEVEL",
+        parse=_COUNT,
+    )
+    rate: float = option(
+        "of good parts alone: how many good photos may fail (default: 0.01)",
+        0.01,
+        metavar="SHARE",
+        parse=parse_rate,
+    )
     normal: str | None = option(
         "the class that is an absence, such as good: maps then show the evidence for any other "
         "class against it, also where it is predicted",
@@ -170,11 +192,15 @@ class FitOptions(Reading):
     kernel: str | None = option(
         "SVM kernel: rbf (default), linear or poly", metavar="NAME", parse=one_of("rbf", "linear", "poly")
     )
-    C: float | None = option("SVM: cost of a mistake", metavar="NUMBER", parse=number_from(0, above=True))
+    C: float | None = option(
+        "SVM: cost of a mistake (default: chosen)", metavar="NUMBER", parse=number_from(0, above=True)
+    )
     gamma: Any = option("SVM: width of the kernel (default: scale)", metavar="NUMBER", parse=parse_gamma)
     search: bool = option("choose C and gamma among twelve pairs, by cross-validation", False)
     class_weight: str | None = option(
-        "balanced: every class counts the same, however few photos it has", metavar="balanced", parse=one_of("balanced")
+        "balanced: every class counts the same, however few photos it has; none (default, of SVMs: chosen)",
+        metavar="NAME",
+        parse=one_of("balanced", "none"),
     )
     no_pictures: bool = option("do not store names and small pictures of the support vectors", False)
     engine: str = option("where to run: local (default) or ray", "local", metavar="NAME", parse=one_of("local", "ray"))
@@ -209,6 +235,8 @@ class FitOptions(Reading):
         )
         if self.search and dense:
             raise ValueError("--search compares one row for each image: choose --C and --gamma for patches")
+        if self.search and self.groups is not None:
+            raise ValueError("--search does not keep photos of one object together: leave out --search or --groups")
         if self.search and (self.C, self.gamma) != (None, None):
             raise ValueError("--search chooses C and gamma: leave out --C and --gamma")
         if self.out.suffix != ".safetensors":

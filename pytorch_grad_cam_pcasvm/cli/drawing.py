@@ -30,6 +30,7 @@ class Drawn(NamedTuple):
         right: whether they are the same; None: there is no such class to predict, or none is.
         numbers: the values of the targets by their titles; of heads that decide at every position also the share of
             each class, or the highest anomaly.
+        passes: whether it is as good parts are; None: there is no threshold.
         sheet: the picture to write.
         note: what else is to be known of it.
     """
@@ -38,6 +39,7 @@ class Drawn(NamedTuple):
     label: Any
     truth: str | None
     right: bool | None
+    passes: bool | None
     numbers: dict[str, float]
     sheet: Any
     note: str = ""
@@ -49,10 +51,13 @@ def _drawn(name: str, sheets: Any, outputs: Any, row: int, sheet: Any, truth: st
         numbers = {title: number for title, number in numbers.items() if not title.startswith("component ")}
         numbers |= {f"component {b + 1}": number for b, number in enumerate(outputs["components"][row].tolist())}
     if "anomaly" in outputs and not any(title.startswith("anomaly") for title in numbers):
-        numbers = {"anomaly": float(outputs["anomaly"][row].max())} | numbers
+        numbers = {"anomaly": sheets.anomaly(outputs, row)} | numbers
+    if sheets.passes(outputs, row) is not None:
+        numbers["threshold"] = sheets.about["threshold"]
     shares = {f"share of {name}": share for name, share in sheets.shares(outputs, row).items()}
     label = None if shares else sheets.predicted(outputs, row)
-    return Drawn(name, label, truth, sheets.right(outputs, row, truth), shares | numbers, sheet, note)
+    right, passes = sheets.right(outputs, row, truth), sheets.passes(outputs, row)
+    return Drawn(name, label, truth, right, passes, shares | numbers, sheet, note)
 
 
 def explain(options: Any) -> None:
@@ -69,12 +74,14 @@ def explain(options: Any) -> None:
     values = out / "values.csv"
     with named(values), values.open("w", newline="", encoding="utf-8") as file:
         table = csv.writer(file)
-        for name, label, truth, right, numbers, sheet, note in tqdm(
+        for name, label, truth, right, passes, numbers, sheet, note in tqdm(
             chain(first, drawn), total=count, unit="image", leave=False, delay=_PATIENCE
         ):
             if not file.tell():
-                table.writerow(["image", "predicted", *["labelled"][: truth is not None], *numbers, "note"])
+                verdict = [] if passes is None else ["verdict"]
+                table.writerow(["image", "predicted", *["labelled"][: truth is not None], *verdict, *numbers, "note"])
             words = ["" if label is None else label, *[truth][: truth is not None]]
+            words += [] if passes is None else ["pass" if passes else "fail"]
             table.writerow([name, *words, *(f"{number:.9g}" for number in numbers.values()), note])
             path = out / Path(name).with_suffix(".png")
             if path in written:  # of a picture of the same name, but for its ending
@@ -85,7 +92,7 @@ def explain(options: Any) -> None:
                 sheet.save(path, compress_level=_COMPRESSION)
             anomaly = next((number for title, number in numbers.items() if title.startswith("anomaly")), None)
             value = numbers.get(explained)
-            gallery.add(Card(name, sheet, label, truth, right, anomaly, value, note))
+            gallery.add(Card(name, sheet, label, truth, right, anomaly, value, note, passes))
     tell_bad(bad)
     with named(out / "index.html"):
         gallery.write(out / "index.html")

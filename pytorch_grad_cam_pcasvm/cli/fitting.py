@@ -3,12 +3,23 @@
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytorch_grad_cam_pcasvm as package
 from pytorch_grad_cam_pcasvm.cli.anomalies import keep_left_out
-from pytorch_grad_cam_pcasvm.cli.arguments import FitOptions
+from pytorch_grad_cam_pcasvm.cli.arguments import CLASSIFIERS, FitOptions
+from pytorch_grad_cam_pcasvm.cli.choosing import (
+    choose,
+    describe_choice,
+    explain_poor,
+    list_recalls,
+    tell_next_step,
+    tell_score,
+)
 from pytorch_grad_cam_pcasvm.cli.folders import accuracy, classes_in, tell_bad, tell_empty, two_classes
+from pytorch_grad_cam_pcasvm.cli.groups import group_photos, name_objects
 from pytorch_grad_cam_pcasvm.cli.models import choose_device, first_image, make_named
 from pytorch_grad_cam_pcasvm.cli.patches import PatchOptions
 from pytorch_grad_cam_pcasvm.cli.preparation import (
@@ -30,25 +41,22 @@ _OF_GOOD_PARTS = ("neighbours", "residual")
 _MOST_NEIGHBOURS = 50_000  # patches to choose from
 _CORESET = 0.1  # of patches, as PatchCore
 _PICTURE = 64  # pixels, of the picture of a support vector
-_HARDLY = 1 / 3  # of the images of a class that is hardly found
-_UNEQUAL = 1.2  # classes differ by more than that factor
 _NORMAL = ("good", "normal", "ok", "healthy", "negative", "background", "clean")  # classes that may be an absence
 _IMBALANCED = 0.8  # the share of the largest class from which accuracy says little
 
 
 def fit(options: FitOptions) -> None:
     """Fit scaler, PCA and classifier on a folder of images, and write a model."""
-    from pytorch_grad_cam_pcasvm.model.fitting import assemble_model, describe_estimator
-
     typed = options.components is not None
     _check(options)
-    classes = classes_in(options.images, ("train", "training"))
     of_good_parts = _of_good_parts(options)
+    classes = classes_in(options.images, ("train", "training"))
     if of_good_parts:
         _one_class(options, classes)
     elif options.masks is None:
         classes = two_classes(options.images, classes)
     _check_normal(options, classes, of_good_parts)
+    objects = _name_objects(options, of_good_parts)
     made = make_named(options)
     made.net.to(choose_device(options.device))
     preparation = choose_preparation(made, options, None, fits=True)
@@ -57,7 +65,23 @@ def fit(options: FitOptions) -> None:
     tell_crop(preparation, folder.paths)
     patches = _patches(options, preparation, folder)
     layer, pool = _choose_features(options, made.net, preparation), _parse_pool(options)
-    training = training_set(options, options.images, made.net, preparation, layer, pool, options.layer, patches)
+    groups = group_photos(folder.paths, objects)
+    with training_set(options, options.images, made.net, preparation, layer, pool, options.layer, patches) as training:
+        fitted, about = _fit_head(options, training, classes, patches, preparation, groups, typed=typed)
+    _write_model(options, made, fitted, layer, pool, training, preparation, about)
+    if of_good_parts:
+        print("it was fitted on good parts alone: to see how well it finds defects, evaluate it with --masks")
+    if fitted.enumerated is not None:
+        print(f"{fitted.enumerated.extra_repr()}. Methods that need a gradient do not explain it; ContributionCAM does")
+
+
+def _fit_head(
+    options: FitOptions, training: TrainingSet, classes: Sequence[str] | None, patches: PatchOptions | None,
+    preparation: Preparation, groups: Any, *, typed: bool,
+) -> tuple[Any, dict[str, Any]]:  # fmt: skip
+    """Return the fitted head, and what the model says of its fit."""
+    from pytorch_grad_cam_pcasvm.model.fitting import describe_estimator
+
     features = training.features.numpy()
     tell_bad(training.bad)
     unit = "images" if patches is None else "patches"
@@ -66,39 +90,56 @@ def fit(options: FitOptions) -> None:
     most = max(1, min(features.shape) - 1)
     if options.components > most and not typed:
         options.components = most
-        print(f"{most} components, as there are {len(features)} {unit} with {features.shape[1]} features")
+        if _of_good_parts(options) or patches is not None or options.search:
+            print(f"{most} components, as there are {len(features)} {unit} with {features.shape[1]} features")
     if options.components > min(features.shape):
         raise ValueError(
             f"{len(features)} {unit} with {features.shape[1]} features have fewer components: lower --components, to "
             f"{most} or fewer"
         )
-    if of_good_parts:
+    about: dict[str, Any] = {}
+    if _of_good_parts(options):
         pipeline = _pipeline(options, len(features)).fit(features)
         fitted = package.Head.of(pipeline)
-        if patches is not None:
-            keep_left_out(fitted, pipeline, features, training.rows)
+        keep_left_out(fitted, pipeline, training, groups, options)
     else:
         names = list(classes or []) if patches is None else patches.names(classes)
-        pipeline, fitted = _with_labels(options, training, names, unit, preparation)
+        pipeline, fitted, about = _with_labels(options, training, names, unit, preparation, groups, typed=typed)
     svm = pipeline[-1].best_estimator_ if options.search else pipeline[-1]
     if not options.no_pictures and patches is None and hasattr(svm, "support_"):
         rows = {i: training.rows[i] for i in svm.support_.tolist()}
         fitted.training_set.examples = _examples(preparation.folder(options.images), rows)
-    about = {"estimator": describe_estimator(pipeline), "images": len(set(training.rows)), "rows": len(features)}
+    counts = {"images": len(set(training.rows)), "rows": len(features), "left_out": training.blocks.left_out}
+    return fitted, {"estimator": describe_estimator(pipeline)} | counts | about
+
+
+def _write_model(
+    options: FitOptions, made: Any, fitted: Any, layer: Any, pool: Any, training: TrainingSet, preparation: Preparation,
+    about: Mapping[str, Any],
+) -> None:  # fmt: skip
+    """Write the model, and say so."""
+    from pytorch_grad_cam_pcasvm.model.fitting import assemble_model
+
     model = assemble_model(
         made, fitted, training.blocks.first, layer, pool, layers=options.layer or training.blocks.last,
-        means=training.means, preparation=preparation, normal=options.normal,
-        about=about | {"left_out": training.blocks.left_out},
+        means=training.means, preparation=preparation, normal=options.normal, about=about,
     )  # fmt: skip
     _tell_left_out(training.blocks.left_out)
     replaced = ", in place of the one that was there" if options.out.exists() else ""
     model.save(options.out)
     note = f"names and small pictures of {len(fitted.examples)} support vectors (leave out with --no-pictures)"
     print(f"wrote {options.out}{replaced}: {options.components} components" + (f", {note}" if fitted.examples else ""))
-    if of_good_parts:
-        print("it was fitted on good parts alone: to see how well it finds defects, evaluate it with --masks")
-    if fitted.enumerated is not None:
-        print(f"{fitted.enumerated.extra_repr()}. Methods that need a gradient do not explain it; ContributionCAM does")
+
+
+def _name_objects(options: FitOptions, of_good_parts: bool) -> list[str] | None:
+    """Return the name of the object of each photo, by the level that is typed; None: none is."""
+    from pytorch_grad_cam_pcasvm.data.images import Images
+
+    if options.groups is None:
+        return None
+    images = Images(options.images, lambda picture: picture, thumbnails=0)
+    has_classes = images.names is not None and not of_good_parts
+    return name_objects(images.data.paths, options.images, options.groups, has_classes=has_classes)
 
 
 def _choose_features(options: FitOptions, backbone: Any, preparation: Preparation) -> Any:
@@ -146,7 +187,7 @@ def _one_class(options: Any, classes: Sequence[str] | None) -> None:
             f"--classifier {options.classifier} learns from good parts alone: leave out --masks, and measure with "
             "evaluate --masks"
         )
-    if classes is not None and len(classes) > 1:
+    if classes is not None and len(classes) > 1 and options.groups != 1:
         raise ValueError(
             f"--classifier {options.classifier} learns from good parts alone, but {options.images} has folders of "
             f"{', '.join(classes)}: name that of the good ones, such as {options.images / classes[0]}"
@@ -195,12 +236,11 @@ def _patches(options: Any, preparation: Preparation, folder: Any) -> PatchOption
 
 
 def _with_labels(
-    options: Any, training: TrainingSet, names: Sequence[str], unit: str, preparation: Preparation
-) -> tuple[Any, Any]:
-    """Return the fitted pipeline of a classifier and its head, having said how well it classifies."""
+    options: FitOptions, training: TrainingSet, names: Sequence[str], unit: str, preparation: Preparation, groups: Any,
+    *, typed: bool,
+) -> tuple[Any, Any, dict[str, Any]]:  # fmt: skip
+    """Return the fitted pipeline of a classifier, its head, and what was chosen and measured, having said so."""
     import numpy as np
-
-    from pytorch_grad_cam_pcasvm.cli.words import head_of
 
     features = training.features.numpy()
     labels = np.array(names)[training.numbers.numpy()]
@@ -211,24 +251,70 @@ def _with_labels(
         tell_empty(options.images, names)
     if len(counts) < 2:
         raise ValueError(f"only {unit} of {labels.tolist()[0]!r} can be read, but a classifier needs two classes")
-    folds = _folds(counts, features, labels, options.components, None if unit == "images" else training.rows)
-    pipeline = _fitted(options, features, labels, counts, folds)
-    fitted = head_of(pipeline)
-    if fitted.classes_ is None:
-        raise ValueError(f"--classifier {options.classifier} has no classes_ once it is fitted: name a classifier")
-    if options.search:
-        _tell_search(pipeline[-1])
-    if folds is not None:
-        _tell_validation(pipeline, features, labels, folds, options, preparation)
+    own = None if groups is None else groups[training.rows]
+    if unit == "patches" or options.search:
+        pipeline, fitted, about = _fit_unchosen(options, training, labels, unit, own)
+    else:
+        if options.classifier not in CLASSIFIERS:  # another may be none, which is told before anything is chosen
+            _fit_classifier(options, features, labels, 0)
+        as_typed, make = replace(options), partial(_classifier, count=len(labels))
+        choice = choose(options, features, labels, own, make, typed=typed)
+        pipeline, fitted = _fit_classifier(options, features, labels, 0)
+        about = {} if choice is None else describe_choice(options, choice) | tell_score(options, choice, labels)
+        if choice is not None:
+            tell_next_step(as_typed, choice, features, labels, own, make, preparation.resize)
     share = pipeline.score(features, labels)
     print(f"{share:.0%} correct on the {unit} it was fitted on: training accuracy, not a test score")
     ((largest, count),) = counts.most_common(1)
-    if count > _IMBALANCED * len(labels) and options.class_weight is None:
+    if count > _IMBALANCED * len(labels) and options.class_weight != "balanced":
         print(
             f"hint: calling every {'image' if unit == 'images' else 'patch'} {largest!r} would be "
             f"{count / len(labels):.0%} correct, too. Look at the balanced accuracy, and try --class-weight balanced"
         )
-    return pipeline, fitted
+    return pipeline, fitted, about
+
+
+def _fit_unchosen(
+    options: FitOptions, training: TrainingSet, labels: Any, unit: str, groups: Any
+) -> tuple[Any, Any, dict[str, Any]]:
+    """Return the fitted pipeline of patches, or of a search, its head and its score, having said how good it is."""
+    import numpy as np
+    from sklearn.base import clone
+    from sklearn.model_selection import cross_val_predict
+
+    from pytorch_grad_cam_pcasvm.model.choices import split_folds
+
+    assert options.components is not None
+    features, folds = training.features.numpy(), None
+    if unit == "patches" and groups is None:
+        groups = np.array(training.rows)  # none of a photo that the others have, too
+    if options.search:
+        print(f"--search chooses C and gamma alone: {options.components} components (choose yourself: --components)")
+    try:
+        folds = split_folds(labels, groups)
+    except ValueError:
+        print("no cross-validation: it needs two images of each class")
+    if folds is not None and min(len(rest) for rest, _ in folds) < options.components:
+        print(f"no cross-validation: it trains on fewer than {options.components} images; lower --components")
+        folds = None
+    pipeline, fitted = _fit_classifier(options, features, labels, 0 if folds is None else len(folds))
+    if options.search:
+        _tell_search(pipeline[-1])
+    if folds is None:
+        return pipeline, fitted, {}
+    guessed = cross_val_predict(clone(pipeline), features, labels, cv=folds)
+    print(f"{len(folds)}-fold cross-validation: {accuracy(labels.tolist(), labels == guessed)}")
+    why = explain_poor(labels, guessed)
+    if why is not None and unit == "patches":
+        weights = ", or --class-weight balanced" if options.class_weight != "balanced" else ""
+        print(
+            f"hint: {why}. Try finer --features: a patch has the label of most of it, so few are of thin defects"
+            f"{weights}. Whatever leaves the features as they are takes seconds"
+        )
+    elif why is not None:
+        print(f"hint: {why}. Leave out --search, and more is chosen, and tried")
+    recalls = list_recalls(labels, guessed).values()
+    return pipeline, fitted, {"score": {"balanced_accuracy": sum(recalls) / len(recalls), "folds": len(folds)}}
 
 
 def _pipeline(options: Any, count: int) -> Any:
@@ -241,32 +327,47 @@ def _pipeline(options: Any, count: int) -> Any:
     return make_pipeline(*reduction, *([] if options.classifier == "residual" else [_classifier(options, count)]))
 
 
-def _fitted(options: Any, features: Any, labels: Any, counts: Counter[str], folds: Any) -> Any:
-    """Return the fitted pipeline: a scaler, a PCA, and a classifier or the search for an SVM."""
+def _fit_classifier(options: FitOptions, features: Any, labels: Any, folds: int) -> tuple[Any, Any]:
+    """Return the fitted pipeline, a scaler, a PCA, and a classifier or the search for an SVM; and its head.
+
+    Args:
+        options: those of ``fit``.
+        features: shape (R, D).
+        labels: shape (R,).
+        folds: the number of folds of the cross-validation in which a search runs anew; 0: there is none.
+
+    Raises:
+        ValueError: it is no classifier, or a class has too few images for a search.
+    """
     import numpy as np
     from sklearn.model_selection import GridSearchCV, StratifiedKFold
     from sklearn.pipeline import make_pipeline
 
-    from pytorch_grad_cam_pcasvm.cli.words import fitted_on_words
+    from pytorch_grad_cam_pcasvm.cli.words import fitted_on_words, head_of
 
     *reduction, classifier = (step for _, step in _pipeline(options, len(labels)).steps)
     if options.search:
-        smallest = min(counts.values())
+        smallest = min(Counter(labels.tolist()).values())
         # Within a fold's training set.
-        inner = 0 if folds is None else min(5, smallest - math.ceil(smallest / folds.n_splits))
+        inner = min(5, smallest - math.ceil(smallest / folds)) if folds else 0
         if inner < 2:
             raise ValueError("--search compares by cross-validation, for which a class has too few images")
         # Behind the reduction, which does not know the labels: it is fitted once, and not for each of the candidates.
         grid = _grid(options, make_pipeline(*reduction).fit_transform(features))
         classifier = GridSearchCV(classifier, grid, scoring="balanced_accuracy", cv=StratifiedKFold(inner))
     with np.errstate(divide="ignore", invalid="ignore"):  # of features that are all alike, which the head refuses
-        return fitted_on_words(make_pipeline(*reduction, classifier), features, labels)
+        pipeline = fitted_on_words(make_pipeline(*reduction, classifier), features, labels)
+    fitted = head_of(pipeline)
+    if fitted.classes_ is None:
+        raise ValueError(f"--classifier {options.classifier} has no classes_ once it is fitted: name a classifier")
+    return pipeline, fitted
 
 
 def _classifier(options: Any, count: int) -> Any:
     """Return the classifier that was asked for, not fitted, for a number of images."""
     module, _, name = options.classifier.rpartition(":")
-    settings = {"class_weight": options.class_weight, "random_state": 0}
+    weight = None if options.class_weight == "none" else options.class_weight
+    settings = {"class_weight": weight, "random_state": 0}
     if options.classifier == "forest":
         from sklearn.ensemble import RandomForestClassifier
 
@@ -285,7 +386,7 @@ def _classifier(options: Any, count: int) -> Any:
 
         return SVC(
             C=options.C or 1.0, kernel=options.kernel or "rbf", gamma=options.gamma or "scale",
-            class_weight=options.class_weight,
+            class_weight=weight,
         )  # fmt: skip
     classifier = call_by_name("--classifier", module, name, _CLASSIFIERS)
     if not all(hasattr(classifier, method) for method in ("fit", "get_params", "set_params")):
@@ -293,10 +394,10 @@ def _classifier(options: Any, count: int) -> Any:
             f"--classifier {options.classifier}: {name}() must return a classifier as scikit-learn has them, with fit, "
             f"predict, get_params and set_params, but returned a {type(classifier).__name__}"
         )
-    if options.class_weight is not None:
+    if weight is not None:
         if "class_weight" not in classifier.get_params():
             raise ValueError(f"--class-weight {options.class_weight}, but {options.classifier} has no class_weight")
-        classifier.set_params(class_weight=options.class_weight)
+        classifier.set_params(class_weight=weight)
     return classifier
 
 
@@ -335,87 +436,6 @@ def _grid(options: Any, components: Any) -> dict[str, list[float]]:
 def _usual(grid: dict[str, list[float]]) -> dict[str, float]:
     """Return scikit-learn's own choice, which is among what is compared."""
     return {"C": 1.0} | ({"gamma": grid["gamma"][1]} if "gamma" in grid else {})
-
-
-class _ByImage:
-    """Folds of patches, none with those of an image that the others have, too."""
-
-    def __init__(self, count: int, images: Sequence[int]) -> None:
-        from sklearn.model_selection import StratifiedGroupKFold
-
-        self._folds, self._images = StratifiedGroupKFold(count), images
-        self.n_splits = count
-
-    def split(self, features: Any, labels: Any, groups: Any = None) -> Any:
-        return self._folds.split(features, labels, self._images)
-
-    def get_n_splits(self, *_: Any) -> int:
-        return self.n_splits
-
-
-def _folds(counts: Counter[str], features: Any, labels: Any, components: int, images: Sequence[int] | None) -> Any:
-    """Return the folds of a cross-validation, or None, having said why there is none."""
-    from sklearn.model_selection import StratifiedKFold
-
-    smallest = (
-        min(counts.values())
-        if images is None
-        else min(
-            len({image for image, label in zip(images, labels.tolist(), strict=True) if label == name})
-            for name in counts
-        )
-    )
-    if smallest < 2:
-        print("no cross-validation: it needs two images of each class")
-        return None
-    folds = StratifiedKFold(min(5, smallest)) if images is None else _ByImage(min(5, smallest), images)
-    if min(len(rest) for rest, _ in folds.split(features, labels)) < components:
-        print(f"no cross-validation: it trains on fewer than {components} images; lower --components")
-        return None
-    return folds
-
-
-def _tell_validation(
-    pipeline: Any, features: Any, labels: Any, folds: Any, options: Any, preparation: Preparation
-) -> None:
-    """Say how well images are classified that a head was not fitted on, and what to try if that is poor."""
-    import numpy as np
-    from sklearn.base import clone
-    from sklearn.model_selection import cross_val_predict
-
-    from pytorch_grad_cam_pcasvm.network.pools import is_dense
-
-    guessed = cross_val_predict(clone(pipeline), features, labels, cv=folds)
-    print(f"{folds.n_splits}-fold cross-validation: {accuracy(labels.tolist(), labels == guessed)}")
-    classes = np.unique(labels)
-    recalls = {str(label): float((guessed[labels == label] == label).mean()) for label in classes}
-    balanced, chance = float(np.mean([*recalls.values()])), 1 / len(classes)
-    missed = [label for label, recall in recalls.items() if recall < min(_HARDLY, chance)]
-    if balanced >= (1 + chance) / 2 and not missed:
-        return
-    why = (
-        f"{' and '.join(missed)} hardly found"
-        if missed
-        else f"a balanced accuracy below {(1 + chance) / 2:.0%} is poor"
-    )
-    ways = []
-    if preparation.resize == "crop":
-        ways.append("--resize stretch")
-    elif preparation.resize is not None:
-        ways.append("another --resize")
-    if is_dense(_parse_pool(options)):
-        ways += ["finer --features: a patch has the label of most of it, so few are of thin defects"]
-    ways += ["another --layer or --pool"]
-    counts = Counter(labels.tolist()).values()
-    if options.class_weight is None and max(counts) > _UNEQUAL * min(counts):
-        ways.append("--class-weight balanced")
-    if options.classifier == "svm" and not options.search and not is_dense(_parse_pool(options)):
-        ways.append("--search (or --C and --gamma)")
-    if options.classifier == "svm" and options.kernel != "linear":
-        ways.append("--kernel linear")
-    if options.classifier == "svm":
-        ways.append("--classifier forest (or boosting)")
-    print(f"hint: {why}. Try {', '.join(ways)}. Whatever leaves the features as they are takes seconds")
 
 
 def _examples(folder: Any, rows: Mapping[int, int]) -> dict[int, Any]:

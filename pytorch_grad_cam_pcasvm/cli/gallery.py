@@ -45,6 +45,7 @@ class Card:
         anomaly: how unlike the training set it is, or None.
         value: the value of what is explained, or None.
         note: what else is to be known of it, such as that it is unlike the training pictures; empty: nothing.
+        passes: whether it is as good parts are; None: there is no threshold.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Card:
     anomaly: float | None
     value: float | None = None
     note: str = ""
+    passes: bool | None = None
 
 
 class Gallery:
@@ -68,13 +70,15 @@ class Gallery:
     def __init__(self, name: str, explained: str) -> None:
         self._name, self._explained = name, explained
         self._cards: list[tuple[float, str]] = []
-        self._wrong = self._judged = 0
+        self._wrong = self._judged = self._failed = self._tested = 0
 
     def add(self, card: Card) -> None:
         """Add a card; its picture is kept small."""
         judged, wrong = card.right is not None, card.right is False
         self._judged += judged
         self._wrong += wrong
+        self._tested += card.passes is not None
+        self._failed += card.passes is False
         picture = card.sheet.crop(card.sheet.info["pictures"])
         picture.thumbnail((_WIDTH, _WIDTH))
         file = io.BytesIO()
@@ -84,12 +88,14 @@ class Gallery:
             verdict = f", labelled {card.truth}" if wrong else ", right" if judged else ""
             words.insert(0, f"<b>{html.escape(f'{card.label}{verdict}')}</b>")
         if card.anomaly is not None:
-            words.insert(0, f"<b>anomaly {card.anomaly:.3g}</b>")
+            verdict = "" if card.passes is None else "pass: " if card.passes else "fail: "
+            words.insert(0, f"<b>{verdict}anomaly {card.anomaly:.3g}</b>")
         elif card.value is not None:
             words.insert(1, f"value {card.value:.3g}")
         if card.note:
             words.insert(1, f"<i>{html.escape(card.note)}</i>")
-        mark = "unlike" if card.note else "wrong" if wrong else "right" if judged else ""
+        bad, good = wrong or card.passes is False, judged or card.passes is True
+        mark = "unlike" if card.note else "wrong" if bad else "right" if good else ""
         text = base64.b64encode(file.getvalue()).decode()
         self._cards.append((
             float(not wrong) if card.anomaly is None else -card.anomaly,
@@ -104,6 +110,8 @@ class Gallery:
         if self._judged:
             wrong = f"{self._wrong} predicted wrongly, shown first" if self._wrong else "all predicted rightly"
             summary += f" Of the {self._judged} with a label, {wrong}."
+        if self._tested:
+            summary += f" {self._failed} of {self._tested} fail: their anomaly is above the threshold."
         cards = "\n".join(text for _, text in sorted(self._cards, key=lambda card: card[0]))
         title = html.escape(f"Maps of {self._name}")
         path.write_text(_PAGE.format(title=title, summary=summary, cards=cards), encoding="utf-8")

@@ -146,11 +146,12 @@ def add_means(options: Any, model: Any, layers: Sequence[str]) -> None:
         )
     backbone, _ = net.feature_source()
     layer = list(net.layer) if isinstance(net.layer, tuple) else net.layer
-    training = training_set(options, options.train, backbone, model.preparation, layer, net.pool, missing)
+    with training_set(options, options.train, backbone, model.preparation, layer, net.pool, missing) as training:
+        found = training.means
     for layer in missing:
-        if layer not in training.means:
+        if layer not in found:
             raise ValueError(f"the layer {layer!r} has no positions on the image: name another")
-        means[layer] = training.means[layer]
+        means[layer] = found[layer]
 
 
 def _refuse_behind(net: Any, layers: Sequence[str], preparation: Preparation) -> None:

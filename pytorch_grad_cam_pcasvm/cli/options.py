@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NoReturn, get_type_hints
 
 _MEANT = {"gpu": "cuda"}  # what no spelling leads to
+_EARLIER = {"--images": "the folder of photos alone, without an option", "--head": "--model"}  # options of version 0.4
 
 
 def option(
@@ -105,8 +106,8 @@ class Parser(argparse.ArgumentParser):
         if not text.startswith("-"):
             self.error(f"nothing takes {text!r}")
         flags = [flag for action in self._actions for flag in action.option_strings if flag.startswith("--")]
-        near = get_close_matches(text.partition("=")[0], flags, n=1, cutoff=0.5)
-        self.error(f"there is no option {text}" + (f": did you mean {near[0]}?" if near else ""))
+        near = get_close_matches(text.partition("=")[0], [*flags, *_EARLIER], n=1, cutoff=0.5)
+        self.error(f"there is no option {text}" + (f": did you mean {_EARLIER.get(near[0], near[0])}?" if near else ""))
 
 
 def add_options(parser: Parser, kind: type) -> None:

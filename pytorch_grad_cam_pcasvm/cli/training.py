@@ -5,9 +5,10 @@ import json
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,8 @@ class TrainingSet:
         bad: names of the pictures that cannot be read.
         means: of layers, by name, as :class:`.ChannelMeans` has them.
         blocks: the last blocks of the network.
+        read_all: yields the features of some pictures after the others, (n, D), or of all positions (n, D, h, w), with
+            the numbers of these pictures in the folder; only while the training set is open.
     """
 
     features: Any
@@ -41,6 +44,7 @@ class TrainingSet:
     bad: list[str]
     means: dict[str, Any]
     blocks: Any
+    read_all: Callable[[], Iterator[tuple[Any, list[int]]]]
 
 
 def layers_for_maps(backbone: Any, source: Any, x: Any) -> list[str]:
@@ -52,11 +56,12 @@ def layers_for_maps(backbone: Any, source: Any, x: Any) -> list[str]:
         return last_blocks(backbone, source, x)[-_AMONG:]
 
 
+@contextmanager
 def training_set(
     options: Any, root: Path, backbone: Any, preparation: Preparation, layer: Any, pool: Any, also: Sequence[str] = (),
     patches: PatchOptions | None = None,
-) -> TrainingSet:  # fmt: skip
-    """Return the features of the pictures in a folder, and the means of the layers that maps may be of.
+) -> Iterator[TrainingSet]:  # fmt: skip
+    """Yield the features of the pictures in a folder, and the means of the layers that maps may be of.
 
     Args:
         options: ``batch_size``, ``workers``, ``skip_bad_images`` and ``no_cache`` of the command line; ``engine`` and
@@ -100,11 +105,20 @@ def training_set(
             backbone, loader, layer, pool=pool, as_numpy=False, progress=False, **(patches.arguments if patches else {})
         )
         bad, rows, means = list(stored.manifest["bad"]), stored.rows, stored.means
-    if numbers is None:
-        numbers = torch.full((len(features),), -1)
-    origins = places[0] if places else np.arange(len(features))[:, None]
-    at = torch.from_numpy(np.ascontiguousarray(origins[:, 1:]))
-    return TrainingSet(features.cpu(), numbers.cpu(), rows[origins[:, 0]].tolist(), at, bad, means, blocks)
+        if numbers is None:
+            numbers = torch.full((len(features),), -1)
+        origins = places[0] if places else np.arange(len(features))[:, None]
+        at = torch.from_numpy(np.ascontiguousarray(origins[:, 1:]))
+        own = rows[origins[:, 0]].tolist()
+        read_all = partial(_read_all, stored, backbone, source)
+        yield TrainingSet(features.cpu(), numbers.cpu(), own, at, bad, means, blocks, read_all)
+
+
+def _read_all(stored: Any, backbone: Any, source: Any) -> Iterator[tuple[Any, list[int]]]:
+    rows, start = stored.rows.tolist(), 0
+    for features, _ in stored.stored_batches(backbone, source):
+        yield features, rows[start : start + len(features)]
+        start += len(features)
 
 
 def _first(images: Any, root: Path) -> Any:

@@ -215,7 +215,8 @@ class Sheets:
     Attributes:
         about: ``titles`` of the targets, ``classes`` or None, and ``colours`` of maps from -1 to 1. Of dense features
             also ``label_colours``, ``absent``, the classes that have none, ``heat``, the colours of anomalies, and
-            ``anomaly_range``, where these start and end; what a photo has beyond that moves its own.
+            ``anomaly_range``, where these start and end; what a photo has beyond that moves its own. And ``threshold``,
+            the largest anomaly with which a photo passes, where it is known.
         outline: surround the strongest evidence by lines on the photo, instead of colours over it.
     """
 
@@ -269,6 +270,15 @@ class Sheets:
         if label is None or self.shares(found, row) or str(truth) not in map(str, self.about["classes"]):
             return None
         return str(label) == str(truth)
+
+    def passes(self, found: dict[str, np.ndarray], row: int = 0) -> bool | None:
+        """Return whether an image is as good parts are: its anomaly is up to the threshold; None: there is none."""
+        threshold = self.about.get("threshold")
+        return None if threshold is None or "anomaly" not in found else self.anomaly(found, row) <= threshold
+
+    def anomaly(self, found: dict[str, np.ndarray], row: int = 0) -> float:
+        """Return how unlike good parts an image is: the highest anomaly of its positions."""
+        return float(np.max(found["anomaly"][row]))
 
     def positions(
         self, picture: Image.Image, found: dict[str, np.ndarray], row: int = 0, frame: Any = WHOLE
@@ -364,6 +374,10 @@ class Sheets:
 
     def _verdict(self, found: dict[str, np.ndarray], row: int, truth: Any) -> tuple[str, str]:
         """Return in words what is predicted, whether it is right, and the colour of these words."""
+        if (passes := self.passes(found, row)) is not None:
+            words = "pass" if passes else "fail"
+            words += f": anomaly {self.anomaly(found, row):.3g}, threshold {self.about['threshold']:.3g}"
+            return words + ("" if truth is None else f", labelled: {truth}"), RIGHT if passes else WRONG
         label, right = self.predicted(found, row), self.right(found, row, truth)
         if self.shares(found, row) or label is None:
             return ("" if truth is None else f"labelled: {truth}"), "black"
@@ -778,6 +792,8 @@ def main() -> None:
     outputs = explainer(explainer.prepared(picture)[None])
     if (label := explainer.predicted(outputs)) is not None:
         print("predicted:", label)
+    if (passes := explainer.passes(outputs)) is not None:
+        print("pass" if passes else "fail", f"(threshold {explainer.about['threshold']:.4g})")
     for title, value in zip(explainer.titles(outputs), outputs["values"][0], strict=True):
         print(f"{title}: {value:.4g}")
     explainer.sheet(picture, outputs).save(options.out)

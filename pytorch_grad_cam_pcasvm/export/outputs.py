@@ -43,14 +43,16 @@ def outputs_of(maps: SignedMaps, size: Sequence[int] | None = None) -> dict[str,
     if isinstance(output, OfHead):
         head = output.head
         outputs["scores"], outputs["components"] = head.scores(output.head_trace), output.components
+        if tells_anomalies(head) and (output.grid is not None or head.threshold is not None):
+            outputs["anomaly"] = anomaly(head, output.head_trace)
         if head.decision_position is not None and head.classes_ is not None:
             outputs["label"] = head.voting.predicted(output.head_trace.values[head.decision_position])
         if output.grid is not None:
             outputs["scores"] = output.grid.placed(outputs["scores"])
             if outputs["label"] is not None:
                 outputs["label"] = outputs["label"].unflatten(0, (-1, *output.grid.shape))
-            if tells_anomalies(head):
-                outputs["anomaly"] = anomaly(head, output.head_trace).unflatten(0, (-1, *output.grid.shape))
+            if outputs["anomaly"] is not None:
+                outputs["anomaly"] = outputs["anomaly"].unflatten(0, (-1, *output.grid.shape))
     elif isinstance(output, Tensor) and output.dim() == 2:
         outputs["scores"], outputs["label"] = output, output.argmax(-1)
     for name in ("maps", "opposite"):

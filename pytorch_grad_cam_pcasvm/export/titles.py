@@ -28,8 +28,8 @@ _BACKGROUND = "background"  # outside of masks
 def about(targets: Sequence[Target], net: nn.Module) -> dict[str, Any]:
     """Return what :class:`.Sheets` need: ``titles`` of targets, ``classes`` of a network, ``colours`` of figures.
 
-    For dense features also ``label_colours`` of classes, ``absent``, those that have none, and ``heat``, the colours of
-    anomalies.
+    Where it is known, ``threshold`` is the largest anomaly with which a photo passes. For dense features also
+    ``label_colours`` of classes, ``absent``, those that have none, and ``heat``, the colours of anomalies.
     """
     known = net.head.classes_ if isinstance(net, PCASVMNet) else None
     classes = None if known is None else known.tolist()
@@ -38,11 +38,16 @@ def about(targets: Sequence[Target], net: nn.Module) -> dict[str, Any]:
     of_places: dict[str, Any] = {"label_colours": [colour.lstrip("#") for colour in COLOURS], "heat": heat_table()}
     if isinstance(net, PCASVMNet) and dense:
         of_places["absent"] = [name for name in classes or () if name in (_BACKGROUND, net.head.normal)]
-    return {
-        "titles": [_title(target, classes, anomalies) for target in targets],
-        "classes": classes,
-        "colours": colour_table(),
-    } | (of_places if dense else {})
+    threshold = net.head.threshold if isinstance(net, PCASVMNet) and anomalies else None
+    return (
+        {
+            "titles": [_title(target, classes, anomalies) for target in targets],
+            "classes": classes,
+            "colours": colour_table(),
+        }
+        | ({} if threshold is None else {"threshold": threshold})
+        | (of_places if dense else {})
+    )
 
 
 def _title(target: Target, classes: Sequence[Any] | None, anomalies: bool = False) -> str:

@@ -70,6 +70,12 @@ class Head(Stack):
         """
         return bool((self.training_set.preparation or {}).get("exif"))
 
+    @property
+    def threshold(self) -> float | None:
+        """The largest anomaly of a good photo, as ``fit`` stored it for heads of good parts alone; None: not known."""
+        known = (self.training_set.preparation or {}).get("threshold")
+        return None if known is None else float(known["score"])
+
     @classmethod
     def of(cls, fitted: Any, *, outputs: Sequence[Any] | None = None) -> "Head":
         """Return the head for a fitted estimator, pipeline, search or list of these, on the CPU (or a ``Head``).

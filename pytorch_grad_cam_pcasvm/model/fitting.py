@@ -41,6 +41,7 @@ def fit_model(
     pool: Any = None,
     transform: Callable[[Any], Tensor] | None = None,
     layers: Sequence[str] | None = None,
+    classes: Sequence[Any] | None = None,
     normal: Any = None,
     sample: float | None = None,
     coreset: float | None = None,
@@ -63,6 +64,8 @@ def fit_model(
             of the weights of a backbone with a name, or not known.
         layers: names of the layers that maps are of by default; None: the last block before all features, of several
             inputs one for each branch.
+        classes: names of the classes that the loader numbers 0, 1, 2, ..., such as ``data_set.classes`` of an
+            ``ImageFolder``; the head is fitted on these. None: on the labels as they are.
         normal: the class that is an absence, such as ``"good"``; maps then show what speaks against it.
         sample: of dense features, how many rows of each image are kept; this and the rest are arguments of
             :func:`.extract_features`.
@@ -77,7 +80,8 @@ def fit_model(
 
     Raises:
         TypeError: the head is no estimator; or what :func:`.extract_features` raises.
-        ValueError: the loader is empty, the head cannot be fitted on its features, or ``normal`` is no class; or what
+        ValueError: the loader is empty, the head cannot be fitted on its features, ``normal`` is no class, or
+            ``classes`` are not those of the labels, or given with a head that is fitted already; or what
             :func:`.extract_features` and :class:`.PCASVMNet` raise.
 
     Example:
@@ -87,8 +91,9 @@ def fit_model(
         (['cat', 'dog', 'elk'], ['layer1', 'layer2'])
     """
     return fit_made(
-        take_backbone(backbone, transform), loader, head, layer, pool=pool, layers=layers, normal=normal, sample=sample,
-        coreset=coreset, ignore_index=ignore_index, purity=purity, seed=seed, progress=progress,
+        take_backbone(backbone, transform), loader, head, layer, pool=pool, layers=layers, classes=classes,
+        normal=normal, sample=sample, coreset=coreset, ignore_index=ignore_index, purity=purity, seed=seed,
+        progress=progress,
     )  # fmt: skip
 
 
@@ -100,14 +105,18 @@ def fit_made(
     *,
     pool: Any = None,
     layers: Sequence[str] | None = None,
+    classes: Sequence[Any] | None = None,
     normal: Any = None,
     **extraction: Any,
 ) -> Model:
     """Return the model of a backbone that is made already; see :func:`fit_model`."""
-    net = made.net
+    net, is_fitted = made.net, _is_fitted(head)
+    if classes is not None and is_fitted:
+        raise ValueError("classes= are names for a head that is fitted here, but this one has its own: leave them out")
     blocks = BlockMeans(net, FeatureSource.of(net, layer, pool), layers or ())
     rows, labels = collect_features(net, loader, layer, pool=pool, blocks=blocks, **extraction)
-    fitted = head if _is_fitted(head) else fit_clone(head, rows, labels)
+    labels = labels if classes is None else name_labels(labels, classes)
+    fitted = head if is_fitted else fit_clone(head, rows, labels)
     about = {"images": blocks.count, "rows": len(rows), "left_out": blocks.left_out} | describe_labels(labels)
     names = list(layers or blocks.last)
     return assemble_model(
@@ -204,6 +213,23 @@ def fit_clone(head: Any, rows: np.ndarray, labels: Any) -> Any:
                 "it yield (images, labels)"
             ) from error
         raise
+
+
+def name_labels(labels: Any, classes: Sequence[Any]) -> np.ndarray:
+    """Return the names of the classes that labels number.
+
+    Raises:
+        ValueError: there are no labels, or some are no numbers of classes.
+    """
+    numbers = np.asarray([] if labels is None else labels)
+    if not numbers.size or numbers.ndim != 1 or numbers.dtype.kind not in "iu":
+        raise ValueError("classes= names the numbers that a loader yields as labels, but these are no integers, (N,)")
+    if numbers.min() < 0 or numbers.max() >= len(classes):
+        raise ValueError(
+            f"classes= has {len(classes)} names, but the labels go from {numbers.min()} to {numbers.max()}: give one "
+            "for each of 0, 1, 2, ..."
+        )
+    return np.asarray(classes)[numbers]
 
 
 def describe_estimator(fitted: Any) -> str:

@@ -73,6 +73,14 @@ class Model:
         return self.net.head.normal
 
     @property
+    def threshold(self) -> float | None:
+        """The largest :meth:`.PCASVMNet.anomaly_score` with which a photo passes; None: not known.
+
+        The command line's ``fit`` stores it with heads of good parts alone, by the scores of good photos left out.
+        """
+        return self.net.head.threshold
+
+    @property
     def means(self) -> Mapping[str, Tensor]:
         """The channel means of the training images at layers, by name, near which contributions start."""
         return self.net.head.training_set.means

@@ -301,7 +301,6 @@ def test_a_forest_is_in_no_exported_file(typed, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--classifier", "tree"], "'tree' is unknown: it takes svm, forest, boosting, neighbours"),
         (["--classifier", "forest", "--C", "2", "--search"], "--C and --search are for SVMs"),
         (["--classifier", "own_classifier:Farthest"], "has no function 'Farthest'"),
         (["--classifier", "own_classifier:thing"], "must return a classifier as scikit-learn has them"),

@@ -82,7 +82,7 @@ def test_what_cannot_be_explained_or_written(made, tmp_path, capsys):
     (photos / "bad.png").write_bytes(b"no picture")
     Image.new("1", (20000, 10000)).save(photos / "large.png")
     assert main([*options, str(photos), "--out", str(tmp_path / "maps")]) == 2
-    assert "bad.png cannot be read" in capsys.readouterr().err
+    assert "2 photos cannot be read: bad.png (" in capsys.readouterr().err
     assert main([*options, str(photos), "--out", str(tmp_path / "maps"), "--skip-bad-images"]) == 0
     assert "skipped 2 images that cannot be read: bad.png, large.png" in capsys.readouterr().out
     written = ["export", *made.network, "--head", str(made.head), "--out", str(tmp_path / "a.onnx")]

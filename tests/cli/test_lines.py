@@ -119,7 +119,10 @@ def test_a_head_alone_needs_its_backbone(here, capsys):
 @pytest.mark.parametrize(
     ("line", "told"),
     [
-        ("fit photos --imges x", "there is no option --imges: did you mean --"),
+        (
+            "fit photos --imges x",
+            "there is no option --imges: did you mean the folder of photos alone, without an option?",
+        ),
         ("explain photos --modle m", "there is no option --modle: did you mean --model?"),
         ("explain photos --device gpu", "--device: 'gpu' is unknown: did you mean cuda?"),
         ("fit photos --pool means", "--pool: 'means' is unknown: did you mean mean?"),

@@ -94,6 +94,18 @@ def test_a_model_is_what_one_would_write_by_hand(model):
     assert model.about["classes"] == {"0": 8, "1": 8, "2": 8}
 
 
+def model_of_names():
+    return fit_model(network(), loader(3, 16, 16), HEAD, classes=["ant", "bee", "cat"], progress=False)
+
+
+def test_classes_have_names():
+    named, numbered = model_of_names(), fit_model(network(), loader(3, 16, 16), HEAD, progress=False)
+    x = images(3, 16, 16)[:2]
+    assert named.classes == ["ant", "bee", "cat"]
+    assert torch.equal(named.explain(x, SVMTarget("bee")).maps, numbered.explain(x, SVMTarget(1)).maps)
+    assert named.about["classes"] == {"ant": 8, "bee": 8, "cat": 8}
+
+
 def test_the_head_that_was_passed_is_not_fitted_and_not_changed():
     head = clone(HEAD)
     fit_model(network(), loader(3, 16, 16), head, progress=False)
@@ -327,6 +339,11 @@ def test_labels_classes_and_arguments_are_checked():
         fit_model(network(), loader(3, 16, 16), 3, progress=False)
     with pytest.raises(TypeError, match="did you mean layer="):
         fit_model(network(), loader(3, 16, 16), HEAD, layr="1")
+    for classes, told in (("ab", "classes= has 2 names, but the labels go from 0 to 2"), ("", "classes= has 0 names")):
+        with pytest.raises(ValueError, match=told):
+            fit_model(network(), loader(3, 16, 16), HEAD, classes=list(classes), progress=False)
+    with pytest.raises(ValueError, match="classes= are names for a head that is fitted here"):
+        fit_model(network(), loader(3, 16, 16), Head.of(model_of_names().net.head), classes=["a"], progress=False)
     model = fit_model(network(), loader(3, 16, 16), HEAD, progress=False)
     model.layers = ()
     with pytest.raises(ValueError, match="has no layer whose output has positions"):

@@ -1,0 +1,222 @@
+"""The choices of ``fit``, how well what was chosen classifies, and what to try next where that is poor."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
+from typing import Any
+
+from pytorch_grad_cam_pcasvm.cli.arguments import FitOptions
+from pytorch_grad_cam_pcasvm.cli.folders import accuracy
+
+_COSTS = {"linear": (0.001, 0.01, 0.1, 1.0)}  # its kernel is not scaled by the number of components
+_USUAL_COSTS = 1.0, 10.0  # more is the same wherever the classes can be separated
+_SMALL = 8, 16, 32  # components of trees, whose coalitions are to be few
+_UNEQUAL = 1.2  # classes differ by more than that factor
+_HARDLY = 1 / 3  # of the photos of a class that is hardly found
+_REPLACED = {"--classifier forest": ("C", "gamma", "kernel", "class_weight"), "--kernel linear": ("C", "class_weight")}
+_BETTER = 0.02  # balanced accuracy, less than which is no advice
+
+Make = Callable[[FitOptions], Any]  # makes the classifier of options, not fitted
+
+
+def choose(options: FitOptions, features: Any, labels: Any, groups: Any, make: Make, *, typed: bool) -> Any:
+    """Return the choice of what is not typed, which ``options`` then has; None: there is no cross-validation.
+
+    Args:
+        options: those of ``fit``.
+        features: a row for each photo, shape (N, D).
+        labels: its class, shape (N,).
+        groups: the number of its object, shape (N,); None: all are different.
+        make: makes the classifier.
+        typed: whether the number of components was.
+    """
+    from pytorch_grad_cam_pcasvm.model.choices import COMPONENTS, can_choose, choose_head, split_folds
+
+    components: Sequence[int] = [options.components or 1]
+    settings: list[dict[str, Any]] = [{}]
+    wanted = _list_chosen(options, labels, typed=typed)
+    if wanted and not can_choose(labels, groups):
+        objects = "" if groups is None else " in 3 folders of --groups" if options.groups else ", of 3 different files"
+        print(
+            f"nothing is chosen, for which each class needs 10 photos{objects}: {_describe(options)} (choose yourself: "
+            f"{', '.join(wanted)})"
+        )
+        wanted = []
+    if "--components" in wanted:
+        components = _SMALL if options.classifier in ("forest", "boosting") else COMPONENTS
+    if "--C" in wanted or "--class-weight" in wanted:
+        settings = _list_settings(options, wanted)
+    try:
+        folds = split_folds(labels, groups)
+    except ValueError:
+        print("no cross-validation: it needs two images of each class" + (" and object" if options.groups else ""))
+        return None
+    if len(components) == 1 and min(len(fit) for fit, _ in folds) < components[0]:
+        print(f"no cross-validation: it trains on fewer than {components[0]} images; lower --components")
+        return None
+    choice = choose_head(features, labels, make(options), settings, components, groups=groups)
+    if wanted:
+        options.components = choice.chosen.components
+        options.C = choice.chosen.settings.get("C", options.C)
+        options.class_weight = choice.chosen.settings.get("class_weight", options.class_weight)
+        _tell_choice(options, choice, wanted, len(labels), groups)
+    return choice
+
+
+def _list_chosen(options: FitOptions, labels: Any, *, typed: bool) -> list[str]:
+    """Return the options that are to be chosen."""
+    wanted = [] if typed else ["--components"]
+    if options.classifier == "svm":
+        counts = Counter(labels.tolist()).values()
+        wanted += ["--C"] * (options.C is None)
+        wanted += ["--class-weight"] * (options.class_weight is None and max(counts) > _UNEQUAL * min(counts))
+    return wanted
+
+
+def _list_settings(options: FitOptions, wanted: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the settings of an SVM that are compared, the simplest first."""
+    costs = _COSTS.get(options.kernel or "", _USUAL_COSTS) if "--C" in wanted else (options.C,)
+    if "--class-weight" not in wanted:
+        return [{"C": cost} for cost in costs]
+    return [{"C": cost, "class_weight": weight} for cost in costs for weight in (None, "balanced")]
+
+
+def _describe(options: FitOptions, candidate: Any = None) -> str:
+    """Return a choice in words."""
+    settings = {"C": options.C or 1.0, "class_weight": options.class_weight} | (candidate.settings if candidate else {})
+    count = candidate.components if candidate else options.components
+    words = f"{count} component{'s' * (count != 1)}"
+    if options.classifier == "svm":
+        words += f", C {settings['C']:g}"
+    return words + (", balanced classes" if settings["class_weight"] == "balanced" else "")
+
+
+def _tell_choice(options: FitOptions, choice: Any, wanted: Sequence[str], count: int, groups: Any) -> None:
+    """Say what was chosen, from what, and how to choose otherwise."""
+    photos = f"{len(choice.rows)} photos" if len(choice.rows) == count else f"{len(choice.rows)} of {count} photos"
+    if options.groups:
+        photos += f" in {len(set(groups.tolist()))} objects"
+    others = [one for one in choice.candidates if one.components != choice.chosen.components]
+    other = max((one for one in others if one.components == 16), key=lambda one: one.score, default=None)
+    other = other or max(others, key=lambda one: one.score, default=None)
+    beside = f" ({_describe(options, other)}: {other.score:.3f})" if other else ""
+    print(
+        f"chose {_describe(options, choice.chosen)}, by cross-validation of {photos}: AUROC {choice.chosen.score:.3f} "
+        f"\N{PLUS-MINUS SIGN} {choice.chosen.error:.3f}{beside}; choose yourself: {', '.join(wanted)}"
+    )
+
+
+def describe_choice(options: FitOptions, choice: Any) -> dict[str, Any]:
+    """Return what was chosen and from what, as a model's file holds it; empty: nothing was."""
+    if choice is None or len(choice.candidates) == 1:
+        return {}
+    table = [
+        {"components": one.components, **one.settings, "auroc": one.score, "error": one.error}
+        for one in choice.candidates
+    ]
+    return {"chosen": {"components": choice.chosen.components, **choice.chosen.settings, "compared": table}}
+
+
+def tell_score(options: FitOptions, choice: Any, labels: Any) -> dict[str, Any]:
+    """Say how well photos are classified that a head was not fitted on; return it as a model's file holds it."""
+    own = labels[choice.rows]
+    print(f"{len(choice.folds)}-fold cross-validation: {accuracy(own.tolist(), own == choice.predicted)}")
+    anew = ", each with a choice of its own" if len(choice.candidates) > 1 else ""
+    if choice.score == choice.score:
+        print(f"AUROC of these folds{anew}: {choice.score:.3f} \N{PLUS-MINUS SIGN} {choice.error:.3f}")
+    score = {"auroc": choice.score, "error": choice.error, "balanced_accuracy": _balance(own, choice.predicted)}
+    return {"score": score | {"folds": len(choice.folds), "photos": len(own), "groups": options.groups}}
+
+
+def list_recalls(labels: Any, guessed: Any) -> dict[str, float]:
+    """Return the share of each class that is found."""
+    return {str(name): float((guessed[labels == name] == name).mean()) for name in sorted(set(labels.tolist()))}
+
+
+def _balance(labels: Any, guessed: Any) -> float:
+    recalls = list_recalls(labels, guessed).values()
+    return sum(recalls) / len(recalls)
+
+
+def explain_poor(labels: Any, guessed: Any) -> str | None:
+    """Return in words why predictions are poor; None: they are not."""
+    recalls = list_recalls(labels, guessed)
+    chance = 1 / len(recalls)
+    missed = [name for name, recall in recalls.items() if recall < min(_HARDLY, chance)]
+    if missed:
+        return f"{' and '.join(missed)} hardly found"
+    if _balance(labels, guessed) < (1 + chance) / 2:
+        return f"a balanced accuracy below {(1 + chance) / 2:.0%} is poor"
+    return None
+
+
+def tell_next_step(
+    typed: FitOptions, choice: Any, features: Any, labels: Any, groups: Any, make: Make, resize: str | None
+) -> None:
+    """After a poor score, say what is most likely to help: what was tried on the same features, if that is better.
+
+    Args:
+        typed: the options of ``fit``, without what was chosen.
+        choice: what was.
+        features: as for :func:`choose`.
+        labels: as for :func:`choose`.
+        groups: as for :func:`choose`.
+        make: as for :func:`choose`.
+        resize: how photos become images.
+    """
+    from pytorch_grad_cam_pcasvm.model.choices import can_choose, choose_head
+
+    own, part = labels[choice.rows], None if groups is None else groups[choice.rows]
+    why = explain_poor(own, choice.predicted)
+    if why is None:
+        return
+    if not can_choose(own, part):
+        print(f"hint: {why}. More photos are most likely to help: each class needs 10 to choose, or to try, anything")
+        return
+    now, tried = _balance(own, choice.predicted), dict[str, float]()
+    for words, (classifier, settings) in _list_tries(typed, own, make).items():
+        other = choose_head(features[choice.rows], own, classifier, settings, [choice.chosen.components], groups=part)
+        tried[words] = _balance(own, other.predicted)
+    best = max(tried, key=lambda words: tried[words], default="")
+    if best and tried[best] > now + _BETTER:
+        flags = {
+            "--classifier forest": ("C", "gamma", "kernel", "class_weight"),
+            "--kernel linear": ("C", "class_weight"),
+        }
+        others = [f"--{name.replace('_', '-')}" for name in flags.get(best, ()) if getattr(typed, name) is not None]
+        way = f"type it in place of {' and '.join(others)}" if others else "add it"
+        print(
+            f"hint: {why}. Tried on the same features: {best} has a balanced accuracy of {tried[best]:.0%}, and this "
+            f"one {now:.0%}; {way}"
+        )
+        return
+    vain = (
+        f"On the same features, {', '.join(f'{words} ({share:.0%})' for words, share in tried.items())} is no better. "
+    )
+    way = (
+        "--resize stretch, which sees the rim, too"
+        if resize == "crop"
+        else "--pool max, or --features of an earlier layer"
+    )
+    print(f"hint: {why}. {vain if tried else ''}Try {way}")
+
+
+def _list_tries(options: FitOptions, labels: Any, make: Make) -> Mapping[str, tuple[Any, Sequence[Mapping[str, Any]]]]:
+    """Return what can be typed besides, with its classifier and the settings to choose from."""
+    from dataclasses import replace
+
+    tries: dict[str, tuple[Any, Sequence[Mapping[str, Any]]]] = {}
+    counts = Counter(labels.tolist()).values()
+    classifier = make(options)
+    if max(counts) > _UNEQUAL * min(counts) and classifier.get_params().get("class_weight", "") is None:
+        tries["--class-weight balanced"] = classifier, [{"class_weight": "balanced"}]
+    if options.classifier != "svm":
+        other = replace(options, classifier="svm", class_weight=None)
+        tries["--classifier svm"] = make(other), [{"C": cost} for cost in _USUAL_COSTS]
+        return tries
+    if options.kernel in (None, "rbf"):
+        other = replace(options, kernel="linear", class_weight=None)
+        tries["--kernel linear"] = make(other), [{"C": cost} for cost in _COSTS["linear"]]
+    if find_spec("skops"):
+        tries["--classifier forest"] = make(replace(options, classifier="forest", class_weight=None)), [{}]
+    return tries
