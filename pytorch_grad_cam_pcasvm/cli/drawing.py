@@ -32,6 +32,7 @@ class Drawn(NamedTuple):
             each class, or the highest anomaly.
         passes: whether it is as good parts are; None: there is no threshold.
         sheet: the picture to write.
+        said: the value of what is explained, in words; of anomalies what these are.
         note: what else is to be known of it.
     """
 
@@ -42,6 +43,7 @@ class Drawn(NamedTuple):
     passes: bool | None
     numbers: dict[str, float]
     sheet: Any
+    said: str
     note: str = ""
 
 
@@ -57,7 +59,11 @@ def _drawn(name: str, sheets: Any, outputs: Any, row: int, sheet: Any, truth: st
     shares = {f"share of {name}": share for name, share in sheets.shares(outputs, row).items()}
     label = None if shares else sheets.predicted(outputs, row)
     right, passes = sheets.right(outputs, row, truth), sheets.passes(outputs, row)
-    return Drawn(name, label, truth, right, passes, shares | numbers, sheet, note)
+    titles = sheets.about["titles"]
+    first = next((k for k, title in enumerate(titles) if not title.startswith("component ")), 0)
+    anomalies = any(title.startswith("anomaly") for title in numbers)
+    said = sheets.about.get("anomaly", "") if anomalies else sheets.said(outputs, row, first)
+    return Drawn(name, label, truth, right, passes, shares | numbers, sheet, said, note)
 
 
 def explain(options: Any) -> None:
@@ -74,7 +80,7 @@ def explain(options: Any) -> None:
     values = out / "values.csv"
     with named(values), values.open("w", newline="", encoding="utf-8") as file:
         table = csv.writer(file)
-        for name, label, truth, right, passes, numbers, sheet, note in tqdm(
+        for name, label, truth, right, passes, numbers, sheet, said, note in tqdm(
             chain(first, drawn), total=count, unit="image", leave=False, delay=_PATIENCE
         ):
             if not file.tell():
@@ -92,7 +98,8 @@ def explain(options: Any) -> None:
                 sheet.save(path, compress_level=_COMPRESSION)
             anomaly = next((number for title, number in numbers.items() if title.startswith("anomaly")), None)
             value = numbers.get(explained)
-            gallery.add(Card(name, sheet, label, truth, right, anomaly, value, note, passes))
+            file_name = path.relative_to(out).as_posix()
+            gallery.add(Card(name, file_name, sheet, label, truth, right, anomaly, value, said, note, passes))
     tell_bad(bad)
     with named(out / "index.html"):
         gallery.write(out / "index.html")
