@@ -1,4 +1,7 @@
-"""The gallery: one page of all pictures with their maps, wrong ones first, which can be mailed."""
+"""The gallery: one page of all pictures with their maps, wrong ones first, to filter, to sort and to mail.
+
+It needs no other file; only the large sheets, which a click opens, are the pictures beside it.
+"""
 
 import base64
 import html
@@ -6,6 +9,7 @@ import io
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 _WIDTH, _QUALITY = 560, 82  # pixels of a picture, and of JPEG
 _PAGE = """<!DOCTYPE html>
@@ -21,14 +25,82 @@ figcaption {{ margin-top: .4rem; overflow-wrap: anywhere }}
 .wrong {{ border-color: #b2182b }} .wrong b {{ color: #b2182b }} .right b {{ color: #1b7837 }}
 .unlike {{ border: 2px solid #b45309 }} .unlike b, i {{ color: #b45309 }}
 small {{ color: #555 }}
+form {{ display: flex; flex-wrap: wrap; gap: .4rem 1rem; align-items: center; margin: .6rem 0 }}
+label {{ display: inline-flex; gap: .35rem; align-items: center }}
+select {{ font: inherit; padding: .2rem; max-width: 14rem }}
+[hidden] {{ display: none !important }}
+dialog {{ max-width: 96vw; max-height: 96vh; padding: .6rem; border: 1px solid #888; border-radius: .4rem }}
+dialog::backdrop {{ background: #0009 }}
+dialog p {{ display: flex; flex-wrap: wrap; gap: .3rem .8rem; align-items: center; margin: 0 0 .5rem }}
+dialog img {{ width: auto; max-width: 100%; max-height: 84vh; margin: auto }}
+button {{ font: inherit; padding: .15rem .6rem }}
 </style></head><body>
 <h1>{title}</h1>
 <p>{summary}</p>
 <p><small>Red raises the value below a picture, and blue lowers it. Each map has a strongest colour of its own, so the
 map of a small value may look as strong as that of a large one: compare the values.</small></p>
+<form id="choices" hidden>{choices}<span id="count" role="status"></span></form>
 <main>
 {cards}
-</main></body></html>
+</main>
+<dialog id="large"><p><button id="before">← Previous</button><button id="after">Next →</button>
+<button id="close">Close</button><span id="name"></span></p><img id="sheet" alt=""></dialog>
+<script>{script}</script></body></html>
+"""
+_SCRIPT = """
+"use strict";
+(() => {
+  const of = (id) => document.getElementById(id), main = document.querySelector("main");
+  const figures = [...main.querySelectorAll("figure")], dialog = of("large");
+  const number = ({ dataset }) => (dataset.value === undefined ? -Infinity : Number(dataset.value));
+  const byName = (a, b) => a.dataset.name.localeCompare(b.dataset.name, undefined, { numeric: true });
+  const orders = {
+    first: (a, b) => figures.indexOf(a) - figures.indexOf(b),
+    name: byName,
+    high: (a, b) => number(b) - number(a) || byName(a, b),
+    low: (a, b) => number(a) - number(b) || byName(a, b),
+  };
+  const filters = [...document.querySelectorAll("#choices select")].filter(({ id }) => id !== "sort");
+
+  function show() {
+    for (const figure of figures) {
+      figure.hidden = filters.some(({ id, value }) => value !== "" && figure.dataset[id] !== value.slice(1));
+    }
+    main.append(...[...figures].sort(orders[of("sort").value]));
+    const count = figures.filter(({ hidden }) => !hidden).length;
+    of("count").textContent = count + " of " + figures.length + " pictures";
+  }
+
+  let shown = null;
+
+  function open(figure) {
+    shown = figure;
+    of("sheet").src = figure.querySelector("a").href;
+    of("sheet").alt = of("name").textContent = figure.dataset.name;
+    if (!dialog.open) dialog.showModal();
+  }
+
+  function step(by) {
+    const all = [...main.querySelectorAll("figure:not([hidden])")], to = all[all.indexOf(shown) + by];
+    if (to) open(to);
+  }
+
+  main.addEventListener("click", (event) => {
+    const link = event.target.closest("a");
+    if (!link || event.ctrlKey || event.metaKey || event.shiftKey) return;
+    event.preventDefault();
+    open(link.closest("figure"));
+  });
+  of("before").addEventListener("click", () => step(-1));
+  of("after").addEventListener("click", () => step(1));
+  of("close").addEventListener("click", () => dialog.close());
+  dialog.addEventListener("click", (event) => { if (event.target === dialog) dialog.close(); });
+  dialog.addEventListener("keydown", ({ key }) => step({ ArrowLeft: -1, ArrowRight: 1 }[key] || 0));
+  of("choices").hidden = false;
+  of("choices").addEventListener("change", show);
+  of("choices").addEventListener("submit", (event) => event.preventDefault());
+  show();
+})();
 """
 
 
@@ -38,23 +110,27 @@ class Card:
 
     Attributes:
         name: of the picture.
+        file: of the large sheet, beside the page.
         sheet: the sheet, of which the large pictures are shown.
         label: the predicted class, or None.
         truth: the class of its folder, or None.
         right: whether they are the same, or None.
         anomaly: how unlike the training set it is, or None.
         value: the value of what is explained, or None.
+        said: that value in words; of anomalies what these are.
         note: what else is to be known of it, such as that it is unlike the training pictures; empty: nothing.
         passes: whether it is as good parts are; None: there is no threshold.
     """
 
     name: str
+    file: str
     sheet: Any
     label: Any
     truth: Any
     right: bool | None
     anomaly: float | None
     value: float | None = None
+    said: str = ""
     note: str = ""
     passes: bool | None = None
 
@@ -70,6 +146,8 @@ class Gallery:
     def __init__(self, name: str, explained: str) -> None:
         self._name, self._explained = name, explained
         self._cards: list[tuple[float, str]] = []
+        self._choices: dict[str, set[str]] = {"label": set(), "truth": set(), "verdict": set()}
+        self._anomalies = False
         self._wrong = self._judged = self._failed = self._tested = 0
 
     def add(self, card: Card) -> None:
@@ -89,20 +167,54 @@ class Gallery:
             words.insert(0, f"<b>{html.escape(f'{card.label}{verdict}')}</b>")
         if card.anomaly is not None:
             verdict = "" if card.passes is None else "pass: " if card.passes else "fail: "
-            words.insert(0, f"<b>{verdict}anomaly {card.anomaly:.3g}</b>")
-        elif card.value is not None:
-            words.insert(1, f"value {card.value:.3g}")
+            what = html.escape(f" ({card.said})") if card.said else ""
+            words.insert(0, f"<b>{verdict}anomaly {card.anomaly:.3g}</b>{what}")
+        elif card.said:
+            words.insert(len(words) - 1, html.escape(card.said))
         if card.note:
             words.insert(1, f"<i>{html.escape(card.note)}</i>")
         bad, good = wrong or card.passes is False, judged or card.passes is True
         mark = "unlike" if card.note else "wrong" if bad else "right" if good else ""
         text = base64.b64encode(file.getvalue()).decode()
+        self._anomalies |= card.anomaly is not None
         self._cards.append((
             float(not wrong) if card.anomaly is None else -card.anomaly,
-            f'<figure class="{mark}">'
-            f'<img loading="lazy" src="data:image/jpeg;base64,{text}" alt="{html.escape(card.name)} with its map">'
+            f'<figure class="{mark}"{self._described(card)}><a href="{quote(card.file)}">'
+            f'<img loading="lazy" src="data:image/jpeg;base64,{text}" alt="{html.escape(card.name)} with its map"></a>'
             f"<figcaption>{'<br>'.join(words)}</figcaption></figure>",
         ))
+
+    def _described(self, card: Card) -> str:
+        """Return the attributes of a card that the page filters and sorts by, and keep what there is to choose from."""
+        told = {}
+        if card.label is not None:
+            told["label"] = str(card.label)
+        if card.truth is not None:
+            told["truth"] = str(card.truth)
+        if card.passes is not None:
+            told["verdict"] = "pass" if card.passes else "fail"
+        elif card.right is not None:
+            told["verdict"] = "right" if card.right else "wrong"
+        for name, word in told.items():
+            self._choices[name].add(word)
+        number = card.value if card.anomaly is None else card.anomaly
+        told |= {"name": card.name} | ({} if number is None else {"value": f"{number:.9g}"})
+        return "".join(f' data-{name}="{html.escape(word)}"' for name, word in told.items())
+
+    def _controls(self) -> str:
+        """Return what the page is filtered and sorted by; a filter with one choice is none."""
+        value = "anomaly" if self._anomalies else "value"
+        first = "most anomalous first" if self._anomalies else "wrong first" if self._wrong else "as in the folder"
+        orders = {"first": first, "name": "by name", "high": f"highest {value} first", "low": f"lowest {value} first"}
+        if self._anomalies:
+            del orders["high"]
+        names = {"label": "predicted", "truth": "folder", "verdict": "verdict"}
+        made = ""
+        for name, words in self._choices.items():
+            if len(words) > 1:
+                options = {"": "all"} | {f"={word}": word for word in sorted(words)}
+                made += f"<label>{names[name]} {_select(name, options)}</label>"
+        return made + f"<label>sort {_select('sort', orders)}</label>"
 
     def write(self, path: Path) -> None:
         """Write the page."""
@@ -114,4 +226,13 @@ class Gallery:
             summary += f" {self._failed} of {self._tested} fail: their anomaly is above the threshold."
         cards = "\n".join(text for _, text in sorted(self._cards, key=lambda card: card[0]))
         title = html.escape(f"Maps of {self._name}")
-        path.write_text(_PAGE.format(title=title, summary=summary, cards=cards), encoding="utf-8")
+        page = _PAGE.format(title=title, summary=summary, choices=self._controls(), cards=cards, script=_SCRIPT)
+        path.write_text(page, encoding="utf-8")
+
+
+def _select(name: str, options: dict[str, str]) -> str:
+    """Return a menu of options, their words by their values."""
+    made = "".join(
+        f'<option value="{html.escape(value)}">{html.escape(words)}</option>' for value, words in options.items()
+    )
+    return f'<select id="{name}">{made}</select>'

@@ -216,7 +216,8 @@ class Sheets:
         about: ``titles`` of the targets, ``classes`` or None, and ``colours`` of maps from -1 to 1. Of dense features
             also ``label_colours``, ``absent``, the classes that have none, ``heat``, the colours of anomalies, and
             ``anomaly_range``, where these start and end; what a photo has beyond that moves its own. And ``threshold``,
-            the largest anomaly with which a photo passes, where it is known.
+            the largest anomaly with which a photo passes, where it is known. ``meanings``, which later files have, are
+            what the targets' values are, with ``{}`` for the number, and ``anomaly`` what anomalies are.
         outline: surround the strongest evidence by lines on the photo, instead of colours over it.
     """
 
@@ -328,6 +329,18 @@ class Sheets:
         label = self.predicted(found, row)
         return [title.replace("predicted class", f"{label} (predicted)") for title in self.about["titles"]]
 
+    def said(self, found: dict[str, np.ndarray], row: int, k: int) -> str:
+        """Return the value of a target in words: what it is, the number, and from where on it means what."""
+        start = found["baseline_values"][row, k] if "baseline_values" in found else 0.0
+        # Of maps that add up, less is rounding.
+        least = 1e-4 * max(abs(start), found["nu"][row, k]) if "baseline_values" in found else 0.0
+        value = found["values"][row, k] if abs(found["values"][row, k]) > least else 0
+        meaning = self.about["meanings"][k] if "meanings" in self.about else "value {}"
+        meaning = meaning.replace("{}", f"{value:.3g}", 1)
+        if "predicted class" in meaning:
+            meaning = meaning.replace("predicted class", str(self.predicted(found, row)))
+        return meaning + (f", starts at {start:.3g}" if abs(start) > least else "")
+
     def drawn(
         self,
         picture: Image.Image,
@@ -392,15 +405,12 @@ class Sheets:
         numbers = {name: found[name][row, k] for name in ("maps", "values", "nu", "log_scale")}
         if "opposite" in found:  # the map's positive part speaks for the target, and this one's against it
             numbers["maps"] = np.maximum(numbers["maps"], 0) - np.maximum(found["opposite"][row, k], 0)
-        start = found["baseline_values"][row, k] if "baseline_values" in found else 0.0
-        # Of maps that add up, less is rounding.
-        least = 1e-4 * max(abs(start), numbers["nu"]) if "baseline_values" in found else 0.0
-        value = f"value {numbers['values'] if abs(numbers['values']) > least else 0:.3g}"
-        value += f", starts at {start:.3g}" if abs(start) > least else ""
         end = f"{numbers['nu']:.3g}" + (f" x exp({numbers['log_scale']:.4g})" if numbers["log_scale"] else "")
         draw = self.outlined if self.outline else self.overlay
         drawn = draw(picture, numbers["maps"] / (numbers["nu"] or 1.0), frame)
-        return _Part(drawn, title, value, f"strongest colour = {end}" if numbers["nu"] else "blank: all zero", size)
+        # What maps of other methods add up to is no amount of the value: their numbers have no unit.
+        end = f"darkest: {end} from one place" if "baseline_values" in found else " "
+        return _Part(drawn, title, self.said(found, row, k), end if numbers["nu"] else "blank: all zero", size)
 
     def _arranged(self, parts: "list[_Part]", verdict: tuple[str, str]) -> Image.Image:
         """Return parts on a sheet, the large ones first, below what is predicted."""
@@ -762,7 +772,8 @@ def _short(text: str, font: Any, width: int) -> str:
 def _fitting(picture: Image.Image, size: int) -> Image.Image:
     """Return a picture in its own shape, its longer side as long as this."""
     factor = size / max(picture.size)
-    return picture.resize(tuple(max(1, round(factor * side)) for side in picture.size), Image.Resampling.BILINEAR)  # type: ignore[arg-type]
+    sides: Any = tuple(max(1, round(factor * side)) for side in picture.size)
+    return picture.resize(sides, Image.Resampling.BILINEAR, reducing_gap=3.0)  # of large photos first by whole factors
 
 
 def _grey(picture: Image.Image) -> np.ndarray:

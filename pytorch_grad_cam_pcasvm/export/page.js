@@ -237,8 +237,9 @@ const explainer = (() => {
     const grey = (x, y) => 255 * 0.35 + 0.65 * (pixel(x, y, 0) + pixel(x, y, 1) + pixel(x, y, 2)) / 3;
     const figure = element("figure", "", "tile");
     const baseline = found.baseline_values?.data[k] ?? 0, value = found.values.data[k];
+    const meaning = about.meanings?.[k] ?? "value {}";
     const from = Math.abs(baseline) > 1e-6 * Math.abs(value) ? `, from ${number(baseline)}` : "";
-    figure.append(element("b", about.titles[k].replace("predicted class", () => (labelOf(photo) ? `${labelOf(photo)} (predicted)` : "commonest class"))), element("span", `value ${number(value)}${from}`));
+    figure.append(element("b", about.titles[k].replace("predicted class", () => (labelOf(photo) ? `${labelOf(photo)} (predicted)` : "commonest class"))), element("span", meaning.replace("{}", number(value)).replaceAll("predicted class", () => labelOf(photo) || "commonest class") + from));
     figure.append(canvasOf(TILE, TILE, (x, y) => over(grey(x, y), map(x, y), strength)));
     const bar = canvasOf(TILE, 1, (x) => over(255, (2 * x) / (TILE - 1) - 1, 1));
     bar.className = "bar";

@@ -5,6 +5,7 @@ from typing import Any
 
 from torch import nn
 
+from pytorch_grad_cam_pcasvm.export.meanings import anomaly_in_words, meaning_of
 from pytorch_grad_cam_pcasvm.head.anomalies import tells_anomalies
 from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
 from pytorch_grad_cam_pcasvm.network.pools import is_dense
@@ -28,6 +29,7 @@ _BACKGROUND = "background"  # outside of masks
 def about(targets: Sequence[Target], net: nn.Module) -> dict[str, Any]:
     """Return what :class:`.Sheets` need: ``titles`` of targets, ``classes`` of a network, ``colours`` of figures.
 
+    ``meanings`` are what the targets' values are, in words; of a head that tells anomalies, ``anomaly`` what these are.
     Where it is known, ``threshold`` is the largest anomaly with which a photo passes. For dense features also
     ``label_colours`` of classes, ``absent``, those that have none, and ``heat``, the colours of anomalies.
     """
@@ -42,9 +44,11 @@ def about(targets: Sequence[Target], net: nn.Module) -> dict[str, Any]:
     return (
         {
             "titles": [_title(target, classes, anomalies) for target in targets],
+            "meanings": [meaning_of(target, net.head if isinstance(net, PCASVMNet) else None) for target in targets],
             "classes": classes,
             "colours": colour_table(),
         }
+        | ({"anomaly": anomaly_in_words(net.head, dense)} if isinstance(net, PCASVMNet) and anomalies else {})
         | ({} if threshold is None else {"threshold": threshold})
         | (of_places if dense else {})
     )

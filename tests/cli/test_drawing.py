@@ -16,6 +16,7 @@ from torchvision.transforms.functional import normalize, to_tensor
 
 from pytorch_grad_cam_pcasvm import ContributionCAM, Head, PCASVMNet, PCATarget, SVMTarget, atlas
 from pytorch_grad_cam_pcasvm.cli import main
+from pytorch_grad_cam_pcasvm.data import images as image_files
 from pytorch_grad_cam_pcasvm.export.explainer import Sheets
 from pytorch_grad_cam_pcasvm.export.titles import about
 from pytorch_grad_cam_pcasvm.runtime.pictures import colour_table
@@ -106,6 +107,14 @@ def test_the_maps_of_a_head_are_those_of_its_method(typed, weights, tmp_path):
     assert page.count("<figure") == len(rows)
     assert page.count('class="wrong"') == sum(row[1] != row[2] for row in rows)
     assert "http" not in page
+
+
+def test_a_photo_is_decoded_once(typed, tmp_path, monkeypatch):
+    read, paths = image_files.read_picture, []
+    monkeypatch.setattr(image_files, "read_picture", lambda path, **how: paths.append(path) or read(path, **how))
+    command = ["explain", *typed.network, "--images", str(typed.photos), "--head", str(typed.forest)]
+    assert main([*command, "--components", "0", "--out", str(tmp_path)]) == 0
+    assert len(paths) == len({*paths}) == 12
 
 
 def test_folders_that_are_no_classes_are_not_wrong(typed, tmp_path):

@@ -1,0 +1,93 @@
+"""Meanings: what the values of targets are, in words that stand beside the number."""
+
+from typing import Any
+
+from pytorch_grad_cam_pcasvm.head.anomalies import clusters_of
+from pytorch_grad_cam_pcasvm.head.distances import NearestDistance
+from pytorch_grad_cam_pcasvm.targets import (
+    DensityTarget,
+    HotellingTarget,
+    LogRatioTarget,
+    PCATarget,
+    ProbabilityTarget,
+    ResidualTarget,
+    ScoreTarget,
+    SVMTarget,
+    Target,
+)
+
+_KINDS = {
+    PCATarget: "position {}",
+    HotellingTarget: "T\N{SUPERSCRIPT TWO} {} (squared distance from the mean, in units of the variances)",
+    ResidualTarget: "Q {} (squared distance from what the components can express)",
+    ProbabilityTarget: "probability {} (0 to 1)",
+    ScoreTarget: "score {} (only differences between classes count)",
+}
+_PREDICTED = "predicted class"  # which stands for the class that is predicted for an image
+
+
+def meaning_of(target: Target, head: Any) -> str:
+    """Return what the value of a target is, and from where on it means what, with ``{}`` for the number.
+
+    Args:
+        target: the target.
+        head: the head; None: an ordinary network decides.
+    """
+    if isinstance(target, DensityTarget):
+        return "anomaly {} (minus the log-density)" if target.sign == "-" else "log-density {}"
+    if isinstance(target, SVMTarget | LogRatioTarget) and head is not None:
+        return _decision_meaning(target, head)
+    return _KINDS.get(type(target), "value {}")
+
+
+def anomaly_in_words(head: Any, dense: bool) -> str:
+    """Return what the anomalies of a head are: distances, or a value that is higher where less is like good ones."""
+    part = "patch" if dense else "photo"
+    if clusters_of(head) is not None:
+        return "minus the log-density"
+    if head.decision_position is None:
+        return "squared distance from what the components can express"
+    nearest = next((stage for stage in head.stages if isinstance(stage, NearestDistance)), None)
+    if nearest is not None:
+        return f"distance to the nearest good {part}" if nearest.k == 1 else f"distance to the nearest good {part}es"
+    return "above 0 is unlike good ones" if head.voting.about == "one class" else "higher is less like good ones"
+
+
+def _decision_meaning(target: Any, head: Any) -> str:
+    """Return what the margin of a class, or between classes, is; without classes what the only value is."""
+    voting, sign, versus = head.voting, getattr(target, "sign", "+"), getattr(target, "versus", None)
+    if voting.about in ("one class", "likeness"):
+        told = anomaly_in_words(head, dense=False) if voting.about == "likeness" else ""
+        if sign == "-":
+            return "anomaly {}" + (": above 0 is unlike good ones" if not told else f" ({told})")
+        return "normality {}" + (": above 0 is like good ones" if not told else ": higher is more like good ones")
+    if head.classes_ is None:
+        return (
+            "value {} before the link function" if voting.inverse else "predicted value {} (in the unit of the labels)"
+        )
+    name = _PREDICTED if target.category is None else str(target.category)
+    word = "log-ratio" if isinstance(target, LogRatioTarget) else "margin"
+    against = "not " * (sign == "-")
+    if target.category is None and versus in head.classes_.tolist():
+        return f"{word} {{}}: above 0 is {versus if sign == '-' else f'anything but {versus}'}"
+    if isinstance(versus, tuple) or versus == "others":
+        rivals = "the others" if versus == "others" else ", ".join(map(str, versus))
+        if sign == "+" and target.strength == 1:
+            return f"{word} of {name} {{}}: above 0 is more {name} than the mean of {rivals}"
+        return f"{word} of {name} against {rivals} {{}}: higher is {'less' if against else 'more'} {name}"
+    if versus is not None:
+        rival = "the runner-up" if versus == "runner-up" else versus
+        return f"{word} {{}}: above 0 is {against}{name} rather than {rival}"
+    if len(head.classes_) == 2 and _is_decided_by_sign(voting):
+        return f"{word} {{}}: above 0 is {against}{name}"
+    if voting.kind in ("OneVsRest", "OneVsOne"):
+        return f"{word} of {name} {{}}: above 0 is {'less' if against else 'more'} {name} than the others"
+    return f"{word} of {name} {{}}: higher is {'less' if against else 'more'} {name}"
+
+
+def _is_decided_by_sign(voting: Any) -> bool:
+    """Return whether of two classes that one is predicted whose margin is above 0."""
+    opposite = bool((voting.matrix[0] == -voting.matrix[1]).all())
+    return opposite and (
+        voting.decide in ("sign", "votes") or (voting.decide, voting.compare) == ("comparison", "margins")
+    )

@@ -1,0 +1,79 @@
+"""The gallery in a browser."""
+
+import pytest
+from browser import complaints, expect, launched, needs_chromium, sync_playwright
+from PIL import Image
+
+from pytorch_grad_cam_pcasvm.cli.gallery import Card, Gallery
+
+CARDS = [  # name, predicted, labelled, value
+    ("cats/a 1.jpg", "cats", "cats", 1.5),
+    ("cats/b#10.jpg", "dogs", "cats", 0.25),
+    ("dogs/b#9.jpg", "dogs", "dogs", 3.0),
+]
+
+
+@pytest.fixture
+def page(tmp_path):
+    gallery = Gallery("photos", "predicted class")
+    for number, (name, label, truth, value) in enumerate(CARDS):
+        sheet = Image.new("RGB", (60 + number, 40), "white")
+        sheet.info["pictures"] = (0, 0, 60, 40)
+        file = (tmp_path / name).with_suffix(".png")
+        file.parent.mkdir(exist_ok=True)
+        sheet.save(file)
+        said = f"margin {value:.3g}: above 0 is {label}"
+        path = file.relative_to(tmp_path).as_posix()
+        gallery.add(Card(name, path, sheet, label, truth, label == truth, None, value, said))
+    gallery.write(tmp_path / "index.html")
+    return tmp_path / "index.html"
+
+
+def test_a_page_of_anomalies_says_their_unit_and_what_fails(tmp_path):
+    gallery = Gallery("photos", "anomaly")
+    sheet = Image.new("RGB", (60, 40), "white")
+    sheet.info["pictures"] = (0, 0, 60, 40)
+    for name, anomaly, passes in (("a.png", 1.0, True), ("b.png", 12.3, False)):
+        said = "distance to the nearest good patch"
+        gallery.add(Card(name, name, sheet, None, None, None, anomaly, anomaly, said, passes=passes))
+    gallery.write(tmp_path / "index.html")
+    text = (tmp_path / "index.html").read_text()
+    assert "<b>fail: anomaly 12.3</b> (distance to the nearest good patch)" in text
+    assert text.index("b.png") < text.index("a.png")
+    assert '<option value="=fail">fail</option>' in text
+    assert "http" not in text
+
+
+@needs_chromium
+def test_pictures_are_filtered_sorted_and_opened(page):
+    with sync_playwright() as playwright:
+        browser = launched(playwright)
+        tab = browser.new_page()
+        requests = []
+        tab.on("request", lambda request: requests.append(request.url))
+        tab.goto(page.as_uri())
+        names = lambda: tab.eval_on_selector_all(  # noqa: E731
+            "figure:not([hidden])", "figures => figures.map((figure) => figure.dataset.name)"
+        )
+        assert names() == ["cats/b#10.jpg", "cats/a 1.jpg", "dogs/b#9.jpg"]  # wrong first
+        expect(tab.locator("figure").first).to_contain_text("margin 0.25: above 0 is dogs")
+        for order, expected in (("name", [0, 1, 2]), ("high", [2, 0, 1]), ("low", [1, 0, 2])):
+            tab.select_option("#sort", order)
+            assert names() == [CARDS[number][0] for number in expected]
+        tab.select_option("#label", "=dogs")
+        assert names() == ["cats/b#10.jpg", "dogs/b#9.jpg"]
+        tab.select_option("#verdict", "=right")
+        assert names() == ["dogs/b#9.jpg"]
+        expect(tab.locator("#count")).to_have_text("1 of 3 pictures")
+        tab.select_option("#verdict", "")
+        assert not any(url.endswith(".png") for url in requests)
+        tab.locator("figure:not([hidden]) a").first.click()
+        expect(tab.locator("#name")).to_have_text("cats/b#10.jpg")
+        tab.wait_for_function("document.getElementById('sheet').naturalWidth === 61")
+        tab.keyboard.press("ArrowRight")
+        tab.wait_for_function("document.getElementById('sheet').naturalWidth === 62")
+        tab.keyboard.press("Escape")
+        expect(tab.locator("dialog")).not_to_be_visible()
+        assert sum(url.endswith(".png") for url in requests) == 2
+        assert not complaints(tab)
+        browser.close()

@@ -1,0 +1,77 @@
+"""What numbers are called where they stand."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn.decomposition import PCA
+from sklearn.ensemble import RandomForestClassifier
+from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.mixture import GaussianMixture
+from sklearn.neighbors import NearestNeighbors
+from sklearn.pipeline import make_pipeline
+from sklearn.svm import SVC, LinearSVC, OneClassSVM
+
+from pytorch_grad_cam_pcasvm import Head, PCATarget, ProbabilityTarget, SVMTarget
+from pytorch_grad_cam_pcasvm.export.meanings import anomaly_in_words, meaning_of
+
+FEATURES = np.random.default_rng(0).normal(size=(60, 4))
+TWO = np.where(FEATURES[:, 0] > 0, "crack", "good")
+THREE = np.select([FEATURES[:, 0] > 0.5, FEATURES[:, 1] > 0], ["a", "b"], "c")
+FEATURES_TENSOR = torch.tensor(FEATURES)
+
+
+def head_of(estimator, labels=None):
+    return Head.of(make_pipeline(PCA(3), estimator).fit(FEATURES, labels))
+
+
+@pytest.mark.parametrize(
+    ("classifier", "labels", "target", "words"),
+    [
+        (SVC(), TWO, SVMTarget(), "margin {}: above 0 is predicted class"),
+        (LogisticRegression(), TWO, SVMTarget("crack"), "margin {}: above 0 is crack"),
+        (SVC(), TWO, SVMTarget("crack", sign="-"), "margin {}: above 0 is not crack"),
+        (SVC(), TWO, SVMTarget(versus="good"), "margin {}: above 0 is anything but good"),
+        (SVC(), TWO, SVMTarget(versus="good", sign="-"), "margin {}: above 0 is good"),
+        (SVC(), THREE, SVMTarget("a"), "margin of a {}: above 0 is more a than the others"),
+        (LinearSVC(), THREE, SVMTarget("a"), "margin of a {}: above 0 is more a than the others"),
+        (LogisticRegression(), THREE, SVMTarget("a"), "margin of a {}: above 0 is more a than the others"),
+        (RandomForestClassifier(5), THREE, SVMTarget("a"), "margin of a {}: higher is more a"),
+        (SVC(), THREE, SVMTarget("a", versus="b"), "margin {}: above 0 is a rather than b"),
+        (SVC(), THREE, SVMTarget("a", versus="runner-up"), "margin {}: above 0 is a rather than the runner-up"),
+        (
+            SVC(),
+            THREE,
+            SVMTarget("a", versus="others"),
+            "margin of a {}: above 0 is more a than the mean of the others",
+        ),
+        (LogisticRegression(), TWO, ProbabilityTarget("crack"), "probability {} (0 to 1)"),
+        (SVC(), TWO, PCATarget(0), "position {}"),
+        (Ridge(), FEATURES[:, 0], SVMTarget(), "predicted value {} (in the unit of the labels)"),
+        (OneClassSVM(), None, SVMTarget(sign="-"), "anomaly {}: above 0 is unlike good ones"),
+    ],
+)
+def test_a_value_says_what_it_is(classifier, labels, target, words):
+    assert meaning_of(target, head_of(classifier, labels)) == words
+
+
+@pytest.mark.parametrize(("classifier", "labels"), [(SVC(), TWO), (SVC(), THREE), (LinearSVC(), THREE)])
+def test_above_0_is_what_is_said(classifier, labels):
+    head = head_of(classifier, labels)
+    trace = head.values_of(FEATURES_TENSOR)
+    margins = head.voting.margins(trace.values[head.decision_position])
+    predicted = head.voting.predicted(trace.values[head.decision_position])
+    for number in range(len(head.classes_)):
+        above = margins[:, number] > 0
+        if len(head.classes_) == 2:
+            assert (above == (predicted == number)).all()
+        else:
+            assert margins[predicted == number, number].mean() > 0 > margins[predicted != number, number].mean()
+
+
+def test_anomalies_say_what_they_are():
+    assert anomaly_in_words(head_of(NearestNeighbors(n_neighbors=1)), True) == "distance to the nearest good patch"
+    assert anomaly_in_words(head_of(NearestNeighbors(n_neighbors=3)), True) == "distance to the nearest good patches"
+    assert anomaly_in_words(head_of(GaussianMixture(2)), False) == "minus the log-density"
+    assert anomaly_in_words(head_of(OneClassSVM()), False) == "above 0 is unlike good ones"
+    alone = Head.of(PCA(3).fit(FEATURES))
+    assert anomaly_in_words(alone, True) == "squared distance from what the components can express"
