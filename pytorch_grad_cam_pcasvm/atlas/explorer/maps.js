@@ -118,8 +118,8 @@
       context.fillStyle = "rgb(" + atlas.palette.ofMap(value).join(",") + ")";
       context.fillRect(x, 0, 1, 10);
     }
-    const top = number(nu, logScale), unit = atlas.data.about.addsUp ? " from one place" : "";
-    return element("span", { className: "bar" }, MINUS + top, bar, top + atlas.view.said(unit, " (nu)"));
+    const top = number(nu, logScale);
+    return element("span", { className: "bar" }, MINUS + top, bar, top + atlas.view.said("", " (nu)"));
   }
 
   /** Returns what the darkest colour of a map stands for: what one place adds; other maps have no unit. */

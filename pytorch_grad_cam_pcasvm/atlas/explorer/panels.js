@@ -58,6 +58,7 @@
     const shown = { map: found.map, divisor: found.nu };
     const drawn = atlas.maps.canvases(picture, shown, split ? size / 0.75 : size, what + " over image " + title);
     const lines = [atlas.maps.colourBar(found.nu, found.logScale)];
+    if (about.addsUp && found.nu && !atlas.view.current.math) lines.push("its ends: what one place adds");
     if (found.nu === 0) lines.push("blank: no component contributes");
     if (about.addsUp && found.remainder) lines.push("not on the map: " + number(found.remainder));
     return [plain, tile(drawn, ["Map of " + atlas.decision.described(found), ...lines])];
