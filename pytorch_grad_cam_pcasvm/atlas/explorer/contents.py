@@ -9,11 +9,11 @@ import torch
 
 from pytorch_grad_cam_pcasvm.atlas.explorer.encoding import packed
 from pytorch_grad_cam_pcasvm.atlas.explorer.machine import machine_data
-from pytorch_grad_cam_pcasvm.export.meanings import meaning_of
 from pytorch_grad_cam_pcasvm.head import Head
 from pytorch_grad_cam_pcasvm.head.anomalies import tells_anomalies
 from pytorch_grad_cam_pcasvm.maps.recombination import steps_of, tail_of
 from pytorch_grad_cam_pcasvm.targets import SVMTarget
+from pytorch_grad_cam_pcasvm.targets.meanings import meaning_of
 
 BLOCK = 256  # rows that are read at a time
 SAVED = "head of the atlas"
