@@ -339,7 +339,7 @@ class Sheets:
         meaning = meaning.replace("{}", f"{value:.3g}", 1)
         if "predicted class" in meaning:
             meaning = meaning.replace("predicted class", str(self.predicted(found, row)))
-        return meaning + (f", starts at {start:.3g}" if abs(start) > least else "")
+        return meaning
 
     def drawn(
         self,
@@ -410,7 +410,11 @@ class Sheets:
         drawn = draw(picture, numbers["maps"] / (numbers["nu"] or 1.0), frame)
         # What maps of other methods add up to is no amount of the value: their numbers have no unit.
         end = f"darkest: {end} from one place" if "baseline_values" in found else " "
-        return _Part(drawn, title, self.said(found, row, k), end if numbers["nu"] else "blank: all zero", size)
+        start = found["baseline_values"][row, k] if "baseline_values" in found else 0.0
+        value = self.said(found, row, k)
+        if abs(start) > 1e-4 * max(abs(start), numbers["nu"]):
+            value += f"\nstarts at {start:.3g}"
+        return _Part(drawn, title, value, end if numbers["nu"] else "blank: all zero", size)
 
     def _arranged(self, parts: "list[_Part]", verdict: tuple[str, str]) -> Image.Image:
         """Return parts on a sheet, the large ones first, below what is predicted."""
@@ -496,7 +500,7 @@ class _Part:
     @property
     def lines(self) -> list[str]:
         """What is written above it."""
-        return [self.title, self.value] if self.value else [self.title]
+        return [self.title, *self.value.split("\n")] if self.value else [self.title]
 
     @property
     def height(self) -> int:

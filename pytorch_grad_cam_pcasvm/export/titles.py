@@ -5,7 +5,6 @@ from typing import Any
 
 from torch import nn
 
-from pytorch_grad_cam_pcasvm.export.meanings import anomaly_in_words, meaning_of
 from pytorch_grad_cam_pcasvm.head.anomalies import tells_anomalies
 from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
 from pytorch_grad_cam_pcasvm.network.pools import is_dense
@@ -21,6 +20,7 @@ from pytorch_grad_cam_pcasvm.targets import (
     SVMTarget,
     Target,
 )
+from pytorch_grad_cam_pcasvm.targets.meanings import anomaly_in_words, meaning_of
 from pytorch_grad_cam_pcasvm.targets.places import place_in_words
 
 _BACKGROUND = "background"  # outside of masks
@@ -40,11 +40,12 @@ def about(targets: Sequence[Target], net: nn.Module) -> dict[str, Any]:
     of_places: dict[str, Any] = {"label_colours": [colour.lstrip("#") for colour in COLOURS], "heat": heat_table()}
     if isinstance(net, PCASVMNet) and dense:
         of_places["absent"] = [name for name in classes or () if name in (_BACKGROUND, net.head.normal)]
+    head = net.head if isinstance(net, PCASVMNet) else None
     threshold = net.head.threshold if isinstance(net, PCASVMNet) and anomalies else None
     return (
         {
             "titles": [_title(target, classes, anomalies) for target in targets],
-            "meanings": [meaning_of(target, net.head if isinstance(net, PCASVMNet) else None) for target in targets],
+            "meanings": [meaning_of(target, head, dense) for target in targets],
             "classes": classes,
             "colours": colour_table(),
         }

@@ -16,8 +16,9 @@ from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
 from pytorch_grad_cam_pcasvm.network.grid import upsampled
 from pytorch_grad_cam_pcasvm.runtime.pictures import OVER_PICTURES, as_array
 
-_PANEL, _CHANNEL = 4.2, 0.55  # in inches: width of a panel, height of a channel
-_ACROSS = 2  # panels
+_PANEL, _WIDEST, _CHANNEL = 4.2, 14.0, 0.55  # in inches: least and largest width of a panel, height of a channel
+_DENSITY = 100  # numbers of a signal to an inch, which can still be told apart
+_ACROSS, _SIDE_BY_SIDE = 2, 6.0  # panels; wider ones stand below each other
 _GREY = 0.72  # of a line where the map is 0
 
 
@@ -37,7 +38,8 @@ def plot_signal(
 
     There is a panel for each signal and target, with the channels below each other, which all have the colours of one
     map; the bar beside them ends at its nu. The target's value for the signal is written above the panel. Maps are
-    upsampled to the signal's length (linear).
+    upsampled to the signal's length (linear). Panels are as wide as the signal needs, and wide ones stand below each
+    other.
 
     Args:
         signals: the explained signals, in any units, shape (N, C, L).
@@ -68,9 +70,10 @@ def plot_signal(
     if not shown:
         raise ValueError(f"components={components!r} leaves nothing to draw: name at least one component")
     count, width, length = lines.shape
-    columns = min(_ACROSS, len(shown))
+    panel = min(max(_PANEL, length / _DENSITY), _WIDEST)
+    columns = min(_ACROSS if panel <= _SIDE_BY_SIDE else 1, len(shown))
     down = count * -(-len(shown) // columns)
-    needed = columns * (_PANEL + 0.7) + 0.5 * bool(channels), down * (_CHANNEL * width + 0.75) + 0.3
+    needed = columns * (panel + 0.7) + 0.5 * bool(channels), down * (_CHANNEL * width + 0.75) + 0.3
     note = "Red raises the value above a line, blue lowers it; grey does neither. "
     note += "\n".join(left_out)
     signed = maps.maps if maps.opposite is None else maps.maps.relu() - maps.opposite.relu()

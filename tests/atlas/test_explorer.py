@@ -699,9 +699,18 @@ def test_evidence_against_the_normal_class_is_shown_first(page: Page, tmp_path: 
     page.select_option("#category", "null")
     expect(page).not_to_have_url(re.compile("versus"))
     expect(page.locator("#bars thead")).to_contain_text("its change")
+    expect(page.locator("#facts")).to_contain_text(": above 0 is ")
+    assert not re.search("Euclidean|[Ss]upport vector|Intercept|nu |P−", page.locator("main").inner_text())
     page.check("#math")
     expect(page.locator("#bars thead")).to_contain_text("secant g")
+    expect(page.locator("#vectors-title")).to_have_text("Strongest support vectors")
+    expect(page.locator("#near-where")).to_contain_text("Euclidean")
     assert "math=true" in page.url
+    page.goto("about:blank")
+    visit(page, (tmp_path / "page" / "index.html").as_uri())
+    expect(page.locator("#math")).to_be_checked()  # it is remembered
+    page.uncheck("#math")
+    assert page.evaluate("atlas.palette.opacityOf(1)") == 0.75  # the photo stays visible under a strong map
     with pytest.raises(ValueError, match="is not a class"):
         store.to_html(tmp_path / "page", normal="good")
     assert not complaints(page)

@@ -120,9 +120,9 @@ def test_good_parts_alone(parts, bank, tmp_path, capsys):
     capsys.readouterr()
     assert main([*command, "--at", "3,4", "--components", "1", "--out", str(tmp_path / "place")]) == 0
     with (tmp_path / "place" / "values.csv").open() as file:
-        assert next(csv.reader(file))[3:-1] == ["component 1 at (3, 4)", "anomaly at (3, 4)"]
+        assert next(csv.reader(file))[3:-1] == ["verdict", "component 1 at (3, 4)", "anomaly at (3, 4)", "threshold"]
     page = (tmp_path / "maps" / "index.html").read_text()
-    anomalies = [float(number) for number in re.findall(r"<b>anomaly ([0-9.e+-]+)</b>", page)]
+    anomalies = [float(number) for number in re.findall(r"<b>(?:pass|fail): anomaly ([0-9.e+-]+)</b> \(distance", page)]
     assert len(anomalies) == 11
     assert anomalies == sorted(anomalies, reverse=True)
 
@@ -293,7 +293,7 @@ def test_a_head_knows_its_layers_and_its_pool(parts, bank, tmp_path, capsys):
     command = ["explain", "--images", str(parts / "test"), *NETWORK[:6], "--head", str(bank)]
     assert main([*command, "--out", str(tmp_path / "maps")]) == 0
     with (tmp_path / "maps" / "values.csv").open() as file:
-        assert next(csv.reader(file))[3:-1] == ["anomaly where strongest"]
+        assert next(csv.reader(file))[3:-1] == ["verdict", "anomaly where strongest", "threshold"]
     for options in (["--pool", "mean"], ["--pool", "dense"], ["--features", "1"]):
         assert main([*command, *options, "--out", str(tmp_path / "none")]) == 2
         assert f"{' '.join(options)}, but the model was fitted with" in capsys.readouterr().err

@@ -53,6 +53,17 @@ def test_maps_are_brought_to_the_length_of_signals_and_end_at_their_own_nu():
         assert rising * (red - blue)[-1] > 0.2 > -0.2 > rising * (red - blue)[0]
 
 
+@pytest.mark.parametrize(
+    ("length", "width", "columns"), [(30, 9.8, 2), (500, 11.4, 2), (1000, 10.7, 1), (9000, 14.7, 1)]
+)
+def test_a_figure_is_as_wide_as_its_signals_need(length, width, columns):
+    signal = np.sin(np.arange(float(length)))[None, None]
+    figure = figures.plot_signal(signal, maps_of(np.ones((1, 2, 10))))
+    assert figure.get_figwidth() == pytest.approx(width)
+    panels = [axis for axis in figure.axes if axis.get_title(loc="left")]
+    assert len({round(axis.get_position().x0, 2) for axis in panels}) == columns
+
+
 def test_what_does_not_belong_together_is_refused():
     maps = maps_of(np.ones((2, 1, 10)))
     with pytest.raises(ValueError, match="both must be of signals"):

@@ -13,6 +13,7 @@ from pytorch_grad_cam_pcasvm.head import Head
 from pytorch_grad_cam_pcasvm.head.anomalies import tells_anomalies
 from pytorch_grad_cam_pcasvm.maps.recombination import steps_of, tail_of
 from pytorch_grad_cam_pcasvm.targets import SVMTarget
+from pytorch_grad_cam_pcasvm.targets.meanings import meaning_of
 
 BLOCK = 256  # rows that are read at a time
 SAVED = "head of the atlas"
@@ -217,6 +218,7 @@ class Contents:
         labels = [] if tail.classes_ is None else tail.classes_.tolist()
         known = self.normal in labels and tail.enumerated is None  # of which only the predicted class is stored
         about = {"name": name, "kind": task, "classes": classes, "judged": correct is not None}
+        about["meaning"] = None if classes is None else meaning_of(SVMTarget(), tail)
         about["normal"] = labels.index(self.normal) if known else None
         return about, {
             **{key: None if array is None else packed(array) for key, array in values.items()},

@@ -130,8 +130,14 @@
     tie("means-by", "by");
     for (const id of ["style", "scale", "colour", "judged"]) tie(id);
     of("opacity").addEventListener("input", () => atlas.view.set({ opacity: Number(of("opacity").value) }));
-    of("math").addEventListener("change", () => atlas.view.set({ math: of("math").checked }));
-    atlas.view.on(["math"], () => { of("math").checked = atlas.view.current.math; });
+    of("math").addEventListener("change", () => {
+      atlas.view.set({ math: of("math").checked });
+      atlas.view.remember("math", of("math").checked);
+    });
+    atlas.view.on(["math"], () => {
+      of("math").checked = atlas.view.current.math;
+      document.body.classList.toggle("mathematics", atlas.view.current.math);
+    });
     atlas.view.on(["opacity"], () => { of("opacity").value = atlas.view.current.opacity; });
     atlas.view.on(["headData"], fillClasses);
     atlas.view.on(["headData"], fillColours);

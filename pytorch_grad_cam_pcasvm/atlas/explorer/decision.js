@@ -62,7 +62,7 @@
       rows.push(line(said("Starts at", "Baseline"), start));
     } else {
       rows.push(line("Sum", sum(order), true));
-      rows.push(line("Not in the gradient: intercept, curvature", found.value - sum(order)));
+      rows.push(line(said("Not from single components", "Not in the gradient: intercept, curvature"), found.value - sum(order)));
     }
     rows.push(line("Value", found.value, true));
     const caption = element("caption", { className: "unseen" }, "Parts of " + described(found));
@@ -95,21 +95,24 @@
     panel.hidden = !found || !found.seed;
     if (panel.hidden) return [];
     const { p } = atlas.data.pointOf(atlas.view.current.row);
+    const { said } = atlas.view;
+    document.getElementById("vectors-title").textContent = said("Training images that count most", "Strongest support vectors");
     const { parts, intercept } = atlas.machine.vectorParts(head.machine, found.seed, p);
     if (!parts.length) {
       note.textContent = head.machine.machines.some((machine) => machine.kind === "kernel")
-        ? "No support vector affects this decision." : "This head makes a linear decision, without support vectors.";
+        ? said("No training image", "No support vector") + " affects this decision."
+        : "This head makes a linear decision, " + said("which no single training images make.", "without support vectors.");
       return [];
     }
     const size = (list) => list.reduce((total, { part }) => total + Math.abs(part), 0);
     const shown = parts.slice(0, STRONGEST);
-    const { said } = atlas.view;
     const share = Math.round((100 * size(shown)) / (size(parts) || 1));
     const alone = size(parts) < 1e-6 * Math.abs(intercept);
-    note.textContent = alone ? "No support vector is near: the decision is the intercept alone, " + number(intercept) + "."
-      : "What each support vector adds to " + described(found) + said("", " (α c K)") + ", strongest first: these " + shown.length
-      + " of " + parts.length + " account for " + share + " % of the total, regardless of sign. Intercept: "
-      + number(intercept) + ".";
+    note.textContent = alone ? said("No training image that counts is near: the decision is the same wherever none is, ",
+      "No support vector is near: the decision is the intercept alone, ") + number(intercept) + "."
+      : "What each " + said("of these training images", "support vector") + " adds to " + described(found) + said("", " (α c K)") + ", strongest first: these " + shown.length
+      + " of " + parts.length + " account for " + share + " % of the total, regardless of sign. "
+      + said("Without any it is ", "Intercept: ") + number(intercept) + ".";
     if (shown.some(({ row, training }) => row < 0 && !head.examples[training])) {
       note.textContent += " Some are not in this atlas: to see them, build it with the training images.";
     }
@@ -134,7 +137,7 @@
     }
     const pictures = atlas.maps.canvases(await atlas.data.pictureOf(row), { map: null }, 84, "");
     const title = atlas.panels.titleOf(row);
-    const label = "Support vector " + title + ", part " + value + ": show this image";
+    const label = atlas.view.said("Training image ", "Support vector ") + title + ", part " + value + ": show this image";
     return atlas.maps.tile(pictures, [value, meter, title], label, () => atlas.view.set({ row }));
   }
 

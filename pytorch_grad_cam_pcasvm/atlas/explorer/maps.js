@@ -55,7 +55,7 @@
     canvas.height = Math.max(1, Math.round(aspect >= 1 ? longest / aspect : longest));
     canvas.style.aspectRatio = canvas.width + " / " + canvas.height;
     const { width, height } = canvas, context = canvas.getContext("2d");
-    const strength = Math.min(1, opacity / 50);
+    const strength = Math.min(1, opacity / 50), alone = picture ? Math.max(0, opacity / 50 - 1) : 1;
     context.fillStyle = "white";
     context.fillRect(0, 0, width, height);
     if (picture) {
@@ -82,7 +82,7 @@
       data[4 * pixel] = red;
       data[4 * pixel + 1] = green;
       data[4 * pixel + 2] = blue;
-      data[4 * pixel + 3] = 255 * strength * atlas.palette.opacityOf(value);
+      data[4 * pixel + 3] = 255 * strength * atlas.palette.opacityOf(value, alone);
     });
     scratch.width = width;
     scratch.height = height;
@@ -104,7 +104,7 @@
     if (!shown.map) return [one(null, 0, "")];
     if (!two) return [one(shown.map, 0, ", signed map")];
     const lowers = shown.opposite ? shown.opposite.map((value) => -value) : shown.map;
-    return [one(shown.map, 1, ", P plus"), one(lowers, -1, ", P minus")];
+    return [one(shown.map, 1, ", what raises it"), one(lowers, -1, ", what lowers it")];
   }
 
   /** Returns a bar of the colours of a map, with the numbers at its ends. */
@@ -120,6 +120,13 @@
     }
     const top = number(nu, logScale);
     return element("span", { className: "bar" }, MINUS + top, bar, top + atlas.view.said("", " (nu)"));
+  }
+
+  /** Returns what the darkest colour of a map stands for: what one place adds; other maps have no unit. */
+  function darkest(nu, logScale = 0, symbols = "nu ") {
+    if (nu === 0) return ["blank"];
+    if (atlas.view.current.math) return [symbols + number(nu, logScale)];
+    return atlas.data.about.addsUp ? ["darkest: " + number(nu, logScale) + " from one place"] : [];
   }
 
   /** Returns a text that breaks between the words of a file name, not within them. */
@@ -178,5 +185,5 @@
     };
   }
 
-  atlas.maps = { canvases, colourBar, element, filling, number, tile };
+  atlas.maps = { canvases, colourBar, darkest, element, filling, number, tile };
 })((window.atlas = window.atlas || {}));

@@ -81,7 +81,7 @@
     const even = Math.abs(found.baselineValue) < 1e-6 * Math.abs(found.value);
     const start = even ? "0, where the two are even," : number(found.baselineValue) + ", where they start,";
     key.append("Red favours " + predicted + ", blue favours " + truth + ", on one scale: ",
-      atlas.maps.colourBar(top, found.logScale), ". ",
+      atlas.maps.colourBar(top, found.logScale), atlas.data.about.addsUp ? ", what one place adds. " : ". ",
       "The parts go from " + start + " to " + number(found.value) + ".",
       atlas.data.remainder ? " Their numbers include what is not on the maps." : "");
     const tiles = drawn.map(({ components, amount, map }, k) => {

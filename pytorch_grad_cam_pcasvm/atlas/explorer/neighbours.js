@@ -32,8 +32,8 @@
   /** Returns in words where neighbours come from, and how they are measured. */
   function note() {
     const { components } = atlas.data.about;
-    return "These are " + atlas.data.units() + " of this atlas, not necessarily training images; distances are Euclidean, in the "
-      + "space of " + (components === 1 ? "its component." : "all " + components + " components.");
+    return "These are " + atlas.data.units() + " of this atlas, not necessarily training images; " + atlas.view.said("how far away they are is "
+      + "measured by ", "distances are Euclidean, in the space of ") + (components === 1 ? "its component." : "all " + components + " components.");
   }
 
   function shown() {
@@ -47,6 +47,7 @@
     const of = (id) => document.getElementById(id), from = atlas.data.images ? " of other images" : "";
     of("near-title").textContent = "Nearest " + atlas.data.units() + from;
     of("near-where").textContent = note();
+    atlas.view.on(["math"], () => { of("near-where").textContent = note(); });
     atlas.view.on(["row", "headData"], filling(of("near"), shown));
   }
 

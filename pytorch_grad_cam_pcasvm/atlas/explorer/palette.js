@@ -71,7 +71,12 @@
     return signed[Math.round(Math.min(Math.max(value, -1), 1) * 255) + 255];
   }
 
-  const opacityOf = (value) => 0.95 * Math.min(Math.abs(value), 1) ** 0.7;
+  const STRONGEST = 0.75; // opacity, so that the photo stays visible
+
+  /** Returns the opacity of a value from -1 to 1 over a picture; alone: from 0 to 1, how far it is to stand alone. */
+  function opacityOf(value, alone = 0) {
+    return (STRONGEST + alone * (0.95 - STRONGEST)) * Math.min(Math.abs(value), 1) ** 0.7;
+  }
 
   /** Returns colour and shape of a value in the scatter, from -1 to 1. */
   function ofValue(value) {

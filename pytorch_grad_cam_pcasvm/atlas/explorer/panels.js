@@ -2,7 +2,7 @@
 (function (atlas) {
   "use strict";
 
-  const { element, filling, number, tile } = atlas.maps, { said } = atlas.view;
+  const { darkest, element, filling, number, tile } = atlas.maps, { said } = atlas.view;
   const AT_FIRST = 24; // components that are drawn before all are asked for
   const AT_AN_END = 10;
   const LONGEST = 32; // characters of a name in a tile
@@ -58,9 +58,16 @@
     const shown = { map: found.map, divisor: found.nu };
     const drawn = atlas.maps.canvases(picture, shown, split ? size / 0.75 : size, what + " over image " + title);
     const lines = [atlas.maps.colourBar(found.nu, found.logScale)];
+    if (about.addsUp && found.nu && !atlas.view.current.math) lines.push("its ends: what one place adds");
     if (found.nu === 0) lines.push("blank: no component contributes");
     if (about.addsUp && found.remainder) lines.push("not on the map: " + number(found.remainder));
     return [plain, tile(drawn, ["Map of " + atlas.decision.described(found), ...lines])];
+  }
+
+  /** Returns the margin of the predicted class, with what it is: Python tells it in words, with {} for the number. */
+  function margin(head, row) {
+    const [what, rest] = head.meaning.replaceAll("predicted class", () => head.classes[head.predictions[row]]).split("{}");
+    return [what.charAt(0).toUpperCase() + what.slice(1).trim(), number(head.margins[row]) + rest];
   }
 
   function facts() {
@@ -70,9 +77,9 @@
     if (numbers) pairs.push(["Label", number(numbers[row])]);
     if (head && head.classes) {
       const verdict = !head.correct ? "" : head.correct[row] ? " ✓ right" : " ✗ wrong";
-      pairs.push(["Predicted", head.classes[head.predictions[row]] + verdict], ["Margin", number(head.margins[row])]);
+      pairs.push(["Predicted", head.classes[head.predictions[row]] + verdict], margin(head, row));
     } else if (head) {
-      const value = head.margins[row], named = { "one-class": "Value (above 0: inlier)", anomaly: "Anomaly" };
+      const value = head.margins[row], named = { "one-class": "Value (above 0 is like the training images)", anomaly: "Anomaly (higher is less like the training images)" };
       pairs.push([named[head.kind] || "Predicted value", number(head.kind === "anomaly" ? -value : value)]);
     }
     document.getElementById("image-id").textContent = ids[row] + " (row " + row + ")";
@@ -94,7 +101,7 @@
     const one = scale === "own" || (scale === "parts" && !parts) ? null : largestOf(strengths);
     const note = document.getElementById("components-note");
     const less = parts && found.moved ? ", apart from a constant" : "";
-    note.textContent = parts ? "Each map times its factor g, all on one scale: they add up to the map of the decision" + less + "."
+    note.textContent = parts ? said("Each map times how much it counts", "Each map times its factor g") + ", all on one scale: they add up to the map of the decision" + less + "."
       : one === null ? "Each map has a strongest colour of its own. Click one to see the two ends of its component."
         : "All on one scale. Click one to see the two ends of its component.";
     const button = document.getElementById("every"), count = every ? about.components : Math.min(AT_FIRST, about.components);
@@ -102,14 +109,14 @@
     button.textContent = every ? "Show the first " + AT_FIRST : "Show all " + about.components + " components";
     return Array.from({ length: count }, (_, b) => {
       const shown = shownOf(maps, b, strengths[b], one === null ? Math.abs(strengths[b]) : one);
-      const title = "Component " + (b + 1) + ": " + number(p[b]), nu = parts ? Math.abs(strengths[b]) : maps.nu[b];
+      const title = "Component " + (b + 1) + ": " + said("position ", "p ") + number(p[b]), nu = parts ? Math.abs(strengths[b]) : maps.nu[b];
       const log = parts ? found.logScale : atlas.data.logScale ? atlas.data.logScale[row * about.components + b] : 0;
       const drawn = atlas.maps.canvases(picture, shown, 108, title);
-      const scaleLine = nu === 0 ? "blank" : said("strongest colour ", parts ? "nu of g·P " : "nu ") + number(nu, log);
+      const scaleLine = darkest(nu, log, parts ? "nu of g·P " : "nu ");
       const start = p0 && Math.abs(p0[b]) > 1e-6 * Math.abs(p[b]) ? p0[b] : 0; // at the mean it is 0 but for rounding
       const from = p0 && (start || atlas.view.current.math)
         ? [said("starts at ", "from ") + number(start) + said("", " at the baseline")] : [];
-      return tile(drawn, [title, ...from, scaleLine], title + ", " + scaleLine + ": show its two ends",
+      return tile(drawn, [title, ...from, ...scaleLine], [title, ...scaleLine].join(", ") + ": show its two ends",
         () => atlas.view.set({ component: b }));
     });
   }
@@ -131,9 +138,9 @@
     return rows.map((row, k) => {
       const nu = maps[k].nu[component], value = number(values[row * about.components + component]);
       const shown = shownOf(maps[k], component, strengths[k], scale === "one" ? largest : strengths[k]);
-      const title = titleOf(row), colour = nu === 0 ? "blank" : said("strongest colour ", "nu ") + number(nu);
+      const title = titleOf(row), colour = darkest(nu);
       const label = "Image " + title + ", component " + (component + 1) + " " + value + ": show this image";
-      return tile(atlas.maps.canvases(pictures[k], shown, 96, title), [said("value ", "p ") + value, colour, title], label, () => atlas.view.set({ row }));
+      return tile(atlas.maps.canvases(pictures[k], shown, 96, title), [said("position ", "p ") + value, ...colour, title], label, () => atlas.view.set({ row }));
     });
   }
 
@@ -158,7 +165,7 @@
     return found.groups.map((name, g) => {
       const alt = "mean map of " + name + ", component " + (component + 1);
       const drawn = atlas.maps.canvases(null, { map: of(g), divisor: largest }, 84, alt);
-      return tile(drawn, [name, found.counts[g] + (found.counts[g] === 1 ? " image" : " images"), said("strongest colour ", "nu ") + number(nus[g])]);
+      return tile(drawn, [name, found.counts[g] + (found.counts[g] === 1 ? " image" : " images"), ...darkest(nus[g])]);
     });
   }
 

@@ -60,6 +60,21 @@
     return words.toString();
   }
 
+  /** Keeps a choice in this browser, for all atlases; where it keeps nothing, the address alone has it. */
+  function remember(name, value) {
+    try {
+      localStorage.setItem("explorer-" + name, String(value));
+    } catch { /* it is not allowed */ }
+  }
+
+  function remembered(name) {
+    try {
+      return localStorage.getItem("explorer-" + name) === "true";
+    } catch {
+      return false;
+    }
+  }
+
   function integer(text, limit, otherwise) {
     const number = Number(text);
     return text !== null && text !== "" && Number.isInteger(number) && number >= 0 && number < limit ? number : otherwise;
@@ -74,7 +89,8 @@
     for (const [name, choices] of Object.entries(CHOICES)) {
       if (choices.includes(words.get(name))) found[name] = words.get(name);
     }
-    for (const name of ["why", "math"]) found[name] = words.get(name) === "true";
+    found.why = words.get("why") === "true";
+    found.math = words.has("math") ? words.get("math") === "true" : remembered("math");
     found.head = integer(words.get("head"), about.heads.length, 0);
     const classes = (about.heads[found.head] && about.heads[found.head].classes) || [];
     found.category = integer(words.get("category"), classes.length, null);
@@ -125,5 +141,5 @@
   /** Returns words, or the symbols of the documentation if the reader wants to see the mathematics. */
   const said = (words, symbols) => (view.math ? symbols : words);
 
-  atlas.view = { DEFAULTS, current: view, groupOf, groupsOf, on, parsed, said, selected, set, start };
+  atlas.view = { DEFAULTS, current: view, groupOf, groupsOf, on, parsed, remember, said, selected, set, start };
 })((window.atlas = window.atlas || {}));

@@ -26,17 +26,18 @@ _KINDS = {
 _PREDICTED = "predicted class"  # which stands for the class that is predicted for an image
 
 
-def meaning_of(target: Target, head: Any) -> str:
+def meaning_of(target: Target, head: Any, dense: bool = False) -> str:
     """Return what the value of a target is, and from where on it means what, with ``{}`` for the number.
 
     Args:
         target: the target.
         head: the head; None: an ordinary network decides.
+        dense: whether it decides at every position.
     """
     if isinstance(target, DensityTarget):
         return "anomaly {} (minus the log-density)" if target.sign == "-" else "log-density {}"
     if isinstance(target, SVMTarget | LogRatioTarget) and head is not None:
-        return _decision_meaning(target, head)
+        return _decision_meaning(target, head, dense)
     return _KINDS.get(type(target), "value {}")
 
 
@@ -53,11 +54,11 @@ def anomaly_in_words(head: Any, dense: bool) -> str:
     return "above 0 is unlike good ones" if head.voting.about == "one class" else "higher is less like good ones"
 
 
-def _decision_meaning(target: Any, head: Any) -> str:
+def _decision_meaning(target: Any, head: Any, dense: bool) -> str:
     """Return what the margin of a class, or between classes, is; without classes what the only value is."""
     voting, sign, versus = head.voting, getattr(target, "sign", "+"), getattr(target, "versus", None)
     if voting.about in ("one class", "likeness"):
-        told = anomaly_in_words(head, dense=False) if voting.about == "likeness" else ""
+        told = anomaly_in_words(head, dense) if voting.about == "likeness" else ""
         if sign == "-":
             return "anomaly {}" + (": above 0 is unlike good ones" if not told else f" ({told})")
         return "normality {}" + (": above 0 is like good ones" if not told else ": higher is more like good ones")
