@@ -353,7 +353,7 @@ def test_objects_of_good_parts_are_left_out_together(objects, tmp_path, capsys):
     options = [*NETWORK, *KINDS["pooled"], "--out", file]
     status, told, error = run(capsys, "fit", objects / "good", *options, "--groups", "1")
     assert status == 0, error
-    assert "at most 1 in 11 of new good photos, by the scores of 10 objects" in told
+    assert "at most 1 in 11 of new good ones, by the scores of 10 objects" in told
     together = load_model(file, f"{__name__}:backbone").threshold
     status, _, error = run(capsys, "fit", objects / "good", *options)
     assert status == 2
