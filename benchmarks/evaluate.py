@@ -1,6 +1,6 @@
 """How long ``evaluate`` takes to its first page, to its first verdict from all that decides, and to its end.
 
-    python benchmarks/evaluate.py --images photos/test --backbone mobilenet_v2 --layer features --head head.safetensors
+    python benchmarks/evaluate.py photos/test --model model.safetensors
 
 All arguments are those of the command. Seconds on the wall, and of the processors (user) up to then.
 """

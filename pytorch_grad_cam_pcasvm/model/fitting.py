@@ -13,6 +13,7 @@ from sklearn.exceptions import NotFittedError
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
+import pytorch_grad_cam_pcasvm
 from pytorch_grad_cam_pcasvm.head import Head
 from pytorch_grad_cam_pcasvm.head.storage import TrainingSet
 from pytorch_grad_cam_pcasvm.model.backbones import Backbone, Origin, make_backbone
@@ -26,7 +27,6 @@ from pytorch_grad_cam_pcasvm.network.inputs import Inputs
 from pytorch_grad_cam_pcasvm.network.modules import device_of, evaluating, network_of
 from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
 from pytorch_grad_cam_pcasvm.runtime.arguments import named
-from pytorch_grad_cam_pcasvm.version import __version__
 
 _LONGEST = 400  # letters of an estimator's description
 
@@ -167,7 +167,11 @@ def assemble_model(
         training.preparation = (training.preparation or {}) | preparation.recorded
     if normal is not None:
         training.preparation = (training.preparation or {}) | {"normal": normal}
-    versions = {"pytorch_grad_cam_pcasvm": __version__, "torch": torch.__version__, "sklearn": sklearn.__version__}
+    versions = {
+        "pytorch_grad_cam_pcasvm": pytorch_grad_cam_pcasvm.__version__,
+        "torch": torch.__version__,
+        "sklearn": sklearn.__version__,
+    }
     about = {"estimator": describe_estimator(fitted), "versions": versions} | dict(about)
     inputs = [
         {"name": name, "shape": list(one.shape[1:]), "dtype": str(one.dtype).removeprefix("torch.")}
