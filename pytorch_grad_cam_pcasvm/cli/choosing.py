@@ -13,7 +13,6 @@ _USUAL_COSTS = 1.0, 10.0  # more is the same wherever the classes can be separat
 _SMALL = 8, 16, 32  # components of trees, whose coalitions are to be few
 _UNEQUAL = 1.2  # classes differ by more than that factor
 _HARDLY = 1 / 3  # of the photos of a class that is hardly found
-_REPLACED = {"--classifier forest": ("C", "gamma", "kernel", "class_weight"), "--kernel linear": ("C", "class_weight")}
 _BETTER = 0.02  # balanced accuracy, less than which is no advice
 
 Make = Callable[[FitOptions], Any]  # makes the classifier of options, not fitted
