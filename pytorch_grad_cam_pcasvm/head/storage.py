@@ -38,10 +38,10 @@ from pytorch_grad_cam_pcasvm.head.facts import Facts
 from pytorch_grad_cam_pcasvm.head.stage import Stage
 from pytorch_grad_cam_pcasvm.runtime.errors import Way, refuse, warn
 from pytorch_grad_cam_pcasvm.runtime.files import atomically
+from pytorch_grad_cam_pcasvm.runtime.formats import MODEL
 
 FORMAT = "pytorch_grad_cam_pcasvm head 2"
 _PREPARED = "pytorch_grad_cam_pcasvm head 3"  # says how pictures are prepared, which earlier versions would not obey
-MODEL = "pytorch_grad_cam_pcasvm model 1"  # a head with its backbone's name, see model/file.py
 _UNCHECKED = "pytorch_grad_cam_pcasvm maps 1"  # of version 0.2
 
 # Tensors beside those of the stages, which have numbers: earlier versions read heads without them, and they are in no
@@ -134,7 +134,7 @@ def read(path: str | PathLike[str], writer: str, formats: Sequence[str]) -> tupl
         raise ValueError(f"{problem}: make one with {writer}") from error
     file_format = metadata.get("format", "")
     if file_format not in formats:
-        if file_format.startswith(formats[-1][:-1]):
+        if any(file_format.startswith(known[:-1]) for known in formats):
             raise ValueError(f"{path} was written by a newer version, or is damaged: update pytorch_grad_cam_pcasvm")
         raise ValueError(f"{path} is not a file that {writer} wrote, or is damaged: write it again")
     if file_format == _UNCHECKED:
@@ -213,10 +213,18 @@ def digest_of(parts: list[Stage]) -> str:
     return _digest({"head": json.dumps(_encode(parts, tensors))}, tensors)
 
 
-def load(path: str | PathLike[str], trusted: Sequence[str] = ()) -> tuple[list[Stage], TrainingSet, str | None]:
-    """Read the stages of a head, on the CPU, its training images, and of a model's file what it says besides."""
+def load(
+    path: str | PathLike[str], trusted: Sequence[str] = (), writer: str = "net.head.save(path)"
+) -> tuple[list[Stage], TrainingSet, str | None]:
+    """Read the stages of a head, on the CPU, its training images, and of a model's file what it says besides.
+
+    Args:
+        path: the file.
+        trusted: types of estimators that may be read.
+        writer: what writes such files, for messages.
+    """
     _refuse_pickles(Path(path))
-    metadata, tensors = read(path, "net.head.save(path)", [MODEL, FORMAT, _PREPARED])
+    metadata, tensors = read(path, writer, [MODEL, FORMAT, _PREPARED])
     try:
         entries, enumerated = json.loads(metadata["head"]), None
         match entries:
@@ -233,10 +241,12 @@ def load(path: str | PathLike[str], trusted: Sequence[str] = ()) -> tuple[list[S
         )
         for stage, numbers in zip(_every(parts), _from_tensor(tensors.get(_FACTS), []), strict=False):
             stage.facts = Facts.from_numbers(numbers)
-    except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
-        raise ValueError(
-            f"{path} is damaged, or no valid head: {error}; write it again with net.head.save(path)"
-        ) from error
+        if not isinstance(training.preparation, dict | None):
+            raise ValueError("its preparation is no mapping")
+        if enumerated is not None and (_ESTIMATORS not in tensors or not isinstance(enumerated.get("n_inputs"), int)):
+            raise ValueError("it has no estimators")
+    except (ValueError, TypeError, KeyError, AttributeError, IndexError, RecursionError) as error:
+        raise ValueError(f"{path} is damaged, or no valid head: {error}; write it again with {writer}") from error
     if enumerated is not None:
         parts.append(_enumerated(tensors[_ESTIMATORS], trusted, **enumerated))
     return parts, training, metadata.get("model")

@@ -3,44 +3,15 @@
 import os
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
 
+from pytorch_grad_cam_pcasvm.model.origin import FORMS, Origin, parse_origin
 from pytorch_grad_cam_pcasvm.runtime.errors import Way, refuse
-
-FORMS = "a backbone is a torchvision name, timm:NAME, or module:function for a network of your own"
-
-
-@dataclass(frozen=True)
-class Origin:
-    """Where a backbone comes from, so that it can be made again.
-
-    Attributes:
-        library: ``"torchvision"``, ``"timm"``, ``"function"`` of the user's, or ``""`` for a module that was passed.
-        name: its name there, or of a module its class.
-        weights: the exact name of the library's weights; None: others.
-        file: the file of its weights; None: it has none of its own.
-    """
-
-    library: str
-    name: str
-    weights: str | None = None
-    file: str | None = None
-
-    @property
-    def typed(self) -> str | None:
-        """The backbone as it is named in Python and on the command line; None of a module that was passed."""
-        prefix = {"torchvision": "", "timm": "timm:", "function": ""}.get(self.library)
-        return None if prefix is None else f"{prefix}{self.name}"
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields."""
-        return asdict(self)
-
 
 @dataclass(frozen=True)
 class Backbone:
@@ -59,47 +30,43 @@ class Backbone:
     origin: Origin
 
 
-def make_backbone(name: str, weights: str | Path | None = None, *, exactly: str | None = None) -> Backbone:
-    """Return a network by its name, in evaluation mode, on the CPU.
+def make_backbone(origin: Origin | str, weights: str | Path | None = None) -> Backbone:
+    """Return a network, in evaluation mode, on the CPU.
 
     Args:
-        name: a torchvision model, ``"timm:NAME"``, or ``"module:function"``, whose function is called: it returns a
-            network, or a pair of it and its transform.
+        origin: where it comes from, with the exact name of the library's weights, or None for its usual ones; or that
+            as it is typed, such as ``"resnet18"``, see :func:`.parse_origin`. A ``module:function`` is imported and
+            called; it returns a network, or a pair of it and its transform.
         weights: a file with a state dict; None: the library's weights, which are downloaded.
-        exactly: the name of the library's weights; None: its usual ones.
 
     Raises:
         ValueError: there is no such network, or the file has the weights of another.
         OSError: the weights cannot be downloaded or read.
         ImportError: timm is needed, and not installed.
     """
-    library, _, plain = name.rpartition(":")
+    origin = parse_origin(origin) if isinstance(origin, str) else origin
     file = None if weights is None else Path(weights)
     state = None if file is None else _read_state(file)
-    if library == "timm":
-        net, transform, used = _make_timm(plain, exactly, downloads=file is None)
-        origin, own = Origin("timm", plain, used, _path_of(file)), False
-    elif not library:
-        net, transform, used = _make_torchvision(plain, exactly, downloads=file is None)
-        origin, own = Origin("torchvision", plain, used, _path_of(file)), False
-    elif library == "torchvision":
-        raise ValueError(f"the backbone {name}: torchvision's own have no prefix, {plain}; {FORMS}")
+    own = False
+    if origin.library == "function":
+        net, transform, own = _make_own(origin.name)
+        exact = None
     else:
-        net, transform, own = _make_own(library, plain)
-        origin = Origin("function", name, None, _path_of(file))
+        make = {"torchvision": _make_torchvision, "timm": _make_timm}[origin.library]
+        net, transform, exact = make(origin.name, origin.weights, downloads=file is None)
     if state is not None:
         try:
             net.load_state_dict(state)
         except RuntimeError as error:
             raise ValueError(
-                f"{file} has no weights of {plain}: it begins with {next(iter(state), 'nothing')!r}, and "
+                f"{file} has no weights of {origin.name}: it begins with {next(iter(state), 'nothing')!r}, and "
                 f"{next(iter(net.state_dict()))!r} is expected"
             ) from error
-    return Backbone(net.eval(), transform, own, origin)
-
-
-def _path_of(file: Path | None) -> str | None:
-    return None if file is None else str(file.absolute())
+    name = origin.name
+    if origin.library == "timm" and exact and exact.split(".")[0] != name.split(".")[0]:
+        name = exact.split(".")[0]  # what was typed is an old name of it
+    made = Origin(origin.library, name, exact, None if file is None else str(file.absolute()))
+    return Backbone(net.eval(), transform, own, made)
 
 
 def _make_torchvision(name: str, exactly: str | None, *, downloads: bool) -> tuple[Any, Any, str | None]:
@@ -134,18 +101,19 @@ def _make_timm(name: str, exactly: str | None, *, downloads: bool) -> tuple[Any,
         raise ImportError("timm:NAME needs timm: pip install timm") from error
     net: Any = timm.create_model(exactly or name, pretrained=downloads, num_classes=0)
     configuration = net.pretrained_cfg
-    tag = configuration.get("tag") or ""
-    exact = f"{configuration.get('architecture', name)}.{tag}" if tag else name
+    architecture, tag = configuration.get("architecture") or name, configuration.get("tag")
+    exact = f"{architecture}.{tag}" if tag else architecture
     transform = data.create_transform(**data.resolve_model_data_config(net))  # type: ignore[attr-defined]
     return net, transform, exact if downloads else None
 
 
-def _make_own(module: str, name: str) -> tuple[Any, Any, bool]:
+def _make_own(typed: str) -> tuple[Any, Any, bool]:
     """Return the network of a user's function, its transform or ImageNet's, and whether that is the user's."""
     from torch import nn
 
     from pytorch_grad_cam_pcasvm.network.modules import network_of
 
+    module, _, name = typed.rpartition(":")
     returned = call_by_name("the backbone", module, name, FORMS)
     net, *transform = returned if isinstance(returned, tuple) and len(returned) == 2 else (returned,)
     if not isinstance(net, nn.Module) or not all(map(callable, transform)):

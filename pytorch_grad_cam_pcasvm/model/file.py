@@ -1,7 +1,6 @@
 """Files of models: a head's file with the backbone's name and a digest of its weights; nothing in it is run."""
 
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
@@ -13,17 +12,19 @@ from PIL import Image
 from torch import Tensor, nn
 
 from pytorch_grad_cam_pcasvm.head import Head, storage
-from pytorch_grad_cam_pcasvm.model.backbones import Backbone, Origin, make_backbone
-from pytorch_grad_cam_pcasvm.model.fitting import take_backbone
+from pytorch_grad_cam_pcasvm.model.backbones import Backbone, make_backbone
+from pytorch_grad_cam_pcasvm.model.description import AGAIN, Description
+from pytorch_grad_cam_pcasvm.model.fitting import attach_head, take_backbone
 from pytorch_grad_cam_pcasvm.model.model import Model
-from pytorch_grad_cam_pcasvm.model.preparation import read_preparation
-from pytorch_grad_cam_pcasvm.network.features import features_of
+from pytorch_grad_cam_pcasvm.model.origin import Origin, parse_origin
+from pytorch_grad_cam_pcasvm.model.preparation import read_preparation, record_preparation, with_transform
+from pytorch_grad_cam_pcasvm.network.features import features_of, output_of
 from pytorch_grad_cam_pcasvm.network.inputs import Inputs, each
-from pytorch_grad_cam_pcasvm.network.modules import device_of, evaluating
-from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
+from pytorch_grad_cam_pcasvm.network.modules import device_of, evaluating, layer_name
 from pytorch_grad_cam_pcasvm.network.pools import parse_pool, write_pool
 from pytorch_grad_cam_pcasvm.runtime.digests import digest_of_weights
 from pytorch_grad_cam_pcasvm.runtime.errors import Way, refuse
+from pytorch_grad_cam_pcasvm.runtime.hooks import hooked
 from pytorch_grad_cam_pcasvm.runtime.numerics import full_precision
 
 _SAME = 1e-4  # relative difference of features that is rounding, on a GPU as well
@@ -38,22 +39,24 @@ def write_model(model: Model, path: Path) -> None:
             "the pool is a function, which no file can hold: move it into the backbone, whose output then is the "
             "features, or use pool='mean'"
         )
-    layer = list(net.layer) if isinstance(net.layer, tuple) else net.layer
     backbone, _ = net.feature_source()
-    about = {
-        "backbone": model.origin.to_json(),
-        "class": type(backbone).__name__,
-        "weights": digest_of_weights(backbone),
-        "probe": _probe(model),
-        "layer": layer,
-        "pool": write_pool(net.pool),
-        "layers": list(model.layers),
-        "tokens": model.tokens,
-        "inputs": model.inputs,
-        "about": model.about,
-    }
+    position = net.head.component_position
+    description = Description(
+        model.origin,
+        type(backbone).__name__,
+        digest_of_weights(backbone),
+        _probe(model),
+        list(net.layer) if isinstance(net.layer, tuple) else net.layer,
+        write_pool(net.pool),
+        list(model.layers),
+        model.tokens,
+        model.inputs,
+        model.classes,
+        None if position is None else net.head.stages[position - 1].n_outputs,
+        model.about,
+    )
     net.head.tell_of_fit(always=True)
-    storage.save(net.head.stages, path, net.head.training_set, json.dumps(about))
+    storage.save(net.head.stages, path, net.head.training_set, description.to_json())
 
 
 def load_model(
@@ -94,42 +97,46 @@ def load_model(
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"there is no model {path}: make one with fit_model(...).save(path)")
-    stages, training, written = storage.load(path, trusted)
+    stages, training, written = storage.load(path, trusted, "model.save(path)")
     if written is None:
         raise ValueError(
             f"{path} is the file of a head alone, which does not say what it was fitted behind: "
             "PCASVMNet(backbone, Head.load(path), layer=..., pool=...)"
         )
-    described = json.loads(written)
-    head = Head(stages)
+    try:
+        described = Description.from_json(written)
+        pool, stored = parse_pool(described.pool), read_preparation(training.preparation)
+        head = Head(stages)
+        if head.normal is not None and (head.classes_ is None or head.normal not in head.classes_.tolist()):
+            raise ValueError(f"its normal class is {head.normal!r:.40}, which the head has not")
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged, or no valid model: {error}; {AGAIN}") from error
     head.training_set = training
-    made = _make(path, Origin(**described["backbone"]), described["class"], backbone, weights)
-    preparation = read_preparation(training.preparation, transform or _own_transform(made, training.preparation))
-    layer = described["layer"]
-    net = PCASVMNet(made.net, head, layer, pool=parse_pool(described["pool"])).eval()
+    made = _make(path, described, backbone, weights)
+    if transform is None and made.own and stored is None:  # which comes with a user's function
+        transform = made.transform
+    preparation = stored if transform is None else with_transform(training.preparation, transform)
+    net = attach_head(made.net, head, described.layer, pool)
     model = Model(
-        net, preparation, tuple(described["layers"]), described["tokens"], made.origin, described["inputs"],
-        described["about"],
-    )  # fmt: skip
+        net, preparation, tuple(described.layers), described.tokens, made.origin, described.inputs, described.about
+    )
     _compare(model, described, path)
+    if stored is None:
+        record_preparation(training, preparation)
     return model
 
 
-def _own_transform(made: Backbone, recorded: Any) -> Any:
-    """Return the transform that comes with a user's function, where the file describes none."""
-    return made.transform if made.own and (recorded or {}).get("steps") is None else None
-
-
 def _make(
-    path: Path, origin: Origin, class_name: str, backbone: nn.Module | str | None, weights: str | PathLike[str] | None
+    path: Path, described: Description, backbone: nn.Module | str | None, weights: str | PathLike[str] | None
 ) -> Backbone:
     """Return the backbone of a model: the one that is given, or the one that its file names."""
+    origin = described.backbone
     if backbone is not None and not isinstance(backbone, str):
         return replace(take_backbone(backbone, None), origin=origin)
     if backbone is None and origin.typed is None:
         refuse(
             ValueError,
-            f"{path} was fitted behind a {class_name} that was passed as a module, which is not in the file",
+            f"{path} was fitted behind a {described.kind} that was passed as a module, which is not in the file",
             Way("pass it, load_model(path, backbone)", "backbone"),
         )
     if backbone is None and origin.library == "function":
@@ -139,8 +146,7 @@ def _make(
             Way(f"name it yourself, load_model(path, {origin.name!r})", "backbone"),
         )
     file = _find_weights(path, origin, weights)
-    same = backbone is None or backbone == origin.typed
-    return make_backbone(backbone or origin.typed or "", file, exactly=origin.weights if same and not file else None)
+    return make_backbone(origin if backbone in (None, origin.typed) else parse_origin(backbone), file)
 
 
 def _find_weights(path: Path, origin: Origin, weights: str | PathLike[str] | None) -> Path | None:
@@ -160,18 +166,33 @@ def _find_weights(path: Path, origin: Origin, weights: str | PathLike[str] | Non
     )
 
 
-def _compare(model: Model, described: dict[str, Any], path: Path) -> None:
+def _compare(model: Model, described: Description, path: Path) -> None:
     """Refuse a backbone that is not the one that a head was fitted behind, or another preparation of pictures."""
     backbone, _ = model.net.feature_source()
-    if digest_of_weights(backbone) != described["weights"]:
+    if digest_of_weights(backbone) != described.weights:
         raise ValueError(
             f"the {type(backbone).__name__} has other weights, or another dtype, than the one behind which {path} was "
             "fitted: load these weights, or fit the model again"
         )
     half = next((p.dtype for p in backbone.parameters()), None) in (torch.float16, torch.bfloat16)
     limit = _SAME_HALF if half else _SAME
-    probe, names = _probe(model), {"noise": "noise", "picture": "a picture, which the transform prepares,"}
-    for name, numbers in described["probe"].items():
+    try:
+        for layer in (*model.layers, *model.means):
+            layer_name(backbone, layer)
+        probe, shapes = _probe(model), _measure_outputs(model, model.means)
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"the {type(backbone).__name__} does not run on what {path} was fitted on ({error}): the code of the "
+            f"backbone has changed, or the file is damaged; {AGAIN}"
+        ) from error
+    for name, means in model.means.items():
+        fits = means.is_floating_point() and means.dim() == 2 and len(means) in shapes.get(name, ())[1:]
+        if not fits or not bool(means.isfinite().all()):
+            raise ValueError(f"{path} is damaged: its means of {name!r} are not those of this backbone; {AGAIN}")
+    if "picture" in probe and "picture" not in described.probe and model.preparation and model.preparation.steps:
+        raise ValueError(f"{path} is damaged: its probe has no picture, but it says how these are prepared; {AGAIN}")
+    names = {"noise": "noise", "picture": "a picture, which the transform prepares,"}
+    for name, numbers in described.probe.items():
         if name not in probe:  # no transform is known now
             continue
         then, now = np.array(numbers), np.array(probe[name])
@@ -182,25 +203,43 @@ def _compare(model: Model, described: dict[str, Any], path: Path) -> None:
             )
 
 
+def _measure_outputs(model: Model, layers: Iterable[str]) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the outputs of layers, by name, of those that run and give a tensor."""
+    backbone, _ = model.net.feature_source()
+    x, shapes = _place(_make_noise(model.inputs, np.random.default_rng(0)), backbone), dict[str, tuple[int, ...]]()
+
+    def note(name: str, output: Any) -> None:
+        shapes[name] = tuple(output.shape) if isinstance(output, Tensor) else ()
+
+    with evaluating(backbone), torch.no_grad(), hooked() as hooks:
+        for name in layers:
+            hooks.after_call(backbone, name, note)
+        output_of(backbone, None, x)
+    return shapes
+
+
 def _probe(model: Model) -> dict[str, list[float]]:
     """Return some features of noise, and of a picture as it is prepared: what the code of a network makes of them."""
     noise, images = np.random.default_rng(0), dict[str, Any]()
     images["noise"] = _make_noise(model.inputs, noise)
-    if model.transform is not None:
+    if model.transform is not None and len(model.inputs) == 1 and model.inputs[0]["name"] is None:
         pixels = noise.integers(0, 256, (48, 64, 3), np.uint8)
         images["picture"] = model.transform(Image.fromarray(pixels).resize((320, 240)))[None]
     backbone, _ = model.net.feature_source()
-    dtype, device = (
-        next((p.dtype for p in backbone.parameters() if p.is_floating_point()), torch.float32),
-        device_of(backbone),
-    )
     rows = {}
-    with evaluating(backbone), torch.no_grad(), full_precision(device):
+    with evaluating(backbone), torch.no_grad(), full_precision(device_of(backbone)):
         for name, x in images.items():
-            x = each(lambda one: one.to(device, dtype) if one.is_floating_point() else one.to(device), x)
+            x = _place(x, backbone)
             _, source = model.net.feature_source(x)
             rows[name] = features_of(backbone, source, x).double().cpu().flatten()[:64].tolist()
     return rows
+
+
+def _place(x: Any, backbone: nn.Module) -> Any:
+    """Return images, or several inputs, on the device of a backbone, in the dtype of its weights."""
+    dtype = next((p.dtype for p in backbone.parameters() if p.is_floating_point()), torch.float32)
+    device = device_of(backbone)
+    return each(lambda one: one.to(device, dtype) if one.is_floating_point() else one.to(device), x)
 
 
 def _make_noise(inputs: Sequence[Mapping[str, Any]], noise: np.random.Generator) -> Any:

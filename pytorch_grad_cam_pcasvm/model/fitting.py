@@ -16,9 +16,10 @@ from torch import Tensor, nn
 import pytorch_grad_cam_pcasvm
 from pytorch_grad_cam_pcasvm.head import Head
 from pytorch_grad_cam_pcasvm.head.storage import TrainingSet
-from pytorch_grad_cam_pcasvm.model.backbones import Backbone, Origin, make_backbone
+from pytorch_grad_cam_pcasvm.model.backbones import Backbone, make_backbone
 from pytorch_grad_cam_pcasvm.model.model import Model
-from pytorch_grad_cam_pcasvm.model.preparation import Preparation, describe_transform
+from pytorch_grad_cam_pcasvm.model.origin import Origin
+from pytorch_grad_cam_pcasvm.model.preparation import Preparation, describe_transform, record_preparation
 from pytorch_grad_cam_pcasvm.network.block_means import BlockMeans
 from pytorch_grad_cam_pcasvm.network.channel_means import ChannelMeans
 from pytorch_grad_cam_pcasvm.network.extraction import collect_features
@@ -155,18 +156,19 @@ def assemble_model(
         ValueError: there is no such class.
     """
     own = _own_head(fitted)
-    net = PCASVMNet(made.net, own, layer, pool=pool).eval()
-    if normal is not None and (own.classes_ is None or normal not in own.classes_.tolist()):
-        classes = "has no classes" if own.classes_ is None else f"has the classes {own.classes_.tolist()}"
+    net = attach_head(made.net, own, layer, pool)
+    labels = [] if own.classes_ is None else own.classes_.tolist()
+    if normal is not None and normal not in labels:
+        classes = "has no classes" if own.classes_ is None else f"has the classes {labels}"
         raise ValueError(f"normal={normal!r}: this head {classes}")
     if preparation is None and made.transform is not None:
         preparation = describe_transform(made.transform)
     training = own.training_set
     training.means |= means
     if preparation is not None:
-        training.preparation = (training.preparation or {}) | preparation.recorded
-    if normal is not None:
-        training.preparation = (training.preparation or {}) | {"normal": normal}
+        record_preparation(training, preparation)
+    if normal is not None:  # as the head has it: a number of NumPy's cannot be stored
+        training.preparation = (training.preparation or {}) | {"normal": labels[labels.index(normal)]}
     versions = {
         "pytorch_grad_cam_pcasvm": pytorch_grad_cam_pcasvm.__version__,
         "torch": torch.__version__,
@@ -178,6 +180,14 @@ def assemble_model(
         for name, one in (x.named() if isinstance(x, Inputs) else [(None, x)])
     ]
     return Model(net, preparation, tuple(layers), _are_tokens(made.net, layers, x), made.origin, inputs, about)
+
+
+def attach_head(backbone: nn.Module, head: Head, layer: Any, pool: Any) -> PCASVMNet:
+    """Return the network of a backbone and a head, in evaluation mode, but for the backbone, which keeps its own."""
+    net = PCASVMNet(backbone, head, layer, pool=pool)
+    net.training = False
+    net.head.eval()
+    return net
 
 
 def _are_tokens(net: nn.Module, layers: Sequence[str], x: Any) -> bool:

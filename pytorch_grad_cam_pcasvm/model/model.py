@@ -1,7 +1,7 @@
 """Model: a backbone, the preparation of pictures, and the head fitted behind it, as one thing."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,8 +13,8 @@ from pytorch_grad_cam_pcasvm.data.images import image_paths
 from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
 from pytorch_grad_cam_pcasvm.methods import ContributionCAM
 from pytorch_grad_cam_pcasvm.methods.method import Method
-from pytorch_grad_cam_pcasvm.model.backbones import Origin
-from pytorch_grad_cam_pcasvm.model.preparation import Preparation, read_preparation
+from pytorch_grad_cam_pcasvm.model.origin import Origin
+from pytorch_grad_cam_pcasvm.model.preparation import Preparation, describe_transform, record_preparation
 from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
 from pytorch_grad_cam_pcasvm.runtime.errors import Way, refuse
 
@@ -59,7 +59,10 @@ class Model:
 
     @transform.setter
     def transform(self, transform: Callable[[Any], Tensor] | None) -> None:
-        self.preparation = read_preparation(self.net.head.training_set.preparation, transform)
+        before, self.preparation = self.preparation, None if transform is None else describe_transform(transform)
+        if before is not None and self.preparation is not None:  # files are read as before
+            self.preparation = replace(self.preparation, **before.reading)
+        record_preparation(self.net.head.training_set, self.preparation)
 
     @property
     def classes(self) -> list[Any]:

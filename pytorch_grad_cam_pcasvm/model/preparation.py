@@ -5,7 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pytorch_grad_cam_pcasvm.runtime.fields import check_fields, check_list, is_count, is_number
+
 _SAME = 1e-5  # of numbers of images that two transforms make of a picture
+_LARGEST = 1 << 15  # pixels of a side
+_RECORDED = ("resize", "white_level", "float_white", "exif", "size", "steps")
+_INTERPOLATIONS = ("nearest", "nearest-exact", "bilinear", "bicubic", "box", "hamming", "lanczos")
 
 
 @dataclass
@@ -163,23 +168,80 @@ def describe_transform(transform: Any) -> Preparation:
     return Preparation(transform, None, None)
 
 
-def read_preparation(recorded: Mapping[str, Any] | None, transform: Any = None) -> Preparation | None:
-    """Return the preparation that is stored with a head, or None if that is not known.
+def read_preparation(recorded: Mapping[str, Any] | None) -> Preparation | None:
+    """Return the preparation that is stored with a head; None: its transform is not.
 
     Args:
         recorded: what is stored, see :attr:`Preparation.recorded`.
-        transform: what the user gives in place of a transform that is not stored.
+
+    Raises:
+        ValueError: it is damaged.
     """
-    if recorded is None or (transform is None and "steps" not in recorded):
-        return None if transform is None else Preparation(transform, None, None)
-    reading = {name: recorded.get(name) for name in ("white_level", "float_white")}
-    exif = bool(recorded.get("exif"))
-    if transform is not None:
-        return Preparation(transform, recorded.get("resize"), recorded.get("steps"), exif=exif, **reading)
+    check_recorded(recorded)
+    if recorded is None or "steps" not in recorded:
+        return None
     make: Any = Cropped if recorded["resize"] == "crop" else Framed
     steps = dict(recorded["steps"])
-    again = make(tuple(recorded["size"]), **steps)
-    return Preparation(again, recorded["resize"], steps, exif=exif, **reading)
+    return Preparation(make(tuple(recorded["size"]), **steps), recorded["resize"], steps, **_read_reading(recorded))
+
+
+def with_transform(recorded: Mapping[str, Any] | None, transform: Callable[[Any], Any]) -> Preparation:
+    """Return the preparation by a transform of the user's, which makes the images that the stored one made.
+
+    Args:
+        recorded: what is stored; see :func:`read_preparation`.
+        transform: turns a PIL image into a tensor (C, H, W).
+    """
+    check_recorded(recorded)
+    known = recorded or {}
+    return Preparation(transform, known.get("resize"), known.get("steps"), **_read_reading(known))
+
+
+def _read_reading(recorded: Mapping[str, Any]) -> dict[str, Any]:
+    """Return how files are read, as arguments of :class:`Preparation`."""
+    levels = {name: recorded.get(name) for name in ("white_level", "float_white")}
+    return levels | {"exif": bool(recorded.get("exif"))}
+
+
+def record_preparation(training_set: Any, preparation: Preparation | None) -> None:
+    """Let a head's training set say how pictures are prepared, in place of what it said; None: it is not known."""
+    others = {name: value for name, value in (training_set.preparation or {}).items() if name not in _RECORDED}
+    training_set.preparation = (others | (preparation.recorded if preparation else {})) or None
+
+
+def check_recorded(recorded: Any) -> None:
+    """Refuse what is no preparation that was stored with a head.
+
+    Raises:
+        ValueError: it is damaged; the message names the field.
+    """
+    if recorded is None:
+        return
+    number, text = (float, type(None)), (str, type(None))
+    kinds = {"resize": text, "white_level": number, "float_white": number, "exif": (bool,), "size": (list,)}
+    own = {name: value for name, value in recorded.items() if name in _RECORDED} if isinstance(recorded, dict) else recorded
+    check_fields(own, kinds | {"steps": (dict,)}, "preparation", optional=True)
+    if recorded.get("resize") not in (None, "stretch", "pad", "crop"):
+        raise ValueError(f"its preparation has the resize {recorded['resize']!r:.40}")
+    if recorded.get("threshold") is not None:
+        check_fields(
+            recorded["threshold"], {"score": (float,), "rate": (float,), "wanted": (float,), "count": (int,)}, "threshold"
+        )
+    if "steps" not in recorded:
+        return
+    size, steps = recorded.get("size"), recorded["steps"]
+    check_list(size, lambda side: is_count(side) and side <= _LARGEST, "sides of pictures")
+    if len(size) != 2 or recorded.get("resize") is None:
+        raise ValueError(f"its preparation has steps, but the resize {recorded.get('resize')!r} and the size {size!r:.40}")
+    listed: Any = (list, type(None)) if recorded["resize"] == "crop" else (list,)
+    resize: Any = (int, type(None)) if recorded["resize"] == "crop" else (str, type(None))
+    check_fields(steps, {"mean": listed, "std": listed, "resize": resize, "interpolation": (str,)}, "steps")
+    for name in ("mean", "std"):
+        check_list(steps[name] or [], is_number, f"steps' {name}")
+    if len(steps["mean"] or []) != len(steps["std"] or []) or 0 in (steps["std"] or []):
+        raise ValueError(f"its steps have the mean {steps['mean']!r:.40} and the std {steps['std']!r:.40}")
+    if steps["interpolation"] not in _INTERPOLATIONS:
+        raise ValueError(f"its steps have the interpolation {steps['interpolation']!r:.40}")
 
 
 def steps_of(transform: Any) -> dict[str, Any] | None:

@@ -1,0 +1,124 @@
+"""Descriptions: what the file of a model says besides its head, as JSON in the file's header; torch is not imported."""
+
+import json
+import math
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from pytorch_grad_cam_pcasvm.model.origin import Origin
+from pytorch_grad_cam_pcasvm.runtime.fields import check_fields, check_list, is_count, is_number
+from pytorch_grad_cam_pcasvm.runtime.formats import MODEL
+
+AGAIN = "write it again with model.save(path), or 'pcasvm-cam fit'"
+_MOST_NUMBERS = 1 << 28  # of an input
+_LONGEST_HEADER = 1 << 26  # bytes
+_DTYPES = (
+    "float16", "bfloat16", "float32", "float64", "uint8", "int8", "int16", "int32", "int64", "bool",
+)  # fmt: skip
+_KINDS: dict[str, tuple[type, ...]] = {
+    "backbone": (dict,), "kind": (str,), "weights": (str,), "probe": (dict,), "layer": (str, list, type(None)),
+    "pool": (str,), "layers": (list,), "tokens": (bool,), "inputs": (list,), "classes": (list,),
+    "components": (int, type(None)), "about": (dict,),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Description:
+    """What the file of a model says besides its head.
+
+    Attributes:
+        backbone: where the backbone comes from.
+        kind: the name of its class.
+        weights: the digest of its weights.
+        probe: some features of ``"noise"`` and, where a transform is known, of a ``"picture"``.
+        layer: where features come from: one layer, several, or None, the backbone's output.
+        pool: of the features, as :func:`.write_pool` writes it.
+        layers: of the maps by default.
+        tokens: whether these return tokens.
+        inputs: as in :class:`.Model`.
+        classes: the labels of the classes.
+        components: how many the head has; None: it has none.
+        about: as in :class:`.Model`.
+    """
+
+    backbone: Origin
+    kind: str
+    weights: str
+    probe: dict[str, list[float]]
+    layer: str | list[str] | None
+    pool: str
+    layers: list[str]
+    tokens: bool
+    inputs: list[dict[str, Any]]
+    classes: list[Any]
+    components: int | None
+    about: dict[str, Any]
+
+    def to_json(self) -> str:
+        """Return the text of it."""
+        own = {entry.name: getattr(self, entry.name) for entry in fields(self)}
+        return json.dumps(own | {"backbone": self.backbone.to_json()})
+
+    @classmethod
+    def from_json(cls, text: str) -> "Description":
+        """Return the description in a text.
+
+        Raises:
+            ValueError: it is damaged; the message says where.
+        """
+        try:
+            written = json.loads(text)
+        except RecursionError as error:
+            raise ValueError("its description is nested too deeply") from error
+        check_fields(written, _KINDS, "description")
+        for name in ("layers", "layer"):
+            if isinstance(written[name], list):
+                check_list(written[name], lambda layer: isinstance(layer, str), name)
+        check_list(written["inputs"], _is_input, "inputs")
+        check_list(written["classes"], lambda label: isinstance(label, str | int | float), "classes")
+        names = set(written["probe"])
+        if "noise" not in names or not names <= {"noise", "picture"} or not written["inputs"]:
+            raise ValueError(f"its probe is of {', '.join(sorted(names))[:40] or 'nothing'}")
+        for numbers in written["probe"].values():
+            check_list(numbers, is_number, "numbers of the probe")
+        return cls(**written | {"backbone": Origin.from_json(written["backbone"])})
+
+
+def _is_input(written: Any) -> bool:
+    check_fields(written, {"name": (str, type(None)), "shape": (list,), "dtype": (str,)}, "input")
+    shape = written["shape"]
+    check_list(shape, is_count, "sides of an input")
+    if written["dtype"] not in _DTYPES or math.prod(shape) > _MOST_NUMBERS:
+        raise ValueError(f"it has an input of {shape!r:.40} numbers of the dtype {written['dtype']!r:.40}")
+    return True
+
+
+def read_description(path: Path) -> Description | None:
+    """Return the description of the model in a file; None: it is a head alone, or no such file.
+
+    Raises:
+        ValueError: it is damaged.
+    """
+    header = read_header(path)
+    file_format = str(header.get("format", ""))
+    if not file_format.startswith(MODEL[:-1]):
+        return None
+    if file_format != MODEL:
+        raise ValueError(f"{path} was written by a newer version, or is damaged: update pytorch_grad_cam_pcasvm")
+    try:
+        return Description.from_json(str(header.get("model", "")))
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged, or no valid model: {error}; {AGAIN}") from error
+
+
+def read_header(path: Path) -> dict[str, Any]:
+    """Return the strings in the header of a safetensors file; empty if it is none."""
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(length)) if length <= _LONGEST_HEADER else {}
+        strings = header["__metadata__"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return {}
+    return strings if isinstance(strings, dict) else {}

@@ -1,0 +1,53 @@
+"""Fields: what is read from the JSON of a file, compared with what it must be."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+
+def check_fields(written: Any, kinds: Mapping[str, tuple[type, ...]], what: str, *, optional: bool = False) -> None:
+    """Refuse what has not exactly these fields, of these types.
+
+    Args:
+        written: what is read.
+        kinds: the types of each field. A number may be whole where it is to be a float, but no bool.
+        what: is read, for messages.
+        optional: whether fields may be missing.
+
+    Raises:
+        ValueError: it is no such mapping; the message names the field.
+    """
+    if not isinstance(written, dict):
+        raise ValueError(f"its {what} is {written!r:.40}, and no mapping")
+    missing = [name for name in kinds if name not in written]
+    others = [name for name in written if name not in kinds]
+    if others or (missing and not optional):
+        raise ValueError(f"its {what} has no {missing[0]!r}" if missing else f"its {what} has an unknown {others[0]!r:.40}")
+    for name, value in written.items():
+        if not _is_one_of(value, kinds[name]):
+            raise ValueError(f"its {what} has the {name} {value!r:.40}")
+
+
+def check_list(written: Any, fits: Callable[[Any], bool], what: str) -> None:
+    """Refuse what is no list of things that fit.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if not isinstance(written, list) or not all(map(fits, written)):
+        raise ValueError(f"its {what} are {written!r:.40}")
+
+
+def is_number(value: Any) -> bool:
+    """Return whether a value is a finite number."""
+    return _is_one_of(value, (float,)) and abs(value) < float("inf")
+
+
+def is_count(value: Any) -> bool:
+    """Return whether a value is a whole number above 0."""
+    return _is_one_of(value, (int,)) and value > 0
+
+
+def _is_one_of(value: Any, kinds: tuple[type, ...]) -> bool:
+    if isinstance(value, bool):
+        return bool in kinds
+    return isinstance(value, kinds) or (float in kinds and isinstance(value, int))
