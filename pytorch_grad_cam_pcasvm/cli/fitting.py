@@ -20,7 +20,7 @@ from pytorch_grad_cam_pcasvm.cli.choosing import (
 )
 from pytorch_grad_cam_pcasvm.cli.folders import accuracy, classes_in, tell_bad, tell_empty, two_classes
 from pytorch_grad_cam_pcasvm.cli.groups import group_photos, name_objects
-from pytorch_grad_cam_pcasvm.cli.models import choose_device, first_image, make_named
+from pytorch_grad_cam_pcasvm.cli.models import check_layers, choose_device, first_image, make_named
 from pytorch_grad_cam_pcasvm.cli.patches import PatchOptions
 from pytorch_grad_cam_pcasvm.cli.preparation import (
     choose_preparation,
@@ -47,6 +47,10 @@ _IMBALANCED = 0.8  # the share of the largest class from which accuracy says lit
 
 def fit(options: FitOptions) -> None:
     """Fit scaler, PCA and classifier on a folder of images, and write a model."""
+    from pytorch_grad_cam_pcasvm.network.auto_layers import refuse_unmappable
+    from pytorch_grad_cam_pcasvm.network.features import FeatureSource
+    from pytorch_grad_cam_pcasvm.network.modules import device_of
+
     typed = options.components is not None
     _check(options)
     of_good_parts = _of_good_parts(options)
@@ -58,6 +62,7 @@ def fit(options: FitOptions) -> None:
     _check_normal(options, classes, of_good_parts)
     objects = _name_objects(options, of_good_parts)
     made = make_named(options)
+    check_layers(made.net, [*options.features, *options.layer])
     made.net.to(choose_device(options.device))
     preparation = choose_preparation(made, options, None, fits=True)
     folder = preparation.folder(options.images)
@@ -65,6 +70,10 @@ def fit(options: FitOptions) -> None:
     tell_crop(preparation, folder.paths)
     patches = _patches(options, preparation, folder)
     layer, pool = _choose_features(options, made.net, preparation), _parse_pool(options)
+    if options.layer:
+        x = first_image(preparation).to(device_of(made.net))
+        source = FeatureSource.of(made.net, layer, pool).at(made.net, x)
+        refuse_unmappable(made.net, source, options.layer, x, "--layer {}")
     groups = group_photos(folder.paths, objects)
     with training_set(options, options.images, made.net, preparation, layer, pool, options.layer, patches) as training:
         fitted, about = _fit_head(options, training, classes, patches, preparation, groups, typed=typed)

@@ -4,12 +4,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytorch_grad_cam_pcasvm as package
+from pytorch_grad_cam_pcasvm.cli.models import first_image
 from pytorch_grad_cam_pcasvm.cli.patches import BACKGROUND
 from pytorch_grad_cam_pcasvm.cli.training import layers_for_maps, training_set
-from pytorch_grad_cam_pcasvm.model.preparation import Preparation
 
 _COMPARED = 50  # images, for --layer auto
-_NAMED = 3  # layers, where another is to be chosen
 
 
 def choose_layers(options: Any, model: Any, methods: Sequence[type] = ()) -> list[str]:
@@ -132,12 +131,17 @@ def add_means(options: Any, model: Any, layers: Sequence[str]) -> None:
     Raises:
         ValueError: there are no training images to take them from, or a layer does not run before the features.
     """
+    from pytorch_grad_cam_pcasvm.network.auto_layers import refuse_unmappable
+    from pytorch_grad_cam_pcasvm.network.modules import device_of
+
     net, means = model.net, model.net.head.training_set.means
     derived = None if model.tokens or net.pool != "mean" else net.layer
     missing = [layer for layer in layers if layer not in means and layer != derived]
     if not missing:
         return
-    _refuse_behind(net, missing, model.preparation)  # where training images are of no help
+    x = first_image(model.preparation).to(device_of(net))
+    backbone, source = net.feature_source(x)
+    refuse_unmappable(backbone, source, missing, x, "--layer {}")  # where training images are of no help
     if options.train is None:
         raise ValueError(
             f"contributions at {', '.join(map(repr, missing))} start near the mean of the training images there, which "
@@ -152,33 +156,6 @@ def add_means(options: Any, model: Any, layers: Sequence[str]) -> None:
         if layer not in found:
             raise ValueError(f"the layer {layer!r} has no positions on the image: name another")
         means[layer] = found[layer]
-
-
-def _refuse_behind(net: Any, layers: Sequence[str], preparation: Preparation) -> None:
-    """Refuse layers that do not run before the features."""
-    import torch
-    from PIL import Image
-
-    from pytorch_grad_cam_pcasvm.network.features import output_of
-    from pytorch_grad_cam_pcasvm.network.modules import device_of, evaluating
-    from pytorch_grad_cam_pcasvm.runtime.hooks import hooked
-
-    x = preparation.transform(Image.new("RGB", (480, 320)))[None].to(device_of(net))
-    backbone, source = net.feature_source(x)
-    names = [name for name, _ in backbone.named_modules() if name]
-    before: list[str] = []
-    with evaluating(backbone), torch.no_grad(), hooked() as hooks:
-        for name in {*names, *layers}:
-            hooks.after_call(backbone, name, lambda name, _: before.append(name))
-        output_of(backbone, source, x, ends=True)
-    behind = [layer for layer in layers if layer not in before]
-    if behind and before:
-        block = before[-1].rpartition(".")[0]
-        last = [name for name in dict.fromkeys(before) if name.rpartition(".")[0] == block][-_NAMED:]
-        raise ValueError(
-            f"--layer {behind[0]} does not run before the features, {source}: name a layer that does, such as "
-            f"{', '.join(last)}"
-        )
 
 
 def _held(means: Any) -> str:

@@ -35,7 +35,7 @@ def open_model(options: ModelOptions) -> Any:
             f"{options.model} was fitted with a transform of your own, or none, which no file can hold: name the "
             "function that returns the backbone and this transform, --backbone module:function"
         )
-    _check_layers(model.net.backbone, options.layer)
+    check_layers(model.net.backbone, options.layer)
     model.net.to(choose_device(options.device))
     return model
 
@@ -80,7 +80,7 @@ def _put_together(options: ModelOptions) -> Any:
         features = options.layer
     layer = features[0] if len(features) == 1 else features
     made = make_named(options)
-    _check_layers(made.net, options.layer)
+    check_layers(made.net, options.layer)
     preparation = choose_preparation(made, options, recorded)
     blocks = BlockMeans(made.net, FeatureSource.of(made.net, layer, pool))
     blocks.begin(first_image(preparation))
@@ -108,7 +108,7 @@ def first_image(preparation: Any) -> Any:
     return preparation.transform(Image.new("RGB", (480, 320)))[None]
 
 
-def _check_layers(backbone: Any, layers: Sequence[str]) -> None:
+def check_layers(backbone: Any, layers: Sequence[str]) -> None:
     """Refuse names of layers that there are not, before anything else takes long."""
     from pytorch_grad_cam_pcasvm.network.modules import layer_name, network_of
 

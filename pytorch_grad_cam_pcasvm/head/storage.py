@@ -222,6 +222,12 @@ def load(
         path: the file.
         trusted: types of estimators that may be read.
         writer: what writes such files, for messages.
+
+    Returns:
+        The stages, the training set, and the description of a model, or None.
+
+    Raises:
+        ValueError: the file is damaged.
     """
     _refuse_pickles(Path(path))
     metadata, tensors = read(path, writer, [MODEL, FORMAT, _PREPARED])

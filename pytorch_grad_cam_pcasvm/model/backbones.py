@@ -13,6 +13,7 @@ from typing import Any
 from pytorch_grad_cam_pcasvm.model.origin import FORMS, Origin, parse_origin
 from pytorch_grad_cam_pcasvm.runtime.errors import Way, refuse
 
+
 @dataclass(frozen=True)
 class Backbone:
     """A network in evaluation mode.

@@ -4,6 +4,7 @@ Scaler and PCA are fitted within the folds, once each with the most components, 
 What is chosen is compared by AUROC; what is told of it comes from outer folds, in each of which it is chosen anew.
 """
 
+import copy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -250,6 +251,7 @@ def score_pairs(scores: np.ndarray, labels: np.ndarray) -> float:
 
 def read_scores(fitted: Any, rows: np.ndarray, classes: int) -> np.ndarray:
     """Return a classifier's scores of each class, shape (N, C): decision values, or probabilities, or predictions."""
+    fitted = _with_class_scores(fitted)
     for method in ("decision_function", "predict_proba"):
         if hasattr(fitted, method):
             scores = np.asarray(getattr(fitted, method)(rows))
@@ -258,6 +260,13 @@ def read_scores(fitted: Any, rows: np.ndarray, classes: int) -> np.ndarray:
             if scores.shape[1] == classes:
                 return scores
     return np.eye(classes)[np.asarray(fitted.predict(rows)).reshape(-1).astype(int)]  # type: ignore[no-any-return]
+
+
+def _with_class_scores(fitted: Any) -> Any:
+    """Return a classifier whose decision values are of classes, not of pairs: of three classes there are three, too."""
+    settings = fitted.get_params() if hasattr(fitted, "get_params") else {}
+    pairwise = [name for name, value in settings.items() if name.endswith("decision_function_shape") and value == "ovo"]
+    return copy.deepcopy(fitted).set_params(**dict.fromkeys(pairwise, "ovr")) if pairwise else fitted
 
 
 def _score(fitted: Any, rows: np.ndarray, labels: np.ndarray, classes: int) -> float:

@@ -95,7 +95,7 @@ def load_model(
         torch.Size([80, 17, 7, 7])
     """
     path = Path(path)
-    if not path.is_file():
+    if not path.exists():
         raise FileNotFoundError(f"there is no model {path}: make one with fit_model(...).save(path)")
     stages, training, written = storage.load(path, trusted, "model.save(path)")
     if written is None:
@@ -107,11 +107,14 @@ def load_model(
         described = Description.from_json(written)
         pool, stored = parse_pool(described.pool), read_preparation(training.preparation)
         head = Head(stages)
-        if head.normal is not None and (head.classes_ is None or head.normal not in head.classes_.tolist()):
+        head.training_set = training
+        labels = [] if head.classes_ is None else head.classes_.tolist()
+        if labels != described.classes:
+            raise ValueError(f"its classes are {described.classes!r:.40}, but those of the head {labels!r:.40}")
+        if head.normal is not None and head.normal not in labels:
             raise ValueError(f"its normal class is {head.normal!r:.40}, which the head has not")
     except ValueError as error:
         raise ValueError(f"{path} is damaged, or no valid model: {error}; {AGAIN}") from error
-    head.training_set = training
     made = _make(path, described, backbone, weights)
     if transform is None and made.own and stored is None:  # which comes with a user's function
         transform = made.transform

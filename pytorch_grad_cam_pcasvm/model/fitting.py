@@ -25,7 +25,7 @@ from pytorch_grad_cam_pcasvm.network.channel_means import ChannelMeans
 from pytorch_grad_cam_pcasvm.network.extraction import collect_features
 from pytorch_grad_cam_pcasvm.network.features import FeatureSource, Layer
 from pytorch_grad_cam_pcasvm.network.inputs import Inputs
-from pytorch_grad_cam_pcasvm.network.modules import device_of, evaluating, network_of
+from pytorch_grad_cam_pcasvm.network.modules import device_of, evaluating, layer_name, network_of
 from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
 from pytorch_grad_cam_pcasvm.runtime.arguments import named
 
@@ -41,7 +41,7 @@ def fit_model(
     *,
     pool: Any = None,
     transform: Callable[[Any], Tensor] | None = None,
-    layers: Sequence[str] | None = None,
+    layers: str | nn.Module | Sequence[str | nn.Module] | None = None,
     classes: Sequence[Any] | None = None,
     normal: Any = None,
     sample: float | None = None,
@@ -63,8 +63,8 @@ def fit_model(
         pool: how positions become one row of features, as for :class:`.PCASVMNet`.
         transform: turns a PIL image into what the loader yields, so that pictures in files can be explained. None: that
             of the weights of a backbone with a name, or not known.
-        layers: names of the layers that maps are of by default; None: the last block before all features, of several
-            inputs one for each branch.
+        layers: the layers that maps are of by default, by name or as modules, one or several; None: the last block
+            before all features, of several inputs one for each branch.
         classes: names of the classes that the loader numbers 0, 1, 2, ..., such as ``data_set.classes`` of an
             ``ImageFolder``; the head is fitted on these. None: on the labels as they are.
         normal: the class that is an absence, such as ``"good"``; maps then show what speaks against it.
@@ -81,9 +81,9 @@ def fit_model(
 
     Raises:
         TypeError: the head is no estimator; or what :func:`.extract_features` raises.
-        ValueError: the loader is empty, the head cannot be fitted on its features, ``normal`` is no class, or
-            ``classes`` are not those of the labels, or given with a head that is fitted already; or what
-            :func:`.extract_features` and :class:`.PCASVMNet` raise.
+        ValueError: the loader is empty, the head cannot be fitted on its features, maps cannot be of one of ``layers``,
+            ``normal`` is no class, or ``classes`` are not those of the labels, or given with a head that is fitted
+            already; or what :func:`.extract_features` and :class:`.PCASVMNet` raise.
 
     Example:
         >>> head = make_pipeline(StandardScaler(), PCA(3), SVC())
@@ -105,7 +105,7 @@ def fit_made(
     layer: Layer | Sequence[Layer] | None = None,
     *,
     pool: Any = None,
-    layers: Sequence[str] | None = None,
+    layers: Any = None,
     classes: Sequence[Any] | None = None,
     normal: Any = None,
     **extraction: Any,
@@ -114,15 +114,29 @@ def fit_made(
     net, is_fitted = made.net, _is_fitted(head)
     if classes is not None and is_fitted:
         raise ValueError("classes= are names for a head that is fitted here, but this one has its own: leave them out")
-    blocks = BlockMeans(net, FeatureSource.of(net, layer, pool), layers or ())
+    chosen = name_layers(net, layers)
+    blocks = BlockMeans(net, FeatureSource.of(net, layer, pool), chosen)
     rows, labels = collect_features(net, loader, layer, pool=pool, blocks=blocks, **extraction)
     labels = labels if classes is None else name_labels(labels, classes)
     fitted = head if is_fitted else fit_clone(head, rows, labels)
     about = {"images": blocks.count, "rows": len(rows), "left_out": blocks.left_out} | describe_labels(labels)
-    names = list(layers or blocks.last)
     return assemble_model(
-        made, fitted, blocks.first, layer, pool, means=blocks.means, layers=names, normal=normal, about=about
-    )
+        made, fitted, blocks.first, layer, pool, means=blocks.means, layers=chosen or blocks.last, normal=normal,
+        about=about,
+    )  # fmt: skip
+
+
+def name_layers(net: nn.Module, layers: Any) -> list[str]:
+    """Return the names of layers of maps, given by names or as modules, one or several; None: none.
+
+    Raises:
+        TypeError: they are neither.
+        ValueError: the network has no such layer; the message names the nearest.
+    """
+    given = [layers] if isinstance(layers, str | nn.Module) else list(layers or ())
+    if not all(isinstance(layer, str | nn.Module) and layer != "" for layer in given):
+        raise TypeError(f"layers= are names of layers, such as ['layer3', 'layer4'], or modules, got {layers!r:.60}")
+    return [name for layer in given if (name := layer_name(net, layer)) is not None]
 
 
 def assemble_model(

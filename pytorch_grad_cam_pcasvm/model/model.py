@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+import torch
+from PIL import Image
 from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.data.images import image_paths
@@ -15,10 +17,12 @@ from pytorch_grad_cam_pcasvm.methods import ContributionCAM
 from pytorch_grad_cam_pcasvm.methods.method import Method
 from pytorch_grad_cam_pcasvm.model.origin import Origin
 from pytorch_grad_cam_pcasvm.model.preparation import Preparation, describe_transform, record_preparation
+from pytorch_grad_cam_pcasvm.network.inputs import Inputs
 from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
 from pytorch_grad_cam_pcasvm.runtime.errors import Way, refuse
 
 M = TypeVar("M", bound=Method)
+_TENSORS = Tensor, np.ndarray, Inputs, list, tuple, Mapping  # whose messages are those of the methods
 Paths = str | PathLike[str] | Sequence[str | PathLike[str]]
 
 
@@ -51,6 +55,7 @@ class Model:
     inputs: list[dict[str, Any]]
     about: dict[str, Any] = field(default_factory=dict)
     _cam: Any = field(default=None, init=False, repr=False)
+    _made_of: Any = field(default=None, init=False, repr=False)
 
     @property
     def transform(self) -> Callable[[Any], Tensor] | None:
@@ -118,8 +123,8 @@ class Model:
         """Return the signed maps of images by :class:`.ContributionCAM`.
 
         Args:
-            images: shape (N, ...), as for :meth:`.ContributionCAM.explain`; or a file of a picture, a list of these, or
-                a folder, whose pictures are taken in the order of their names.
+            images: shape (N, ...), as for :meth:`.ContributionCAM.explain`; or a picture of PIL, a file of one, a list
+                of either, or a folder, whose pictures are taken in the order of their names.
             targets: K targets, each for all images; None: every component, then the predicted class.
             layers: as for :meth:`cam`.
             **options: further arguments of the method.
@@ -129,13 +134,15 @@ class Model:
 
         Raises:
             OSError: pictures cannot be read; all of these are named.
-            ValueError: paths are given, but the model knows no transform; or what :meth:`.ContributionCAM.explain`
-                raises.
+            TypeError: they are no images.
+            ValueError: pictures or paths are given, but the model knows no transform; or what
+                :meth:`.ContributionCAM.explain` raises.
         """
         if options or layers != "auto":
             return self.cam(ContributionCAM, layers, **options).explain(self._images(images), targets)
-        if self._cam is None or self._cam.model is not self.net:
-            self._cam = self.cam(ContributionCAM)
+        made_of = self.net, tuple(self.layers), self.tokens
+        if self._cam is None or self._made_of != made_of:
+            self._cam, self._made_of = self.cam(ContributionCAM), made_of
         return self._cam.explain(self._images(images), targets)  # type: ignore[no-any-return]
 
     def predict(self, images: Tensor | Paths) -> np.ndarray:
@@ -149,18 +156,46 @@ class Model:
             OSError: some cannot be read; all of these are named.
             ValueError: the model knows no transform.
         """
-        if self.preparation is None:
-            refuse(
-                ValueError,
-                f"how {_name_first(paths)} becomes an image is not known, as this model has no transform",
-                Way("pass it, fit_model(..., transform=...) or load_model(path, transform=...)", "transform"),
-                "explain tensors, model.explain(images)",
-            )
+        self._require_transform(_name_first(paths))
+        assert self.preparation is not None
         return self.preparation.read(image_paths(paths))
 
     def _images(self, images: Any) -> Any:
-        several = isinstance(images, list | tuple) and images and isinstance(images[0], str | PathLike)
-        return self.read(images) if several or isinstance(images, str | PathLike) else images
+        """Return images as they are passed to the network; pictures, and those in files, are prepared.
+
+        Raises:
+            TypeError: they are no images; the message says what to pass.
+        """
+        listed = images if isinstance(images, list | tuple) else [images]
+        if listed and all(isinstance(one, str | PathLike) for one in listed):
+            return self.read(images)
+        if listed and all(isinstance(one, Image.Image) for one in listed):
+            transform = self._require_transform("a picture")
+            return torch.stack([transform(one.convert("RGB")) for one in listed])
+        what = "what is explained are images: tensors (N, ...), pictures of PIL, or paths"
+        if images is None or not listed:
+            raise TypeError(f"{what}; got {'nothing' if images is None else 'an empty list'}")
+        if not isinstance(images, _TENSORS) and (hasattr(images, "__iter__") or hasattr(images, "__getitem__")):
+            raise TypeError(f"{what}; of a {type(images).__name__} take the batches, model.explain(images) for each")
+        alone = len(self.inputs) == 1 and self.inputs[0]["name"] is None
+        if alone and len(listed) == 2 and isinstance(images, tuple):
+            raise TypeError(f"{what}; this network takes one tensor, got two: leave out labels, model.explain(images)")
+        return images
+
+    def _require_transform(self, named: str) -> Callable[[Any], Tensor]:
+        """Return the transform of pictures.
+
+        Raises:
+            ValueError: it is not known; the message names a picture.
+        """
+        if self.transform is None:
+            refuse(
+                ValueError,
+                f"how {named} becomes an image is not known, as this model has no transform",
+                Way("pass it, fit_model(..., transform=...) or load_model(path, transform=...)", "transform"),
+                "explain tensors, model.explain(images)",
+            )
+        return self.transform
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the model to one file: safetensors with a JSON header, no pickle. The backbone's weights are not in it.

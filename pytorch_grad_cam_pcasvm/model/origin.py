@@ -42,7 +42,9 @@ class Origin:
             if ":" in name or "/" in name or "\\" in name:
                 raise ValueError(f"{name!r} is no name of {self.library}'s, as it has a colon or a slash; {FORMS}")
         if self.library == "timm" and self.weights and self.weights.split(".")[0] != self.name.split(".")[0]:
-            raise ValueError(f"the weights {self.weights!r} are not of {self.name}: of timm they are named {self.name}.TAG")
+            raise ValueError(
+                f"the weights {self.weights!r} are not of {self.name}: of timm they are named {self.name}.TAG"
+            )
 
     @property
     def typed(self) -> str | None:

@@ -219,20 +219,28 @@ def check_recorded(recorded: Any) -> None:
         return
     number, text = (float, type(None)), (str, type(None))
     kinds = {"resize": text, "white_level": number, "float_white": number, "exif": (bool,), "size": (list,)}
-    own = {name: value for name, value in recorded.items() if name in _RECORDED} if isinstance(recorded, dict) else recorded
+    own = (
+        {name: value for name, value in recorded.items() if name in _RECORDED}
+        if isinstance(recorded, dict)
+        else recorded
+    )
     check_fields(own, kinds | {"steps": (dict,)}, "preparation", optional=True)
     if recorded.get("resize") not in (None, "stretch", "pad", "crop"):
         raise ValueError(f"its preparation has the resize {recorded['resize']!r:.40}")
     if recorded.get("threshold") is not None:
         check_fields(
-            recorded["threshold"], {"score": (float,), "rate": (float,), "wanted": (float,), "count": (int,)}, "threshold"
+            recorded["threshold"],
+            {"score": (float,), "rate": (float,), "wanted": (float,), "count": (int,)},
+            "threshold",
         )
     if "steps" not in recorded:
         return
     size, steps = recorded.get("size"), recorded["steps"]
     check_list(size, lambda side: is_count(side) and side <= _LARGEST, "sides of pictures")
     if len(size) != 2 or recorded.get("resize") is None:
-        raise ValueError(f"its preparation has steps, but the resize {recorded.get('resize')!r} and the size {size!r:.40}")
+        raise ValueError(
+            f"its preparation has steps, but the resize {recorded.get('resize')!r} and the size {size!r:.40}"
+        )
     listed: Any = (list, type(None)) if recorded["resize"] == "crop" else (list,)
     resize: Any = (int, type(None)) if recorded["resize"] == "crop" else (str, type(None))
     check_fields(steps, {"mean": listed, "std": listed, "resize": resize, "interpolation": (str,)}, "steps")

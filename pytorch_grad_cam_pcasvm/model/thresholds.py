@@ -44,15 +44,20 @@ def choose_threshold(scores: Any, rate: float = 0.01, groups: Any = None) -> Thr
         groups: the number of the object of each; None: they are all different.
 
     Raises:
-        ValueError: there are no scores.
+        ValueError: there are no scores, some are not finite, or the rate is no share above 0 and below 1.
 
     Example:
         >>> choose_threshold(range(1, 100)).score, choose_threshold(range(1, 41)).rate
         (99.0, 0.024390243902439025)
     """
     scores = np.asarray(scores, np.float64)
-    if not len(scores):
-        raise ValueError("a threshold needs scores of good photos that were left out")
+    if not scores.size or scores.ndim != 1 or not np.isfinite(scores).all():
+        raise ValueError(
+            "a threshold needs scores of good photos that were left out, (N,), none of them NaN or infinite, got "
+            f"{scores.tolist()!r:.60}"
+        )
+    if not 0 < rate < 1:
+        raise ValueError(f"rate={rate}: the share of good photos that may fail is above 0 and below 1, such as 0.01")
     own = np.arange(len(scores)) if groups is None else np.unique(groups, return_inverse=True)[1]
     sizes, order = np.bincount(own), np.argsort(scores, kind="stable")
     count = len(sizes)

@@ -9,8 +9,10 @@ from torch import Tensor, nn
 
 from pytorch_grad_cam_pcasvm.network.features import FeatureSource, output_of
 from pytorch_grad_cam_pcasvm.network.inputs import Inputs, images_of
-from pytorch_grad_cam_pcasvm.network.modules import modules_of
+from pytorch_grad_cam_pcasvm.network.modules import evaluating, modules_of
 from pytorch_grad_cam_pcasvm.runtime.hooks import hooked
+
+_NAMED = 3  # layers, where another is to be chosen
 
 
 def last_blocks(backbone: nn.Module, source: FeatureSource, x: Tensor) -> list[str]:
@@ -37,9 +39,9 @@ def last_blocks_by_branch(backbone: nn.Module, source: FeatureSource, x: Tensor)
     """Return the :func:`last_blocks` of each branch of a network with several inputs; of others there is one branch."""
     x = x[:1]
     passed, _ = _passed(backbone, source, x)
-    norms = norms_before_attention(backbone)
+    norms = [name for name in norms_before_attention(backbone) if name in passed]
     if norms:
-        of_size = {tuple(passed[name][1].shape[1:-1]): name for name in norms if name in passed}  # the last of each
+        of_size = {tuple(passed[name][1].shape[1:-1]): name for name in norms}  # the last of each
         return [list(of_size.values()) if len(of_size) > 1 else norms[-2:]]
     branches = []
     for name, module in _branches(backbone, x, passed):
@@ -73,6 +75,40 @@ def last_features(backbone: nn.Module, x: Tensor) -> str:
     passed, _ = _passed(backbone, whole, x[:1])
     kinds = {name: type(module).__name__.lower() for name, module in backbone.named_modules()}
     return [name for name, (_, output) in passed.items() if "norm" in kinds[name] and output.dim() > 2][-1]
+
+
+def refuse_unmappable(
+    backbone: nn.Module, source: FeatureSource, layers: Sequence[str], x: Any, form: str = "the layer {!r}"
+) -> None:
+    """Refuse layers that no map can be of: those that do not run before the features, or have no positions.
+
+    Args:
+        backbone: the network.
+        source: where its features come from.
+        layers: their names.
+        x: images of the kind to come, shape (N, ...).
+        form: of a layer in messages.
+
+    Raises:
+        ValueError: there is one; the message names layers that do.
+    """
+    names = [name for name, _ in backbone.named_modules() if name]
+    before: dict[str, Any] = {}
+    with evaluating(backbone), torch.no_grad(), hooked() as hooks:
+        for name in {*names, *layers}:
+            hooks.after_call(backbone, name, before.__setitem__)
+        output_of(backbone, source, x, ends=True)
+    for layer in layers:
+        output = before.get(layer)
+        flat = isinstance(output, Tensor) and output.dim() < 3
+        if layer in before and not flat:
+            continue
+        problem = "has no positions on the image" if flat else f"does not run before the features, {source}"
+        able = [name for name, tensor in before.items() if isinstance(tensor, Tensor) and tensor.dim() > 2]
+        block = able[-1].rpartition(".")[0] if able else ""
+        last = [name for name in able if name.rpartition(".")[0] == block][-_NAMED:]
+        hint = f": name a layer that does, such as {', '.join(last)}" if last else ""
+        raise ValueError(f"{form.format(layer)} {problem}{hint}")
 
 
 def repeated_blocks(backbone: nn.Module, source: FeatureSource, x: Tensor) -> list[str]:

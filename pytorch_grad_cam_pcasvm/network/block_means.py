@@ -7,7 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pytorch_grad_cam_pcasvm.network.auto_layers import last_blocks, last_blocks_by_branch, repeated_blocks
+from pytorch_grad_cam_pcasvm.network.auto_layers import (
+    last_blocks,
+    last_blocks_by_branch,
+    refuse_unmappable,
+    repeated_blocks,
+)
 from pytorch_grad_cam_pcasvm.network.channel_means import ChannelMeans
 from pytorch_grad_cam_pcasvm.network.features import FeatureSource
 from pytorch_grad_cam_pcasvm.network.modules import device_of, evaluating
@@ -19,7 +24,7 @@ class BlockMeans:
     Args:
         backbone: the network, in evaluation mode.
         source: where its features come from.
-        also: further layers whose means are wanted.
+        also: further layers whose means are wanted; those that no map can be of are refused with the first images.
 
     Attributes:
         names: of the last blocks, from the finest to the coarsest; empty before the first images.
@@ -62,6 +67,8 @@ class BlockMeans:
 
     def _find(self, x: Any) -> ChannelMeans:
         source = self._source.at(self._backbone, x)
+        if self._also:
+            refuse_unmappable(self._backbone, source, self._also, x)
         try:
             self.names = last_blocks(self._backbone, source, x)
             # What comes before the first of several layers is before all.

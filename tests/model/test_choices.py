@@ -246,3 +246,16 @@ def test_part_of_a_large_set(monkeypatch):
     assert len(choice.rows) == 100
     assert len(choice.predicted) == 100
     assert choice.score > 0.7
+
+
+@pytest.mark.parametrize("classes", [3, 4])
+def test_scores_of_pairs_are_no_scores_of_classes(classes):
+    features, labels = rows(90, 20, classes, signal=0.6)
+    by_shape = {
+        shape: choose_head(features, labels, SVC(decision_function_shape=shape), components=[8])
+        for shape in ("ovr", "ovo")
+    }
+    assert by_shape["ovo"].score == by_shape["ovr"].score > 0.8
+    fitted = SVC(decision_function_shape="ovo").fit(features, labels)
+    choices.read_scores(make_pipeline(fitted), features, classes)
+    assert fitted.decision_function_shape == "ovo"  # it is the user's

@@ -350,6 +350,116 @@ def test_labels_classes_and_arguments_are_checked():
         model.explain(images(3, 16, 16))
 
 
+def test_layers_are_checked_with_the_first_images():
+    net = network()
+    given = fit_model(net, loader(3, 16, 16), HEAD, layers=[net[0]], progress=False)
+    assert given.layers == ("0",)
+    assert fit_model(net, loader(3, 16, 16), HEAD, layers="1.1", progress=False).layers == ("1.1",)
+    forever = (pytest.fail("went on") if n else batch for n, batch in enumerate(loader(3, 16, 16)))
+    for layers, told in (
+        (["1.9"], r"has no layer '1\.9'; did you mean '1\.[0-9.]*'"),
+        (["1"], r"the layer '1' does not run before the features, '0': name a layer that does, such as .*0"),
+    ):
+        with pytest.raises(ValueError, match=told):
+            fit_model(net, forever, HEAD, "0", pool="mean", layers=layers, progress=False)
+    with pytest.raises(ValueError, match=r"the layer '2' has no positions on the image: name a layer that does, such"):
+        fit_model(net, loader(3, 16, 16), HEAD, layers=["2"], progress=False)
+    with pytest.raises(TypeError, match="layers= are names of layers"):
+        fit_model(net, loader(3, 16, 16), HEAD, layers=[1], progress=False)
+
+
+@pytest.mark.parametrize("layer", ["blocks.0", "blocks.1.norm1", "norm"])
+def test_default_layers_of_transformers_run_before_the_features(layer):
+    net = Tower(before=1).eval()
+    model = fit_model(net, loader(3, 12, 16), HEAD, layer, pool="mean", progress=False)
+    assert model.explain(images(3, 12, 16)[:2]).maps.shape[:2] == (2, 4)
+    expected = {"blocks.0": "blocks.0", "blocks.1.norm1": "blocks.1", "norm": "blocks.1"}[layer]
+    assert model.layers[0].startswith(expected)
+
+
+@pytest.mark.parametrize("transform", [TRANSFORM, lambda picture: TRANSFORM(picture).flip(2)], ids=["steps", "own"])
+@pytest.mark.parametrize("before", [None, v2.Compose([TRANSFORM, v2.Normalize([0.5] * 3, [0.5] * 3)])])
+def test_a_transform_that_is_reassigned_is_in_the_file(before, transform, tmp_path):
+    model = fit_model(network(), loader(3, 16, 16), HEAD, transform=before, normal=1, progress=False)
+    model.transform = transform
+    model.save(tmp_path / "model.safetensors")
+    again = load_model(tmp_path / "model.safetensors", network(), None if transform is TRANSFORM else transform)
+    path = picture(tmp_path, "a.png")
+    torch.testing.assert_close(again.read(path)[0], transform(Image.open(path)), rtol=0, atol=1e-6)
+    torch.testing.assert_close(again.explain(path).maps, model.explain(path).maps, rtol=1e-4, atol=1e-6)
+    assert again.normal == 1
+    again.save(tmp_path / "again.safetensors")
+    assert load_model(tmp_path / "again.safetensors", network(), transform).read(path).shape == (1, 3, 16, 16)
+    model.transform = None
+    model.save(tmp_path / "model.safetensors")
+    assert load_model(tmp_path / "model.safetensors", network()).transform is None
+
+
+@pytest.mark.parametrize("normal", [np.int64(1), np.float32(1), 1])
+def test_the_normal_class_is_stored_as_the_head_has_it(normal, tmp_path):
+    model = fit_model(network(), loader(3, 16, 16), HEAD, normal=normal, progress=False)
+    model.save(tmp_path / "model.safetensors")
+    again = load_model(tmp_path / "model.safetensors", network()).normal
+    assert again == model.normal == 1
+    assert type(again) is type(model.normal) is int
+
+
+def test_training_flags_survive(tmp_path):
+    net = nn.Sequential(nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6), nn.AdaptiveAvgPool2d(1), nn.Flatten()).train()
+    net[0].eval()
+    flags = [module.training for module in net.modules()]
+    model = fit_model(net, loader(3, 16, 16), HEAD, progress=False)
+    x = images(3, 16, 16)[:4]
+    maps, labels = model.explain(x).maps, model.predict(x)
+    model.save(tmp_path / "model.safetensors")
+    again = load_model(tmp_path / "model.safetensors", net)
+    assert [module.training for module in net.modules()] == flags
+    assert net[1].num_batches_tracked == 0
+    net.eval()  # in which the head was fitted, and explains
+    assert torch.equal(again.explain(x).maps, maps)
+    assert again.net(x).labels().tolist() == labels.tolist()
+
+
+def test_a_model_of_several_inputs_may_have_a_transform(tmp_path):
+    x = images(3, 16, 16), images(1, 12, 12, seed=1)
+    model = fit_model(Branches().eval(), [(x, LABELS)], HEAD, transform=TRANSFORM, progress=False)
+    model.save(tmp_path / "model.safetensors")
+    again = load_model(tmp_path / "model.safetensors", model.net.backbone)
+    assert torch.equal(again.explain(x)[0].maps, model.explain(x)[0].maps)
+
+
+def test_pictures_are_explained_as_their_files(model, tmp_path):
+    paths = [picture(tmp_path, f"{name}.png", seed) for seed, name in enumerate("ab")]
+    expected = model.explain(paths).maps
+    assert torch.equal(model.explain([Image.open(path) for path in paths]).maps, expected)
+    assert model.explain(Image.open(paths[0]).convert("L")).maps.shape == expected[:1].shape
+    without = fit_model(network(), loader(3, 16, 16), HEAD, progress=False)
+    with pytest.raises(ValueError, match="how a picture becomes an image is not known"):
+        without.explain(Image.open(paths[0]))
+
+
+def test_what_is_no_image_is_refused_with_what_to_pass(model):
+    batches, x = loader(3, 16, 16), images(3, 16, 16)[:2]
+    for given, told in (
+        ([], "got an empty list"),
+        (None, "got nothing"),
+        (torch.utils.data.DataLoader(range(3)), "of a DataLoader take the batches, model.explain"),
+        ((x, LABELS[:2]), "this network takes one tensor, got two: leave out labels"),
+    ):
+        for method in (model.explain, model.predict):
+            with pytest.raises(TypeError, match=f"what is explained are images.*{told}"):
+                method(given)
+    assert model.explain(batches[0][0]).maps.shape[0] == 16  # the ways out
+
+
+def test_layers_that_are_reassigned_are_explained():
+    model = fit_model(network(), loader(3, 16, 16), HEAD, progress=False)
+    x = images(3, 16, 16)[:2]
+    assert model.explain(x).maps.shape[2:] == (4, 4)
+    model.layers = ("0.1",)
+    assert model.explain(x).maps.shape[2:] == (16, 16)
+
+
 # --- backbones by name ------------------------------------------------------------------------------------------------
 
 

@@ -40,6 +40,18 @@ def test_ties_and_nothing():
         choose_threshold([])
 
 
+@pytest.mark.parametrize("rate", [0, 1, 2, -0.1, float("nan")])
+def test_rates_that_are_no_share_are_refused(rate):
+    with pytest.raises(ValueError, match="the share of good photos that may fail is above 0 and below 1"):
+        choose_threshold([1, 2, 3], rate)
+
+
+@pytest.mark.parametrize("scores", [[], [1, float("nan")], [1, float("inf")], [[1, 2]]])
+def test_scores_that_are_no_numbers_are_refused(scores):
+    with pytest.raises(ValueError, match="needs scores of good photos that were left out"):
+        choose_threshold(scores)
+
+
 def test_objects_count_once():
     scores, groups = np.array([5.0, 5.0, 1.0, 2.0, 3.0]), [7, 7, 1, 2, 3]
     once = choose_threshold(scores[1:], 0.25)
