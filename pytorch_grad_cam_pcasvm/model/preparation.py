@@ -217,37 +217,34 @@ def check_recorded(recorded: Any) -> None:
     """
     if recorded is None:
         return
+    if not isinstance(recorded, dict):
+        raise ValueError(f"its preparation is {recorded!r:.40}, and no mapping")
     number, text = (float, type(None)), (str, type(None))
     kinds = {"resize": text, "white_level": number, "float_white": number, "exif": (bool,), "size": (list,)}
-    own = (
-        {name: value for name, value in recorded.items() if name in _RECORDED}
-        if isinstance(recorded, dict)
-        else recorded
-    )
+    own = {name: value for name, value in recorded.items() if name in _RECORDED}
     check_fields(own, kinds | {"steps": (dict,)}, "preparation", optional=True)
-    if recorded.get("resize") not in (None, "stretch", "pad", "crop"):
-        raise ValueError(f"its preparation has the resize {recorded['resize']!r:.40}")
+    how, size = recorded.get("resize"), recorded.get("size")
+    if how not in (None, "stretch", "pad", "crop"):
+        raise ValueError(f"its preparation has the resize {how!r:.40}")
     if recorded.get("threshold") is not None:
-        check_fields(
-            recorded["threshold"],
-            {"score": (float,), "rate": (float,), "wanted": (float,), "count": (int,)},
-            "threshold",
-        )
-    if "steps" not in recorded:
-        return
-    size, steps = recorded.get("size"), recorded["steps"]
-    check_list(size, lambda side: is_count(side) and side <= _LARGEST, "sides of pictures")
-    if len(size) != 2 or recorded.get("resize") is None:
-        raise ValueError(
-            f"its preparation has steps, but the resize {recorded.get('resize')!r} and the size {size!r:.40}"
-        )
-    listed: Any = (list, type(None)) if recorded["resize"] == "crop" else (list,)
-    resize: Any = (int, type(None)) if recorded["resize"] == "crop" else (str, type(None))
+        threshold = dict.fromkeys(("score", "rate", "wanted"), (float,)) | {"count": (int,)}
+        check_fields(recorded["threshold"], threshold, "threshold")
+    if "steps" in recorded:
+        check_list(size, lambda side: is_count(side) and side <= _LARGEST, "sides of pictures")
+        if size is None or len(size) != 2 or how is None:
+            raise ValueError(f"its preparation has steps, but the resize {how!r} and the size {size!r:.40}")
+        _check_steps(recorded["steps"], crops=how == "crop")
+
+
+def _check_steps(steps: Any, *, crops: bool) -> None:
+    """Refuse what are no arguments of :class:`Cropped`, or of :class:`Framed`."""
+    listed: tuple[type, ...] = (list, type(None)) if crops else (list,)
+    resize = (int if crops else str, type(None))
     check_fields(steps, {"mean": listed, "std": listed, "resize": resize, "interpolation": (str,)}, "steps")
-    for name in ("mean", "std"):
-        check_list(steps[name] or [], is_number, f"steps' {name}")
-    if len(steps["mean"] or []) != len(steps["std"] or []) or 0 in (steps["std"] or []):
-        raise ValueError(f"its steps have the mean {steps['mean']!r:.40} and the std {steps['std']!r:.40}")
+    mean, std = steps["mean"] or [], steps["std"] or []
+    check_list([*mean, *std], is_number, "mean and std")
+    if len(mean) != len(std) or 0 in std:
+        raise ValueError(f"its steps have the mean {mean!r:.40} and the std {std!r:.40}")
     if steps["interpolation"] not in _INTERPOLATIONS:
         raise ValueError(f"its steps have the interpolation {steps['interpolation']!r:.40}")
 

@@ -20,10 +20,10 @@ def check_fields(written: Any, kinds: Mapping[str, tuple[type, ...]], what: str,
         raise ValueError(f"its {what} is {written!r:.40}, and no mapping")
     missing = [name for name in kinds if name not in written]
     others = [name for name in written if name not in kinds]
-    if others or (missing and not optional):
-        raise ValueError(
-            f"its {what} has no {missing[0]!r}" if missing else f"its {what} has an unknown {others[0]!r:.40}"
-        )
+    if missing and not optional:
+        raise ValueError(f"its {what} has no {missing[0]!r}")
+    if others:
+        raise ValueError(f"its {what} has an unknown {others[0]!r:.40}")
     for name, value in written.items():
         if not _is_one_of(value, kinds[name]):
             raise ValueError(f"its {what} has the {name} {value!r:.40}")

@@ -250,7 +250,7 @@ def test_part_of_a_large_set(monkeypatch):
 
 @pytest.mark.parametrize("classes", [3, 4])
 def test_scores_of_pairs_are_no_scores_of_classes(classes):
-    features, labels = rows(90, 20, classes, signal=0.6)
+    features, labels = rows(90, 20, classes, signal=2.0)
     by_shape = {
         shape: choose_head(features, labels, SVC(decision_function_shape=shape), components=[8])
         for shape in ("ovr", "ovo")

@@ -136,7 +136,7 @@ def test_fields_that_are_missing_or_of_another_type_are_named(field, written, wr
         if value in HARMLESS.get(field, ()):
             load_model(path, network())
             continue
-        with pytest.raises(ValueError, match="damaged|has other weights|has no layer|layer must be"):
+        with pytest.raises(ValueError, match=r"damaged|has other weights|has no layer|layer must be"):
             load_model(path, network())
 
 
@@ -212,8 +212,8 @@ def test_a_newer_version_is_named_as_such(write, tmp_path):
         with pytest.raises(ValueError, match="was written by a newer version"):
             read()
     (tmp_path / "folder").mkdir()
-    with pytest.raises(ValueError, match="is a folder: name the file that model.save"):
+    with pytest.raises(ValueError, match=r"is a folder: name the file that model\.save"):
         load_model(tmp_path / "folder", network())
     (tmp_path / "broken.safetensors").write_bytes(b"x" * 40)
-    with pytest.raises(ValueError, match="make one with model.save"):
+    with pytest.raises(ValueError, match=r"make one with model\.save"):
         load_model(tmp_path / "broken.safetensors", network())
