@@ -2,14 +2,17 @@
 
 import os
 import sys
+import time
 import warnings
 from collections.abc import Sequence
 from typing import Any
 
 from pytorch_grad_cam_pcasvm.cli.arguments import RUN, parse_arguments
-from pytorch_grad_cam_pcasvm.cli.folders import refuse_missing, refuse_unwritable
 from pytorch_grad_cam_pcasvm.cli.legacy import translate
+from pytorch_grad_cam_pcasvm.cli.refusals import refuse_missing, refuse_model, refuse_unwritable
 from pytorch_grad_cam_pcasvm.runtime.errors import Way, told
+
+_STARTED = time.monotonic()  # of the process, but for Python itself
 
 # What is typed here for the ways out that are arguments in Python; "" where no option does it.
 _TYPED = {
@@ -38,13 +41,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit status: 0, or 2 on an error, or 130 if interrupted.
     """
+    started = time.monotonic() if "torch" in sys.modules else _STARTED  # a program may call this long after
     options = parse_arguments(translate(list(sys.argv[1:] if arguments is None else arguments)))
+    options.started = started
     with warnings.catch_warnings():
         warnings.showwarning = _told  # type: ignore[assignment]
         try:
             refuse_missing(options)
             refuse_unwritable(options)
             options.check()
+            refuse_model(options)
             _limit_threads(options.threads)
             options.run()
         except KeyboardInterrupt:

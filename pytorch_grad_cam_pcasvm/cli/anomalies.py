@@ -27,6 +27,7 @@ def keep_left_out(head: Any, pipeline: Any, training: TrainingSet, groups: Any, 
     from pytorch_grad_cam_pcasvm.head.anomaly_scale import is_distance, reach_of
     from pytorch_grad_cam_pcasvm.model.thresholds import choose_threshold, count_needed
 
+    assert options.rate is not None
     photos = np.array(training.rows)
     own = photos if groups is None else groups[photos]
     if len(set(own.tolist())) < 2:  # a bank's rows tell their scale themselves

@@ -1,7 +1,7 @@
 """The arguments of the command line: the options of each command, as they are typed."""
 
 import argparse
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar
@@ -10,6 +10,7 @@ import pytorch_grad_cam_pcasvm as package
 from pytorch_grad_cam_pcasvm.cli.options import (
     Parser,
     add_options,
+    list_flags,
     number_from,
     one_of,
     option,
@@ -24,13 +25,29 @@ CLASSIFIERS = ("svm", "forest", "boosting", "neighbours", "residual")
 POOLS = ("mean", "max", "gem", "cls", "cls+mean", "dense", "none")
 RUN = "pcasvm-cam"
 MODEL = Path("model.safetensors")
-_HEAD = "for a head alone, of Head.save or of version 0.4"
+_OF_FILES = ("images", "model", "out", "outline", "skip_bad_images", "threads")  # what explains with a file takes
+OF_HEADS = "for a head alone, of Head.save or of version 0.4"
 
 _COUNT = number_from(1, whole=True)
 _DEVICE = one_of("cpu", "cuda", "mps", form="cuda:NUMBER", fits=lambda text: text[:5] == "cuda:" and text[5:].isdigit())
-_POOL = one_of(*POOLS, form="dense:NUMBER", fits=lambda text: text.partition(":")[0] in ("dense", "gem"))
+_NAMED_POOL = one_of(*POOLS, form="dense:NUMBER", fits=lambda text: text.partition(":")[0] in ("dense", "gem"))
 _RESIZE = one_of("stretch", "pad", "crop")
 _CLASSIFIER = one_of(*CLASSIFIERS, form="module:Class", fits=lambda text: ":" in text)
+
+
+def parse_pool(text: str) -> str:
+    """Return a pool, whose number is an odd size for dense:NUMBER, and a power for gem:NUMBER."""
+    name, colon, number = _NAMED_POOL(text).partition(":")
+    if not colon:
+        return text
+    try:
+        fits = int(number) > 0 and int(number) % 2 == 1 if name == "dense" else 0 < float(number) < float("inf")
+    except ValueError:
+        fits = False
+    if not fits:
+        what = "an odd size, as in dense:3" if name == "dense" else "a positive power, as in gem:3"
+        raise argparse.ArgumentTypeError(f"{name}:NUMBER takes {what}, got {text!r}")
+    return text
 
 
 def parse_gamma(text: str) -> Any:
@@ -70,6 +87,7 @@ class Command:
         runs: where the function is that runs it.
         writes_file: whether ``out`` is a file.
         resumes: whether work that is finished is kept, and not done again.
+        started: when the process started, by ``time.monotonic``; no option.
     """
 
     name: ClassVar[str]
@@ -80,6 +98,7 @@ class Command:
     resumes: ClassVar[bool] = False
 
     threads: int | None = option("threads to compute with (default: the cores of this process)", parse=_COUNT)
+    started: float = field(default=0.0, compare=False)
 
     def check(self) -> None:
         """Refuse options that contradict each other, before anything is imported that takes long."""
@@ -128,7 +147,7 @@ class FitOptions(Reading):
         "feature pooling: mean (default), max, gem, cls, cls+mean, none; dense: decide at every "
         "position (dense:3: of means over 3x3 neighbours)",
         metavar="NAME",
-        parse=_POOL,
+        parse=parse_pool,
     )
     layer: list[str] = option(
         "layer of the maps that the model draws; may be repeated (default: the last block before the features)",
@@ -160,9 +179,8 @@ class FitOptions(Reading):
         metavar="LEVEL",
         parse=_COUNT,
     )
-    rate: float = option(
+    rate: float | None = option(
         "of good parts alone: how many good photos may fail (default: 0.01)",
-        0.01,
         metavar="SHARE",
         parse=parse_rate,
     )
@@ -176,7 +194,7 @@ class FitOptions(Reading):
         "--masks: leave out patches less of which has one label (default: 0)",
         0.0,
         metavar="SHARE",
-        parse=number_from(0),
+        parse=number_from(0, most=1),
     )
     sample: float | None = option(
         "--pool dense: patches of each photo, a number or a fraction (default: as many as "
@@ -233,6 +251,7 @@ class FitOptions(Reading):
             sample=self.sample,
             coreset=self.coreset,
         )
+        _refuse_typed(self.masks is None, "needs to know what a patch shows: add --masks DIR", purity=self.purity)
         if self.search and dense:
             raise ValueError("--search compares one row for each image: choose --C and --gamma for patches")
         if self.search and self.groups is not None:
@@ -268,18 +287,22 @@ class ModelOptions(Reading):
     )
     weights: Path | None = option("the backbone's weights, if their file was moved", metavar="FILE")
     backbone: str | None = option(
-        "the backbone that it was fitted behind; of a model, module:function again", metavar="NAME", group=_HEAD
+        "the backbone that it was fitted behind; of a model, module:function again", metavar="NAME", group=OF_HEADS
     )
-    features: list[str] = option("layer that its features come from; may be repeated", [], metavar="NAME", group=_HEAD)
-    pool: str | None = option("their pooling (default: mean)", metavar="NAME", parse=_POOL, group=_HEAD)
-    resize: str | None = option("stretch, pad or crop: what the network saw", metavar="HOW", parse=_RESIZE, group=_HEAD)
+    features: list[str] = option(
+        "layer that its features come from; may be repeated", [], metavar="NAME", group=OF_HEADS
+    )
+    pool: str | None = option("their pooling (default: mean)", metavar="NAME", parse=parse_pool, group=OF_HEADS)
+    resize: str | None = option(
+        "stretch, pad or crop: what the network saw", metavar="HOW", parse=_RESIZE, group=OF_HEADS
+    )
     white_level: float | None = option(
-        "white in photos of 16 bits", metavar="NUMBER", group=_HEAD, parse=number_from(0, above=True)
+        "white in photos of 16 bits", metavar="NUMBER", group=OF_HEADS, parse=number_from(0, above=True)
     )
     train: Path | None = option(
-        "photos that it was fitted on: for layers whose means it lacks", metavar="FOLDER", group=_HEAD
+        "photos that it was fitted on: for layers whose means it lacks", metavar="FOLDER", group=OF_HEADS
     )
-    tokens: bool = option("of a transformer: find the grid of the patches", False, group=_HEAD)
+    tokens: bool = option("of a transformer: find the grid of the patches", False, group=OF_HEADS)
 
 
 @dataclass(kw_only=True)
@@ -335,16 +358,14 @@ class ExplainOptions(TargetOptions):
         Raises:
             ValueError: some do.
         """
+        usual = type(self)(images=self.images)
+        others = {
+            list_flags(entry)[0].removeprefix("--"): True
+            for entry in fields(self)
+            if entry.name not in _OF_FILES and getattr(self, entry.name) != getattr(usual, entry.name)
+        }
         _refuse_typed(
-            self.model.suffix == ".onnx",
-            f"but {self.model} says what is explained, and how: leave them out",
-            backbone=self.backbone,
-            layer=self.layer,
-            features=self.features,
-            pool=self.pool,
-            components=self.components is not None,
-            versus=self.versus,
-            **{"class": self.category},
+            self.model.suffix == ".onnx", f"but {self.model} says what is explained, and how: leave them out", **others
         )
         if self.out.resolve().is_relative_to(self.images.resolve()):
             raise ValueError(
@@ -383,6 +404,15 @@ class EvaluateOptions(ModelOptions):
     all_images: bool = option(
         "measure all of these, also where a part of them gives a clear answer, however long it takes", False
     )
+
+    def check(self) -> None:
+        """Refuse options that contradict each other.
+
+        Raises:
+            ValueError: some do.
+        """
+        if self.all_images and self.minutes != type(self).minutes:
+            raise ValueError("--all-images takes as long as it takes: leave it out, or --minutes")
 
 
 @dataclass(kw_only=True)

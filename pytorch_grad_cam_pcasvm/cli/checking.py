@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from pytorch_grad_cam_pcasvm.cli.arguments import RUN, CheckOptions
+from pytorch_grad_cam_pcasvm.data.photo_files import SUFFIXES, list_photos
 
-_SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")  # as torchvision reads
 _SHOWN = 5  # names of a kind
 _FEW = 10  # photos of a class, from which choices can be made
 
@@ -16,9 +16,9 @@ _FEW = 10  # photos of a class, from which choices can be made
 def check(options: CheckOptions) -> None:
     """Say what is in a folder of photos."""
     root = options.images
-    paths = sorted(path for path in root.rglob("*") if path.suffix.lower() in _SUFFIXES)
+    paths = list_photos(root)
     if not paths:
-        raise ValueError(f"the folder {root} has no photos ({', '.join(_SUFFIXES)})")
+        raise ValueError(f"the folder {root} has no photos ({', '.join(SUFFIXES)})")
     looked = {path: _look_at(path) for path in paths}
     findings = [*_tell_broken(root, looked), *_tell_depth(root, looked), *_tell_turned(root, looked)]
     findings += [*_tell_doubled(root, looked), *_tell_classes(root, paths), *_tell_masks(options.masks, root, paths)]

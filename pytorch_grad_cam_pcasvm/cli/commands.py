@@ -9,17 +9,19 @@ from typing import Any
 import pytorch_grad_cam_pcasvm as package
 from pytorch_grad_cam_pcasvm.cli.arguments import RUN, AtlasOptions, EvaluateOptions, ExploreOptions
 from pytorch_grad_cam_pcasvm.cli.folders import accuracy, classes_in, tell_bad
-from pytorch_grad_cam_pcasvm.cli.legacy import read_origin
 from pytorch_grad_cam_pcasvm.cli.methods import choose_layers, choose_options, find_coarsest
 from pytorch_grad_cam_pcasvm.cli.models import open_model, read_head
 from pytorch_grad_cam_pcasvm.cli.preparation import resize_of_masks, tell_whites
+from pytorch_grad_cam_pcasvm.data.photo_files import list_photos
+from pytorch_grad_cam_pcasvm.model.description import read_description
+from pytorch_grad_cam_pcasvm.runtime.amounts import least_images
 
 
 def atlas(options: AtlasOptions) -> None:
     """Explain a folder, keep the maps, and write a page."""
+    classes_in(options.images, ("test", "testing"))
     from pytorch_grad_cam_pcasvm import atlas
 
-    classes_in(options.images, ("test", "testing"))
     model = open_model(options)
     net, preparation = model.net, model.preparation
     method = getattr(package, options.method)
@@ -56,12 +58,14 @@ def atlas(options: AtlasOptions) -> None:
 
 def evaluate(options: EvaluateOptions) -> None:
     """Write a report of whether maps can be believed."""
-    started = time.monotonic()
+    classes_in(options.images, ("test", "testing"))
+    description = read_description(options.model)
+    if description is not None and not description.is_dense:
+        _refuse_few(options)
     from pytorch_grad_cam_pcasvm import evaluation
     from pytorch_grad_cam_pcasvm.evaluation.report import CHECKS
     from pytorch_grad_cam_pcasvm.network.pools import is_dense
 
-    classes_in(options.images, ("test", "testing"))
     model = open_model(options)
     net, preparation = model.net, model.preparation
     dense = is_dense(net.pool)
@@ -96,10 +100,10 @@ def evaluate(options: EvaluateOptions) -> None:
         minutes=None if options.all_images else options.minutes,
     )
     if not dense:
-        _refuse_few(study)
+        _refuse_few(options)
         _tell_accuracy(study)
     if study.minutes is not None:  # those of imports, of the network and of reading count, too
-        study.minutes = max(0.0, study.minutes - (time.monotonic() - started) / 60)
+        study.minutes = max(0.0, study.minutes - (time.monotonic() - options.started) / 60)
     checks: Any = {}
     if masks is not None:
         checks = {"checks": {name: {"masks": masks} if name == "localisation" else {} for name in CHECKS}}
@@ -115,13 +119,12 @@ def evaluate(options: EvaluateOptions) -> None:
     print(f"open {page.resolve().as_uri()}")
 
 
-def _refuse_few(study: Any) -> None:
+def _refuse_few(options: EvaluateOptions) -> None:
     """Refuse photos that are too few for the first look, before anything is computed."""
-    from pytorch_grad_cam_pcasvm.evaluation.looks import least_images
-
-    if study.minutes is not None and len(study.rows) < least_images(shares=False):
+    count = min(options.count, len(list_photos(options.images)))
+    if not options.all_images and count < least_images(shares=False):
         raise ValueError(
-            f"{len(study.rows)} photos are too few for an answer: give at least {least_images(shares=True)}, in the "
+            f"{count} photos are too few for an answer: give at least {least_images(shares=True)}, in the "
             "folder and with --count; or measure these all the same, with --all-images"
         )
 
@@ -147,7 +150,7 @@ def _to_explain(options: EvaluateOptions, method: str, layers: Any) -> str:
     """Return the command that draws the maps that were evaluated."""
     words = [RUN, "explain", shlex.quote(str(options.images))]
     names = ["model", "weights", "device", "trust", "baseline", "train"]
-    if read_origin(options.model) is None:
+    if read_description(options.model) is None:
         names += ["backbone", "features", "pool", "resize", "white_level", "tokens"]
     usual = type(options)(images=options.images)
     for name in names:
@@ -198,14 +201,14 @@ def _tell_accuracy(study: Any) -> None:
 
 def explore(options: ExploreOptions) -> None:
     """Write the page of an atlas."""
-    from pytorch_grad_cam_pcasvm import atlas
-
     heads = {}
     for argument in options.head:
         name, _, path = argument.partition("=")
         if not path:
             raise ValueError(f"--head takes NAME=FILE, got {argument!r}")
         heads[name] = read_head(Path(path), options.trust)
+    from pytorch_grad_cam_pcasvm import atlas
+
     page = atlas.load(options.atlas, options.trust).to_html(
         options.out, heads=heads or None, single_file=options.single_file
     )

@@ -12,9 +12,9 @@ from pytorch_grad_cam_pcasvm.cli.gallery import Card, Gallery
 from pytorch_grad_cam_pcasvm.cli.methods import choose_layers, choose_options, choose_targets
 from pytorch_grad_cam_pcasvm.cli.models import open_model
 from pytorch_grad_cam_pcasvm.cli.preparation import tell_whites
+from pytorch_grad_cam_pcasvm.data.photo_files import list_photos, name_classes
 from pytorch_grad_cam_pcasvm.runtime.files import named
 
-_SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")  # as torchvision reads
 _PATIENCE = 3.0  # seconds, after which there is a progress bar
 _COMPONENTS = 3  # that are drawn, those that carry most of the decision
 _COMPRESSION = 1  # of PNG: a tenth larger than by default, in a quarter of the time
@@ -68,10 +68,13 @@ def _drawn(name: str, sheets: Any, outputs: Any, row: int, sheet: Any, truth: st
 
 def explain(options: Any) -> None:
     """Draw maps of pictures, and write the targets' values; with a file, torch is not imported."""
+    is_file = options.model.suffix == ".onnx"
+    if not list_photos(options.images) or not is_file:  # a file takes any arrangement
+        name_classes(options.images)
     from tqdm.auto import tqdm
 
     bad: list[str] = []
-    count, drawn = _with_file(options, bad) if options.model.suffix == ".onnx" else _with_network(options, bad)
+    count, drawn = _with_file(options, bad) if is_file else _with_network(options, bad)
     first = list(islice(drawn, 1))  # what is wrong with all is said before anything is written
     out = options.out
     out.mkdir(parents=True, exist_ok=True)
@@ -111,10 +114,8 @@ def _with_file(options: Any, bad: list[str]) -> tuple[int, Iterator[Drawn]]:
     """Return the number of pictures, and what a file makes of them; those that cannot be read go to ``bad``."""
     from pytorch_grad_cam_pcasvm.export.explainer import Explainer, UnreadableImageError
 
-    folder = options.images
-    paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in _SUFFIXES)
-    if not paths:
-        raise FileNotFoundError(f"there are no images in {folder}: {', '.join(_SUFFIXES)}")
+    paths, folder = list_photos(options.images), options.images
+    folder = folder if folder.is_dir() else folder.parent
     explainer = Explainer(options.model)
     explainer.outline = options.outline
     tell_whites(explainer.about["input"].get("white_level"), paths)

@@ -7,6 +7,7 @@ import pytorch_grad_cam_pcasvm as package
 from pytorch_grad_cam_pcasvm.cli.arguments import RUN
 from pytorch_grad_cam_pcasvm.cli.methods import choose_layers, choose_options, choose_targets
 from pytorch_grad_cam_pcasvm.cli.models import open_model
+from pytorch_grad_cam_pcasvm.data.photo_files import name_classes
 from pytorch_grad_cam_pcasvm.model.preparation import steps_of
 
 _TRIED = 4  # images
@@ -15,6 +16,8 @@ _OTHER = "the backbone's transform does more than resize, crop and normalise: us
 
 def export(options: Any) -> None:
     """Write an explanation as one file, and a page around it."""
+    if options.images is not None:
+        name_classes(options.images)
     import numpy as np
     import torch
     from PIL import Image

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytorch_grad_cam_pcasvm as package
@@ -29,6 +30,7 @@ from pytorch_grad_cam_pcasvm.cli.preparation import (
     with_whites,
 )
 from pytorch_grad_cam_pcasvm.cli.training import TrainingSet, training_set
+from pytorch_grad_cam_pcasvm.data.photo_files import list_photos
 from pytorch_grad_cam_pcasvm.model.backbones import call_by_name
 from pytorch_grad_cam_pcasvm.model.preparation import Preparation
 
@@ -38,6 +40,7 @@ _CLASSIFIERS = (
 )
 _COMPONENTS = {"svm": 16, "neighbours": 64, "residual": 16}  # of others 8, whose coalitions are few
 _OF_GOOD_PARTS = ("neighbours", "residual")
+_RATE = 0.01  # of good photos that may fail
 _MOST_NEIGHBOURS = 50_000  # patches to choose from
 _CORESET = 0.1  # of patches, as PatchCore
 _PICTURE = 64  # pixels, of the picture of a support vector
@@ -47,20 +50,23 @@ _IMBALANCED = 0.8  # the share of the largest class from which accuracy says lit
 
 def fit(options: FitOptions) -> None:
     """Fit scaler, PCA and classifier on a folder of images, and write a model."""
-    from pytorch_grad_cam_pcasvm.network.auto_layers import refuse_unmappable
-    from pytorch_grad_cam_pcasvm.network.features import FeatureSource
-    from pytorch_grad_cam_pcasvm.network.modules import device_of
-
     typed = options.components is not None
-    _check(options)
     of_good_parts = _of_good_parts(options)
+    if options.rate is not None and not of_good_parts:
+        raise ValueError(f"--rate is for what learns from good parts alone, such as --classifier {_OF_GOOD_PARTS[0]}")
     classes = classes_in(options.images, ("train", "training"))
     if of_good_parts:
         _one_class(options, classes)
     elif options.masks is None:
         classes = two_classes(options.images, classes)
     _check_normal(options, classes, of_good_parts)
-    objects = _name_objects(options, of_good_parts)
+    has_classes = classes is not None and not of_good_parts
+    _name_objects(options, list_photos(options.images), has_classes=has_classes)
+    _check(options)
+    from pytorch_grad_cam_pcasvm.network.auto_layers import refuse_unmappable
+    from pytorch_grad_cam_pcasvm.network.features import FeatureSource
+    from pytorch_grad_cam_pcasvm.network.modules import device_of
+
     made = make_named(options)
     check_layers(made.net, [*options.features, *options.layer])
     made.net.to(choose_device(options.device))
@@ -74,7 +80,7 @@ def fit(options: FitOptions) -> None:
         x = first_image(preparation).to(device_of(made.net))
         source = FeatureSource.of(made.net, layer, pool).at(made.net, x)
         refuse_unmappable(made.net, source, options.layer, x, "--layer {}")
-    groups = group_photos(folder.paths, objects)
+    groups = group_photos(folder.paths, _name_objects(options, folder.paths, has_classes=has_classes))
     with training_set(options, options.images, made.net, preparation, layer, pool, options.layer, patches) as training:
         fitted, about = _fit_head(options, training, classes, patches, preparation, groups, typed=typed)
     _write_model(options, made, fitted, layer, pool, training, preparation, about)
@@ -140,15 +146,11 @@ def _write_model(
     print(f"wrote {options.out}{replaced}: {options.components} components" + (f", {note}" if fitted.examples else ""))
 
 
-def _name_objects(options: FitOptions, of_good_parts: bool) -> list[str] | None:
+def _name_objects(options: FitOptions, paths: Sequence[Path], *, has_classes: bool) -> list[str] | None:
     """Return the name of the object of each photo, by the level that is typed; None: none is."""
-    from pytorch_grad_cam_pcasvm.data.images import Images
-
     if options.groups is None:
         return None
-    images = Images(options.images, lambda picture: picture, thumbnails=0)
-    has_classes = images.names is not None and not of_good_parts
-    return name_objects(images.data.paths, options.images, options.groups, has_classes=has_classes)
+    return name_objects(paths, options.images, options.groups, has_classes=has_classes)
 
 
 def _choose_features(options: FitOptions, backbone: Any, preparation: Preparation) -> Any:
@@ -181,10 +183,10 @@ def _tell_left_out(left_out: Mapping[str, str]) -> None:
 
 def _of_good_parts(options: Any) -> bool:
     """Return whether the estimator learns what is normal, from images without classes."""
+    if options.classifier in CLASSIFIERS:
+        return options.classifier in _OF_GOOD_PARTS
     from sklearn.base import is_outlier_detector
 
-    if options.classifier in _OF_GOOD_PARTS:
-        return True
     estimator = _classifier(options, 0)
     return is_outlier_detector(estimator) or not hasattr(estimator, "predict")
 
@@ -425,6 +427,7 @@ def _check(options: FitOptions) -> None:
     """Refuse classifiers that there are not, or whose library is missing, before anything takes long."""
     if options.components is None:
         options.components = _COMPONENTS.get(options.classifier, 8)
+    options.rate = options.rate or _RATE
     if options.classifier not in ("svm", "residual"):
         _classifier(options, 0)
     if options.classifier in ("forest", "boosting"):

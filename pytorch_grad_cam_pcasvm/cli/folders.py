@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pytorch_grad_cam_pcasvm.cli.arguments import MODEL, RUN
+from pytorch_grad_cam_pcasvm.data.photo_files import arranged, class_folders, name_classes
 
 # Folders of these names are hardly classes.
 _SPLITS = ("train", "training", "val", "valid", "validation", "test", "testing")
@@ -18,8 +18,6 @@ def classes_in(root: Path, wanted: Sequence[str]) -> Sequence[str] | None:
         ValueError: there are no images, some of them lie beside the folders of others, or folders are named as the
             parts of a data set; the message says which of these was meant.
     """
-    from pytorch_grad_cam_pcasvm.data.images import Images, class_folders
-
     folders = class_folders(root) if root.is_dir() else []
     splits = [name for name in folders if name.lower() in _SPLITS]
     if splits and (len(splits) > 1 or splits == folders):  # one among others may be a class: bus, car, train
@@ -28,68 +26,11 @@ def classes_in(root: Path, wanted: Sequence[str]) -> Sequence[str] | None:
         phrase = "look like splits, not classes" if len(splits) > 1 else "looks like a split, not a class"
         are = "folders are" if len(splits) > 1 else "only folder is"
         raise ValueError(f"the {are} named {named}, which {phrase}: did you mean {root / meant}?")
-    return Images(root, lambda picture: picture, thumbnails=0).names
-
-
-def refuse_missing(options: Any) -> None:
-    """Refuse folders and files that are not there, before anything is imported or downloaded.
-
-    Raises:
-        FileNotFoundError: one is missing; the message says what was expected.
-    """
-    for name in ("images", "train", "masks"):
-        folder = getattr(options, name, None)
-        if folder is not None and not folder.is_dir():
-            if name == "masks":
-                raise FileNotFoundError(f"there is no folder of masks {folder}{_hint_at(folder)}")
-            arranged = f"as in {folder / 'cat' / '1.jpg'} and {folder / 'dog' / '2.jpg'}"
-            raise FileNotFoundError(
-                f"there is no folder {folder}{_hint_at(folder)}: give a folder of images, or with one folder for each "
-                f"class, {arranged}"
-            )
-    model = getattr(options, "model", None)
-    if model is not None and not model.is_file():
-        here = sorted(path.name for path in (model.parent.iterdir() if model.parent.is_dir() else ())
-                      if path.suffix in (".safetensors", ".onnx"))  # fmt: skip
-        way = _hint_at(model) or f": make one with '{RUN} fit PHOTOS'"
-        if here and model == MODEL:
-            way = f"; there is {', '.join(here)}: name it, --model {here[0]}"
-        raise FileNotFoundError(f"there is no model {model}{way}")
-    weights = getattr(options, "weights", None)
-    if weights is not None and not weights.is_file():
-        raise FileNotFoundError(f"there is no weights file {weights}{_hint_at(weights)}")
-
-
-def _hint_at(path: Path) -> str:
-    """Return which name beside a path that is missing was meant, in words; empty if none is near."""
-    from difflib import get_close_matches
-
-    near = get_close_matches(
-        path.name, [one.name for one in path.parent.iterdir()] if path.parent.is_dir() else [], n=1
-    )
-    return f"; did you mean {path.with_name(near[0])}?" if near else ""
-
-
-def refuse_unwritable(options: Any) -> None:
-    """Refuse places that cannot be written, before anything is imported or downloaded.
-
-    Raises:
-        OSError: one cannot be written; the message names it as it was typed.
-    """
-    from pytorch_grad_cam_pcasvm.runtime.files import check_writable
-
-    out = getattr(options, "out", None)
-    if out is not None:
-        page = getattr(options, "single_file", False) and out.suffix.lower() in (".html", ".htm")
-        check_writable(out, folder=not (page or options.writes_file))
-    if getattr(options, "page", None) is not None:
-        check_writable(options.page, folder=True)
+    return name_classes(root)
 
 
 def two_classes(root: Path, names: Sequence[str] | None) -> Sequence[str]:
     """Return the names of classes to fit a head on; refuse images without classes, or of only one."""
-    from pytorch_grad_cam_pcasvm.data.images import arranged, class_folders
-
     if names is None:
         raise ValueError(f"the images in {root} have no classes: put them into {arranged(root)}")
     if len(names) < 2:

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 
 def name_objects(paths: Sequence[Path], root: Path, level: int, *, has_classes: bool) -> list[str]:
     """Return the name of the object of each photo: its folders below that of its class, down to a level.
@@ -43,6 +41,7 @@ def group_photos(paths: Sequence[Path], objects: Sequence[str] | None = None) ->
         paths: of the photos.
         objects: the name of the object of each; None: each is its own.
     """
+    import numpy as np
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
 

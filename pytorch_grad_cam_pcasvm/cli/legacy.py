@@ -1,11 +1,10 @@
 """Lines of version 0.4, which name ``--images`` or ``--head``: what they are now; they work until 0.6."""
 
-import json
 import shlex
 import sys
 from pathlib import Path
 
-_MODEL = "pytorch_grad_cam_pcasvm model"
+from pytorch_grad_cam_pcasvm.model.description import Description, read_description
 
 
 def translate(arguments: list[str]) -> list[str]:
@@ -29,12 +28,13 @@ def translate(arguments: list[str]) -> list[str]:
     else:
         rest = [("--model" if flag == "--head" else flag, value) for flag, value in rest]
         models = [value for flag, value in rest if flag == "--model" and value is not None]
-        origin = read_origin(Path(models[-1])) if models else None
-        if origin is not None:  # the model says it
-            own = origin["library"] == "function"  # which runs only if it is named
-            known = {("--weights", origin["file"])} | (set() if own else {("--backbone", origin["typed"])})
+        description = _read_description(Path(models[-1])) if models else None
+        if description is not None:  # the model says it
+            origin = description.backbone
+            own = origin.library == "function"  # which runs only if it is named
+            known = {("--weights", origin.file)} | (set() if own else {("--backbone", origin.typed)})
             rest = [(flag, value) for flag, value in rest if (flag, value) not in known]
-    words = [word for flag, value in rest for word in ([flag] if value is None else [flag, value])]
+    words = [word for flag, value in rest for word in _write(flag, value)]
     new = [*command, *images, *words]
     print(
         f"this line is of version 0.4, and works until 0.6; now it is:\n  pcasvm-cam {shlex.join(new)}", file=sys.stderr
@@ -42,22 +42,19 @@ def translate(arguments: list[str]) -> list[str]:
     return new
 
 
-def read_origin(path: Path) -> dict[str, str | None] | None:
-    """Return the backbone that a model's file names, as it is typed, and the file of its weights.
-
-    None is returned for the file of a head alone, and for what is no such file. Nothing large is read or imported.
-    """
+def _read_description(path: Path) -> Description | None:
+    """Return the description of a model, or None of what is none, or is damaged, which is told later."""
     try:
-        with path.open("rb") as file:
-            header = json.loads(file.read(min(int.from_bytes(file.read(8), "little"), 1 << 26)))["__metadata__"]
-        if not str(header["format"]).startswith(_MODEL):
-            return None
-        origin = json.loads(header["model"])["backbone"]
-    except (OSError, ValueError, KeyError, TypeError):
+        return read_description(path)
+    except ValueError:
         return None
-    prefix = "timm:" if origin["library"] == "timm" else ""
-    typed = f"{prefix}{origin['name']}" if origin["library"] else None
-    return {"library": origin["library"], "typed": typed, "file": origin["file"]}
+
+
+def _write(flag: str, value: str | None) -> list[str]:
+    """Return an option as it is typed; what begins with a dash would be taken for another one."""
+    if value is None:
+        return [flag]
+    return [f"{flag}={value}"] if value.startswith("-") and flag.startswith("--") else [flag, value]
 
 
 def _pair(words: list[str]) -> list[tuple[str, str | None]]:

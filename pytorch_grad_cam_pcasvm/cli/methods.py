@@ -6,6 +6,7 @@ from typing import Any
 import pytorch_grad_cam_pcasvm as package
 from pytorch_grad_cam_pcasvm.cli.models import first_image
 from pytorch_grad_cam_pcasvm.cli.patches import BACKGROUND
+from pytorch_grad_cam_pcasvm.cli.refusals import refuse_targets
 from pytorch_grad_cam_pcasvm.cli.training import layers_for_maps, training_set
 
 _COMPARED = 50  # images, for --layer auto
@@ -67,6 +68,8 @@ def choose_options(
     start = {"baseline": options.baseline}
     if options.baseline != "zero" and any(issubclass(method, BaselineCAM) for method in methods):
         add_means(options, model, layers)
+    elif options.train is not None:
+        print("--train is not needed: these maps do not start at means")
     return {method: common | (start if issubclass(method, BaselineCAM) else {}) for method in methods}
 
 
@@ -85,20 +88,15 @@ def choose_targets(options: Any, net: Any) -> list[Any]:
     from pytorch_grad_cam_pcasvm.targets import default_decision
 
     dense, anomalies = is_dense(net.pool), tells_anomalies(net.head)
-    if options.at is not None and not dense:
-        raise ValueError("--at names a position, but this head decides once for each image: leave it out")
-    if options.components is not None and options.components < 0:
-        raise ValueError(f"--components must be at least 0, got {options.components}")
-    position = net.head.component_position
+    position, classes = net.head.component_position, net.head.classes_
     most = 0 if position is None else net.head.stages[position - 1].n_outputs
-    if options.components is not None and options.components > most:
-        raise ValueError(f"--components {options.components}, but the head has {most} components")
+    labels = [] if classes is None else classes.tolist()
+    refuse_targets(options, labels, most, dense=dense)
     count, at = options.components or 0, "max" if options.at is None and dense else options.at
     if options.components is None and not dense and not anomalies:
         count = most
-    category, versus = (_label(getattr(options, name), name, net.head) for name in ("category", "versus"))
-    if category is not None and category == versus:
-        raise ValueError(f"--class and --versus are both {category}: name two classes")
+    by_name = {str(label): label for label in labels} | {None: None}
+    category, versus = by_name[options.category], by_name[options.versus]
     decisions: list[Any] = [] if net.head.decision_position is None else [default_decision(net.head)]
     if category is not None or versus is not None:
         decisions = [package.SVMTarget(category, versus=versus, at=at)]
@@ -110,19 +108,6 @@ def choose_targets(options: Any, net: Any) -> list[Any]:
         absent = (BACKGROUND, net.head.normal)
         decisions = [package.SVMTarget(name, at=at) for name in net.head.classes_.tolist() if name not in absent]
     return [*(package.PCATarget(b, at=options.at) for b in range(count)), *decisions]
-
-
-def _label(typed: str | None, name: str, head: Any) -> Any:
-    """Return the class of a head that was typed; None: none was."""
-    if typed is None:
-        return None
-    names = [] if head.classes_ is None else head.classes_.tolist()
-    for label in names:
-        if str(label) == typed:
-            return label
-    option = "--class" if name == "category" else f"--{name}"
-    classes = f"its classes are {', '.join(map(str, names))}" if names else "it has no classes"
-    raise ValueError(f"{option}: this head has no class {typed!r}, {classes}")
 
 
 def add_means(options: Any, model: Any, layers: Sequence[str]) -> None:
@@ -138,6 +123,8 @@ def add_means(options: Any, model: Any, layers: Sequence[str]) -> None:
     derived = None if model.tokens or net.pool != "mean" else net.layer
     missing = [layer for layer in layers if layer not in means and layer != derived]
     if not missing:
+        if options.train is not None:
+            print("--train is not needed: the means of these layers are known")
         return
     x = first_image(model.preparation).to(device_of(net))
     backbone, source = net.feature_source(x)

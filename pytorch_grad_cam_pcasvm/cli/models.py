@@ -1,13 +1,14 @@
 """The model of a command: read from its file, or put together from a head and a backbone."""
 
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytorch_grad_cam_pcasvm as package
-from pytorch_grad_cam_pcasvm.cli.arguments import RUN, FitOptions, ModelOptions
-from pytorch_grad_cam_pcasvm.cli.legacy import read_origin
+from pytorch_grad_cam_pcasvm.cli.arguments import OF_HEADS, FitOptions, ModelOptions
 from pytorch_grad_cam_pcasvm.cli.preparation import choose_preparation
+from pytorch_grad_cam_pcasvm.model.description import read_description
 
 
 def open_model(options: ModelOptions) -> Any:
@@ -18,18 +19,26 @@ def open_model(options: ModelOptions) -> Any:
     """
     from pytorch_grad_cam_pcasvm.network.pools import parse_pool, write_pool
 
-    origin = read_origin(options.model)
-    if origin is None:
+    description = read_description(options.model)
+    if description is None:
         return _put_together(options)
-    backbone = options.backbone or (origin["typed"] if origin["typed"] in options.trust else None)
+    typed = description.backbone.typed
+    backbone = options.backbone or (typed if typed in options.trust else None)
     model = package.load_model(options.model, backbone, weights=options.weights, trusted=options.trust)
     layer, recorded = model.net.layer, model.net.head.training_set.preparation or {}
-    features = [layer] if isinstance(layer, str) else list(layer or ())
-    _refuse_other("features", options.features or None, features)
-    _refuse_other("pool", None if options.pool is None else write_pool(parse_pool(options.pool)),
-                  write_pool(model.net.pool))  # fmt: skip
-    _refuse_other("resize", options.resize, recorded.get("resize"))
-    _refuse_other("white-level", options.white_level, recorded.get("white_level"))
+    fitted = {
+        "features": [layer] if isinstance(layer, str) else list(layer or ()),
+        "pool": description.pool,
+        "resize": recorded.get("resize"),
+        "white_level": recorded.get("white_level"),
+    }
+    typed_pool = None if options.pool is None else write_pool(parse_pool(options.pool))
+    for entry in fields(options):
+        if entry.metadata.get("group") == OF_HEADS and entry.name in fitted:
+            value = typed_pool if entry.name == "pool" else getattr(options, entry.name)
+            _refuse_other(entry.name.replace("_", "-"), value or None, fitted[entry.name])
+    if options.tokens and not model.tokens:
+        raise ValueError("--tokens is for transformers, but the layers of this model give no tokens: leave it out")
     if model.preparation is None:
         raise ValueError(
             f"{options.model} was fitted with a transform of your own, or none, which no file can hold: name the "
@@ -62,11 +71,6 @@ def _put_together(options: ModelOptions) -> Any:
     from pytorch_grad_cam_pcasvm.network.pools import parse_pool
 
     head = read_head(options.model, options.trust)  # before weights are downloaded
-    if options.backbone is None:
-        raise ValueError(
-            f"{options.model} is a head alone, which does not say what it was fitted behind: add --backbone NAME, or "
-            f"make a model with '{RUN} fit'"
-        )
     recorded = head.training_set.preparation if isinstance(head, package.Head) else None  # skops says nothing
     features = _agree("features", options.features or None, (recorded or {}).get("features"))
     pool = parse_pool(_agree("pool", options.pool, (recorded or {}).get("pool")) or "mean")

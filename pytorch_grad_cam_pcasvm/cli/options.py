@@ -63,8 +63,10 @@ def one_of(*names: str, form: str = "", fits: Callable[[str], bool] | None = Non
     return parse
 
 
-def number_from(least: float, *, whole: bool = False, above: bool = False) -> Callable[[str], Any]:
-    """Return what parses a number that is at least, or above, another one."""
+def number_from(
+    least: float, *, whole: bool = False, above: bool = False, most: float | None = None
+) -> Callable[[str], Any]:
+    """Return what parses a finite number that is at least, or above, another one, and at most a third."""
 
     def parse(text: str) -> Any:
         try:
@@ -74,17 +76,26 @@ def number_from(least: float, *, whole: bool = False, above: bool = False) -> Ca
         if number < least or (above and number == least) or number != number:
             bound = "positive" if above and not least else f"{'above' if above else 'at least'} {least:g}"
             raise argparse.ArgumentTypeError(f"it must be {bound}, got {text}")
+        if number > (sys.float_info.max if most is None else most):
+            raise argparse.ArgumentTypeError(
+                f"it must be {'finite' if most is None else f'at most {most:g}'}, got {text}"
+            )
         return number
 
     return parse
 
 
 def parse_amount(text: str) -> int | float:
-    """Return a number, or a fraction."""
+    """Return a number from 1, or a fraction above 0 and up to 1."""
     try:
-        return int(text) if text.isdigit() else float(text)
+        amount = int(text) if text.isdigit() else float(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"a number or a fraction is expected, got {text!r}") from None
+        amount = 0
+    if not amount > 0 or (isinstance(amount, float) and amount > 1):
+        raise argparse.ArgumentTypeError(
+            f"a whole number from 1, such as 200, or a fraction up to 1, such as 0.1, is expected, got {text!r}"
+        )
+    return amount
 
 
 def list_flags(entry: "Field[Any]") -> list[str]:

@@ -5,7 +5,6 @@ import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,8 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 from torchvision.datasets import DatasetFolder, ImageFolder
-from torchvision.datasets.folder import is_image_file
 
+from pytorch_grad_cam_pcasvm.data.photo_files import arranged, class_folders, list_photos, name_classes
 from pytorch_grad_cam_pcasvm.export.explainer import orientation_of, read_picture
 from pytorch_grad_cam_pcasvm.network.inputs import LABEL_KEYS, image_and_label, plain_tensor
 
@@ -206,38 +205,6 @@ def size_and_orientation(path: str | Path) -> tuple[tuple[int, int], int]:
         return picture.size, orientation_of(picture)
 
 
-def class_folders(root: str | Path) -> list[str]:
-    """Return the names of the folders with images in a folder, in order; empty if it has none."""
-    folders = (path for path in Path(root).iterdir() if path.is_dir())
-    return sorted(path.name for path in folders if any(is_image_file(file.name) for file in path.rglob("*")))
-
-
-def image_paths(paths: Any) -> list[Path]:
-    """Return the files of pictures: of a folder all in it, in the order of their names; of a file or a list, these.
-
-    Raises:
-        FileNotFoundError: some are missing, all of which are named, or a folder has no pictures.
-    """
-    if isinstance(paths, str | PathLike):
-        root = Path(paths)
-        if root.is_dir():
-            files = sorted(path for path in root.rglob("*") if is_image_file(path.name))
-            if not files:
-                raise FileNotFoundError(f"the folder {root} has no images (.jpg, .png, .webp, ...)")
-            return files
-        paths = [root]
-    files = [Path(path) for path in paths]
-    missing = [str(path) for path in files if not path.is_file()]
-    if missing:
-        raise FileNotFoundError(f"there are no files {', '.join(missing)}: name pictures, or a folder of them")
-    return files
-
-
-def arranged(root: Path) -> str:
-    """Describe how images of several classes are arranged."""
-    return f"one folder for each class, as in {root / 'cat' / '1.jpg'} and {root / 'dog' / '2.jpg'}"
-
-
 class _Classes(ImageFolder):
     """The images of a folder with one folder for each class."""
 
@@ -255,13 +222,13 @@ class _Classes(ImageFolder):
 
 
 class _Flat(Dataset[Tensor]):
-    """The images of a folder without classes."""
+    """The images of a folder without classes, or one image."""
 
     exif = False
 
     def __init__(self, root: Path, transform: Callable[[Any], Tensor], loader: Callable[[Path], Image.Image]) -> None:
-        self.root, self.transform, self.loader = root, transform, loader
-        self.paths = sorted(path for path in root.rglob("*") if is_image_file(path.name))
+        self.root, self.transform, self.loader = root if root.is_dir() else root.parent, transform, loader
+        self.paths = list_photos(root)
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -279,7 +246,7 @@ def image_folder(root: Path, transform: Callable[[Any], Tensor] | None, *, exif:
     """Return the images of a folder, a data set with one class per subfolder if there are any; see :class:`Images`.
 
     Args:
-        root: the folder.
+        root: the folder; or the file of one image.
         transform: turns a PIL image into a tensor.
         exif: turn photos as their EXIF orientation says; False: as up to version 0.4, for heads that say nothing.
         **whites: the levels of white, as arguments of :func:`.read_picture`.
@@ -287,7 +254,7 @@ def image_folder(root: Path, transform: Callable[[Any], Tensor] | None, *, exif:
     Raises:
         ValueError: there is no such folder, no transform or no image, or images lie beside the folders of others.
     """
-    if not root.is_dir():
+    if not root.exists():
         raise ValueError(f"there is no folder {root}: give a folder of images, or with {arranged(root)}")
     if transform is None:
         raise ValueError(
@@ -295,22 +262,10 @@ def image_folder(root: Path, transform: Callable[[Any], Tensor] | None, *, exif:
             "transform=weights.transforms()"
         )
     loader = partial(in_colour, exif=exif, **whites)
-    flat = _Flat(root, transform, loader)
-    flat.exif = exif
-    if not len(flat):
-        raise ValueError(
-            f"the folder {root} has no images (.jpg, .png, .webp, ...): put them there, or into {arranged(root)}"
-        )
-    beside = [path for path in flat.paths if path.parent == root]
-    if len(beside) == len(flat):
-        return flat
-    if beside:
-        raise ValueError(
-            f"{root} has both images, such as {beside[0].name}, and folders of images: put all into {arranged(root)}"
-        )
-    classes = _Classes(str(root), transform, loader=loader)
-    classes.exif = exif
-    return classes
+    data: Any = _Flat if name_classes(root) is None else _Classes
+    images = data(root, transform, loader=loader)
+    images.exif = exif
+    return images
 
 
 def _plain(label: Any) -> Any:

@@ -5,7 +5,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
-from torchvision.datasets.folder import is_image_file
+from pytorch_grad_cam_pcasvm.data.photo_files import is_photo
 
 # Of a mask's name, behind that of its picture; several are numbered.
 _ENDING = re.compile(r"[_-](?:mask|gt|label|seg)(?P<number>[_-]?\d+)?$", re.IGNORECASE)
@@ -26,7 +26,7 @@ def masks_by_picture(root: Path, names: Sequence[str], paths: Sequence[Path]) ->
     if not root.is_dir():
         raise FileNotFoundError(f"there is no folder of masks {root}")
     pictures = {path.resolve() for path in paths}
-    found = sorted(path for path in root.rglob("*") if is_image_file(path.name) and path.resolve() not in pictures)
+    found = sorted(path for path in root.rglob("*") if is_photo(path) and path.resolve() not in pictures)
     keys = _keys(names, flat=all(path.parent == root for path in found))
     known, of_key = set(keys), defaultdict[str, list[Path]](list)
     unknown = []

@@ -8,31 +8,18 @@ from scipy.stats import norm
 
 from pytorch_grad_cam_pcasvm.evaluation.intervals import FEW
 from pytorch_grad_cam_pcasvm.evaluation.result import BLANK, FAILED, PASSED, UNDECIDED, Row
+from pytorch_grad_cam_pcasvm.runtime.amounts import LAST, LEAST
 
 _SHARES = 0.25, 0.5  # of the items, before the last look at all of them
-_LEAST = 20  # items at the first look
-# Levels of the intervals, so that at most 5 % of all answers are wrong, however the three looks fall: of shares and of
-# numbers between bounds this is proven, of others simulated (benchmarks/looks.py).
-EARLY, LAST = 0.995, 0.96
+# Levels of the intervals before the last look, and at it (LAST), so that at most 5 % of all answers are wrong, however
+# the three looks fall: of shares and of numbers between bounds this is proven, of others simulated (benchmarks/looks.py).
+EARLY = 0.995
 HOPELESS = 0.1  # the chance to become clear, below which it is not tried
 
 
 def looks(count: int) -> list[int]:
     """Return after how many of the items to look, but for the last look, at all of them."""
-    return sorted({look for share in _SHARES if _LEAST <= (look := round(share * count)) < count})
-
-
-def least_images(shares: bool) -> int:
-    """Return how many images a study that may end early needs before anything can be answered.
-
-    Args:
-        shares: whether it must be known that no more than a tenth of the maps contradict a decision.
-
-    Returns:
-        The number of images from which on all answers are possible; the smallest look has 20.
-    """
-    most, risk = 0.1, (1 - LAST) / 2
-    return max(_LEAST, math.ceil(math.log(risk) / math.log(1 - most))) if shares else _LEAST
+    return sorted({look for share in _SHARES if LEAST <= (look := round(share * count)) < count})
 
 
 def settled(rows: Sequence[Row], share: float) -> bool:

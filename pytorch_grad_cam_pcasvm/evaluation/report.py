@@ -15,7 +15,6 @@ from pytorch_grad_cam_pcasvm.evaluation.completeness import completeness
 from pytorch_grad_cam_pcasvm.evaluation.duration import expected, in_minutes
 from pytorch_grad_cam_pcasvm.evaluation.faithfulness import faithfulness
 from pytorch_grad_cam_pcasvm.evaluation.localisation import localisation
-from pytorch_grad_cam_pcasvm.evaluation.looks import least_images
 from pytorch_grad_cam_pcasvm.evaluation.positions import POSITIONS, values_of_positions
 from pytorch_grad_cam_pcasvm.evaluation.regions import masks_of, regions_of
 from pytorch_grad_cam_pcasvm.evaluation.report_page import FORMAT, as_png, page, verdicts_of
@@ -28,6 +27,7 @@ from pytorch_grad_cam_pcasvm.figures import plot_maps, plot_positions
 from pytorch_grad_cam_pcasvm.head.anomalies import tells_anomalies
 from pytorch_grad_cam_pcasvm.network.modules import layer_name
 from pytorch_grad_cam_pcasvm.network.pools import is_dense
+from pytorch_grad_cam_pcasvm.runtime.amounts import least_images
 from pytorch_grad_cam_pcasvm.runtime.errors import warn
 from pytorch_grad_cam_pcasvm.runtime.files import atomically, check_writable
 from pytorch_grad_cam_pcasvm.targets import SVMTarget, default_decision

@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pytorch_grad_cam_pcasvm.evaluation.looks import EARLY, LAST, settled
+from pytorch_grad_cam_pcasvm.evaluation.looks import EARLY, settled
 from pytorch_grad_cam_pcasvm.evaluation.result import FAILED, PASSED, Result, Row
+from pytorch_grad_cam_pcasvm.runtime.amounts import LAST
 
 if TYPE_CHECKING:
     from pytorch_grad_cam_pcasvm.evaluation.subject import Subject

@@ -55,6 +55,11 @@ class Description:
     components: int | None
     about: dict[str, Any]
 
+    @property
+    def is_dense(self) -> bool:
+        """Whether the head decides at every position."""
+        return self.pool.partition(":")[0] == "dense"
+
     def to_json(self) -> str:
         """Return the text of it."""
         own = {entry.name: getattr(self, entry.name) for entry in fields(self)}

@@ -1,0 +1,129 @@
+"""Refusals: what cannot work, by names and by headers of files, before anything is imported or downloaded."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pytorch_grad_cam_pcasvm.cli.arguments import MODEL, RUN
+from pytorch_grad_cam_pcasvm.model.description import read_description, read_header
+
+_WRITER = "pytorch_grad_cam_pcasvm"  # of all its files
+
+
+def refuse_missing(options: Any) -> None:
+    """Refuse folders and files that are not there.
+
+    Raises:
+        FileNotFoundError: one is missing; the message says what was expected.
+        NotADirectoryError: a file is named where a folder is expected.
+    """
+    for name in ("images", "train", "masks", "atlas"):
+        folder = getattr(options, name, None)
+        alone = name == "images" and options.name == "explain"  # which takes one photo, too
+        if folder is not None and not (folder.is_dir() or (alone and folder.is_file())):
+            if folder.is_file():
+                raise NotADirectoryError(f"{folder} is a file, but a folder is expected, such as {folder.parent}")
+            if name == "atlas":
+                raise FileNotFoundError(
+                    f"there is no atlas {folder}{_hint_at(folder)}: make one with '{RUN} atlas PHOTOS'"
+                )
+            if name == "masks":
+                raise FileNotFoundError(f"there is no folder of masks {folder}{_hint_at(folder)}")
+            arranged = f"as in {folder / 'cat' / '1.jpg'} and {folder / 'dog' / '2.jpg'}"
+            raise FileNotFoundError(
+                f"there is no folder {folder}{_hint_at(folder)}: give a folder of images, or with one folder for each "
+                f"class, {arranged}"
+            )
+    model = getattr(options, "model", None)
+    if model is not None and not model.is_file():
+        here = sorted(path.name for path in (model.parent.iterdir() if model.parent.is_dir() else ())
+                      if path.suffix in (".safetensors", ".onnx"))  # fmt: skip
+        way = _hint_at(model) or f": make one with '{RUN} fit PHOTOS'"
+        if here and model == MODEL:
+            way = f"; there is {', '.join(here)}: name it, --model {here[0]}"
+        raise FileNotFoundError(f"there is no model {model}{way}")
+    weights = getattr(options, "weights", None)
+    if weights is not None and not weights.is_file():
+        raise FileNotFoundError(f"there is no weights file {weights}{_hint_at(weights)}")
+
+
+def _hint_at(path: Path) -> str:
+    """Return which name beside a path that is missing was meant, in words; empty if none is near."""
+    from difflib import get_close_matches
+
+    near = get_close_matches(
+        path.name, [one.name for one in path.parent.iterdir()] if path.parent.is_dir() else [], n=1
+    )
+    return f"; did you mean {path.with_name(near[0])}?" if near else ""
+
+
+def refuse_unwritable(options: Any) -> None:
+    """Refuse places that cannot be written.
+
+    Raises:
+        OSError: one cannot be written; the message names it as it was typed.
+    """
+    from pytorch_grad_cam_pcasvm.runtime.files import check_writable
+
+    out = getattr(options, "out", None)
+    if out is not None:
+        page = getattr(options, "single_file", False) and out.suffix.lower() in (".html", ".htm")
+        check_writable(out, folder=not (page or options.writes_file))
+    if getattr(options, "page", None) is not None:
+        check_writable(options.page, folder=True)
+
+
+def refuse_model(options: Any) -> None:
+    """Refuse a model that is none, and what its header says that it cannot do.
+
+    Raises:
+        ValueError: it is damaged, of another kind, or has not what is to be explained.
+    """
+    model = getattr(options, "model", None)
+    if model is None:
+        return
+    if model.suffix == ".onnx":
+        if options.name != "explain":
+            raise ValueError(
+                f"--model {model} is a file from 'export', which 'explain' alone takes: name the model that it was made "
+                f"from, --model {MODEL}"
+            )
+        return
+    if model.suffix == MODEL.suffix and not str(read_header(model).get("format", "")).startswith(_WRITER):
+        with model.open("rb") as file:
+            if file.read(1) != b"\x80":  # of a pickle, which is told as such when it is read
+                raise ValueError(f"{model} is no model, or is truncated or damaged: make one with '{RUN} fit PHOTOS'")
+    description = read_description(model)
+    if description is not None:
+        refuse_targets(options, description.classes, description.components or 0, dense=description.is_dense)
+    elif options.backbone is None:
+        raise ValueError(
+            f"{model} is a head alone, which does not say what it was fitted behind: add --backbone NAME, or make a "
+            f"model with '{RUN} fit'"
+        )
+
+
+def refuse_targets(options: Any, classes: Sequence[Any], components: int, *, dense: bool) -> None:
+    """Refuse classes, components and positions that a head has not.
+
+    Args:
+        options: of the command line; those that it has not are not looked at.
+        classes: of the head.
+        components: how many it has.
+        dense: whether it decides at every position.
+
+    Raises:
+        ValueError: one is typed.
+    """
+    if getattr(options, "at", None) is not None and not dense:
+        raise ValueError("--at names a position, but this head decides once for each image: leave it out")
+    if (getattr(options, "components", None) or 0) > components:
+        raise ValueError(f"--components {options.components}, but the head has {components} components")
+    names = [str(label) for label in classes]
+    for flag, name in (("--class", "category"), ("--versus", "versus")):
+        typed = getattr(options, name, None)
+        if typed is not None and typed not in names:
+            known = f"its classes are {', '.join(names)}" if names else "it has no classes"
+            raise ValueError(f"{flag}: this head has no class {typed!r}, {known}")
+    if getattr(options, "category", None) is not None and options.category == options.versus:
+        raise ValueError(f"--class and --versus are both {options.category}: name two classes")
