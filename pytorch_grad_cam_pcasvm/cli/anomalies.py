@@ -1,6 +1,5 @@
 """How anomalous good photos are to estimators that were fitted on the others: a scale of colours, and a threshold."""
 
-from collections.abc import Iterator
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -24,8 +23,7 @@ def keep_left_out(head: Any, pipeline: Any, training: TrainingSet, groups: Any, 
     """
     import numpy as np
 
-    from pytorch_grad_cam_pcasvm.head.anomaly_scale import is_distance, reach_of
-    from pytorch_grad_cam_pcasvm.model.thresholds import choose_threshold, count_needed
+    from pytorch_grad_cam_pcasvm.model.thresholds import count_needed
 
     assert options.rate is not None
     photos = np.array(training.rows)
@@ -34,36 +32,68 @@ def keep_left_out(head: Any, pipeline: Any, training: TrainingSet, groups: Any, 
         kind = "object" if options.groups else "photo"
         print(f"no threshold: there is one good {kind} only, and {count_needed(options.rate)} would do")
         return
-    drawn, values, heads, fold_of = np.random.default_rng(0), [], list[Any](), dict[int, int]()
-    for fitted, rows in _fit_folds(pipeline, training.features.numpy(), own):
-        fold_of |= dict.fromkeys(own[rows].tolist(), len(heads))
-        rows = drawn.permutation(rows)[:_MOST]
-        if fitted is not None:
-            values.append(_ask(fitted, training.features[rows]))
-        heads.append(fitted)
-    if not values:
+    folds, count = split_good(own), options.components or 0
+    heads = [_fit_others(pipeline, training.features.numpy()[others]) for others, _ in folds]
+    if all(head is None for head in heads):
+        most = min(len(others) for others, _ in folds) - 1
+        print(
+            f"no threshold: for it photos are left out in turn, and {count} components cannot be fitted on the others"
+            + (f"; lower --components, to {most} or fewer" if count > most else "")
+        )
         return
-    if training.places.shape[1]:  # the colours of positions
-        least, reach = reach_of(np.concatenate(values), is_distance=is_distance(head))
-        head.stages[0].facts = replace(head.stages[0].facts, least=least, reach=reach)
+    if training.places.shape[1]:
+        _keep_scale(head, training, heads, [rows for _, rows in folds])
+    fold_of = {number: place for place, (_, rows) in enumerate(folds) for number in own[rows].tolist()}
     scores = _score_photos(training, heads, fold_of, groups)
-    threshold = choose_threshold([*scores.values()], options.rate, None if groups is None else groups[[*scores]])
-    head.training_set.preparation = (head.training_set.preparation or {}) | {"threshold": asdict(threshold)}
-    _tell_threshold(threshold, options)
+    _keep_threshold(head, scores, None if groups is None else groups[[*scores]], options)
 
 
-def _fit_folds(pipeline: Any, features: Any, groups: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield for each fold the head that is fitted on the others, None if it cannot be, and the numbers of its rows."""
-    from sklearn.base import clone
+def split_good(groups: Any) -> list[tuple[Any, Any]]:
+    """Return the folds of good photos, or of their patches: the numbers of the rows to fit on, and of those left out.
+
+    Args:
+        groups: the number of the object of each row, whose rows are left out together, of two or more objects.
+    """
     from sklearn.model_selection import GroupKFold
+
+    return list(GroupKFold(min(_FOLDS, len(set(groups.tolist())))).split(groups, groups=groups))
+
+
+def _fit_others(pipeline: Any, rows: Any) -> Any:
+    """Return the head that is fitted on some of the rows; None: it cannot be."""
+    from sklearn.base import clone
 
     from pytorch_grad_cam_pcasvm.head import Head
 
-    for others, own in GroupKFold(min(_FOLDS, len(set(groups.tolist())))).split(features, groups=groups):
-        try:
-            yield Head.of(clone(pipeline).fit(features[others])), own
-        except ValueError:  # too few, or all alike
-            yield None, own
+    try:
+        return Head.of(clone(pipeline).fit(rows))
+    except ValueError:  # too few, or all alike
+        return None
+
+
+def _keep_scale(head: Any, training: TrainingSet, heads: list[Any], folds: list[Any]) -> None:
+    """Keep with a head where the colours of positions start and end, by those that were left out."""
+    import numpy as np
+
+    from pytorch_grad_cam_pcasvm.head.anomaly_scale import is_distance, reach_of
+
+    drawn, values = np.random.default_rng(0), []
+    for fitted, rows in zip(heads, folds, strict=True):
+        some = drawn.permutation(rows)[:_MOST]
+        if fitted is not None:
+            values.append(_ask(fitted, training.features[some]))
+    least, reach = reach_of(np.concatenate(values), is_distance=is_distance(head))
+    head.stages[0].facts = replace(head.stages[0].facts, least=least, reach=reach)
+
+
+def _keep_threshold(head: Any, scores: dict[int, float], groups: Any, options: FitOptions) -> None:
+    """Keep with a head which score passes, by those of photos that were left out, and say so."""
+    from pytorch_grad_cam_pcasvm.model.thresholds import choose_threshold
+
+    assert options.rate is not None
+    threshold = choose_threshold([*scores.values()], options.rate, groups)
+    head.training_set.preparation = (head.training_set.preparation or {}) | {"threshold": asdict(threshold)}
+    _tell_threshold(threshold, options)
 
 
 def _ask(head: Any, rows: Any) -> Any:

@@ -362,7 +362,9 @@ class ExplainOptions(TargetOptions):
         others = {
             list_flags(entry)[0].removeprefix("--"): True
             for entry in fields(self)
-            if entry.name not in _OF_FILES and getattr(self, entry.name) != getattr(usual, entry.name)
+            if "text" in entry.metadata
+            and entry.name not in _OF_FILES
+            and getattr(self, entry.name) != getattr(usual, entry.name)
         }
         _refuse_typed(
             self.model.suffix == ".onnx", f"but {self.model} says what is explained, and how: leave them out", **others

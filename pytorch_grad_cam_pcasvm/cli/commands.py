@@ -9,7 +9,7 @@ from typing import Any
 import pytorch_grad_cam_pcasvm as package
 from pytorch_grad_cam_pcasvm.cli.arguments import RUN, AtlasOptions, EvaluateOptions, ExploreOptions
 from pytorch_grad_cam_pcasvm.cli.folders import accuracy, classes_in, tell_bad
-from pytorch_grad_cam_pcasvm.cli.methods import choose_layers, choose_options, find_coarsest
+from pytorch_grad_cam_pcasvm.cli.methods import anomaly_target, choose_layers, choose_options, find_coarsest
 from pytorch_grad_cam_pcasvm.cli.models import open_model, read_head
 from pytorch_grad_cam_pcasvm.cli.preparation import resize_of_masks, tell_whites
 from pytorch_grad_cam_pcasvm.data.photo_files import list_photos
@@ -93,6 +93,7 @@ def evaluate(options: EvaluateOptions) -> None:
         folder,
         [layer],
         {name: (method, method_options.get(method, {})) for name, method in methods.items()},
+        None if dense else anomaly_target(net.head),
         images=options.count,
         batch_size=options.batch_size,
         seed=options.seed,

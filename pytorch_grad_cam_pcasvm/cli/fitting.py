@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytorch_grad_cam_pcasvm as package
-from pytorch_grad_cam_pcasvm.cli.anomalies import keep_left_out
+from pytorch_grad_cam_pcasvm.cli.anomalies import keep_left_out, split_good
 from pytorch_grad_cam_pcasvm.cli.arguments import CLASSIFIERS, FitOptions
 from pytorch_grad_cam_pcasvm.cli.choosing import (
     choose,
@@ -103,17 +103,21 @@ def _fit_head(
     if patches is not None:
         print(f"{len(features)} patches of {len(set(training.rows))} images")
     most = max(1, min(features.shape) - 1)
-    if options.components > most and not typed:
-        options.components = most
-        if _of_good_parts(options) or patches is not None or options.search:
-            print(f"{most} components, as there are {len(features)} {unit} with {features.shape[1]} features")
+    of_good_parts = _of_good_parts(options)
+    fewest = len(features) if typed else _count_fewest(training, groups, of_good_parts=of_good_parts, unit=unit)
+    allowed = max(1, min(most, fewest - 1))
+    if options.components > allowed and not typed:
+        options.components = allowed
+        if of_good_parts or patches is not None or options.search:
+            some = f", of which {fewest} are fitted on where others are left out" if allowed < most else ""
+            print(f"{allowed} components, as there are {len(features)} {unit} with {features.shape[1]} features{some}")
     if options.components > min(features.shape):
         raise ValueError(
             f"{len(features)} {unit} with {features.shape[1]} features have fewer components: lower --components, to "
             f"{most} or fewer"
         )
     about: dict[str, Any] = {}
-    if _of_good_parts(options):
+    if of_good_parts:
         pipeline = _pipeline(options, len(features)).fit(features)
         fitted = package.Head.of(pipeline)
         keep_left_out(fitted, pipeline, training, groups, options)
@@ -126,6 +130,24 @@ def _fit_head(
         fitted.training_set.examples = _examples(preparation.folder(options.images), rows)
     counts = {"images": len(set(training.rows)), "rows": len(features), "left_out": training.blocks.left_out}
     return fitted, {"estimator": describe_estimator(pipeline)} | counts | about
+
+
+def _count_fewest(training: TrainingSet, groups: Any, *, of_good_parts: bool, unit: str) -> int:
+    """Return the number of rows that the smallest part of a cross-validation is fitted on; all where there is none."""
+    import numpy as np
+
+    from pytorch_grad_cam_pcasvm.model.choices import split_folds
+
+    rows, numbers = np.array(training.rows), training.numbers.numpy()
+    own = rows if groups is None else groups[rows]
+    if len(set(own.tolist())) < 2:
+        return len(rows)
+    try:
+        alone = groups is None and unit == "images"
+        folds = split_good(own) if of_good_parts else split_folds(numbers, None if alone else own)
+    except ValueError:  # a class has one photo
+        return len(rows)
+    return min(len(fit) for fit, _ in folds)
 
 
 def _write_model(

@@ -100,14 +100,21 @@ def choose_targets(options: Any, net: Any) -> list[Any]:
     decisions: list[Any] = [] if net.head.decision_position is None else [default_decision(net.head)]
     if category is not None or versus is not None:
         decisions = [package.SVMTarget(category, versus=versus, at=at)]
-    elif anomalies and net.head.decision_position is None:
-        decisions = [package.ResidualTarget(at=at)]
     elif anomalies:
-        decisions = [package.SVMTarget(sign="-", at=at)]
+        decisions = [anomaly_target(net.head, at)]
     elif dense and net.head.classes_ is not None:
         absent = (BACKGROUND, net.head.normal)
         decisions = [package.SVMTarget(name, at=at) for name in net.head.classes_.tolist() if name not in absent]
     return [*(package.PCATarget(b, at=options.at) for b in range(count)), *decisions]
+
+
+def anomaly_target(head: Any, at: Any = None) -> Any:
+    """Return the target of how anomalous an image, or a position of it, is; None of a head that does not tell."""
+    from pytorch_grad_cam_pcasvm.head.anomalies import tells_anomalies
+
+    if not tells_anomalies(head):
+        return None
+    return package.ResidualTarget(at=at) if head.decision_position is None else package.SVMTarget(sign="-", at=at)
 
 
 def add_means(options: Any, model: Any, layers: Sequence[str]) -> None:

@@ -25,7 +25,7 @@ def refuse_missing(options: Any) -> None:
                 raise NotADirectoryError(f"{folder} is a file, but a folder is expected, such as {folder.parent}")
             if name == "atlas":
                 raise FileNotFoundError(
-                    f"there is no atlas {folder}{_hint_at(folder)}: make one with '{RUN} atlas PHOTOS'"
+                    f"there is no atlas in {folder}{_hint_at(folder)}: make one with '{RUN} atlas PHOTOS'"
                 )
             if name == "masks":
                 raise FileNotFoundError(f"there is no folder of masks {folder}{_hint_at(folder)}")
@@ -85,8 +85,8 @@ def refuse_model(options: Any) -> None:
     if model.suffix == ".onnx":
         if options.name != "explain":
             raise ValueError(
-                f"--model {model} is a file from 'export', which 'explain' alone takes: name the model that it was made "
-                f"from, --model {MODEL}"
+                f"--model {model} is a file from 'export', which 'explain' alone takes: name the model it was made of, "
+                f"--model {MODEL}"
             )
         return
     if model.suffix == MODEL.suffix and not str(read_header(model).get("format", "")).startswith(_WRITER):

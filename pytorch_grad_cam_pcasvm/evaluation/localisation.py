@@ -50,7 +50,7 @@ def localisation(  # noqa: D417 - of the study its class tells
     explained, and two measures are taken: the share of the positive evidence on that tile, and whether the largest
     value is on it (the pointing game, in which equal values share the point). Chance is a half, a quarter, or about an
     eighth, the share of the small image. With masks, the predicted class of each image is explained, and chance is the
-    mask's share of the image.
+    mask's share of the image. Of a head without classes, what the study explains is, such as how anomalous an image is.
 
     With masks, it is also measured how well the maps tell pixels inside of masks from all others, of all images: those
     with an empty mask, on which there is nothing, too. See :func:`pixel_scores` for the measures; of several classes,
@@ -95,9 +95,10 @@ def localisation(  # noqa: D417 - of the study its class tells
         return
     if tiles not in (2, 4):
         raise ValueError(f"tiles must be 2 or 4, got {tiles!r}")
-    if study.net.head.classes_ is None:
-        raise ValueError("localisation explains classes, and this head has none: measure faithfulness instead")
-    subject = study.fresh(default_decision(study.net.head, study.normal))
+    has_classes = study.net.head.classes_ is not None
+    if not has_classes and masks is None:
+        raise ValueError("localisation explains classes, and this head has none: give masks=, or measure faithfulness")
+    subject = study.fresh(default_decision(study.net.head, study.normal) if has_classes else None)
     on_nothing = [] if masks is None else _without_masks(subject, masks)
     pixels, answers = PixelValues(), PixelValues()
     against = Rivals(subject, rivals)
@@ -201,7 +202,7 @@ def _of_other_questions(
         own: the maps of these targets, by method.
     """
     questions = {} if subject.normal is None else {"the predicted class": subject.fresh(SVMTarget()).targets(x)}
-    labels = subject.source.labels(rows)
+    labels = subject.source.labels(rows) if subject.net.head.classes_ is not None else None
     with contextlib.suppress(ValueError):  # labels that are no classes of the head
         questions |= {"the true class": [SVMTarget(label) for label in _labels_of(subject, labels or [None])]}
     maps = {}
@@ -335,9 +336,9 @@ def _chosen(waiting: dict[Any, int], tiles: int, random: np.random.Generator, no
 
 def _labels_of(subject: Subject, labels: Sequence[Any]) -> list[Any]:
     """Return labels in the head's form: classes, or the names that the data set has for their numbers."""
-    classes = set(subject.net.head.classes_.tolist())  # type: ignore[union-attr]
     if any(label is None for label in labels):
         raise ValueError("localisation needs labels: give (images, labels), or masks=")
+    classes = set(subject.net.head.classes_.tolist())  # type: ignore[union-attr]
     if set(labels) <= classes:
         return list(labels)
     names = subject.source.names

@@ -11,8 +11,9 @@ from pytorch_grad_cam_pcasvm.evaluation.result import BLANK, FAILED, PASSED, UND
 from pytorch_grad_cam_pcasvm.runtime.amounts import LAST, LEAST
 
 _SHARES = 0.25, 0.5  # of the items, before the last look at all of them
-# Levels of the intervals before the last look, and at it (LAST), so that at most 5 % of all answers are wrong, however
-# the three looks fall: of shares and of numbers between bounds this is proven, of others simulated (benchmarks/looks.py).
+# The level of the intervals before the last look; at that it is LAST, so that at most 5 % of all answers are wrong,
+# however the three fall: of shares and of numbers between bounds this is proven, of others simulated
+# (benchmarks/looks.py).
 EARLY = 0.995
 HOPELESS = 0.1  # the chance to become clear, below which it is not tried
 

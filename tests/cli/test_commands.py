@@ -36,6 +36,8 @@ from pytorch_grad_cam_pcasvm.cli.legacy import translate
 from pytorch_grad_cam_pcasvm.evaluation.subject import Subject
 from pytorch_grad_cam_pcasvm.runtime.errors import Way, refuse
 
+TOO_FEW = ["--all-images"]  # of photos, to be refused for another reason than these
+
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory):
@@ -218,7 +220,7 @@ def test_heads_of_skops(network, photos, tmp_path, weights):
 def test_errors_are_one_line(network, head, tmp_path, capsys, command, change, match):
     options = dict(zip(network[::2], network[1::2], strict=True)) | {"--out": str(tmp_path / "out.safetensors")}
     options |= {"--head": str(head)} if command in ("atlas", "evaluate") else {}
-    arguments = [word for pair in (options | change).items() for word in pair]
+    arguments = [word for pair in (options | change).items() for word in pair] + TOO_FEW * (command == "evaluate")
     assert typed([command, *(arguments if command != "explore" else [str(tmp_path / "none")])]) == 2
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
     assert match in line
@@ -230,7 +232,7 @@ def test_a_layer_that_there_is_not_is_refused_before_anything_takes_long(
 ):
     monkeypatch.setattr(package, "PCASVMNet", None)  # which comes right behind the backbone
     options = [*network[:-1], "fetures", "--head", str(head), "--out", str(tmp_path / "out")]
-    assert main([command, *options]) == 2
+    assert main([command, *options, *TOO_FEW * (command == "evaluate")]) == 2
     assert "has no layer 'fetures'; did you mean 'features'?" in capsys.readouterr().err
 
 
@@ -532,6 +534,7 @@ def test_a_network_of_ones_own_with_its_transform(own, network, tmp_path, capsys
 @pytest.mark.parametrize("command", ["fit", "atlas", "evaluate", "export"])
 def test_what_is_no_network_of_ones_own(own, network, head, capsys, command, backbone, told):
     options = own(network, backbone) + ([] if command == "fit" else ["--head", str(head)])
+    options += TOO_FEW * (command == "evaluate")
     assert main([command, *options, "--out", "out.safetensors"]) == 2
     error = capsys.readouterr().err
     assert error.startswith(f"error: the backbone {backbone}: ")

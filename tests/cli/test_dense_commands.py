@@ -278,7 +278,6 @@ def test_a_file_for_the_line(parts, bank, tmp_path, capsys):
         (["--classifier", "neighbours"], "learns from good parts alone, but"),
         (["--classifier", "neighbours", "--masks", "masks"], "--masks are for heads that decide at every position"),
         (["--masks", "masks", "--pool", "mean"], "--masks are for heads that decide at every position"),
-        (["--pool", "dense:x"], "a neighbourhood has an odd size"),
         (["--pool", "dense", "--masks", "nowhere"], "there is no folder of masks"),
     ],
 )

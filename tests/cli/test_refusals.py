@@ -1,0 +1,190 @@
+"""What is refused by names and by headers of files, before anything heavy is imported, and options without a use."""
+
+import shutil
+import subprocess
+import sys
+
+import pytest
+import test_lines
+from atlases import folder
+
+from pytorch_grad_cam_pcasvm import Head, load_model
+from pytorch_grad_cam_pcasvm.cli import main, training
+from pytorch_grad_cam_pcasvm.cli.legacy import translate
+from pytorch_grad_cam_pcasvm.head import storage
+
+NETWORK = ["--backbone", "lines_backbone:make", "--device", "cpu"]
+TRUST = ["--trust", "lines_backbone:make", "--device", "cpu"]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """Photos of two classes, those of one, a model and an empty folder; a network of one's own."""
+    root = tmp_path_factory.mktemp("refusals")
+    folder(root / "photos", 12)
+    shutil.copytree(root / "photos" / "cat", root / "good")
+    (root / "empty").mkdir()
+    (root / "model.onnx").touch()
+    (root / "broken.safetensors").write_bytes(b"\x05broken")
+    (root / "lines_backbone.py").write_text(test_lines.BACKBONE)
+    code = "from pytorch_grad_cam_pcasvm.cli import main\nimport sys\nsys.exit(main(sys.argv[1:]))"
+    line = [sys.executable, "-c", code, "fit", "photos", *NETWORK, "--components", "3", "--no-cache"]
+    subprocess.run(line, cwd=root, check=True)
+    strings, tensors = storage.read(root / "model.safetensors", "x", [storage.MODEL])
+    del strings["sha256"]
+    storage.write(root / "newer.safetensors", tensors, strings | {"format": "pytorch_grad_cam_pcasvm model 2"})
+    Head.load(root / "model.safetensors").save(root / "head.safetensors")
+    return root
+
+
+@pytest.fixture
+def here(place, tmp_path, monkeypatch):
+    """The same, in the current folder, where the features of other tests are not found."""
+    shutil.copytree(place, tmp_path / "here")
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.syspath_prepend(tmp_path / "here")
+    monkeypatch.setattr(training, "cache_folder", lambda: tmp_path / "cache")
+    return tmp_path / "here"
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("fit photos --normal gud", "--normal: there is no class 'gud', the folders are cat, dog"),
+        ("fit photos --groups 1", "--groups 1 is the folders of the classes"),
+        ("fit photos --groups 2", "has no folder at level 2"),
+        ("fit photos --rate 0.3", "--rate is for what learns from good parts alone"),
+        ("fit photos --pool dense --purity 0.5", "--purity needs to know what a patch shows: add --masks"),
+        ("fit photos --classifier neighbours", "learns from good parts alone, but photos has folders of cat, dog"),
+        ("fit good", "the images in good have no classes"),
+        *(
+            (f"{command} empty", "the folder empty has no images")
+            for command in ("fit", "explain", "evaluate", "atlas", "export")
+        ),
+        ("explain empty --model model.onnx", "the folder empty has no images"),
+        ("explore nowhere", "there is no atlas in nowhere"),
+        ("evaluate photos --count 10", "10 photos are too few for an answer: give at least 38"),
+        ("evaluate photos", "12 photos are too few for an answer: give at least 38"),
+        ("evaluate photos --all-images --minutes 1", "--all-images takes as long as it takes"),
+        ("explain photos --class cow", "--class: this head has no class 'cow', its classes are cat, dog"),
+        ("explain photos --class cat --versus cat", "--class and --versus are both cat"),
+        ("explain photos --components 300", "--components 300, but the head has 3 components"),
+        ("export photos --at 3", "--at names a position, but this head decides once for each image"),
+        ("explain photos --model broken.safetensors", "broken.safetensors is no model, or is truncated or damaged"),
+        ("explain photos --model newer.safetensors", "was written by a newer version"),
+        ("explain photos --model head.safetensors", "is a head alone, which does not say what it was fitted behind"),
+        *(
+            (f"{command} photos --model model.onnx", "model.onnx is a file from 'export', which 'explain' alone takes")
+            for command in ("evaluate", "atlas", "export")
+        ),
+        ("evaluate photos/cat/0.png", "photos/cat/0.png is a file, but a folder is expected, such as photos/cat"),
+    ],
+)  # fmt: skip
+def test_what_cannot_work_is_refused_before_anything_heavy_is_imported(line, told, place):
+    code = "import sys; from pytorch_grad_cam_pcasvm.cli import main\nstatus = main(sys.argv[1:])\n"
+    code += "print(status, *({'torch', 'sklearn', 'matplotlib', 'numpy', 'scipy'} & {*sys.modules}))"
+    words = [sys.executable, "-c", code, *line.split()]
+    done = subprocess.run(words, capture_output=True, text=True, check=True, cwd=place)
+    assert told in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert done.stdout.strip() == "2"
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("fit p --pool dense:abc", "dense:NUMBER takes an odd size, as in dense:3, got 'dense:abc'"),
+        ("fit p --pool dense:0", "dense:NUMBER takes an odd size"),
+        ("fit p --pool dense:4", "dense:NUMBER takes an odd size"),
+        ("fit p --pool gem:x", "gem:NUMBER takes a positive power, as in gem:3"),
+        ("fit p --pool gem:inf", "gem:NUMBER takes a positive power"),
+        ("fit p --sample -1", "a whole number from 1, such as 200, or a fraction up to 1"),
+        ("fit p --sample 0", "a whole number from 1"),
+        ("fit p --coreset nan", "a whole number from 1"),
+        ("fit p --coreset 2.5", "a whole number from 1"),
+        ("fit p --purity 3", "--purity: it must be at most 1, got 3"),
+        ("fit p --C inf", "--C: it must be finite, got inf"),
+        ("evaluate p --minutes inf", "--minutes: it must be finite, got inf"),
+    ],
+)
+def test_numbers_that_cannot_be_are_refused_where_they_are_typed(line, told, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(line.split())
+    assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "options",
+    ["--method LIFTCAM", "--baseline zero", "--resize pad", "--at max", "--tokens", "--trust x", "--device cpu",
+     "--batch-size 2", "--train photos", "--class cat", "--components 0"],
+)  # fmt: skip
+@pytest.mark.usefixtures("here")
+def test_a_file_takes_no_options_that_it_has_decided(options, capsys):
+    assert main(["explain", "photos", "--model", "model.onnx", *options.split()]) == 2
+    assert f"{options.split()[0]} but model.onnx says what is explained, and how" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("here")
+def test_options_of_heads_are_compared_with_a_model(capsys):
+    assert main(["explain", "photos", *TRUST, "--tokens"]) == 2
+    assert "--tokens is for transformers, but the layers of this model give no tokens" in capsys.readouterr().err
+    assert main(["explain", "photos", *TRUST, "--train", "photos"]) == 0
+    assert "--train is not needed: the means of these layers are known\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--layer", "7"], "has no layer '7'"),
+        (["--features", "7"], "has no layer '7'"),
+        (
+            ["--features", "2", "--layer", "4"],
+            "--layer 4 does not run before the features, '2': name a layer that does",
+        ),
+    ],
+)
+@pytest.mark.usefixtures("here")
+def test_layers_of_fit_are_checked_before_photos_are_read(options, told, capsys, monkeypatch):
+    monkeypatch.setattr("pytorch_grad_cam_pcasvm.cli.fitting.training_set", lambda *args: pytest.fail("read"))
+    assert main(["fit", "photos", *NETWORK, *options]) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_one_photo_is_explained(here, capsys):
+    photo = sorted((here / "photos" / "cat").glob("*.png"))[0].relative_to(here)
+    assert main(["explain", str(photo), *TRUST]) == 0
+    assert "wrote maps of 1 images" in capsys.readouterr().out
+    assert (here / "maps" / photo.name).exists()
+    assert main(["explain", "photos/cat/nowhere.png", *TRUST]) == 2
+    assert "there is no folder photos/cat/nowhere.png" in capsys.readouterr().err
+
+
+def test_values_that_begin_with_a_dash_survive_the_translation_of_lines_of_0_4():
+    typed = ["explain", "--images", "p", "--class=-x", "--model", "m.onnx"]
+    assert translate(typed) == ["explain", "p", "--class=-x", "--model", "m.onnx"]
+
+
+# --- few photos -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pool", [[], ["--pool", "dense"]], ids=["images", "patches"])
+def test_few_photos_of_a_class_are_validated_by_default(here, pool, capsys):
+    assert main(["fit", "photos", *NETWORK, *pool]) == 0
+    told = capsys.readouterr().out
+    assert "no cross-validation" not in told
+    assert "5-fold cross-validation: " in told
+    assert ("nothing is chosen, for which each class needs 10 photos: 7 components, C 1" in told) is not bool(pool)
+
+
+@pytest.mark.parametrize("classifier", ["residual", "neighbours", "sklearn.svm:OneClassSVM"])
+def test_few_good_photos_have_a_threshold_by_default(here, classifier, capsys):
+    assert main(["fit", "good", *NETWORK, "--classifier", classifier]) == 0
+    told = capsys.readouterr().out
+    assert "at most 1 in 7 of new good ones, by the scores of 6 good photos, each left out in turn" in told
+    assert load_model("model.safetensors", "lines_backbone:make").threshold is not None
+    assert main(["fit", "good", *NETWORK, "--classifier", classifier, "--components", "6"]) == 0
+    told = capsys.readouterr().out
+    assert "no threshold: for it photos are left out in turn, and 6 components cannot be fitted on the others" in told
+    assert "lower --components, to 3 or fewer" in told
+    assert main(["fit", "good", *NETWORK, "--classifier", classifier, "--components", "3"]) == 0  # the way out
+    assert "each left out in turn" in capsys.readouterr().out
