@@ -82,7 +82,9 @@ def fit(options: FitOptions) -> None:
         refuse_unmappable(made.net, source, options.layer, x, "--layer {}")
     groups = group_photos(folder.paths, _name_objects(options, folder.paths, has_classes=has_classes))
     with training_set(options, options.images, made.net, preparation, layer, pool, options.layer, patches) as training:
-        fitted, about = _fit_head(options, training, classes, patches, preparation, groups, typed=typed)
+        fitted, about = _fit_head(
+            options, training, classes, patches, preparation, groups, typed=typed, of_good_parts=of_good_parts
+        )
     _write_model(options, made, fitted, layer, pool, training, preparation, about)
     if of_good_parts:
         print("it was fitted on good parts alone: to see how well it finds defects, evaluate it with --masks")
@@ -92,7 +94,7 @@ def fit(options: FitOptions) -> None:
 
 def _fit_head(
     options: FitOptions, training: TrainingSet, classes: Sequence[str] | None, patches: PatchOptions | None,
-    preparation: Preparation, groups: Any, *, typed: bool,
+    preparation: Preparation, groups: Any, *, typed: bool, of_good_parts: bool,
 ) -> tuple[Any, dict[str, Any]]:  # fmt: skip
     """Return the fitted head, and what the model says of its fit."""
     from pytorch_grad_cam_pcasvm.model.fitting import describe_estimator
@@ -103,7 +105,6 @@ def _fit_head(
     if patches is not None:
         print(f"{len(features)} patches of {len(set(training.rows))} images")
     most = max(1, min(features.shape) - 1)
-    of_good_parts = _of_good_parts(options)
     fewest = len(features) if typed else _count_fewest(training, groups, of_good_parts=of_good_parts, unit=unit)
     allowed = max(1, min(most, fewest - 1))
     if options.components > allowed and not typed:
@@ -450,8 +451,6 @@ def _check(options: FitOptions) -> None:
     if options.components is None:
         options.components = _COMPONENTS.get(options.classifier, 8)
     options.rate = options.rate or _RATE
-    if options.classifier not in ("svm", "residual"):
-        _classifier(options, 0)
     if options.classifier in ("forest", "boosting"):
         from pytorch_grad_cam_pcasvm.head.storage import skops_io
 

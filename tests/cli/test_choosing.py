@@ -16,7 +16,7 @@ from sklearn.svm import SVC, OneClassSVM
 from torch import nn
 from torchvision.transforms import v2
 
-from pytorch_grad_cam_pcasvm import Head, export, extract_features, load_model
+from pytorch_grad_cam_pcasvm import Head, ResidualTarget, SVMTarget, evaluation, export, extract_features, load_model
 from pytorch_grad_cam_pcasvm.cli import groups, main
 from pytorch_grad_cam_pcasvm.head import tensor
 from pytorch_grad_cam_pcasvm.head.anomalies import anomaly
@@ -365,3 +365,26 @@ def test_objects_of_good_parts_are_left_out_together(objects, tmp_path, capsys):
         pipeline = make_pipeline(StandardScaler(), PCA(8, random_state=0), OneClassSVM()).fit(features[others])
         scores[left_out] = -pipeline.decision_function(features[left_out])
     assert together == pytest.approx(scores.max(), rel=1e-5)
+
+
+@pytest.mark.parametrize("classifier", ["residual", "neighbours", "sklearn.svm:OneClassSVM"])
+def test_evaluate_measures_what_explain_shows_of_good_parts(parts, classifier, tmp_path, capsys, monkeypatch):
+    studies = []
+
+    def report(study, out, **options):
+        studies.append(study)
+        raise RuntimeError("measured")
+
+    monkeypatch.setattr(evaluation.Study, "report", report)
+    monkeypatch.chdir(tmp_path)
+    own = ["--classifier", classifier, "--components", "8", "--out", "model.safetensors"]
+    status, told, error = run(capsys, "fit", parts / "good", *NETWORK, *own)
+    assert status == 0, error
+    assert "evaluate it with --masks" in told
+    options = ["--trust", f"{__name__}:backbone", "--device", "cpu", "--all-images"]
+    status, _, error = run(capsys, "evaluate", parts / "test", *options)
+    assert (status, error) == (2, "error: measured")
+    (study,) = studies
+    assert study.target == (ResidualTarget() if classifier == "residual" else SVMTarget(sign="-"))
+    x = study.read([0, 1])[0]
+    assert study.explained("ContributionCAM", x, study.targets(x))[0].maps.any()
