@@ -89,7 +89,10 @@ def verdict(method: str, where: str, results: Mapping[str, Result]) -> Verdict:
     missing = [measure for _, measure, _ in _FAITHFUL if ("faithfulness", measure, RANDOM) not in measured]
     whether = f"whether to use {method} {where}"
     if blank or against:
-        clauses = [f"{evidence.blank:.0%} of its maps are blank"] if blank else []
+        all_blank = f"{evidence.blank:.0%} of its maps are blank"
+        clauses = (
+            [all_blank if evidence.blank > MOST_BLANK else "none of its maps has evidence for it"] if blank else []
+        )
         clauses += _clauses(evidence, against, "worse than") + _clauses(evidence, unclear, "no better than")
         return _made(evidence, DO_NOT, f"Do not use {method} {where}: {'; '.join(clauses)}.", against + unclear)
     if 0 < evidence.images < FEW or too_few:

@@ -188,3 +188,11 @@ def test_few_good_photos_have_a_threshold_by_default(here, classifier, capsys):
     assert "lower --components, to 3 or fewer" in told
     assert main(["fit", "good", *NETWORK, "--classifier", classifier, "--components", "3"]) == 0  # the way out
     assert "each left out in turn" in capsys.readouterr().out
+
+
+def test_time_is_counted_from_the_start_of_the_process(place):
+    code = "import time; from pytorch_grad_cam_pcasvm import cli; from pytorch_grad_cam_pcasvm.cli import arguments\n"
+    code += "arguments.CheckOptions.run = lambda self: print(time.monotonic() - self.started)\n"
+    code += "time.sleep(0.5); cli.main(['check', 'photos'])"  # as what is imported first takes its time
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=place)
+    assert 0.5 <= float(done.stdout) < 60
