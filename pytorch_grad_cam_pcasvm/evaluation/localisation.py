@@ -97,7 +97,8 @@ def localisation(  # noqa: D417 - of the study its class tells
         raise ValueError(f"tiles must be 2 or 4, got {tiles!r}")
     has_classes = study.net.head.classes_ is not None
     if not has_classes and masks is None:
-        raise ValueError("localisation explains classes, and this head has none: give masks=, or measure faithfulness")
+        way = "measure faithfulness instead, or give masks="
+        raise ValueError(f"localisation explains classes, and this head has none: {way}")
     subject = study.fresh(default_decision(study.net.head, study.normal) if has_classes else None)
     on_nothing = [] if masks is None else _without_masks(subject, masks)
     pixels, answers = PixelValues(), PixelValues()

@@ -45,6 +45,6 @@ def test_evidence_of_anomalies_lies_inside_of_masks(kind):
     maps = ContributionCAM(head, ["1"], baseline="mean").explain(x, [target]).maps[:, 0].clamp(min=0)
     inside = (maps * torch.from_numpy(masks)).sum((1, 2)) / maps.sum((1, 2))
     assert share == pytest.approx(float(inside.mean()), rel=1e-4)
-    with pytest.raises(ValueError, match="this head has none: give masks=, or measure faithfulness"):
+    with pytest.raises(ValueError, match="this head has none: measure faithfulness instead, or give masks="):
         study.localisation()
     assert study.faithfulness().rows  # the other way out
