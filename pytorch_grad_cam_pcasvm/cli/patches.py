@@ -63,6 +63,6 @@ class PatchOptions:
         if self.masks is None:
             return list(classes or [])
         if self.masks.values == [1]:
-            return [BACKGROUND, *(classes or ["defect"])]
+            return [BACKGROUND, *(classes or [self.masks.classes.names.get(1, "defect")])]
         last = max(number for number in self.masks.values if number != self.masks.unlabelled)
         return [BACKGROUND, *(self.masks.titles.get(number, str(number)) for number in range(1, 1 + last))]
