@@ -27,6 +27,13 @@ class FoundFaults:
         faults: the share of the faults that are found.
         photos: the share of the photos with faults that have a number above the threshold.
         by_size: the share of the faults that are found, of those of a size.
+
+    Example:
+        >>> scores, masks = np.zeros((3, 8, 8)), np.zeros((3, 8, 8), bool)
+        >>> masks[0, 2:4, 2:5], scores[0, 2, 2] = True, 1.0
+        >>> found = evaluation.pixel_scores(scores, masks).found
+        >>> found.faults.mean, found.good
+        (1.0, 2)
     """
 
     alarm: float
