@@ -365,6 +365,9 @@ class EvaluateOptions(ModelOptions):
     images: Path = place("folder of photos, or with one subfolder for each class", metavar="PHOTOS")
     out: Path = option("folder for the page and its JSON (default: evaluation)", Path("evaluation"), metavar="FOLDER")
     masks: Path | None = option("pictures of where defects are, named as the photos; none where is none", metavar="DIR")
+    rate: float = option(
+        "--masks: how many good photos may raise a false alarm (default: 0.01)", 0.01, metavar="SHARE", parse=parse_rate
+    )
     method: list[str] = option(
         "method; may be repeated (default: ClosedFormGradCAM and ContributionCAM; without a "
         "gradient ContributionCAM and LIFTCAM)",
