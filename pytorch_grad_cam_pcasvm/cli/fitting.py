@@ -1,6 +1,5 @@
 """The command that fits a head."""
 
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -18,6 +17,13 @@ from pytorch_grad_cam_pcasvm.cli.choosing import (
     tell_next_step,
     tell_score,
 )
+from pytorch_grad_cam_pcasvm.cli.classifiers import (
+    assemble_pipeline,
+    fit_classifier,
+    learns_from_good_parts,
+    make_classifier,
+    tell_search,
+)
 from pytorch_grad_cam_pcasvm.cli.folders import accuracy, classes_in, tell_bad, tell_empty, two_classes
 from pytorch_grad_cam_pcasvm.cli.groups import group_photos, name_objects
 from pytorch_grad_cam_pcasvm.cli.models import choose_device, first_image, make_named
@@ -29,15 +35,9 @@ from pytorch_grad_cam_pcasvm.cli.preparation import (
     with_whites,
 )
 from pytorch_grad_cam_pcasvm.cli.training import TrainingSet, training_set
-from pytorch_grad_cam_pcasvm.model.backbones import call_by_name
 from pytorch_grad_cam_pcasvm.model.preparation import Preparation
 
-_CLASSIFIERS = (
-    "a classifier is svm, forest, boosting, neighbours, residual, or module:Class such as "
-    "sklearn.ensemble:ExtraTreesClassifier"
-)
 _COMPONENTS = {"svm": 16, "neighbours": 64, "residual": 16}  # of others 8, whose coalitions are few
-_OF_GOOD_PARTS = ("neighbours", "residual")
 _MOST_NEIGHBOURS = 50_000  # patches to choose from
 _CORESET = 0.1  # of patches, as PatchCore
 _PICTURE = 64  # pixels, of the picture of a support vector
@@ -49,7 +49,7 @@ def fit(options: FitOptions) -> None:
     """Fit scaler, PCA and classifier on a folder of images, and write a model."""
     typed = options.components is not None
     _check(options)
-    of_good_parts = _of_good_parts(options)
+    of_good_parts = learns_from_good_parts(options)
     classes = classes_in(options.images, ("train", "training"))
     if of_good_parts:
         _one_class(options, classes)
@@ -90,7 +90,7 @@ def _fit_head(
     most = max(1, min(features.shape) - 1)
     if options.components > most and not typed:
         options.components = most
-        if _of_good_parts(options) or patches is not None or options.search:
+        if learns_from_good_parts(options) or patches is not None or options.search:
             print(f"{most} components, as there are {len(features)} {unit} with {features.shape[1]} features")
     if options.components > min(features.shape):
         raise ValueError(
@@ -98,8 +98,8 @@ def _fit_head(
             f"{most} or fewer"
         )
     about: dict[str, Any] = {}
-    if _of_good_parts(options):
-        pipeline = _pipeline(options, len(features)).fit(features)
+    if learns_from_good_parts(options):
+        pipeline = assemble_pipeline(options, len(features)).fit(features)
         fitted = package.Head.of(pipeline)
         keep_left_out(fitted, pipeline, training, groups, options)
     else:
@@ -168,16 +168,6 @@ def _tell_left_out(left_out: Mapping[str, str]) -> None:
     """Say which blocks have no means, so that maps there would start at zeros."""
     for name, reason in left_out.items():
         print(f"no mean activations of {name} are kept: {reason}")
-
-
-def _of_good_parts(options: Any) -> bool:
-    """Return whether the estimator learns what is normal, from images without classes."""
-    from sklearn.base import is_outlier_detector
-
-    if options.classifier in _OF_GOOD_PARTS:
-        return True
-    estimator = _classifier(options, 0)
-    return is_outlier_detector(estimator) or not hasattr(estimator, "predict")
 
 
 def _one_class(options: Any, classes: Sequence[str] | None) -> None:
@@ -256,10 +246,10 @@ def _with_labels(
         pipeline, fitted, about = _fit_unchosen(options, training, labels, unit, own)
     else:
         if options.classifier not in CLASSIFIERS:  # another may be none, which is told before anything is chosen
-            _fit_classifier(options, features, labels, 0)
-        as_typed, make = replace(options), partial(_classifier, count=len(labels))
+            fit_classifier(options, features, labels, 0)
+        as_typed, make = replace(options), partial(make_classifier, count=len(labels))
         choice = choose(options, features, labels, own, make, typed=typed)
-        pipeline, fitted = _fit_classifier(options, features, labels, 0)
+        pipeline, fitted = fit_classifier(options, features, labels, 0)
         about = {} if choice is None else describe_choice(options, choice) | tell_score(options, choice, labels)
         if choice is not None:
             tell_next_step(as_typed, choice, features, labels, own, make, preparation.resize)
@@ -297,9 +287,9 @@ def _fit_unchosen(
     if folds is not None and min(len(rest) for rest, _ in folds) < options.components:
         print(f"no cross-validation: it trains on fewer than {options.components} images; lower --components")
         folds = None
-    pipeline, fitted = _fit_classifier(options, features, labels, 0 if folds is None else len(folds))
+    pipeline, fitted = fit_classifier(options, features, labels, 0 if folds is None else len(folds))
     if options.search:
-        _tell_search(pipeline[-1])
+        tell_search(pipeline[-1])
     if folds is None:
         return pipeline, fitted, {}
     guessed = cross_val_predict(clone(pipeline), features, labels, cv=folds)
@@ -317,125 +307,16 @@ def _fit_unchosen(
     return pipeline, fitted, {"score": {"balanced_accuracy": sum(recalls) / len(recalls), "folds": len(folds)}}
 
 
-def _pipeline(options: Any, count: int) -> Any:
-    """Return a scaler, a PCA, and what stands behind it, not fitted, for a number of rows."""
-    from sklearn.decomposition import PCA
-    from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import StandardScaler
-
-    reduction = StandardScaler(), PCA(options.components, random_state=0)
-    return make_pipeline(*reduction, *([] if options.classifier == "residual" else [_classifier(options, count)]))
-
-
-def _fit_classifier(options: FitOptions, features: Any, labels: Any, folds: int) -> tuple[Any, Any]:
-    """Return the fitted pipeline, a scaler, a PCA, and a classifier or the search for an SVM; and its head.
-
-    Args:
-        options: those of ``fit``.
-        features: shape (R, D).
-        labels: shape (R,).
-        folds: the number of folds of the cross-validation in which a search runs anew; 0: there is none.
-
-    Raises:
-        ValueError: it is no classifier, or a class has too few images for a search.
-    """
-    import numpy as np
-    from sklearn.model_selection import GridSearchCV, StratifiedKFold
-    from sklearn.pipeline import make_pipeline
-
-    from pytorch_grad_cam_pcasvm.cli.words import fitted_on_words, head_of
-
-    *reduction, classifier = (step for _, step in _pipeline(options, len(labels)).steps)
-    if options.search:
-        smallest = min(Counter(labels.tolist()).values())
-        # Within a fold's training set.
-        inner = min(5, smallest - math.ceil(smallest / folds)) if folds else 0
-        if inner < 2:
-            raise ValueError("--search compares by cross-validation, for which a class has too few images")
-        # Behind the reduction, which does not know the labels: it is fitted once, and not for each of the candidates.
-        grid = _grid(options, make_pipeline(*reduction).fit_transform(features))
-        classifier = GridSearchCV(classifier, grid, scoring="balanced_accuracy", cv=StratifiedKFold(inner))
-    with np.errstate(divide="ignore", invalid="ignore"):  # of features that are all alike, which the head refuses
-        pipeline = fitted_on_words(make_pipeline(*reduction, classifier), features, labels)
-    fitted = head_of(pipeline)
-    if fitted.classes_ is None:
-        raise ValueError(f"--classifier {options.classifier} has no classes_ once it is fitted: name a classifier")
-    return pipeline, fitted
-
-
-def _classifier(options: Any, count: int) -> Any:
-    """Return the classifier that was asked for, not fitted, for a number of images."""
-    module, _, name = options.classifier.rpartition(":")
-    weight = None if options.class_weight == "none" else options.class_weight
-    settings = {"class_weight": weight, "random_state": 0}
-    if options.classifier == "forest":
-        from sklearn.ensemble import RandomForestClassifier
-
-        return RandomForestClassifier(**settings)
-    if options.classifier == "boosting":
-        from sklearn.ensemble import HistGradientBoostingClassifier
-
-        # With its own 20, a tree of few images has no branch.
-        return HistGradientBoostingClassifier(min_samples_leaf=min(20, max(2, count // 10)), **settings)
-    if options.classifier == "neighbours":
-        from sklearn.neighbors import NearestNeighbors
-
-        return NearestNeighbors(n_neighbors=1)
-    if options.classifier == "svm":
-        from sklearn.svm import SVC
-
-        return SVC(
-            C=options.C or 1.0, kernel=options.kernel or "rbf", gamma=options.gamma or "scale",
-            class_weight=weight,
-        )  # fmt: skip
-    classifier = call_by_name("--classifier", module, name, _CLASSIFIERS)
-    if not all(hasattr(classifier, method) for method in ("fit", "get_params", "set_params")):
-        raise TypeError(
-            f"--classifier {options.classifier}: {name}() must return a classifier as scikit-learn has them, with fit, "
-            f"predict, get_params and set_params, but returned a {type(classifier).__name__}"
-        )
-    if weight is not None:
-        if "class_weight" not in classifier.get_params():
-            raise ValueError(f"--class-weight {options.class_weight}, but {options.classifier} has no class_weight")
-        classifier.set_params(class_weight=weight)
-    return classifier
-
-
-def _tell_search(search: Any) -> None:
-    """Say what was best, and how much better it is than scikit-learn's own choice."""
-    best = " ".join(f"--{name} {value:.3g}" for name, value in search.best_params_.items())
-    candidates = search.cv_results_["params"]
-    usual = search.cv_results_["mean_test_score"][candidates.index(_usual(search.param_grid))]
-    print(
-        f"search: {best} is the best of {len(candidates)}, with a balanced accuracy of {search.best_score_:.0%}; that "
-        f"of C=1 and gamma=scale is {usual:.0%}"
-    )
-
-
 def _check(options: FitOptions) -> None:
     """Refuse classifiers that there are not, or whose library is missing, before anything takes long."""
     if options.components is None:
         options.components = _COMPONENTS.get(options.classifier, 8)
     if options.classifier not in ("svm", "residual"):
-        _classifier(options, 0)
+        make_classifier(options, 0)
     if options.classifier in ("forest", "boosting"):
         from pytorch_grad_cam_pcasvm.head.storage import skops_io
 
         skops_io()
-
-
-def _grid(options: Any, components: Any) -> dict[str, list[float]]:
-    """Return what ``--search`` compares."""
-    grid = {"C": [0.1, 1.0, 10.0, 100.0]}
-    if options.kernel != "linear":
-        scale = 1 / (options.components * components.var())  # scikit-learn's gamma="scale"
-        grid["gamma"] = [factor * scale for factor in (0.1, 1.0, 10.0)]
-    return grid
-
-
-def _usual(grid: dict[str, list[float]]) -> dict[str, float]:
-    """Return scikit-learn's own choice, which is among what is compared."""
-    return {"C": 1.0} | ({"gamma": grid["gamma"][1]} if "gamma" in grid else {})
 
 
 def _examples(folder: Any, rows: Mapping[int, int]) -> dict[int, Any]:

@@ -96,8 +96,7 @@ class MaskFolder:
         """What the numbers of all masks mean."""
         if self._classes is None:
             self._read_all_boxes()
-            masks = (self._read(row, file) for row, files in enumerate(self._masks) for file in files)
-            facts = [MaskFacts.of(mask) for mask in masks]
+            facts = [MaskFacts.of(self._read(row, file)) for row, files in enumerate(self._masks) for file in files]
             if self._boxes:
                 names = {number: name for name, number in self._numbers_of_boxes.items()}
                 classes = MaskClasses([1] if self._only_inside else [*names], names=names)
