@@ -17,6 +17,7 @@ from pytorch_grad_cam_pcasvm.cli.options import (
     place,
     read_options,
 )
+from pytorch_grad_cam_pcasvm.cli.patches import COVERAGE
 
 # What the commands need is imported when they run: help is asked for more often.
 METHODS = sorted(package._NAMES["methods"].split())
@@ -178,6 +179,19 @@ class FitOptions(Reading):
         metavar="SHARE",
         parse=number_from(0),
     )
+    coverage: float = option(
+        "--masks: the share of a patch from which on it has the class of a small thing (default: 0.2)",
+        COVERAGE,
+        metavar="SHARE",
+        parse=number_from(0, above=True),
+    )
+    faults: int = option(
+        "--pool dense on class folders without masks: patches of each faulty photo that are taken for its faults "
+        "(default: 3)",
+        3,
+        metavar="NUMBER",
+        parse=_COUNT,
+    )
     sample: float | None = option(
         "--pool dense: patches of each photo, a number or a fraction (default: as many as "
         "are 20,000 in all, for neighbours 50,000)",
@@ -230,6 +244,8 @@ class FitOptions(Reading):
             "are for heads that decide at every position: add --pool dense",
             masks=self.masks,
             purity=self.purity,
+            coverage=self.coverage != COVERAGE,
+            faults=self.faults != type(self).faults,
             sample=self.sample,
             coreset=self.coreset,
         )

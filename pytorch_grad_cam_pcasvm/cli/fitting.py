@@ -17,6 +17,7 @@ from pytorch_grad_cam_pcasvm.cli.choosing import (
     tell_next_step,
     tell_score,
 )
+from pytorch_grad_cam_pcasvm.cli.chosen_patches import draw_chosen
 from pytorch_grad_cam_pcasvm.cli.classifiers import (
     assemble_pipeline,
     fit_classifier,
@@ -27,13 +28,15 @@ from pytorch_grad_cam_pcasvm.cli.classifiers import (
 from pytorch_grad_cam_pcasvm.cli.folders import accuracy, classes_in, tell_bad, tell_empty, two_classes
 from pytorch_grad_cam_pcasvm.cli.groups import group_photos, name_objects
 from pytorch_grad_cam_pcasvm.cli.models import choose_device, first_image, make_named
-from pytorch_grad_cam_pcasvm.cli.patches import PatchOptions
+from pytorch_grad_cam_pcasvm.cli.patch_fitting import fit_labelled, fit_taught, tell_doubtful
+from pytorch_grad_cam_pcasvm.cli.patches import BACKGROUND, PatchOptions
 from pytorch_grad_cam_pcasvm.cli.preparation import (
     choose_preparation,
     resize_of_masks,
     tell_crop,
     with_whites,
 )
+from pytorch_grad_cam_pcasvm.cli.teaching import Teacher
 from pytorch_grad_cam_pcasvm.cli.training import TrainingSet, training_set
 from pytorch_grad_cam_pcasvm.model.preparation import Preparation
 
@@ -56,6 +59,7 @@ def fit(options: FitOptions) -> None:
     elif options.masks is None:
         classes = two_classes(options.images, classes)
     _check_normal(options, classes, of_good_parts)
+    is_taught = _is_taught(options, of_good_parts)
     objects = _name_objects(options, of_good_parts)
     made = make_named(options)
     made.net.to(choose_device(options.device))
@@ -67,7 +71,10 @@ def fit(options: FitOptions) -> None:
     layer, pool = _choose_features(options, made.net, preparation), _parse_pool(options)
     groups = group_photos(folder.paths, objects)
     with training_set(options, options.images, made.net, preparation, layer, pool, options.layer, patches) as training:
-        fitted, about = _fit_head(options, training, classes, patches, preparation, groups, typed=typed)
+        if is_taught:
+            fitted, about = _teach(options, training, made, preparation, folder, layer, classes, groups, typed=typed)
+        else:
+            fitted, about = _fit_head(options, training, classes, patches, preparation, groups, typed=typed)
     _write_model(options, made, fitted, layer, pool, training, preparation, about)
     if of_good_parts:
         print("it was fitted on good parts alone: to see how well it finds defects, evaluate it with --masks")
@@ -104,13 +111,73 @@ def _fit_head(
         keep_left_out(fitted, pipeline, training, groups, options)
     else:
         names = list(classes or []) if patches is None else patches.names(classes)
+        if patches is not None and patches.masks is not None:
+            options.normal = names[0]
+            size = tuple(training.blocks.first.shape[2:])
+            fit_ = fit_labelled(options, training, patches, names, groups, size, typed=typed)
+            counts = _count(training)
+            return fit_.head, {"estimator": describe_estimator(fit_.pipeline)} | counts | fit_.about
         pipeline, fitted, about = _with_labels(options, training, names, unit, preparation, groups, typed=typed)
     svm = pipeline[-1].best_estimator_ if options.search else pipeline[-1]
     if not options.no_pictures and patches is None and hasattr(svm, "support_"):
         rows = {i: training.rows[i] for i in svm.support_.tolist()}
         fitted.training_set.examples = _examples(preparation.folder(options.images), rows)
-    counts = {"images": len(set(training.rows)), "rows": len(features), "left_out": training.blocks.left_out}
-    return fitted, {"estimator": describe_estimator(pipeline)} | counts | about
+    return fitted, {"estimator": describe_estimator(pipeline)} | _count(training) | about
+
+
+def _count(training: TrainingSet) -> dict[str, Any]:
+    """Return how many photos and rows there are, as a model's file holds it."""
+    rows = len(training.features)
+    return {"images": len(set(training.rows)), "rows": rows, "left_out": training.blocks.left_out}
+
+
+def _is_taught(options: FitOptions, of_good_parts: bool) -> bool:
+    """Return whether the maps of photos say which patches are faults: there are a normal class, and no masks."""
+    from pytorch_grad_cam_pcasvm.network.pools import is_dense
+
+    return is_dense(_parse_pool(options)) and not of_good_parts and options.masks is None and options.normal is not None
+
+
+def _teach(
+    options: FitOptions, training: TrainingSet, made: Any, preparation: Preparation, folder: Any, layer: Any,
+    classes: Sequence[str] | None, groups: Any, *, typed: bool,
+) -> tuple[Any, dict[str, Any]]:  # fmt: skip
+    """Return the head of patches that the maps of photos teach, and what the model says of its fit."""
+    from pytorch_grad_cam_pcasvm.model.fitting import describe_estimator
+    from pytorch_grad_cam_pcasvm.network.auto_layers import last_features
+    from pytorch_grad_cam_pcasvm.network.modules import device_of
+
+    tell_bad(training.bad)
+    last = last_features(made.net, first_image(preparation).to(device_of(made.net)))
+    own = [layer] if isinstance(layer, str) else [*layer]
+    with training_set(options, options.images, made.net, preparation, last, "mean", own) as pooled:
+        layers = [name for name in dict.fromkeys([*own, *pooled.blocks.last]) if name in pooled.means]
+        make = partial(Teacher, options, training, pooled, made, folder, layer=last, layers=layers)
+        fit_, suspicions, doubtful = fit_taught(options, training, pooled, classes or [], groups, make, typed=typed)
+    _show_chosen(options, folder, training, suspicions, doubtful)
+    return fit_.head, {"estimator": describe_estimator(fit_.pipeline)} | _count(training) | fit_.about
+
+
+def _show_chosen(
+    options: FitOptions, folder: Any, training: TrainingSet, suspicions: Mapping[str, Any], doubtful: Any
+) -> None:
+    """Draw the patches that are taken for faults, and name the photos of which they are hardly suspicious."""
+    from pytorch_grad_cam_pcasvm.data.images import Images
+
+    picked = [
+        (float(suspicion.rank()[row].max()), int(number), name, positions)
+        for name, suspicion in suspicions.items()
+        for row, (number, positions) in enumerate(zip(suspicion.photos, suspicion.pick(options.faults), strict=True))
+    ]
+    picked.sort(key=lambda one: -one[0])
+    images = Images(folder, thumbnails=0)
+    tell_doubtful([images.id(number) for number in doubtful], len(picked))
+    file = options.out.with_name(f"{options.out.stem}-patches.png")
+    grid = tuple(next(iter(training.read_all()))[0].shape[2:])
+    count = draw_chosen(file, folder, [one[1:] for one in picked], grid, doubtful)
+    print(
+        f"wrote {file}: the patches that are taken for faults, of {count} photos; look at them before you use the model"
+    )
 
 
 def _write_model(
@@ -148,12 +215,18 @@ def _choose_features(options: FitOptions, backbone: Any, preparation: Preparatio
     Raises:
         ValueError: no block has positions.
     """
-    from pytorch_grad_cam_pcasvm.network.auto_layers import last_features
+    from pytorch_grad_cam_pcasvm.network.auto_layers import fine_features, last_features
     from pytorch_grad_cam_pcasvm.network.modules import device_of
+    from pytorch_grad_cam_pcasvm.network.pools import is_dense
 
     if options.features:
         return options.features[0] if len(options.features) == 1 else options.features
-    layer = last_features(backbone, first_image(preparation).to(device_of(backbone)))
+    x = first_image(preparation).to(device_of(backbone))
+    fine = fine_features(backbone, x) if is_dense(_parse_pool(options)) else []
+    if fine:
+        print(f"features: {' and '.join(fine)}, whose positions are fine enough for small things (another: --features)")
+        return fine[0] if len(fine) == 1 else fine
+    layer = last_features(backbone, x)
     print(f"features: {layer}, the last block (another: --features)")
     return layer
 
@@ -188,7 +261,10 @@ def _check_normal(options: Any, classes: Sequence[str] | None, of_good_parts: bo
     """Refuse a normal class that there is not; say that one may be it."""
     if options.normal is None:
         likely = [name for name in classes or () if name.lower() in _NORMAL]
-        if likely and not of_good_parts:
+        if likely and not of_good_parts and (options.pool or "").startswith("dense"):
+            options.normal = likely[0]
+            print(f"{likely[0]!r} is taken for the class of good photos (another: --normal)")
+        elif likely and not of_good_parts:
             print(
                 f"hint: if {likely[0]!r} means that there is no defect, add --normal {likely[0]}: maps then show what "
                 "speaks against it"
@@ -222,7 +298,9 @@ def _patches(options: Any, preparation: Preparation, folder: Any) -> PatchOption
     neighbours = options.classifier == "neighbours"
     coreset = _CORESET if neighbours and options.coreset is None else options.coreset
     most = {"most": _MOST_NEIGHBOURS} if neighbours else {}
-    return PatchOptions(masks, resize, options.purity, options.sample, coreset, **most)
+    return PatchOptions(
+        masks, resize, options.purity, options.coverage, options.normal or BACKGROUND, options.sample, coreset, **most
+    )
 
 
 def _with_labels(

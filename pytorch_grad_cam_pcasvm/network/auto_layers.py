@@ -12,6 +12,8 @@ from pytorch_grad_cam_pcasvm.network.inputs import Inputs, images_of
 from pytorch_grad_cam_pcasvm.network.modules import modules_of
 from pytorch_grad_cam_pcasvm.runtime.hooks import hooked
 
+_FINE = 8, 16  # pixels of a position
+
 
 def last_blocks(backbone: nn.Module, source: FeatureSource, x: Tensor) -> list[str]:
     """Return the last layer of every map size on the way to the features, from the finest to the coarsest.
@@ -73,6 +75,23 @@ def last_features(backbone: nn.Module, x: Tensor) -> str:
     passed, _ = _passed(backbone, whole, x[:1])
     kinds = {name: type(module).__name__.lower() for name, module in backbone.named_modules()}
     return [name for name, (_, output) in passed.items() if "norm" in kinds[name] and output.dim() > 2][-1]
+
+
+def fine_features(backbone: nn.Module, x: Tensor) -> list[str]:
+    """Return the layers that features of patches come from where none is named: the last blocks at strides 8 and 16.
+
+    Args:
+        backbone: the network, in evaluation mode.
+        x: images, shape (N, C, H, W).
+
+    Returns:
+        Their names, the finer one first; empty: there are none, as in a transformer.
+    """
+    if norms_before_attention(backbone):
+        return []
+    passed, _ = _passed(backbone, FeatureSource(), x[:1])
+    strides = {name: x.shape[-1] / passed[name][1].shape[-1] for name in last_blocks(backbone, FeatureSource(), x)}
+    return [name for name, stride in strides.items() if round(stride) in _FINE]
 
 
 def repeated_blocks(backbone: nn.Module, source: FeatureSource, x: Tensor) -> list[str]:
