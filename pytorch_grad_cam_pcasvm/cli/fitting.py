@@ -17,7 +17,6 @@ from pytorch_grad_cam_pcasvm.cli.choosing import (
     tell_next_step,
     tell_score,
 )
-from pytorch_grad_cam_pcasvm.cli.chosen_patches import draw_chosen
 from pytorch_grad_cam_pcasvm.cli.classifiers import (
     assemble_pipeline,
     fit_classifier,
@@ -28,7 +27,7 @@ from pytorch_grad_cam_pcasvm.cli.classifiers import (
 from pytorch_grad_cam_pcasvm.cli.folders import accuracy, classes_in, tell_bad, tell_empty, two_classes
 from pytorch_grad_cam_pcasvm.cli.groups import group_photos, name_objects
 from pytorch_grad_cam_pcasvm.cli.models import choose_device, first_image, make_named
-from pytorch_grad_cam_pcasvm.cli.patch_fitting import fit_labelled, fit_taught, tell_doubtful
+from pytorch_grad_cam_pcasvm.cli.patch_fitting import fit_labelled, teach_patches
 from pytorch_grad_cam_pcasvm.cli.patches import BACKGROUND, PatchOptions
 from pytorch_grad_cam_pcasvm.cli.preparation import (
     choose_preparation,
@@ -36,7 +35,6 @@ from pytorch_grad_cam_pcasvm.cli.preparation import (
     tell_crop,
     with_whites,
 )
-from pytorch_grad_cam_pcasvm.cli.teaching import Teacher
 from pytorch_grad_cam_pcasvm.cli.training import TrainingSet, training_set
 from pytorch_grad_cam_pcasvm.model.preparation import Preparation
 
@@ -72,7 +70,10 @@ def fit(options: FitOptions) -> None:
     groups = group_photos(folder.paths, objects)
     with training_set(options, options.images, made.net, preparation, layer, pool, options.layer, patches) as training:
         if is_taught:
-            fitted, about = _teach(options, training, made, preparation, folder, layer, classes, groups, typed=typed)
+            tell_bad(training.bad)
+            fitted, about = teach_patches(
+                options, training, made, preparation, folder, layer, classes or [], groups, typed=typed
+            )
         else:
             fitted, about = _fit_head(options, training, classes, patches, preparation, groups, typed=typed)
     _write_model(options, made, fitted, layer, pool, training, preparation, about)
@@ -113,22 +114,13 @@ def _fit_head(
         names = list(classes or []) if patches is None else patches.names(classes)
         if patches is not None and patches.masks is not None:
             options.normal = names[0]
-            size = tuple(training.blocks.first.shape[2:])
-            fit_ = fit_labelled(options, training, patches, names, groups, size, typed=typed)
-            counts = _count(training)
-            return fit_.head, {"estimator": describe_estimator(fit_.pipeline)} | counts | fit_.about
+            return fit_labelled(options, training, patches, names, groups, typed=typed)
         pipeline, fitted, about = _with_labels(options, training, names, unit, preparation, groups, typed=typed)
     svm = pipeline[-1].best_estimator_ if options.search else pipeline[-1]
     if not options.no_pictures and patches is None and hasattr(svm, "support_"):
         rows = {i: training.rows[i] for i in svm.support_.tolist()}
         fitted.training_set.examples = _examples(preparation.folder(options.images), rows)
-    return fitted, {"estimator": describe_estimator(pipeline)} | _count(training) | about
-
-
-def _count(training: TrainingSet) -> dict[str, Any]:
-    """Return how many photos and rows there are, as a model's file holds it."""
-    rows = len(training.features)
-    return {"images": len(set(training.rows)), "rows": rows, "left_out": training.blocks.left_out}
+    return fitted, {"estimator": describe_estimator(pipeline)} | training.describe() | about
 
 
 def _is_taught(options: FitOptions, of_good_parts: bool) -> bool:
@@ -136,48 +128,6 @@ def _is_taught(options: FitOptions, of_good_parts: bool) -> bool:
     from pytorch_grad_cam_pcasvm.network.pools import is_dense
 
     return is_dense(_parse_pool(options)) and not of_good_parts and options.masks is None and options.normal is not None
-
-
-def _teach(
-    options: FitOptions, training: TrainingSet, made: Any, preparation: Preparation, folder: Any, layer: Any,
-    classes: Sequence[str] | None, groups: Any, *, typed: bool,
-) -> tuple[Any, dict[str, Any]]:  # fmt: skip
-    """Return the head of patches that the maps of photos teach, and what the model says of its fit."""
-    from pytorch_grad_cam_pcasvm.model.fitting import describe_estimator
-    from pytorch_grad_cam_pcasvm.network.auto_layers import last_features
-    from pytorch_grad_cam_pcasvm.network.modules import device_of
-
-    tell_bad(training.bad)
-    last = last_features(made.net, first_image(preparation).to(device_of(made.net)))
-    own = [layer] if isinstance(layer, str) else [*layer]
-    with training_set(options, options.images, made.net, preparation, last, "mean", own) as pooled:
-        layers = [name for name in dict.fromkeys([*own, *pooled.blocks.last]) if name in pooled.means]
-        make = partial(Teacher, options, training, pooled, made, folder, layer=last, layers=layers)
-        fit_, suspicions, doubtful = fit_taught(options, training, pooled, classes or [], groups, make, typed=typed)
-    _show_chosen(options, folder, training, suspicions, doubtful)
-    return fit_.head, {"estimator": describe_estimator(fit_.pipeline)} | _count(training) | fit_.about
-
-
-def _show_chosen(
-    options: FitOptions, folder: Any, training: TrainingSet, suspicions: Mapping[str, Any], doubtful: Any
-) -> None:
-    """Draw the patches that are taken for faults, and name the photos of which they are hardly suspicious."""
-    from pytorch_grad_cam_pcasvm.data.images import Images
-
-    picked = [
-        (float(suspicion.rank()[row].max()), int(number), name, positions)
-        for name, suspicion in suspicions.items()
-        for row, (number, positions) in enumerate(zip(suspicion.photos, suspicion.pick(options.faults), strict=True))
-    ]
-    picked.sort(key=lambda one: -one[0])
-    images = Images(folder, thumbnails=0)
-    tell_doubtful([images.id(number) for number in doubtful], len(picked))
-    file = options.out.with_name(f"{options.out.stem}-patches.png")
-    grid = tuple(next(iter(training.read_all()))[0].shape[2:])
-    count = draw_chosen(file, folder, [one[1:] for one in picked], grid, doubtful)
-    print(
-        f"wrote {file}: the patches that are taken for faults, of {count} photos; look at them before you use the model"
-    )
 
 
 def _write_model(

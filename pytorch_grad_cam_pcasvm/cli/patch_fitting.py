@@ -1,16 +1,20 @@
 """The fit of heads that decide at every position: masks label patches, or the maps of photos teach which are faults."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from pytorch_grad_cam_pcasvm.cli.arguments import RUN, FitOptions
 from pytorch_grad_cam_pcasvm.cli.choosing import describe_head, list_settings
+from pytorch_grad_cam_pcasvm.cli.chosen_patches import draw_chosen
 from pytorch_grad_cam_pcasvm.cli.classifiers import fit_classifier, make_classifier
+from pytorch_grad_cam_pcasvm.cli.models import first_image
 from pytorch_grad_cam_pcasvm.cli.patches import PatchOptions
 from pytorch_grad_cam_pcasvm.cli.photos import LeftOut, Photos, compare_areas
-from pytorch_grad_cam_pcasvm.cli.training import TrainingSet
+from pytorch_grad_cam_pcasvm.cli.teaching import Teacher
+from pytorch_grad_cam_pcasvm.cli.training import TrainingSet, training_set
+from pytorch_grad_cam_pcasvm.model.preparation import Preparation
 
 _GOOD = 10_000  # patches of good photos to learn from
 _SHOWN = 10  # names of photos in a line
@@ -53,26 +57,11 @@ class Patches:
             )
 
 
-@dataclass
-class PatchFit:
-    """A fitted head of patches.
-
-    Attributes:
-        pipeline: the fitted estimators.
-        head: made of these.
-        about: what was chosen and measured, as a model's file holds it.
-    """
-
-    pipeline: Any
-    head: Any
-    about: dict[str, Any]
-
-
 def fit_labelled(
-    options: FitOptions, training: TrainingSet, patches: PatchOptions, names: Sequence[str], objects: Any, size: Any,
+    options: FitOptions, training: TrainingSet, patches: PatchOptions, names: Sequence[str], objects: Any,
     *, typed: bool,
-) -> PatchFit:  # fmt: skip
-    """Return the head of patches that masks label, having said how good it is.
+) -> tuple[Any, dict[str, Any]]:  # fmt: skip
+    """Return the head of patches that masks label, and what the model says of its fit.
 
     Args:
         options: those of ``fit``; afterwards with what was chosen.
@@ -80,7 +69,6 @@ def fit_labelled(
         patches: the masks.
         names: of their labels, the background's first.
         objects: the number of the object of each photo; None: they all differ.
-        size: (H, W) of the network's input.
         typed: whether the number of components was.
     """
     import numpy as np
@@ -88,53 +76,58 @@ def fit_labelled(
     own = Patches(training.features.numpy(), np.array(names)[training.numbers.numpy()], np.array(training.rows))
     own.tell()
     numbers = np.unique(own.photos)
-    photos = Photos.split(numbers, np.array([_label_photo(own, number, names[0]) for number in numbers]), objects,
-                          names[0])  # fmt: skip
+    labels = np.array([_label_photo(own, number, names[0]) for number in numbers])
+    photos = Photos.split(numbers, labels, objects, names[0])
+    left_out = LeftOut(photos, options.rate, patches, tuple(training.blocks.first.shape[2:]))
     heads = [_fit_fold(options, own.select(fit), photos, typed=typed) for fit, _ in photos.folds]
-    left_out = LeftOut(photos, patches, size, options.rate)
     left_out.score(training.read_all, heads, training.spread)
-    about = left_out.tell("photo" if options.groups is None else "object")
-    fitted = _fit_all(options, own, photos, typed=typed)
-    fitted.about |= about
-    return fitted
+    score = left_out.tell("photo" if options.groups is None else "object")
+    head, about = _fit_all(options, own, photos, typed=typed)
+    return head, training.describe() | about | score
 
 
-def fit_taught(
-    options: FitOptions, training: TrainingSet, pooled: TrainingSet, names: Sequence[str], objects: Any,
-    make_teacher: Callable[[Photos], Any], *, typed: bool,
-) -> tuple[PatchFit, Any, Any]:  # fmt: skip
-    """Return the head of patches that the maps of photos teach, having said how good it is.
+def teach_patches(
+    options: FitOptions, training: TrainingSet, made: Any, preparation: Preparation, folder: Any, layer: Any,
+    names: Sequence[str], objects: Any, *, typed: bool,
+) -> tuple[Any, dict[str, Any]]:  # fmt: skip
+    """Return the head of patches that the maps of photos teach, and what the model says of its fit.
 
     Args:
         options: those of ``fit``; afterwards with what was chosen.
         training: the features of patches.
-        pooled: those of whole photos.
+        made: the backbone.
+        preparation: of the photos.
+        folder: the photos.
+        layer: where the features of patches come from.
         names: of the classes.
         objects: the number of the object of each photo; None: they all differ.
-        make_teacher: makes the :class:`.Teacher`.
         typed: whether the number of components was.
-
-    Returns:
-        The fit; what is suspicious in the photos of each class; and the numbers of doubtful photos.
     """
     import numpy as np
 
-    labels = np.array(names)[pooled.numbers.numpy()]
-    photos = Photos.split(np.array(pooled.rows), labels, objects, options.normal)
-    teacher = make_teacher(photos)
-    lessons = teacher.teach()
-    suspicions, doubtful = teacher.pick(lessons, options.faults)
+    from pytorch_grad_cam_pcasvm.network.auto_layers import last_features
+    from pytorch_grad_cam_pcasvm.network.modules import device_of
+
+    last = last_features(made.net, first_image(preparation).to(device_of(made.net)))
+    fine = [layer] if isinstance(layer, str) else [*layer]
+    with training_set(options, options.images, made.net, preparation, last, "mean", fine) as pooled:
+        labels = np.array(names)[pooled.numbers.numpy()]
+        photos = Photos.split(np.array(pooled.rows), labels, objects, options.normal)
+        layers = [name for name in dict.fromkeys([*fine, *pooled.blocks.last]) if name in pooled.means]
+        teacher = Teacher(options, training, pooled, made, folder, photos, last, layers)
+        lessons = teacher.teach()
+    suspicions, doubtful = teacher.pick(lessons)
     every = _gather(training, photos, lessons, suspicions, options.faults)
     every[-1].tell()
     heads = [_fit_fold(options, own, photos, typed=typed) for own in every[:-1]]
-    left_out = LeftOut(photos, None, (0, 0), options.rate)
+    left_out = LeftOut(photos, options.rate)
     left_out.score(training.read_all, heads, training.spread)
-    about = left_out.tell("photo" if options.groups is None else "object")
-    if left_out.evidence:
-        about["score"] |= _compare(options, left_out, photos, pooled, lessons)
-    fitted = _fit_all(options, every[-1], photos, typed=typed)
-    fitted.about |= about
-    return fitted, suspicions[-1], doubtful
+    score = left_out.tell("photo" if options.groups is None else "object")
+    if score:
+        score["score"] |= _compare(options, left_out, photos, pooled, lessons)
+    head, about = _fit_all(options, every[-1], photos, typed=typed)
+    _show_chosen(options, folder, training, suspicions[-1], doubtful)
+    return head, training.describe() | about | score
 
 
 def _label_photo(own: Patches, number: int, normal: Any) -> Any:
@@ -211,8 +204,10 @@ def _fit_fold(options: FitOptions, own: Patches, photos: Photos, *, typed: bool)
     return None if chosen is None else fit_classifier(chosen, own.rows, own.labels, 0)[1]
 
 
-def _fit_all(options: FitOptions, own: Patches, photos: Photos, *, typed: bool) -> PatchFit:
-    """Return the head that is fitted on all patches, having said what was chosen."""
+def _fit_all(options: FitOptions, own: Patches, photos: Photos, *, typed: bool) -> tuple[Any, dict[str, Any]]:
+    """Return the head that is fitted on all patches, and what was chosen, having said so."""
+    from pytorch_grad_cam_pcasvm.model.fitting import describe_estimator
+
     chosen, candidates = _choose(options, own, photos, typed=typed)
     if chosen is None:
         chosen = replace(options, components=min(options.components or 1, len(own.rows) - 1, own.rows.shape[1]),
@@ -232,7 +227,7 @@ def _fit_all(options: FitOptions, own: Patches, photos: Photos, *, typed: bool) 
         about["chosen"] = {"components": chosen.components, **best.settings, "compared": table}
     options.components, options.C, options.class_weight = chosen.components, chosen.C, chosen.class_weight
     pipeline, head = fit_classifier(options, own.rows, own.labels, 0)
-    return PatchFit(pipeline, head, about)
+    return head, {"estimator": describe_estimator(pipeline)} | about
 
 
 def _choose(
@@ -270,12 +265,29 @@ def _weight(options: FitOptions) -> str | None:
     return "balanced"
 
 
-def tell_doubtful(names: Sequence[str], count: int) -> None:
-    """Name the photos whose patches are hardly more suspicious than those of good photos."""
-    if not names:
-        return
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    print(
-        f"doubtful: {len(names)} of {count} photos with a fault have no patch that is beyond those of good photos: "
-        f"{', '.join(names[:_SHOWN])}{more}. Is there a fault, and can it be seen at this size?"
-    )
+def _show_chosen(
+    options: FitOptions, folder: Any, training: TrainingSet, suspicions: Mapping[str, Any], doubtful: Sequence[int]
+) -> None:
+    """Draw the patches that are taken for faults, and name the photos of which they are hardly suspicious."""
+    from pytorch_grad_cam_pcasvm.data.images import Images
+
+    picked = [
+        (float(ranks.max()), int(number), name, positions)
+        for name, suspicion in suspicions.items()
+        for number, ranks, positions in zip(
+            suspicion.photos, suspicion.rank(), suspicion.pick(options.faults), strict=True
+        )
+    ]
+    picked.sort(key=lambda one: -one[0])
+    images = Images(folder, thumbnails=0)
+    names = [images.id(number) for number in doubtful]
+    if names:
+        more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+        print(
+            f"doubtful: {len(names)} of {len(picked)} photos with a fault have no patch that is beyond those of good "
+            f"photos: {', '.join(names[:_SHOWN])}{more}. Is there a fault, and can it be seen at this size?"
+        )
+    file = options.out.with_name(f"{options.out.stem}-patches.png")
+    grid = tuple(next(iter(training.read_all()))[0].shape[2:])
+    count = draw_chosen(file, folder, [one[1:] for one in picked], grid, doubtful)
+    print(f"wrote {file}: what is taken for faults, in {count} photos; look at it before you use the model")

@@ -60,16 +60,16 @@ class LeftOut:
 
     Attributes:
         photos: all of them.
-        masks: their masks and how these are resized, a :class:`.PatchOptions`; None: there are none.
-        size: (H, W) of the network's input.
         rate: of false alarms.
+        masks: their masks and how these are resized, a :class:`.PatchOptions`; None: there are none.
+        size: (H, W) of the network's input, of masks.
         evidence: of any fault, the largest of each photo, by its number.
     """
 
     photos: Photos
-    masks: Any
-    size: tuple[int, int]
     rate: float
+    masks: Any = None
+    size: tuple[int, ...] = ()
     evidence: dict[int, float] = field(default_factory=dict)
     _maps: list[Any] = field(default_factory=list)
     _truths: list[Any] = field(default_factory=list)

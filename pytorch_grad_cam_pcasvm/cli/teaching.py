@@ -133,16 +133,8 @@ class Teacher:
                     own |= {rows[place]: one.flatten() for place, one in zip(good, maps, strict=True)}
                 bar.update(len(rows))
 
-    def pick(self, lessons: Sequence[Lesson], count: int) -> tuple[list[Any], Any]:
-        """Return the suspicions of each lesson's faulty photos by class, and the last one's doubtful photos.
-
-        Args:
-            lessons: with maps.
-            count: patches of each photo.
-
-        Returns:
-            For each lesson a dict by class; and the numbers of the photos whose patches are hardly suspicious.
-        """
+    def pick(self, lessons: Sequence[Lesson]) -> tuple[list[dict[str, Any]], list[int]]:
+        """Return what is suspicious in the photos of each lesson, by class, and the doubtful ones of all photos."""
         import numpy as np
         import torch
 

@@ -48,6 +48,10 @@ class TrainingSet:
     read_all: Callable[[], Iterator[tuple[Any, list[int]]]]
     spread: Callable[[Any, Any], Any]
 
+    def describe(self) -> dict[str, Any]:
+        """Return how many photos and rows there are, as a model's file holds it."""
+        return {"images": len(set(self.rows)), "rows": len(self.features), "left_out": self.blocks.left_out}
+
 
 def layers_for_maps(backbone: Any, source: Any, x: Any) -> list[str]:
     """Return the layers that ``--layer auto`` compares, from the finest to the coarsest."""
