@@ -113,7 +113,7 @@ def teach_patches(
     with training_set(options, options.images, made.net, preparation, last, "mean", fine) as pooled:
         labels = np.array(names)[pooled.numbers.numpy()]
         photos = Photos.split(np.array(pooled.rows), labels, objects, options.normal)
-        layers = [name for name in dict.fromkeys([*fine, *pooled.blocks.last]) if name in pooled.means]
+        layers = [name for name in fine if name in pooled.means] or pooled.blocks.last
         teacher = Teacher(options, training, pooled, made, folder, photos, last, layers)
         lessons = teacher.teach()
     suspicions, doubtful = teacher.pick(lessons)

@@ -105,7 +105,7 @@ def choose_patches(
         layer: where the features of patches come from, as for :func:`.extract_features`; fine ones find small faults.
         pool: ``"dense"``, or ``("dense", 3)`` for means over 3x3 neighbours.
         normal: the class of good photos; None: the model's.
-        layers: the layers of contributions; None: those of ``layer`` that the model has means of, and its own.
+        layers: the layers of contributions; None: those of ``layer`` that the model has means of, or else its own.
         count: patches of each faulty photo.
         good: patches of all good photos, equally many of each.
         seed: random seed of these.
@@ -177,11 +177,11 @@ def _check_normal(net: Any, normal: Any) -> None:
 
 
 def _choose_layers(net: Any, model: Any, source: FeatureSource) -> list[str]:
-    """Return the layers of contributions: those of the patches' features, and those of the model's maps."""
+    """Return the layers of contributions: those of the patches' features, or those of the model's maps."""
     means = net.head.training_set.means
-    own = [part.layer for part in source.parts or (source,) if part.layer]
-    further = list(model.layers) if isinstance(model, Model) else []
-    layers = list(dict.fromkeys(name for name in [*own, *further] if name in means))
+    layers = [part.layer for part in source.parts or (source,) if part.layer and part.layer in means]
+    if not layers and isinstance(model, Model):
+        layers = [name for name in model.layers if name in means]
     if not layers:
         raise ValueError(
             "the model has no means of the training images at these layers: make it with fit_model, or name the layers "

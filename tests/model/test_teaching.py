@@ -92,7 +92,7 @@ def test_suspicion_is_the_sum_of_contributions_and_distances_each_standardised(t
     ])
     maps = []
     for n in faulty:
-        with ContributionCAM(model.net, ["fine", "coarse"]) as cam:
+        with ContributionCAM(model.net, ["fine"]) as cam:
             maps.append(cam.explain(x[n : n + 1], [SVMTarget(labels[n], versus="good")]).maps[0, 0].flatten().numpy())
     total = sum((part - np.mean(part)) / np.std(part) for part in (np.array(maps), distances))
     expected = {
