@@ -211,6 +211,8 @@ def _check_normal(options: Any, classes: Sequence[str] | None, of_good_parts: bo
     """Refuse a normal class that there is not; say that one may be it."""
     if options.normal is None:
         likely = [name for name in classes or () if name.lower() in _NORMAL]
+        if options.masks is not None:  # what is outside of them is the background
+            return
         if likely and not of_good_parts and (options.pool or "").startswith("dense"):
             options.normal = likely[0]
             print(f"{likely[0]!r} is taken for the class of good photos (another: --normal)")

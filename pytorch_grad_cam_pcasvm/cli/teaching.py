@@ -61,9 +61,10 @@ class Teacher:
         photos = self._photos
         features = self._pooled.features.numpy()
         labels, objects = photos.labels, None if photos.objects is None else photos.objects[photos.numbers]
+        fewest = min((len(fit) for fit, _ in photos.folds), default=len(features))
         plain = replace(
             self._options, classifier="svm", kernel=None, C=None, gamma=None, class_weight=None,
-            components=max(1, min(_USUAL, *(side - 1 for side in features.shape))),
+            components=max(1, min(_USUAL, fewest - 1, features.shape[1] - 1)),
         )  # fmt: skip
         print("a head on pooled features, whose maps say where to look:")
         choice = choose(plain, features, labels, objects, make_svm, typed=False)
