@@ -15,7 +15,7 @@ import torch
 from sklearn.decomposition import PCA
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
-from torch import Tensor
+from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from pytorch_grad_cam_pcasvm.methods import ContributionCAM
@@ -24,7 +24,7 @@ from pytorch_grad_cam_pcasvm.network.extraction import check_loader
 from pytorch_grad_cam_pcasvm.network.features import FeatureSource, Layer, features_of
 from pytorch_grad_cam_pcasvm.network.grid import MODES
 from pytorch_grad_cam_pcasvm.network.inputs import image_and_label
-from pytorch_grad_cam_pcasvm.network.modules import device_of, evaluating
+from pytorch_grad_cam_pcasvm.network.modules import device_of, evaluating, network_of
 from pytorch_grad_cam_pcasvm.runtime.arguments import named
 from pytorch_grad_cam_pcasvm.runtime.errors import NoBoundaryError
 from pytorch_grad_cam_pcasvm.targets import SVMTarget
@@ -81,9 +81,10 @@ def _standardise(values: np.ndarray, like: np.ndarray) -> np.ndarray:
 def choose_patches(
     model: Any,
     loader: Iterable[Any],
-    layer: Layer | Sequence[Layer],
+    layer: Layer | Sequence[Layer] | None,
     *,
     pool: Any = "dense",
+    backbone: nn.Module | None = None,
     normal: Any = None,
     layers: Sequence[Any] | None = None,
     count: int = COUNT,
@@ -104,6 +105,7 @@ def choose_patches(
         loader: yields ``(images, labels)``, the photos that the model was fitted on; all features are held in memory.
         layer: where the features of patches come from, as for :func:`.extract_features`; fine ones find small faults.
         pool: ``"dense"``, or ``("dense", 3)`` for means over 3x3 neighbours.
+        backbone: the network that features of patches come from, such as a dense :class:`.TiledNet`; None: the model's.
         normal: the class of good photos; None: the model's.
         layers: the layers of contributions; None: those of ``layer`` that the model has means of, or else its own.
         count: patches of each faulty photo.
@@ -127,7 +129,8 @@ def choose_patches(
     normal = net.head.normal if normal is None else normal
     _check_normal(net, normal)
     check_loader(loader)
-    source = FeatureSource.of(net.backbone, layer, pool)
+    dense_net = net.backbone if backbone is None else network_of(backbone)
+    source = FeatureSource.of(dense_net, layer, pool)
     if not source.dense:
         raise ValueError(f"patches are rows of positions: pool='dense' is expected, or ('dense', 3), got {pool!r}")
     layers = _choose_layers(net, model, source) if layers is None else layers
@@ -140,8 +143,8 @@ def choose_patches(
                 raise ValueError("the loader yields no labels: let it yield (images, labels)")
             x = x.to(device_of(net.backbone))
             own = np.asarray(names.cpu() if isinstance(names, Tensor) else names).reshape(-1).tolist()
-            with evaluating(net.backbone), torch.no_grad():
-                features.append(features_of(net.backbone, source.at(net.backbone, x), x).cpu())
+            with evaluating(dense_net), torch.no_grad():
+                features.append(features_of(dense_net, source.at(dense_net, x), x).cpu())
             faulty = [n for n, name in enumerate(own) if name != normal]
             explained = explain_faults(cam, x[faulty], [own[n] for n in faulty], normal, features[-1].shape[2:])
             maps |= {len(labels) + n: one for n, one in zip(faulty, explained, strict=True)}
