@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-_MOST = 48  # photos
-_COLUMNS = 6
-_SIDE = 180  # pixels of a photo
+_MOST = 40  # photos
+_COLUMNS = 5
+_SIDE = 230  # pixels of a photo
 _GAP, _LINE, _HEAD = 10, 20, 58
 _MARK, _DOUBT, _TEXT = (255, 210, 0), (180, 30, 40), (30, 30, 30)
 
@@ -55,13 +55,13 @@ def draw_chosen(
         for position in positions:
             row, column = divmod(int(position), grid[1])
             box = [
-                x + column * photo.width / grid[1] - 1,
-                y + row * photo.height / grid[0] - 1,
-                x + (column + 1) * photo.width / grid[1] + 1,
-                y + (row + 1) * photo.height / grid[0] + 1,
+                x + column * photo.width / grid[1] - 3,
+                y + row * photo.height / grid[0] - 3,
+                x + (column + 1) * photo.width / grid[1] + 3,
+                y + (row + 1) * photo.height / grid[0] + 3,
             ]
             draw.rectangle([box[0] - 1, box[1] - 1, box[2] + 1, box[3] + 1], outline=(0, 0, 0), width=1)
-            draw.rectangle(box, outline=_MARK, width=2)
+            draw.rectangle(box, outline=_MARK, width=1)
         is_doubtful = number in doubtful
         words = ("doubtful: " if is_doubtful else f"{name}: ") + Path(images.id(number)).name
         while draw.textlength(words, font) > _SIDE and len(words) > 9:
