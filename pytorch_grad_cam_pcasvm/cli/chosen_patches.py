@@ -7,7 +7,7 @@ from typing import Any
 
 _MOST = 40  # photos
 _COLUMNS = 5
-_SIDE = 230  # pixels of a photo
+_SIDE = 226  # pixels of a photo
 _GAP, _LINE, _HEAD = 10, 20, 58
 _MARK, _DOUBT, _TEXT = (255, 210, 0), (180, 30, 40), (30, 30, 30)
 
