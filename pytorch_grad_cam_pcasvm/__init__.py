@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from pytorch_grad_cam_pcasvm.model.file import load_model
     from pytorch_grad_cam_pcasvm.model.fitting import fit_model
     from pytorch_grad_cam_pcasvm.model.model import Model
+    from pytorch_grad_cam_pcasvm.model.teaching import choose_patches
     from pytorch_grad_cam_pcasvm.network.extraction import extract_features
     from pytorch_grad_cam_pcasvm.network.mean_activations import mean_activations
     from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
@@ -74,6 +75,7 @@ _NAMES = {
     "methods.smoothing": "smoothed",
     "model.file": "load_model",
     "model.fitting": "fit_model",
+    "model.teaching": "choose_patches",
     "model.model": "Model",
     "runtime.errors": "AutogradFallbackWarning BaselineWarning BlankMapWarning CancellationWarning CoarseMapWarning "
     "ConstantComponentWarning NoClosedFormError NoProgramError OutsideTrainingWarning",
@@ -126,6 +128,7 @@ __all__ = [
     "SignedMaps",
     "SupportVectorEffect",
     "__version__",
+    "choose_patches",
     "extract_features",
     "fit_model",
     "load_model",

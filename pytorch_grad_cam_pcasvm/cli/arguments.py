@@ -18,6 +18,7 @@ from pytorch_grad_cam_pcasvm.cli.options import (
     place,
     read_options,
 )
+from pytorch_grad_cam_pcasvm.cli.patches import COVERAGE
 
 # What the commands need is imported when they run: help is asked for more often.
 METHODS = sorted(package._NAMES["methods"].split())
@@ -196,6 +197,19 @@ class FitOptions(Reading):
         metavar="SHARE",
         parse=number_from(0, most=1),
     )
+    coverage: float = option(
+        "--masks: the share of a patch from which on it has the class of a small thing (default: 0.2)",
+        COVERAGE,
+        metavar="SHARE",
+        parse=number_from(0, above=True),
+    )
+    faults: int = option(
+        "--pool dense on class folders without masks: patches of each faulty photo that are taken for its faults "
+        "(default: 3)",
+        3,
+        metavar="NUMBER",
+        parse=_COUNT,
+    )
     sample: float | None = option(
         "--pool dense: patches of each photo, a number or a fraction (default: as many as "
         "are 20,000 in all, for neighbours 50,000)",
@@ -248,6 +262,8 @@ class FitOptions(Reading):
             "are for heads that decide at every position: add --pool dense",
             masks=self.masks,
             purity=self.purity,
+            coverage=self.coverage != COVERAGE,
+            faults=self.faults != type(self).faults,
             sample=self.sample,
             coreset=self.coreset,
         )
@@ -388,6 +404,9 @@ class EvaluateOptions(ModelOptions):
     images: Path = place("folder of photos, or with one subfolder for each class", metavar="PHOTOS")
     out: Path = option("folder for the page and its JSON (default: evaluation)", Path("evaluation"), metavar="FOLDER")
     masks: Path | None = option("pictures of where defects are, named as the photos; none where is none", metavar="DIR")
+    rate: float = option(
+        "--masks: how many good photos may raise a false alarm (default: 0.01)", 0.01, metavar="SHARE", parse=parse_rate
+    )
     method: list[str] = option(
         "method; may be repeated (default: ClosedFormGradCAM and ContributionCAM; without a "
         "gradient ContributionCAM and LIFTCAM)",

@@ -37,14 +37,14 @@ def choose(options: FitOptions, features: Any, labels: Any, groups: Any, make: M
     if wanted and not can_choose(labels, groups):
         objects = "" if groups is None else " in 3 folders of --groups" if options.groups else ", of 3 different files"
         print(
-            f"nothing is chosen, for which each class needs 10 photos{objects}: {_describe(options)} (choose yourself: "
-            f"{', '.join(wanted)})"
+            f"nothing is chosen, for which each class needs 10 photos{objects}: {describe_head(options)} (choose "
+            f"yourself: {', '.join(wanted)})"
         )
         wanted = []
     if "--components" in wanted:
         components = _SMALL if options.classifier in ("forest", "boosting") else COMPONENTS
     if "--C" in wanted or "--class-weight" in wanted:
-        settings = _list_settings(options, wanted)
+        settings = list_settings(options, wanted)
     try:
         folds = split_folds(labels, groups)
     except ValueError:
@@ -72,7 +72,7 @@ def _list_chosen(options: FitOptions, labels: Any, *, typed: bool) -> list[str]:
     return wanted
 
 
-def _list_settings(options: FitOptions, wanted: Sequence[str]) -> list[dict[str, Any]]:
+def list_settings(options: FitOptions, wanted: Sequence[str]) -> list[dict[str, Any]]:
     """Return the settings of an SVM that are compared, the simplest first."""
     costs = _COSTS.get(options.kernel or "", _USUAL_COSTS) if "--C" in wanted else (options.C,)
     if "--class-weight" not in wanted:
@@ -80,7 +80,7 @@ def _list_settings(options: FitOptions, wanted: Sequence[str]) -> list[dict[str,
     return [{"C": cost, "class_weight": weight} for cost in costs for weight in (None, "balanced")]
 
 
-def _describe(options: FitOptions, candidate: Any = None) -> str:
+def describe_head(options: FitOptions, candidate: Any = None) -> str:
     """Return a choice in words."""
     settings = {"C": options.C or 1.0, "class_weight": options.class_weight} | (candidate.settings if candidate else {})
     count = candidate.components if candidate else options.components
@@ -98,10 +98,11 @@ def _tell_choice(options: FitOptions, choice: Any, wanted: Sequence[str], count:
     others = [one for one in choice.candidates if one.components != choice.chosen.components]
     other = max((one for one in others if one.components == 16), key=lambda one: one.score, default=None)
     other = other or max(others, key=lambda one: one.score, default=None)
-    beside = f" ({_describe(options, other)}: {other.score:.3f})" if other else ""
+    beside = f" ({describe_head(options, other)}: {other.score:.3f})" if other else ""
     print(
-        f"chose {_describe(options, choice.chosen)}, by cross-validation of {photos}: AUROC {choice.chosen.score:.3f} "
-        f"\N{PLUS-MINUS SIGN} {choice.chosen.error:.3f}{beside}; choose yourself: {', '.join(wanted)}"
+        f"chose {describe_head(options, choice.chosen)}, by cross-validation of {photos}: AUROC "
+        f"{choice.chosen.score:.3f} \N{PLUS-MINUS SIGN} {choice.chosen.error:.3f}{beside}; choose yourself: "
+        f"{', '.join(wanted)}"
     )
 
 

@@ -106,10 +106,11 @@ def evaluate(options: EvaluateOptions) -> None:
     if study.minutes is not None:  # those of imports, of the network and of reading count, too
         study.minutes = max(0.0, study.minutes - (time.monotonic() - options.started) / 60)
     checks: Any = {}
+    located = {"masks": masks, "rate": options.rate}
     if masks is not None:
-        checks = {"checks": {name: {"masks": masks} if name == "localisation" else {} for name in CHECKS}}
+        checks = {"checks": {name: located if name == "localisation" else {} for name in CHECKS}}
     if dense:
-        checks = {"checks": {"localisation": {"masks": masks}}}
+        checks = {"checks": {"localisation": located}}
     ways = {
         name: _to_explain(options, name, method_options[method].get("target_layers", [layer]))
         for name, method in methods.items()

@@ -1,6 +1,5 @@
 """The command that fits a head."""
 
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -19,10 +18,19 @@ from pytorch_grad_cam_pcasvm.cli.choosing import (
     tell_next_step,
     tell_score,
 )
+from pytorch_grad_cam_pcasvm.cli.classifiers import (
+    GOOD_PARTS,
+    assemble_pipeline,
+    fit_classifier,
+    learns_from_good_parts,
+    make_classifier,
+    tell_search,
+)
 from pytorch_grad_cam_pcasvm.cli.folders import accuracy, classes_in, tell_bad, tell_empty, two_classes
 from pytorch_grad_cam_pcasvm.cli.groups import group_photos, name_objects
 from pytorch_grad_cam_pcasvm.cli.models import check_layers, choose_device, first_image, make_named
-from pytorch_grad_cam_pcasvm.cli.patches import PatchOptions
+from pytorch_grad_cam_pcasvm.cli.patch_fitting import RATE, fit_labelled, teach_patches
+from pytorch_grad_cam_pcasvm.cli.patches import BACKGROUND, PatchOptions
 from pytorch_grad_cam_pcasvm.cli.preparation import (
     choose_preparation,
     resize_of_masks,
@@ -31,16 +39,9 @@ from pytorch_grad_cam_pcasvm.cli.preparation import (
 )
 from pytorch_grad_cam_pcasvm.cli.training import TrainingSet, training_set
 from pytorch_grad_cam_pcasvm.data.photo_files import list_photos
-from pytorch_grad_cam_pcasvm.model.backbones import call_by_name
 from pytorch_grad_cam_pcasvm.model.preparation import Preparation
 
-_CLASSIFIERS = (
-    "a classifier is svm, forest, boosting, neighbours, residual, or module:Class such as "
-    "sklearn.ensemble:ExtraTreesClassifier"
-)
 _COMPONENTS = {"svm": 16, "neighbours": 64, "residual": 16}  # of others 8, whose coalitions are few
-_OF_GOOD_PARTS = ("neighbours", "residual")
-_RATE = 0.01  # of good photos that may fail
 _MOST_NEIGHBOURS = 50_000  # patches to choose from
 _CORESET = 0.1  # of patches, as PatchCore
 _PICTURE = 64  # pixels, of the picture of a support vector
@@ -51,9 +52,12 @@ _IMBALANCED = 0.8  # the share of the largest class from which accuracy says lit
 def fit(options: FitOptions) -> None:
     """Fit scaler, PCA and classifier on a folder of images, and write a model."""
     typed = options.components is not None
-    of_good_parts = _of_good_parts(options)
-    if options.rate is not None and not of_good_parts:
-        raise ValueError(f"--rate is for what learns from good parts alone, such as --classifier {_OF_GOOD_PARTS[0]}")
+    of_good_parts = learns_from_good_parts(options)
+    if options.rate is not None and not of_good_parts and options.masks is None:
+        raise ValueError(
+            f"--rate is for what learns from good parts alone, such as --classifier {GOOD_PARTS[0]}, or is fitted with "
+            "--masks"
+        )
     classes = classes_in(options.images, ("train", "training"))
     if of_good_parts:
         _one_class(options, classes)
@@ -62,6 +66,7 @@ def fit(options: FitOptions) -> None:
     _check_normal(options, classes, of_good_parts)
     has_classes = classes is not None and not of_good_parts
     _name_objects(options, list_photos(options.images), has_classes=has_classes)
+    is_taught = _is_taught(options, of_good_parts)
     _check(options)
     from pytorch_grad_cam_pcasvm.network.auto_layers import refuse_unmappable
     from pytorch_grad_cam_pcasvm.network.features import FeatureSource
@@ -82,9 +87,15 @@ def fit(options: FitOptions) -> None:
         refuse_unmappable(made.net, source, options.layer, x, "--layer {}")
     groups = group_photos(folder.paths, _name_objects(options, folder.paths, has_classes=has_classes))
     with training_set(options, options.images, made.net, preparation, layer, pool, options.layer, patches) as training:
-        fitted, about = _fit_head(
-            options, training, classes, patches, preparation, groups, typed=typed, of_good_parts=of_good_parts
-        )
+        if is_taught:
+            tell_bad(training.bad)
+            fitted, about = teach_patches(
+                options, training, made, preparation, folder, layer, classes or [], groups, typed=typed
+            )
+        else:
+            fitted, about = _fit_head(
+                options, training, classes, patches, preparation, groups, typed=typed, of_good_parts=of_good_parts
+            )
     _write_model(options, made, fitted, layer, pool, training, preparation, about)
     if of_good_parts:
         print("it was fitted on good parts alone: to see how well it finds defects, evaluate it with --masks")
@@ -119,18 +130,27 @@ def _fit_head(
         )
     about: dict[str, Any] = {}
     if of_good_parts:
-        pipeline = _pipeline(options, len(features)).fit(features)
+        pipeline = assemble_pipeline(options, len(features)).fit(features)
         fitted = package.Head.of(pipeline)
         keep_left_out(fitted, pipeline, training, groups, options)
     else:
         names = list(classes or []) if patches is None else patches.names(classes)
+        if patches is not None and patches.masks is not None:
+            options.normal = names[0]
+            return fit_labelled(options, training, patches, names, groups, typed=typed)
         pipeline, fitted, about = _with_labels(options, training, names, unit, preparation, groups, typed=typed)
     svm = pipeline[-1].best_estimator_ if options.search else pipeline[-1]
     if not options.no_pictures and patches is None and hasattr(svm, "support_"):
         rows = {i: training.rows[i] for i in svm.support_.tolist()}
         fitted.training_set.examples = _examples(preparation.folder(options.images), rows)
-    counts = {"images": len(set(training.rows)), "rows": len(features), "left_out": training.blocks.left_out}
-    return fitted, {"estimator": describe_estimator(pipeline)} | counts | about
+    return fitted, {"estimator": describe_estimator(pipeline)} | training.describe() | about
+
+
+def _is_taught(options: FitOptions, of_good_parts: bool) -> bool:
+    """Return whether the maps of photos say which patches are faults: there are a normal class, and no masks."""
+    from pytorch_grad_cam_pcasvm.network.pools import is_dense
+
+    return is_dense(_parse_pool(options)) and not of_good_parts and options.masks is None and options.normal is not None
 
 
 def _count_fewest(training: TrainingSet, groups: Any, *, of_good_parts: bool, unit: str) -> int:
@@ -182,12 +202,18 @@ def _choose_features(options: FitOptions, backbone: Any, preparation: Preparatio
     Raises:
         ValueError: no block has positions.
     """
-    from pytorch_grad_cam_pcasvm.network.auto_layers import last_features
+    from pytorch_grad_cam_pcasvm.network.auto_layers import fine_features, last_features
     from pytorch_grad_cam_pcasvm.network.modules import device_of
+    from pytorch_grad_cam_pcasvm.network.pools import is_dense
 
     if options.features:
         return options.features[0] if len(options.features) == 1 else options.features
-    layer = last_features(backbone, first_image(preparation).to(device_of(backbone)))
+    x = first_image(preparation).to(device_of(backbone))
+    fine = fine_features(backbone, x) if is_dense(_parse_pool(options)) else []
+    if fine:
+        print(f"features: {' and '.join(fine)}, whose positions are fine enough for small things (another: --features)")
+        return fine[0] if len(fine) == 1 else fine
+    layer = last_features(backbone, x)
     print(f"features: {layer}, the last block (another: --features)")
     return layer
 
@@ -202,16 +228,6 @@ def _tell_left_out(left_out: Mapping[str, str]) -> None:
     """Say which blocks have no means, so that maps there would start at zeros."""
     for name, reason in left_out.items():
         print(f"no mean activations of {name} are kept: {reason}")
-
-
-def _of_good_parts(options: Any) -> bool:
-    """Return whether the estimator learns what is normal, from images without classes."""
-    if options.classifier in CLASSIFIERS:
-        return options.classifier in _OF_GOOD_PARTS
-    from sklearn.base import is_outlier_detector
-
-    estimator = _classifier(options, 0)
-    return is_outlier_detector(estimator) or not hasattr(estimator, "predict")
 
 
 def _one_class(options: Any, classes: Sequence[str] | None) -> None:
@@ -232,7 +248,12 @@ def _check_normal(options: Any, classes: Sequence[str] | None, of_good_parts: bo
     """Refuse a normal class that there is not; say that one may be it."""
     if options.normal is None:
         likely = [name for name in classes or () if name.lower() in _NORMAL]
-        if likely and not of_good_parts:
+        if options.masks is not None:  # what is outside of them is the background
+            return
+        if likely and not of_good_parts and (options.pool or "").startswith("dense"):
+            options.normal = likely[0]
+            print(f"{likely[0]!r} is taken for the class of good photos (another: --normal)")
+        elif likely and not of_good_parts:
             print(
                 f"hint: if {likely[0]!r} means that there is no defect, add --normal {likely[0]}: maps then show what "
                 "speaks against it"
@@ -266,7 +287,9 @@ def _patches(options: Any, preparation: Preparation, folder: Any) -> PatchOption
     neighbours = options.classifier == "neighbours"
     coreset = _CORESET if neighbours and options.coreset is None else options.coreset
     most = {"most": _MOST_NEIGHBOURS} if neighbours else {}
-    return PatchOptions(masks, resize, options.purity, options.sample, coreset, **most)
+    return PatchOptions(
+        masks, resize, options.purity, options.coverage, options.normal or BACKGROUND, options.sample, coreset, **most
+    )
 
 
 def _with_labels(
@@ -290,10 +313,10 @@ def _with_labels(
         pipeline, fitted, about = _fit_unchosen(options, training, labels, unit, own)
     else:
         if options.classifier not in CLASSIFIERS:  # another may be none, which is told before anything is chosen
-            _fit_classifier(options, features, labels, 0)
-        as_typed, make = replace(options), partial(_classifier, count=len(labels))
+            fit_classifier(options, features, labels, 0)
+        as_typed, make = replace(options), partial(make_classifier, count=len(labels))
         choice = choose(options, features, labels, own, make, typed=typed)
-        pipeline, fitted = _fit_classifier(options, features, labels, 0)
+        pipeline, fitted = fit_classifier(options, features, labels, 0)
         about = {} if choice is None else describe_choice(options, choice) | tell_score(options, choice, labels)
         if choice is not None:
             tell_next_step(as_typed, choice, features, labels, own, make, preparation.resize)
@@ -331,9 +354,9 @@ def _fit_unchosen(
     if folds is not None and min(len(rest) for rest, _ in folds) < options.components:
         print(f"no cross-validation: it trains on fewer than {options.components} images; lower --components")
         folds = None
-    pipeline, fitted = _fit_classifier(options, features, labels, 0 if folds is None else len(folds))
+    pipeline, fitted = fit_classifier(options, features, labels, 0 if folds is None else len(folds))
     if options.search:
-        _tell_search(pipeline[-1])
+        tell_search(pipeline[-1])
     if folds is None:
         return pipeline, fitted, {}
     guessed = cross_val_predict(clone(pipeline), features, labels, cv=folds)
@@ -351,124 +374,15 @@ def _fit_unchosen(
     return pipeline, fitted, {"score": {"balanced_accuracy": sum(recalls) / len(recalls), "folds": len(folds)}}
 
 
-def _pipeline(options: Any, count: int) -> Any:
-    """Return a scaler, a PCA, and what stands behind it, not fitted, for a number of rows."""
-    from sklearn.decomposition import PCA
-    from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import StandardScaler
-
-    reduction = StandardScaler(), PCA(options.components, random_state=0)
-    return make_pipeline(*reduction, *([] if options.classifier == "residual" else [_classifier(options, count)]))
-
-
-def _fit_classifier(options: FitOptions, features: Any, labels: Any, folds: int) -> tuple[Any, Any]:
-    """Return the fitted pipeline, a scaler, a PCA, and a classifier or the search for an SVM; and its head.
-
-    Args:
-        options: those of ``fit``.
-        features: shape (R, D).
-        labels: shape (R,).
-        folds: the number of folds of the cross-validation in which a search runs anew; 0: there is none.
-
-    Raises:
-        ValueError: it is no classifier, or a class has too few images for a search.
-    """
-    import numpy as np
-    from sklearn.model_selection import GridSearchCV, StratifiedKFold
-    from sklearn.pipeline import make_pipeline
-
-    from pytorch_grad_cam_pcasvm.cli.words import fitted_on_words, head_of
-
-    *reduction, classifier = (step for _, step in _pipeline(options, len(labels)).steps)
-    if options.search:
-        smallest = min(Counter(labels.tolist()).values())
-        # Within a fold's training set.
-        inner = min(5, smallest - math.ceil(smallest / folds)) if folds else 0
-        if inner < 2:
-            raise ValueError("--search compares by cross-validation, for which a class has too few images")
-        # Behind the reduction, which does not know the labels: it is fitted once, and not for each of the candidates.
-        grid = _grid(options, make_pipeline(*reduction).fit_transform(features))
-        classifier = GridSearchCV(classifier, grid, scoring="balanced_accuracy", cv=StratifiedKFold(inner))
-    with np.errstate(divide="ignore", invalid="ignore"):  # of features that are all alike, which the head refuses
-        pipeline = fitted_on_words(make_pipeline(*reduction, classifier), features, labels)
-    fitted = head_of(pipeline)
-    if fitted.classes_ is None:
-        raise ValueError(f"--classifier {options.classifier} has no classes_ once it is fitted: name a classifier")
-    return pipeline, fitted
-
-
-def _classifier(options: Any, count: int) -> Any:
-    """Return the classifier that was asked for, not fitted, for a number of images."""
-    module, _, name = options.classifier.rpartition(":")
-    weight = None if options.class_weight == "none" else options.class_weight
-    settings = {"class_weight": weight, "random_state": 0}
-    if options.classifier == "forest":
-        from sklearn.ensemble import RandomForestClassifier
-
-        return RandomForestClassifier(**settings)
-    if options.classifier == "boosting":
-        from sklearn.ensemble import HistGradientBoostingClassifier
-
-        # With its own 20, a tree of few images has no branch.
-        return HistGradientBoostingClassifier(min_samples_leaf=min(20, max(2, count // 10)), **settings)
-    if options.classifier == "neighbours":
-        from sklearn.neighbors import NearestNeighbors
-
-        return NearestNeighbors(n_neighbors=1)
-    if options.classifier == "svm":
-        from sklearn.svm import SVC
-
-        return SVC(
-            C=options.C or 1.0, kernel=options.kernel or "rbf", gamma=options.gamma or "scale",
-            class_weight=weight,
-        )  # fmt: skip
-    classifier = call_by_name("--classifier", module, name, _CLASSIFIERS)
-    if not all(hasattr(classifier, method) for method in ("fit", "get_params", "set_params")):
-        raise TypeError(
-            f"--classifier {options.classifier}: {name}() must return a classifier as scikit-learn has them, with fit, "
-            f"predict, get_params and set_params, but returned a {type(classifier).__name__}"
-        )
-    if weight is not None:
-        if "class_weight" not in classifier.get_params():
-            raise ValueError(f"--class-weight {options.class_weight}, but {options.classifier} has no class_weight")
-        classifier.set_params(class_weight=weight)
-    return classifier
-
-
-def _tell_search(search: Any) -> None:
-    """Say what was best, and how much better it is than scikit-learn's own choice."""
-    best = " ".join(f"--{name} {value:.3g}" for name, value in search.best_params_.items())
-    candidates = search.cv_results_["params"]
-    usual = search.cv_results_["mean_test_score"][candidates.index(_usual(search.param_grid))]
-    print(
-        f"search: {best} is the best of {len(candidates)}, with a balanced accuracy of {search.best_score_:.0%}; that "
-        f"of C=1 and gamma=scale is {usual:.0%}"
-    )
-
-
 def _check(options: FitOptions) -> None:
     """Refuse classifiers that there are not, or whose library is missing, before anything takes long."""
     if options.components is None:
         options.components = _COMPONENTS.get(options.classifier, 8)
-    options.rate = options.rate or _RATE
+    options.rate = options.rate or RATE
     if options.classifier in ("forest", "boosting"):
         from pytorch_grad_cam_pcasvm.head.storage import skops_io
 
         skops_io()
-
-
-def _grid(options: Any, components: Any) -> dict[str, list[float]]:
-    """Return what ``--search`` compares."""
-    grid = {"C": [0.1, 1.0, 10.0, 100.0]}
-    if options.kernel != "linear":
-        scale = 1 / (options.components * components.var())  # scikit-learn's gamma="scale"
-        grid["gamma"] = [factor * scale for factor in (0.1, 1.0, 10.0)]
-    return grid
-
-
-def _usual(grid: dict[str, list[float]]) -> dict[str, float]:
-    """Return scikit-learn's own choice, which is among what is compared."""
-    return {"C": 1.0} | ({"gamma": grid["gamma"][1]} if "gamma" in grid else {})
 
 
 def _examples(folder: Any, rows: Mapping[int, int]) -> dict[int, Any]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 BACKGROUND = "background"  # outside of masks
+COVERAGE = 0.2  # of a patch
 
 
 @dataclass(frozen=True)
@@ -15,6 +16,8 @@ class PatchOptions:
         masks: a :class:`.MaskFolder`; None: the label of a patch is that of its image.
         resize: how pictures are resized, as in ``export.onnx``; for masks.
         purity: the least share of a patch that its label must have.
+        coverage: the least share of a patch that a class of small things needs.
+        normal: the name of what is outside of masks.
         sample: how many patches of each image: a number or a fraction; None: as many as ``most`` in all.
         coreset: how many are kept of all; None: all.
         most: number of patches, if ``sample`` is not given.
@@ -23,6 +26,8 @@ class PatchOptions:
     masks: Any = None
     resize: Any = None
     purity: float = 0.0
+    coverage: float = COVERAGE
+    normal: str = BACKGROUND
     sample: float | None = None
     coreset: float | None = None
     most: int = 20_000
@@ -43,8 +48,10 @@ class PatchOptions:
     @property
     def arguments(self) -> dict[str, Any]:
         """What it is for ``extract_features``."""
-        of_masks = {} if self.masks is None else {"purity": self.purity, "ignore_index": self.masks.unlabelled}
-        return {"sample": self.sample, "coreset": self.coreset, "places": True} | of_masks
+        amounts = {"sample": self.sample, "coreset": self.coreset, "places": True}
+        if self.masks is None:
+            return amounts
+        return amounts | {"purity": self.purity, "coverage": self.coverage, "ignore_index": self.masks.unlabelled}
 
     def labels(self, rows: Sequence[int], numbers: Sequence[Any], size: Any) -> Any:
         """Return the labels of images: their classes, or masks (N, H, W); None without classes."""
@@ -63,6 +70,6 @@ class PatchOptions:
         if self.masks is None:
             return list(classes or [])
         if self.masks.values == [1]:
-            return [BACKGROUND, *(classes or ["defect"])]
+            return [self.normal, *(classes or [self.masks.classes.names.get(1, "defect")])]
         last = max(number for number in self.masks.values if number != self.masks.unlabelled)
-        return [BACKGROUND, *(self.masks.titles.get(number, str(number)) for number in range(1, 1 + last))]
+        return [self.normal, *(self.masks.titles.get(number, str(number)) for number in range(1, 1 + last))]

@@ -35,6 +35,7 @@ class TrainingSet:
         blocks: the last blocks of the network.
         read_all: yields the features of some pictures after the others, (n, D), or of all positions (n, D, h, w), with
             the numbers of these pictures in the folder; only while the training set is open.
+        spread: takes maps of positions, (N, K, h, w), to a size (H, W), over the pictures that the network sees.
     """
 
     features: Any
@@ -45,6 +46,11 @@ class TrainingSet:
     means: dict[str, Any]
     blocks: Any
     read_all: Callable[[], Iterator[tuple[Any, list[int]]]]
+    spread: Callable[[Any, Any], Any]
+
+    def describe(self) -> dict[str, Any]:
+        """Return how many photos and rows there are, as a model's file holds it."""
+        return {"images": len(set(self.rows)), "rows": len(self.features), "left_out": self.blocks.left_out}
 
 
 def layers_for_maps(backbone: Any, source: Any, x: Any) -> list[str]:
@@ -85,6 +91,7 @@ def training_set(
     from pytorch_grad_cam_pcasvm.data.images import Images
     from pytorch_grad_cam_pcasvm.network.block_means import BlockMeans
     from pytorch_grad_cam_pcasvm.network.features import FeatureSource
+    from pytorch_grad_cam_pcasvm.network.grid import Grid
     from pytorch_grad_cam_pcasvm.network.modules import device_of
 
     images = Images(preparation.folder(root), thumbnails=0)
@@ -111,7 +118,8 @@ def training_set(
         at = torch.from_numpy(np.ascontiguousarray(origins[:, 1:]))
         own = rows[origins[:, 0]].tolist()
         read_all = partial(_read_all, stored, backbone, source)
-        yield TrainingSet(features.cpu(), numbers.cpu(), own, at, bad, means, blocks, read_all)
+        spread = Grid((), tuple(x.shape[2:]), source.at(backbone, x).cells).spread
+        yield TrainingSet(features.cpu(), numbers.cpu(), own, at, bad, means, blocks, read_all, spread)
 
 
 def _read_all(stored: Any, backbone: Any, source: Any) -> Iterator[tuple[Any, list[int]]]:

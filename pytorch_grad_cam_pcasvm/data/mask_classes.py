@@ -10,7 +10,7 @@ import numpy as np
 from pytorch_grad_cam_pcasvm.data.mask_files import BLACK, STEPS, WHITE, MaskPixels
 
 UNLABELLED = 255  # beside the numbers of classes
-_MOST_CLASSES = 100
+MOST_CLASSES = 100
 _SHADES = 20  # a mask of more numbers, beyond those of classes, has been saved as a photo
 _NEARLY_BLACK = 9
 _DARK = 96  # the lightest shade of black and white is above, as of masks of 0 and 128
@@ -73,6 +73,7 @@ class MaskClasses:
         numbers: of colours, the number of each; else {}.
         threshold: what is larger is inside of masks that only tell that.
         hint: what looks wrong; "": nothing.
+        names: of boxes, the name of each class, by number; else {}.
     """
 
     values: list[int]
@@ -80,6 +81,7 @@ class MaskClasses:
     numbers: Mapping[int, int] = field(default_factory=dict)
     threshold: int = 0
     hint: str = ""
+    names: Mapping[int, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, root: Path, masks: Sequence[MaskFacts], *, only_inside: bool) -> "MaskClasses":
@@ -110,7 +112,7 @@ class MaskClasses:
     def titles(self) -> dict[int, str]:
         """The names of the classes, by number."""
         colours = {number: f"#{colour:06X}" for colour, number in self.numbers.items()}
-        return {number: colours.get(number, str(number)) for number in self.values}
+        return {number: self.names.get(number, colours.get(number, str(number))) for number in self.values}
 
     def numbered(self, mask: MaskPixels) -> np.ndarray:
         """Return the numbers of the classes at every pixel of a mask, uint8, shape (H, W)."""
@@ -184,9 +186,9 @@ def _of_colours(root: Path, masks: Sequence[MaskFacts]) -> MaskClasses:
             )
     colours = sorted(set().union(*(mask.colours for mask in masks)))
     classes = [colour for colour in colours if colour != _BORDER] if len(colours) > 1 else colours
-    if len(classes) > _MOST_CLASSES:
+    if len(classes) > MOST_CLASSES:
         raise ValueError(
-            f"the masks in {root} have {len(classes)} colours, which are no classes (at most {_MOST_CLASSES}): do they "
+            f"the masks in {root} have {len(classes)} colours, which are no classes (at most {MOST_CLASSES}): do they "
             f"have soft edges, or are they photos? {_TO_WRITE.capitalize()}"
         )
     _refuse_blends(root, masks)
@@ -251,7 +253,7 @@ def _of_numbers(
     if len(numbers) == 1:
         return [1], 0
     largest = max((number for number in numbers if number != UNLABELLED), default=0)
-    if largest <= _MOST_CLASSES and not lossy:
+    if largest <= MOST_CLASSES and not lossy:
         _check_classes(root, masks, numbers, each)
         return numbers, 0
     middle = 127 if _FULL <= top <= 255 else top // 2
@@ -263,7 +265,7 @@ def _of_numbers(
         return [1], 0  # each number is of something
     shown = ", ".join(map(str, numbers[:_SHADES])) + (", ..." if len(numbers) > _SHADES else "")
     if len(numbers) > _SHADES and soft is False:
-        meant = f"which are no soft edge, and larger than those of classes (at most {_MOST_CLASSES})"
+        meant = f"which are no soft edge, and larger than those of classes (at most {MOST_CLASSES})"
     elif several and not soft and min(numbers) <= middle:
         meant = "which may be classes, or the soft edge of one"
     elif soft:

@@ -5,6 +5,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
+from pytorch_grad_cam_pcasvm.data.boxes import ENDING
 from pytorch_grad_cam_pcasvm.data.photo_files import is_photo
 
 # Of a mask's name, behind that of its picture; several are numbered.
@@ -26,7 +27,7 @@ def masks_by_picture(root: Path, names: Sequence[str], paths: Sequence[Path]) ->
     if not root.is_dir():
         raise FileNotFoundError(f"there is no folder of masks {root}")
     pictures = {path.resolve() for path in paths}
-    found = sorted(path for path in root.rglob("*") if is_photo(path) and path.resolve() not in pictures)
+    found = sorted(path for path in root.rglob("*") if _is_mask_file(path) and path.resolve() not in pictures)
     keys = _keys(names, flat=all(path.parent == root for path in found))
     known, of_key = set(keys), defaultdict[str, list[Path]](list)
     unknown = []
@@ -47,6 +48,10 @@ def masks_by_picture(root: Path, names: Sequence[str], paths: Sequence[Path]) ->
     for key, masks in of_key.items():
         _check_one_kind(root, key, masks)
     return [of_key.get(key, []) for key in keys]
+
+
+def _is_mask_file(path: Path) -> bool:
+    return is_photo(path) or path.suffix.lower() == ENDING
 
 
 def _keys(names: Sequence[str], *, flat: bool) -> list[str]:

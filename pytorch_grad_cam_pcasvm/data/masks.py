@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from pytorch_grad_cam_pcasvm.data.boxes import ENDING, Boxes, read_boxes
 from pytorch_grad_cam_pcasvm.data.images import size_and_orientation
-from pytorch_grad_cam_pcasvm.data.mask_classes import UNLABELLED, MaskClasses, MaskFacts
+from pytorch_grad_cam_pcasvm.data.mask_classes import MOST_CLASSES, UNLABELLED, MaskClasses, MaskFacts
 from pytorch_grad_cam_pcasvm.data.mask_files import MaskPixels, read_mask, turned, turned_back
 from pytorch_grad_cam_pcasvm.data.mask_names import masks_by_picture
 from pytorch_grad_cam_pcasvm.export.explainer import ON_ITS_SIDE, framed
@@ -27,7 +28,8 @@ class MaskFolder:
 
     A mask is black and white, or has a number for each class; in a palette these are the indexes, unless its colours
     are black and white. A mask in colours has a class for each. Where the transparency varies, and the colours do not,
-    the transparency is the mask.
+    the transparency is the mask. Boxes are read, too, from files of Pascal VOC's annotations (``007.xml``): what is in
+    a box is of its class.
 
     Args:
         root: the folder of masks.
@@ -62,6 +64,8 @@ class MaskFolder:
         self.files: list[Path | None] = [masks[0] if masks else None for masks in self._masks]
         self._exif, self._only_inside = exif, only_inside
         self._classes: MaskClasses | None = None
+        self._boxes: dict[Path, Boxes] = {}
+        self._numbers_of_boxes: dict[str, int] = {}
         self._pictures: dict[int, tuple[tuple[int, int], int]] = {}  # their sizes and orientations
 
     def __len__(self) -> int:
@@ -91,8 +95,13 @@ class MaskFolder:
     def classes(self) -> MaskClasses:
         """What the numbers of all masks mean."""
         if self._classes is None:
-            facts = [MaskFacts.of(self._read(row, file)) for row, masks in enumerate(self._masks) for file in masks]
-            classes = MaskClasses.of(self.root, facts, only_inside=self._only_inside)
+            self._read_all_boxes()
+            facts = [MaskFacts.of(self._read(row, file)) for row, files in enumerate(self._masks) for file in files]
+            if self._boxes:
+                names = {number: name for name, number in self._numbers_of_boxes.items()}
+                classes = MaskClasses([1] if self._only_inside else [*names], names=names)
+            else:
+                classes = MaskClasses.of(self.root, facts, only_inside=self._only_inside)
             for row, masks in enumerate(self._masks):
                 if len(masks) > 1:  # which may contradict each other
                     self._numbers(row, classes)
@@ -116,6 +125,29 @@ class MaskFolder:
         if self.files[row] is None:
             return np.zeros(size, np.uint8)
         return np.asarray(framed(Image.fromarray(self._numbers(row, classes)), size, resize, "nearest"))
+
+    def _read_all_boxes(self) -> None:
+        """Read the files of boxes, and number their classes by name.
+
+        Raises:
+            OSError: one cannot be read.
+            ValueError: one is no annotation of Pascal VOC, there are too many classes, or other masks beside them.
+        """
+        files = [file for masks in self._masks for file in masks]
+        of_boxes = [file for file in files if file.suffix.lower() == ENDING]
+        if not of_boxes:
+            return
+        if len(of_boxes) < len(files):
+            other = next(file for file in files if file not in of_boxes)
+            raise ValueError(f"{self.root} has boxes, {of_boxes[0]}, and masks, {other}: keep one kind in a folder")
+        self._boxes = {file: read_boxes(file) for file in of_boxes}
+        names = sorted({box.name for boxes in self._boxes.values() for box in boxes.boxes})
+        if not 0 < len(names) <= MOST_CLASSES:
+            raise ValueError(
+                f"the boxes in {self.root} have {len(names) or 'no'} names of classes: from 1 to {MOST_CLASSES} are "
+                "expected"
+            )
+        self._numbers_of_boxes = {name: number for number, name in enumerate(names, 1)}
 
     def _numbers(self, row: int, classes: MaskClasses) -> np.ndarray:
         """Return the numbers of a picture's masks together, uint8, as large as the files have them."""
@@ -146,7 +178,6 @@ class MaskFolder:
             OSError: it, or its picture, cannot be read.
             ValueError: it has another shape than its picture, or nobody can say what is inside.
         """
-        mask = read_mask(file)
         if row not in self._pictures:
             try:
                 self._pictures[row] = size_and_orientation(self._paths[row])
@@ -155,6 +186,10 @@ class MaskFolder:
         stored, orientation = self._pictures[row]
         on_its_side = orientation in ON_ITS_SIDE
         seen = stored[::-1] if on_its_side else stored
+        if file in self._boxes:
+            mask = MaskPixels(file, self._boxes[file].draw(self._numbers_of_boxes, seen))
+        else:
+            mask = read_mask(file)
         numbers = turned(mask.numbers, mask.orientation)
         if on_its_side and mask.orientation == 1 and not _fits(numbers, seen) and _fits(numbers, stored):
             numbers = turned(numbers, orientation)

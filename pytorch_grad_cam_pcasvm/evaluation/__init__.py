@@ -1,5 +1,6 @@
 """Evaluation: can these maps be believed? Measured on your own network and images, against controls."""
 
+from pytorch_grad_cam_pcasvm.evaluation.faults import FoundFaults
 from pytorch_grad_cam_pcasvm.evaluation.layers import layers
 from pytorch_grad_cam_pcasvm.evaluation.pixels import PixelScores, pixel_scores
 from pytorch_grad_cam_pcasvm.evaluation.quantus import quantus_explainer
@@ -18,6 +19,7 @@ from pytorch_grad_cam_pcasvm.evaluation.study import (
 
 __all__ = [
     "Estimate",
+    "FoundFaults",
     "PixelScores",
     "Result",
     "Row",

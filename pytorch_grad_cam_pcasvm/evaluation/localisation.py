@@ -10,9 +10,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - torch's own habit
 
+from pytorch_grad_cam_pcasvm.evaluation.faults import RATE
 from pytorch_grad_cam_pcasvm.evaluation.intervals import SAME
 from pytorch_grad_cam_pcasvm.evaluation.pixels import TOLERANCE
-from pytorch_grad_cam_pcasvm.evaluation.positions import ABOUT, CENTRE, POINT, PixelValues, measure_positions
+from pytorch_grad_cam_pcasvm.evaluation.positions import (
+    ABOUT,
+    CENTRE,
+    POINT,
+    PixelValues,
+    measure_decisions,
+    measure_positions,
+)
 from pytorch_grad_cam_pcasvm.evaluation.regions import OF_VOLUMES, masks_of, regions_of
 from pytorch_grad_cam_pcasvm.evaluation.result import Result, Row
 from pytorch_grad_cam_pcasvm.evaluation.rivals import BLIND, RANDOM, RIVALS, Rivals
@@ -41,6 +49,7 @@ def localisation(  # noqa: D417 - of the study its class tells
     rivals: Sequence[str] = RIVALS,
     category: Any = None,
     tolerance: float = TOLERANCE,
+    rate: float = RATE,
 ) -> Steps:
     """Measure how much of the evidence for a class lies on the image of that class, or inside masks.
 
@@ -71,6 +80,8 @@ def localisation(  # noqa: D417 - of the study its class tells
         category: of a head that decides at every position, the class that masks are of; None: any but that of the
             background, which is called 0, False or ``"background"``.
         tolerance: how many pixels away from a mask the largest value may be, in a second pointing game.
+        rate: with masks, the share of images on which there is nothing that may raise a false alarm; see
+            :class:`.PixelScores`.
 
     Returns:
         Both measures for each method: against chance, random maps, another scene's map, the blind map and a randomised
@@ -91,7 +102,7 @@ def localisation(  # noqa: D417 - of the study its class tells
     if pasted and masks is not None:
         raise ValueError("pasted makes its own masks: leave masks out")
     if is_dense(study.net.pool):
-        yield from measure_positions(study, masks, category, tolerance)
+        yield from measure_positions(study, masks, category, tolerance, rate)
         return
     if tiles not in (2, 4):
         raise ValueError(f"tiles must be 2 or 4, got {tiles!r}")
@@ -115,7 +126,7 @@ def localisation(  # noqa: D417 - of the study its class tells
             raise ValueError("there is nothing to find: every mask is empty")
         chance, rows = np.concatenate(chances), rows_so_far()
         if masks is not None:
-            rows += pixels.rows(subject, tolerance) + answers.pointing(tolerance)
+            rows += pixels.rows(subject, tolerance, rate) + answers.pointing(tolerance)
         return subject.result(
             "localisation",
             "does the evidence for a class lie on the image of that class?" + subject.without_normal
@@ -126,6 +137,7 @@ def localisation(  # noqa: D417 - of the study its class tells
             tiles=tiles if masks is None and not pasted else None,
             pasted=pasted,
             chance=float(chance.mean()),
+            alarms=None if masks is None else pixels.told(),
         )
 
     if masks is None:
@@ -153,6 +165,7 @@ def localisation(  # noqa: D417 - of the study its class tells
         if masks is not None:
             own_maps = {method: against.of(method)[""] for method in subject.named}
             pixels.add(where, rows_of, own_maps | {BLIND: subject.blind(x)})
+            pixels.decide(measure_decisions(subject.net, x, subject.normal))
             others = _of_other_questions(subject, x, targets, rows_of, own_maps)
             answers.add(where, rows_of, others | {CENTRE: _centre(x)})
             yield from _add_nothing(subject, on_nothing, pixels)
@@ -244,6 +257,7 @@ def _add_nothing(subject: Subject, rows: list[int], pixels: PixelValues) -> Step
         targets = subject.targets(x)
         own_maps = {method: subject.explained(method, x, targets) for method in subject.named}
         pixels.add(np.zeros((len(x), *x.shape[2:]), bool), part, own_maps | {BLIND: subject.blind(x)})
+        pixels.decide(measure_decisions(subject.net, x, subject.normal))
         yield None
 
 

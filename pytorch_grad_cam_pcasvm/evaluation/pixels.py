@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from scipy import ndimage
 
+from pytorch_grad_cam_pcasvm.evaluation.faults import RATE, FoundFaults, find_faults
 from pytorch_grad_cam_pcasvm.evaluation.statistics import Estimate
 from pytorch_grad_cam_pcasvm.runtime.pictures import as_array
 
@@ -34,6 +35,7 @@ class PixelScores:
         images: how many images there are.
         masked: how many of them have a mask that is not empty.
         regions: number of connected regions.
+        found: which of these are found, at a rate of false alarms; None: all images have a mask.
 
     Example:
         >>> truth = np.zeros((2, 8, 8), bool)
@@ -53,22 +55,27 @@ class PixelScores:
     images: int
     masked: int
     regions: int
+    found: FoundFaults | None
 
 
-def pixel_scores(scores: Any, masks: Any, *, tolerance: float = TOLERANCE, seed: int = 0) -> PixelScores:
+def pixel_scores(
+    scores: Any, masks: Any, *, tolerance: float = TOLERANCE, rate: float = RATE, seed: int = 0
+) -> PixelScores:
     """Measure how well numbers at pixels, such as anomaly maps, tell what lies inside of masks.
 
     Args:
         scores: shape (N, H, W), larger inside.
         masks: true masks, shape (N, H, W), nonzero inside; all zeros for images on which there is nothing.
         tolerance: how many pixels away from a mask the largest number may be.
+        rate: the share of images without a mask that may raise a false alarm, in (0, 1).
         seed: random seed of the bootstrap.
 
     Returns:
         The scores.
 
     Raises:
-        ValueError: the shapes differ, numbers are not finite, or there is nothing inside or outside of masks.
+        ValueError: the shapes differ, numbers are not finite, there is nothing inside or outside of masks, or the rate
+            is no share.
 
     Example:
         >>> truth = np.zeros((2, 8, 8), bool)
@@ -87,6 +94,8 @@ def pixel_scores(scores: Any, masks: Any, *, tolerance: float = TOLERANCE, seed:
         raise ValueError("the scores are not finite")
     if not inside.any() or inside.all():
         raise ValueError(f"{'nothing' if not inside.any() else 'everything'} lies inside of the masks")
+    if not 0 < rate < 1:
+        raise ValueError(f"rate must be a share above 0 and below 1, such as 0.01, got {rate!r}")
     weights, regions = _region_weights(inside)
     masked = np.asarray(inside.reshape(len(inside), -1).any(1))
     # Of equal numbers, all are above a threshold, or none.
@@ -107,10 +116,11 @@ def pixel_scores(scores: Any, masks: Any, *, tolerance: float = TOLERANCE, seed:
         threshold=float(-values[f1.argmax()]),
         pointing=Estimate.of([exact for exact, _ in near], bounds=(0, 1)),
         near=Estimate.of([close for _, close in near], bounds=(0, 1)),
-        image_auroc=_image_auroc(peaks, masked),
+        image_auroc=measure_image_auroc(peaks, masked),
         images=count,
         masked=int(masked.sum()),
         regions=regions,
+        found=find_faults(numbers, inside, rate),
     )
 
 
@@ -173,7 +183,7 @@ def pointing(numbers: np.ndarray, mask: np.ndarray, tolerance: float) -> tuple[f
     return float((away == 0).mean()), float((away <= tolerance).mean())
 
 
-def _image_auroc(peaks: np.ndarray, masked: np.ndarray) -> Estimate:
+def measure_image_auroc(peaks: np.ndarray, masked: np.ndarray) -> Estimate:
     """Return the area under the ROC curve of images, with its standard error (DeLong et al., Biometrics 1988)."""
     positive, negative = peaks[masked], peaks[~masked]
     if not len(positive) or not len(negative):

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pytorch_grad_cam_pcasvm.evaluation.pixels import by_class, pixel_scores, pointing
+from pytorch_grad_cam_pcasvm.evaluation.faults import RATE, FoundFaults, find_faults
+from pytorch_grad_cam_pcasvm.evaluation.pixels import by_class, measure_image_auroc, pixel_scores, pointing
 from pytorch_grad_cam_pcasvm.evaluation.regions import masks_of, regions_of
 from pytorch_grad_cam_pcasvm.evaluation.result import Result, Row, in_words
 from pytorch_grad_cam_pcasvm.evaluation.rivals import BLIND
@@ -23,6 +24,7 @@ from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
 
 POINT = "pointing game"
 AUROC, AUPRO, F1, IMAGE_AUROC = "pixel AUROC", "AUPRO to 30 % of false positives", "best F1", "image AUROC"
+DECISION = "the decision"  # of a head that decides about whole images
 POSITIONS = "every position"  # of a head that decides there
 CENTRE = "the centre of the image"
 ABOUT = ", asked about "  # between a method and a question other than that of the study
@@ -57,7 +59,7 @@ def found_in_words(result: Result) -> list[str]:
             + (f" To compare, {' and '.join(controls)}." if controls else "")
             + (f" Maps {', '.join(others)}." if others else "")
         )
-    return sentences
+    return [*sentences, *(result.settings.get("alarms") or ())]
 
 
 class PixelValues:
@@ -66,6 +68,8 @@ class PixelValues:
     def __init__(self) -> None:
         self._masks, self._numbers = list[np.ndarray](), list[int]()
         self._values = defaultdict[str, list[np.ndarray]](list)
+        self._decisions = list[np.ndarray]()
+        self.alarms = dict[str, str]()  # what is found at a rate of false alarms, in words
 
     def add(self, masks: np.ndarray, numbers: Sequence[int], maps: Mapping[str, Any]) -> None:
         """Add some images.
@@ -80,36 +84,74 @@ class PixelValues:
         for name, values in maps.items():
             self._values[name].append(heat(values, masks.shape[1:]).astype(np.float32))
 
-    def rows(self, subject: Subject, tolerance: float) -> list[Row]:
+    def decide(self, evidence: np.ndarray | None) -> None:
+        """Add the evidence for any fault that the decisions about some images have, (N,); None: there is none."""
+        if evidence is not None:
+            self._decisions.append(evidence)
+
+    def rows(self, subject: Subject, tolerance: float, rate: float) -> list[Row]:
         """Return how well the values of every pixel tell masks, of all images and of each class.
 
         Args:
             subject: what is measured.
             tolerance: of the second pointing game.
+            rate: of false alarms.
         """
         masks, labels = np.concatenate(self._masks), subject.source.labels(self._numbers)
         if masks.all():
             subject.missing["pixels"] = "all lie inside of masks"
             return []
-        rows = []
+        rows = self._of_decisions(masks, rate)
+        options: Any = {"tolerance": tolerance, "rate": rate, "seed": subject.seed}
         for name, parts in self._values.items():
             values = np.concatenate(parts)
-            scores = {"": pixel_scores(values, masks, tolerance=tolerance, seed=subject.seed)}
+            scores = {"": pixel_scores(values, masks, **options)}
             if labels is not None and labels[0] is not None:
                 of_names = subject.source.names
                 classes = [of_names[label] if of_names and isinstance(label, int) else label for label in labels]
-                scores |= by_class(values, masks, classes, tolerance=tolerance, seed=subject.seed)
+                scores |= by_class(values, masks, classes, **options)
             for label, of_class in scores.items():
                 measures = {AUROC: of_class.auroc, AUPRO: of_class.aupro, F1: of_class.f1}
                 measures |= {f"{POINT}, within {tolerance:g} pixels": of_class.near}
                 if name == POSITIONS:
                     measures |= {POINT: of_class.pointing, IMAGE_AUROC: of_class.image_auroc}
+                    measures |= self._of_alarms(of_class.found, label)
                 rows += [
                     Row(name, f"{measure}, {label}" if label else measure, "", estimate)
                     for measure, estimate in measures.items()
                     if estimate.n
                 ]
         return rows
+
+    def _of_decisions(self, masks: np.ndarray, rate: float) -> list[Row]:
+        """Return how well the decisions about images tell those that have a mask."""
+        masked = np.asarray(masks.reshape(len(masks), -1).any(1))
+        if not self._decisions or masked.all() or not masked.any():
+            return []
+        evidence = np.concatenate(self._decisions)
+        # Of a decision all pixels of a photo have the same evidence.
+        found = find_faults(evidence[:, None], masked[:, None], rate)
+        measures = {IMAGE_AUROC: measure_image_auroc(evidence, masked)} | self._of_alarms(found, "", photos_only=True)
+        return [Row(DECISION, measure, "", estimate) for measure, estimate in measures.items()]
+
+    def _of_alarms(self, found: FoundFaults | None, label: str, *, photos_only: bool = False) -> dict[str, Estimate]:
+        """Return what is found at the rate of false alarms, by measure, and note it in words."""
+        if found is None:
+            return {}
+        at = f" at 1 in {1 / found.rate:.3g} false alarms"
+        photos = {f"photos found{at}": found.photos}
+        if photos_only:
+            self.alarms[label] = found.describe_photos()
+            return photos
+        self.alarms[label] = found.describe()
+        sizes = {f"faults found{at}, {size}": share for size, share in found.by_size.items()}
+        return {f"faults found{at}": found.faults} | sizes | photos
+
+    def told(self) -> list[str]:
+        """Return what is found at the rate of false alarms, in a sentence for each class."""
+        return [
+            f"{label}: {words}." if label else f"{words[0].upper()}{words[1:]}." for label, words in self.alarms.items()
+        ]
 
     def pointing(self, tolerance: float) -> list[Row]:
         """Return how often the largest value of each map is at most so many pixels away from a mask."""
@@ -129,7 +171,7 @@ class PixelValues:
         ]
 
 
-def measure_positions(study: Subject, masks: Any, category: Any, tolerance: float) -> Steps:
+def measure_positions(study: Subject, masks: Any, category: Any, tolerance: float, rate: float = RATE) -> Steps:
     """Measure how well the values of a head at every position tell masks."""
     if masks is None:
         raise ValueError(
@@ -150,8 +192,28 @@ def measure_positions(study: Subject, masks: Any, category: Any, tolerance: floa
             values = cells.spread(values.unsqueeze(1), size)[:, 0]
         pixels.add(masks_of(regions, boxes, rows, size), rows, {POSITIONS: values})
         yield subject.step(
-            lambda: subject.result("localisation", question, pixels.rows(subject, tolerance)), lambda _: False
+            lambda: subject.result(
+                "localisation", question, pixels.rows(subject, tolerance, rate), alarms=pixels.told()
+            ),
+            lambda _: False,
         )
+
+
+def measure_decisions(net: PCASVMNet, x: Tensor, normal: Any) -> np.ndarray | None:
+    """Return by how much any fault is ahead of the normal class in the decisions about images, (N,).
+
+    Args:
+        net: the network, whose head decides about whole images.
+        x: images, shape (N, ...).
+        normal: the class that is an absence; None: there is none.
+
+    Returns:
+        The evidence; None: the head has no normal class, or no margins.
+    """
+    classes = [] if net.head.classes_ is None else net.head.classes_.tolist()
+    if normal is None or normal not in classes:
+        return None
+    return _compare(net, x, [number for number, name in enumerate(classes) if name != normal])
 
 
 def values_of_positions(net: PCASVMNet, x: Tensor, category: Any = None, normal: Any = None) -> np.ndarray:
@@ -169,9 +231,8 @@ def values_of_positions(net: PCASVMNet, x: Tensor, category: Any = None, normal:
     if tells_anomalies(net.head):
         return net.anomaly_map(x)
     classes = [] if net.head.classes_ is None else net.head.classes_.tolist()
-    wanted = (
-        [name for name in classes if name not in BACKGROUNDS and name != normal] if category is None else [category]
-    )
+    wanted = [name for name in classes if name not in BACKGROUNDS and name != normal]
+    wanted = wanted if category is None else [category]
     if not wanted or not set(wanted) <= set(classes) or len(wanted) == len(classes):
         raise ValueError(
             f"the head's classes are {classes}, none of which is called 0 or 'background': name the class that is an "
@@ -179,10 +240,17 @@ def values_of_positions(net: PCASVMNet, x: Tensor, category: Any = None, normal:
             if category is None
             else f"there is no class {category!r}: the head's classes are {classes}"
         )
+    margins = _compare(net, x, [classes.index(name) for name in wanted])
+    assert margins is not None
+    return margins
+
+
+def _compare(net: PCASVMNet, x: Tensor, wanted: Sequence[int]) -> np.ndarray | None:
+    """Return by how much some classes are ahead of all others, (N, *grid); None: the head has no margins."""
     with evaluating(net), torch.no_grad():
         margins = net(x).margins
-    assert margins is not None
+    if margins is None:
+        return None
     # Only the difference between classes is comparable between positions.
-    of_wanted = [classes.index(name) for name in wanted]
-    others = [number for number in range(len(classes)) if number not in of_wanted]
-    return (margins[:, of_wanted].amax(1) - margins[:, others].amax(1)).cpu().numpy()
+    others = [number for number in range(margins.shape[1]) if number not in wanted]
+    return (margins[:, wanted].amax(1) - margins[:, others].amax(1)).cpu().numpy()

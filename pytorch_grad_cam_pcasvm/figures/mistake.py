@@ -23,7 +23,7 @@ from pytorch_grad_cam_pcasvm.network.features import checked_images
 from pytorch_grad_cam_pcasvm.network.grid import Grid
 from pytorch_grad_cam_pcasvm.network.modules import device_of
 from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
-from pytorch_grad_cam_pcasvm.network.patches import majority
+from pytorch_grad_cam_pcasvm.network.patches import label_patches
 from pytorch_grad_cam_pcasvm.runtime.errors import BlankMapWarning
 from pytorch_grad_cam_pcasvm.runtime.pictures import as_array, as_pictures
 from pytorch_grad_cam_pcasvm.targets import PCATarget, SVMTarget
@@ -144,7 +144,9 @@ def plot_mistake(
     grid, positions = output.grid or Grid((), ()), output.grid.count if output.grid else 1
     known = None if features is None else _components(net, features, len(x) * positions)
     rows = values_of(net, x, batch_size)[0].movedim(1, -1).reshape(-1, len(p)) if known is None else known
-    row_labels = majority(image_labels, grid.shape, grid.cells)[0].ravel() if masks else image_labels.repeat(positions)
+    row_labels = (
+        label_patches(image_labels, grid.shape, grid.cells)[0].ravel() if masks else image_labels.repeat(positions)
+    )
     distances = (rows - p).norm(dim=1).numpy()
     distances[(x == one).flatten(1).all(1).cpu().numpy().repeat(positions)] = np.inf  # no image is its own neighbour
     nearest = [_nearest(distances, row_labels, label)[:neighbours] for label in (predicted, truth)]

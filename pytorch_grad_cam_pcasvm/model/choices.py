@@ -144,14 +144,14 @@ def can_choose(labels: np.ndarray, groups: np.ndarray | None) -> bool:
     )
 
 
-def split_folds(labels: np.ndarray, groups: np.ndarray | None = None) -> list[Fold]:
-    """Return up to five folds with the same share of each class, none with rows of an object that others have, too.
+def split_folds(labels: np.ndarray, groups: np.ndarray | None = None, most: int = _FOLDS) -> list[Fold]:
+    """Return up to ``most`` folds with the same share of each class, none with rows of an object that others have, too.
 
     Raises:
         ValueError: a class has rows of one object only.
     """
     own = np.arange(len(labels)) if groups is None else groups
-    count = min(_FOLDS, *(len(np.unique(own[labels == name])) for name in np.unique(labels)))
+    count = min(most, *(len(np.unique(own[labels == name])) for name in np.unique(labels)))
     if count < 2:
         raise ValueError("a cross-validation needs two photos, or objects, of each class")
     kind = StratifiedKFold if groups is None else StratifiedGroupKFold

@@ -48,6 +48,8 @@ def fit_model(
     coreset: float | None = None,
     ignore_index: int | None = None,
     purity: float = 0.0,
+    coverage: float | None = None,
+    background: int = 0,
     seed: int = 0,
     progress: bool = True,
 ) -> Model:
@@ -73,6 +75,8 @@ def fit_model(
         coreset: how many rows are kept of all.
         ignore_index: a label of masks that is left out.
         purity: the least share of a patch that its label must have.
+        coverage: the least share of a patch that a label of small things needs.
+        background: the label of masks where there is nothing, for ``coverage``.
         seed: random seed.
         progress: show a progress bar.
 
@@ -93,8 +97,8 @@ def fit_model(
     """
     return fit_made(
         take_backbone(backbone, transform), loader, head, layer, pool=pool, layers=layers, classes=classes,
-        normal=normal, sample=sample, coreset=coreset, ignore_index=ignore_index, purity=purity, seed=seed,
-        progress=progress,
+        normal=normal, sample=sample, coreset=coreset, ignore_index=ignore_index, purity=purity, coverage=coverage,
+        background=background, seed=seed, progress=progress,
     )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from pytorch_grad_cam_pcasvm.network.modules import evaluating, modules_of
 from pytorch_grad_cam_pcasvm.runtime.hooks import hooked
 
 _NAMED = 3  # layers, where another is to be chosen
+_FINE = 8, 16  # pixels of a position
 
 
 def last_blocks(backbone: nn.Module, source: FeatureSource, x: Tensor) -> list[str]:
@@ -109,6 +110,23 @@ def refuse_unmappable(
         last = [name for name in able if name.rpartition(".")[0] == block][-_NAMED:]
         hint = f": name a layer that does, such as {', '.join(last)}" if last else ""
         raise ValueError(f"{form.format(layer)} {problem}{hint}")
+
+
+def fine_features(backbone: nn.Module, x: Tensor) -> list[str]:
+    """Return the layers that features of patches come from where none is named: the last blocks at strides 8 and 16.
+
+    Args:
+        backbone: the network, in evaluation mode.
+        x: images, shape (N, C, H, W).
+
+    Returns:
+        Their names, the finer one first; empty: there are none, as in a transformer.
+    """
+    if norms_before_attention(backbone):
+        return []
+    passed, _ = _passed(backbone, FeatureSource(), x[:1])
+    strides = {name: x.shape[-1] / passed[name][1].shape[-1] for name in last_blocks(backbone, FeatureSource(), x)}
+    return [name for name, stride in strides.items() if round(stride) in _FINE]
 
 
 def repeated_blocks(backbone: nn.Module, source: FeatureSource, x: Tensor) -> list[str]:

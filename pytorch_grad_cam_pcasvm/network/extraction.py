@@ -42,6 +42,8 @@ def extract_features(
     coreset: float | None = None,
     ignore_index: int | None = None,
     purity: float = 0.0,
+    coverage: float | None = None,
+    background: int = 0,
     places: bool = False,
     seed: int = 0,
     as_numpy: bool = True,
@@ -70,11 +72,17 @@ def extract_features(
         fit: for features that do not fit into memory: a reduction to fit batch by batch, such as
             ``make_pipeline(StandardScaler(), IncrementalPCA(50))``; its components, shape (R, B), are returned instead
             of the features. The loader is read once for each fitted step and once for the components.
-        sample: of dense features, how many rows of each image are kept, drawn at random: a number, or a fraction.
+        sample: of dense features, how many rows of each image are kept, drawn at random: a number, or a fraction. With
+            masks, each label in an image has an equal part of them; of a label with fewer rows all are kept, and others
+            fill up.
         coreset: of dense features, how many rows are kept of all, none twice: a number, or a fraction. They are chosen
             greedily, each as far as possible from those before, as PatchCore does.
-        ignore_index: a label of masks: patches in which it is the most frequent are left out.
-        purity: the least share of a patch that its most frequent label must have, or the patch is left out.
+        ignore_index: a label of masks: patches that have it are left out.
+        purity: the least share of a patch that its label must have, or the patch is left out.
+        coverage: the least share of a patch that a label of small things needs: a patch has the most frequent label
+            other than ``background`` if that has at least this share, else ``background``. None: a patch has its most
+            frequent label.
+        background: a label of masks, with ``coverage``: where there is nothing.
         places: also return where the rows of dense features come from.
         seed: random seed of ``sample`` and ``coreset``.
         as_numpy: return numpy arrays; otherwise, tensors on the backbone's device.
@@ -84,8 +92,8 @@ def extract_features(
         Features, shape (R, D), float32 (float64 from a float64 backbone), and labels, shape (R,), or None if the loader
         yields none. Labels of shape (N, 1) become (R,); several labels per image stay (R, C). Labels that are not
         tensors, such as names, are always returned as an array. Of dense features, there is a row for each position, in
-        reading order, image by image; its label is that of the image, or the most frequent one of its patch in the
-        mask. With ``places``, there is a third array of integers, shape (R, 3): image, row, column.
+        reading order, image by image; its label is that of the image, or that of its patch in the mask. With
+        ``places``, there is a third array of integers, shape (R, 3): image, row, column.
 
     Raises:
         TypeError: the backbone is no module, or a program made by ``torch.jit`` or ``torch.export``; the loader yields
@@ -107,7 +115,8 @@ def extract_features(
     """
     return collect_features(
         backbone, loader, layer, pool=pool, fit=fit, sample=sample, coreset=coreset, ignore_index=ignore_index,
-        purity=purity, places=places, seed=seed, as_numpy=as_numpy, progress=progress,
+        purity=purity, coverage=coverage, background=background, places=places, seed=seed, as_numpy=as_numpy,
+        progress=progress,
     )  # fmt: skip
 
 
@@ -122,6 +131,8 @@ def collect_features(
     coreset: float | None = None,
     ignore_index: int | None = None,
     purity: float = 0.0,
+    coverage: float | None = None,
+    background: int = 0,
     places: bool = False,
     seed: int = 0,
     as_numpy: bool = True,
@@ -131,9 +142,12 @@ def collect_features(
     """Return what :func:`extract_features` returns; ``blocks`` counts the images in the last pass over the loader."""
     check_loader(loader)
     check_amount("coreset", coreset)
-    patches = Patches(sample, ignore_index, purity, seed) if is_dense(pool) else None
-    if patches is None and (places or coreset or (sample, ignore_index, purity) != (None, None, 0.0)):
-        raise ValueError("sample, coreset, ignore_index, purity and places are for rows of positions: use pool='dense'")
+    patches = Patches(sample, ignore_index, purity, seed, coverage, background) if is_dense(pool) else None
+    typed = (sample, ignore_index, purity, coverage) != (None, None, 0.0, None)
+    if patches is None and (places or coreset or typed):
+        raise ValueError(
+            "sample, coreset, ignore_index, purity, coverage and places are for rows of positions: use pool='dense'"
+        )
     network = network_of(backbone)
     backbone = backbone if layer is None else network
     ask_anew(backbone)

@@ -15,6 +15,7 @@ from pytorch_grad_cam_pcasvm.network.grid import rows_of, share_of
 from pytorch_grad_cam_pcasvm.runtime.errors import warn
 
 _EPS = 0.9  # relative error of distances that PatchCore's projection allows
+_ROUNDING = 1e-5  # relative
 _SAME = 1e-6  # of the length of the longest row: by so much a row differs from itself in single precision
 
 
@@ -23,10 +24,14 @@ class Patches:
     """Which rows of dense features are kept.
 
     Args:
-        sample: how many of each image, drawn at random: a number, or a fraction; None: all.
+        sample: how many of each image, drawn at random: a number, or a fraction; None: all. With masks, each label in
+            an image has an equal part of them; of a label with fewer patches all are kept, and others fill up.
         ignore_index: the label of masks whose patches are left out.
-        purity: the least share of a patch that its most frequent label must have.
+        purity: the least share of a patch that its label must have.
         seed: random seed.
+        coverage: the least share of a patch that the most frequent label other than ``background`` must have to be
+            that of the patch, else ``background`` is; None: the most frequent label of all.
+        background: the label of masks where there is nothing.
 
     Raises:
         ValueError: a number is out of range.
@@ -36,11 +41,15 @@ class Patches:
     ignore_index: int | None = None
     purity: float = 0.0
     seed: int = 0
+    coverage: float | None = None
+    background: int = 0
 
     def __post_init__(self) -> None:
         check_amount("sample", self.sample)
         if not 0 <= self.purity <= 1:
             raise ValueError(f"purity must be a share from 0 to 1, got {self.purity!r}")
+        if self.coverage is not None and not 0 < self.coverage <= 1:
+            raise ValueError(f"coverage must be a share above 0, up to 1, or None, got {self.coverage!r}")
 
     def of(
         self, features: Tensor, labels: Any, first: int, cells: Cells | None = None
@@ -66,8 +75,8 @@ class Patches:
         if labels is not None and labels.ndim == 1:
             labels = np.repeat(labels.cpu().numpy() if is_tensor else labels, positions).reshape(count, positions)
         elif labels is not None and labels.ndim == 1 + len(grid):
-            labels, share = majority(labels, grid, cells)
-            kept = (share > 0) & (share >= self.purity) & (self.ignore_index is None or labels != self.ignore_index)
+            labels, share, seen = label_patches(labels, grid, cells, self.coverage, self.background)
+            kept = seen & (share >= self.purity) & (self.ignore_index is None or labels != self.ignore_index)
         elif labels is not None:
             raise ValueError(
                 f"labels of shape {tuple(labels.shape)} are neither one for each image, ({count},), nor masks, "
@@ -75,9 +84,14 @@ class Patches:
             )
         if self.sample is not None:
             for image in range(count):
-                chosen = np.random.default_rng([self.seed, first + image]).permutation(kept[image].nonzero()[0])
+                drawn = np.random.default_rng([self.seed, first + image]).permutation(kept[image].nonzero()[0])
+                count_of_image = amount_of(self.sample, len(drawn))
                 kept[image] = False
-                kept[image, chosen[: amount_of(self.sample, len(chosen))]] = True
+                if labels is None:
+                    kept[image, drawn[:count_of_image]] = True
+                    continue
+                for part in share_out(labels[image, drawn], count_of_image):
+                    kept[image, drawn[part]] = True
         images, places = kept.nonzero()
         at = np.stack([images + first, *np.unravel_index(places, grid)], 1)
         rows = rows_of(features)[torch.from_numpy(images * positions + places).to(features.device)]
@@ -86,14 +100,62 @@ class Patches:
         return rows, labels, at
 
 
-def majority(masks: Any, grid: tuple[int, ...], cells: Cells | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """Return the most frequent label of every patch of masks (N, *picture), and its share, both (N, positions)."""
+def label_patches(
+    masks: Any,
+    grid: tuple[int, ...],
+    cells: Cells | None = None,
+    coverage: float | None = None,
+    background: int = 0,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the label of every patch of masks, its share of the patch, and whether there are pixels in it.
+
+    Args:
+        masks: labels of pixels, (N, *picture).
+        grid: the shape of the positions.
+        cells: where on the picture these lie; None: they share it out evenly.
+        coverage: as for :class:`Patches`.
+        background: as for :class:`Patches`.
+
+    Returns:
+        Three arrays of shape (N, positions).
+    """
     values, numbers = np.unique(masks.cpu() if isinstance(masks, Tensor) else masks, return_inverse=True)
     index = torch.from_numpy(numbers.reshape(masks.shape))
-    share, most = torch.stack([share_of(index == number, grid, cells).flatten(1) for number in range(len(values))]).max(
-        0
-    )
-    return values[most.numpy()], share.numpy()
+    shares = torch.stack([share_of(index == number, grid, cells).flatten(1) for number in range(len(values))])
+    seen = (shares.sum(0) > 0).numpy()
+    if coverage is None:
+        share, most = shares.max(0)
+        return values[most.numpy()], share.numpy(), seen
+    is_background = values == background
+    of_background = shares[torch.from_numpy(is_background)].sum(0)
+    if is_background.all():
+        return np.full(of_background.shape, background, values.dtype), of_background.numpy(), seen
+    share, most = shares[torch.from_numpy(~is_background)].max(0)
+    # As parts of pixels add up in single precision.
+    covered = share >= coverage * (1 - _ROUNDING)
+    labels = np.where(covered.numpy(), values[~is_background][most.numpy()], values.dtype.type(background))
+    return labels, torch.where(covered, share, of_background).numpy(), seen
+
+
+def share_out(labels: np.ndarray, count: int) -> list[np.ndarray]:
+    """Return which of some patches are kept, of each label the first ones: so many in all, and in equal parts.
+
+    A label with fewer patches keeps all of them, and others fill up.
+
+    Args:
+        labels: of the patches, (P,).
+        count: how many are kept, at most P.
+
+    Returns:
+        For each label the numbers of its patches, the rarest label first.
+    """
+    names, sizes = np.unique(labels, return_counts=True)
+    parts = []
+    for place, label in enumerate(np.argsort(sizes, kind="stable")):
+        part = min(int(sizes[label]), count // (len(names) - place))
+        parts.append((labels == names[label]).nonzero()[0][:part])
+        count -= part
+    return parts
 
 
 def coreset(rows: np.ndarray, amount: float, seed: int = 0, *, progress: bool = False) -> np.ndarray:

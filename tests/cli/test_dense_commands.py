@@ -18,7 +18,16 @@ from sklearn.preprocessing import StandardScaler
 from torch import nn
 from torchvision.transforms import v2
 
-from pytorch_grad_cam_pcasvm import ContributionCAM, Head, PCASVMNet, SVMTarget, atlas, export, extract_features
+from pytorch_grad_cam_pcasvm import (
+    ContributionCAM,
+    Head,
+    PCASVMNet,
+    SVMTarget,
+    atlas,
+    export,
+    extract_features,
+    load_model,
+)
 from pytorch_grad_cam_pcasvm.cli import main
 from pytorch_grad_cam_pcasvm.data.masks import MaskFolder
 
@@ -74,6 +83,7 @@ def parts(tmp_path_factory):
 
 NETWORK = ["--backbone", f"{__name__}:backbone", "--layer", "1", "--device", "cpu"]
 NETWORK += ["--features", "0", "--features", "1"]
+NETWORK_OF_FIT = ["--backbone", f"{__name__}:backbone", "--features", "0", "--features", "1", "--device", "cpu"]
 
 
 @pytest.fixture(scope="module")
@@ -246,10 +256,52 @@ def test_cross_validation_leaves_out_whole_images(parts, capsys):
     assert main(["fit", "--images", str(parts / "test"), *NETWORK, *options, "--no-cache", "--out", out]) == 0
     printed = capsys.readouterr().out
     assert "660 patches of 11 images" in printed
-    assert re.search(r"2 classes: (background|spot) \d+ \(\d+%\), (background|spot) \d+ \(\d+%\)", printed)
-    assert "5-fold cross-validation" in printed
+    share = r"(background|spot) \d+ \(\d+\.\d%\)"
+    assert re.search(rf"patches: {share}, {share}", printed)
+    assert re.search(r"5-fold cross-validation, by photo: AUROC of photos 1\.000 .*, of pixels 0\.9\d+, AUPRO", printed)
+    assert "at most 1 in 6 good photos raises a false alarm (1 in 100 was asked for" in printed
     assert main(["fit", "--images", str(parts / "test"), *NETWORK, *options, "--search", "--out", out]) == 2
     assert "choose --C and --gamma for patches" in capsys.readouterr().err
+
+
+def test_the_background_of_masks_is_the_normal_class(parts, tmp_path, capsys):
+    options = ["--pool", "dense", "--masks", str(parts / "masks"), "--components", "4", "--C", "1"]
+    model = load_fitted(parts, tmp_path, options)
+    assert (model.classes, model.normal) == (["background", "spot"], "background")
+    model = load_fitted(parts, tmp_path, [*options, "--normal", "good"])
+    assert (model.classes, model.normal) == (["good", "spot"], "good")
+    score = model.about["score"]
+    assert score["image_auroc"] == 1.0
+    assert score["pixel_auroc"] > 0.95
+
+
+def load_fitted(parts, folder, options):
+    out = folder / "model.safetensors"
+    assert main(["fit", str(parts / "test"), *NETWORK_OF_FIT, *options, "--out", str(out)]) == 0
+    return load_model(out, backbone=backbone()[0], transform=backbone()[1])
+
+
+def test_class_folders_without_masks_teach_patches(parts, tmp_path, capsys):
+    shutil.copytree(parts / "test", tmp_path / "photos")
+    shutil.copy(tmp_path / "photos/good/0.png", tmp_path / "photos/spot/nothing.png")  # a fault that is none
+    out = tmp_path / "taught.safetensors"
+    options = ["--pool", "dense", "--components", "4", "--C", "1", "--no-cache", "--faults", "2"]
+    assert main(["fit", str(tmp_path / "photos"), *NETWORK_OF_FIT, *options, "--out", str(out)]) == 0
+    printed = capsys.readouterr().out
+    assert "'good' is taken for the class of good photos" in printed
+    assert "the same photos by pooled features: AUROC" in printed
+    assert "have no patch that is beyond those of good photos: spot/nothing.png" in printed
+    assert f"wrote {tmp_path / 'taught-patches.png'}" in printed
+    assert Image.open(tmp_path / "taught-patches.png").width <= 1200
+    model = load_model(out, backbone=backbone()[0], transform=backbone()[1])
+    assert (model.classes, model.normal) == (["good", "spot"], "good")
+    x, files = images(parts, "test/spot")
+    masks = MaskFolder(parts / "masks", [f"spot/{file.name}" for file in files], files)
+    truth = np.stack([masks.of(n, (SIZE, SIZE), None) for n in range(len(files))]).astype(bool)
+    margins = model.net(x).margins.detach()
+    scores = torch.nn.functional.interpolate((margins[:, 1:] - margins[:, :1]), (SIZE, SIZE), mode="bilinear")
+    assert roc_auc_score(truth.ravel(), scores.numpy().ravel()) > 0.95
+    assert {"image_auroc", "pooled_image_auroc"} <= set(model.about["score"])
 
 
 @pytest.mark.slow

@@ -274,3 +274,62 @@ def test_red_defects_on_white_get_a_hint(tmp_path):
     on_white = Image.fromarray(np.array([(255, 255, 255), RED], np.uint8)[TRUE])
     with pytest.warns(UserWarning, match="is white, which is a class; what is outside must be black"):
         seen(masks_of(tmp_path, on_white))
+
+
+class Annotation:
+    """A file of Pascal VOC's annotations, with what a picture has of it here."""
+
+    def __init__(self, *boxes, size=(W, H), text=None):
+        objects = "".join(
+            f"<object><name>{name}</name><difficult>0</difficult><bndbox><xmin>{left}</xmin><ymin>{top}</ymin>"
+            f"<xmax>{right}</xmax><ymax>{bottom}</ymax></bndbox></object>"
+            for name, left, top, right, bottom in boxes
+        )
+        sizes = "" if size is None else f"<size><width>{size[0]}</width><height>{size[1]}</height></size>"
+        self.text = text or f"<annotation><filename>0.png</filename>{sizes}{objects}</annotation>"
+
+    def save(self, path):
+        path.write_text(self.text)
+
+
+@pytest.mark.parametrize("size", [(W, H), None, (0, 0), (2 * W, 2 * H)])
+def test_boxes_of_voc(tmp_path, size):
+    scale = 2 if size == (2 * W, 2 * H) else 1
+    large, small = ("scratch", 31, 11, 70, 40), ("dent", 41, 21, 50.2, 30)
+    large = (large[0], *(scale * (edge - 1) + 1 for edge in large[1:3]), *(scale * edge for edge in large[3:]))
+    small = (small[0], *(scale * (edge - 1) + 1 for edge in small[1:3]), *(scale * edge for edge in small[3:]))
+    files = [("0.xml", Annotation(small, large, size=size)), ("1.xml", Annotation(size=size))]
+    masks = masks_of(tmp_path, *files, names=["0.png", "1.png", "2.png"])
+    expected = np.zeros((H, W), np.uint8)
+    expected[10:40, 30:70] = 2
+    expected[20:30, 40:50] = 1  # the smaller box, although it comes first
+    assert (masks.values, masks.titles, masks.count) == ([1, 2], {1: "dent", 2: "scratch"}, 2)
+    assert (seen(masks) == expected).all()
+    assert not seen(masks, 1).any()
+    assert not seen(masks, 2).any()
+    assert PatchOptions(masks).names(None) == ["background", "dent", "scratch"]
+    inside = MaskFolder(masks.root, masks.names, masks._paths, only_inside=True)
+    assert (seen(inside) == (expected > 0)).all()
+
+
+def test_boxes_of_one_class_have_its_name_or_that_of_their_folders(tmp_path):
+    masks = masks_of(tmp_path, ("0.xml", Annotation(("dent", 1, 1, W, 2))))
+    assert PatchOptions(masks).names(None) == ["background", "dent"]
+    assert PatchOptions(masks).names(["crack", "hole"]) == ["background", "crack", "hole"]
+    assert seen(masks).sum() == 2 * W
+
+
+@pytest.mark.parametrize(("files", "error", "reason"), [
+    ([("0.xml", Annotation(text="<annotation>"))], OSError, "0.xml cannot be read"),
+    ([("0.xml", Annotation(text="<svg/>"))], ValueError, "no annotation of Pascal VOC, <annotation>, but <svg>"),
+    ([("0.xml", Annotation(("", 1, 1, 9, 9)))], ValueError, "object 1 in .*0.xml has no <name>"),
+    ([("0.xml", Annotation(("a", 1, "", 9, 9)))], ValueError, "no <bndbox> of xmin"),
+    ([("0.xml", Annotation(("a", 9, 1, 3, 9)))], ValueError, "'a', has no pixels: x from 9 to 3"),
+    ([("0.xml", Annotation())], ValueError, "have no names of classes"),
+    ([("0.xml", Annotation(("a", 1, 1, 9, 9), size=(W, W)))], ValueError, "120 x 120 pixels, but its picture 120 x 80"),
+    ([("0.xml", Annotation(("a", 1, 1, 9, 9))), ("1.png", grey(TRUE))], ValueError, "keep one kind in a folder"),
+    ([("0.xml", Annotation(*((str(n), 1, 1, 9, 9) for n in range(101))))], ValueError, "have 101 names of classes"),
+])  # fmt: skip
+def test_what_are_no_boxes_is_refused(tmp_path, files, error, reason):
+    with pytest.raises(error, match=reason):
+        seen(masks_of(tmp_path, *files))

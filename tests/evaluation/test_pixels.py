@@ -16,6 +16,7 @@ from torch import nn
 
 from pytorch_grad_cam_pcasvm import ContributionCAM, PCASVMNet, evaluation, extract_features
 from pytorch_grad_cam_pcasvm.evaluation.pixels import by_class
+from pytorch_grad_cam_pcasvm.evaluation.positions import found_in_words
 from pytorch_grad_cam_pcasvm.evaluation.subject import heat
 
 RANDOM = np.random.default_rng(0)
@@ -210,3 +211,79 @@ def test_scores_of_classes_are_of_their_images_and_those_without_anything():
     rows = [0, 2, 4, 6, 8, 9, 10, 11]
     assert scores["a"] == evaluation.pixel_scores(numbers[rows], masks[rows])
     assert by_class(numbers, masks, ["a"] * 12) == {}
+
+
+def faults_by_hand(values, masks, rate):
+    """Return the alarm threshold, and for each region its share of the image and whether it is found."""
+    good = sorted(image.max() for image, mask in zip(values, masks, strict=True) if not mask.any())
+    place = min(len(good), int(np.ceil((len(good) + 1) * (1 - rate))))
+    faults = []
+    for image, mask in zip(values, masks, strict=True):
+        left = {tuple(place) for place in np.argwhere(mask).tolist()}
+        while left:
+            region, todo = [], [left.pop()]
+            while todo:
+                y, x = todo.pop()
+                region.append((y, x))
+                near = {(y + a, x + b) for a in (-1, 0, 1) for b in (-1, 0, 1)} & left
+                left -= near
+                todo += near
+            faults.append((len(region) / mask.size, max(image[pixel] for pixel in region) > good[place - 1]))
+    return good[place - 1], faults
+
+
+@pytest.mark.parametrize(("good", "rate", "told"), [(9, 0.2, 0.2), (9, 0.01, 0.1), (40, 0.05, 0.05)])
+def test_faults_are_found_where_few_good_images_raise_an_alarm(good, rate, told):
+    random = np.random.default_rng(good)
+    values, masks = random.normal(size=(good + 12, 40, 50)), np.zeros((good + 12, 40, 50), bool)
+    for n in range(12):
+        for side in (1, 3, 7):
+            y, x = random.integers(0, 33), random.integers(0, 43)
+            masks[n, y : y + side, x : x + side] = True
+        values[n][masks[n]] += random.normal() + 2
+    found = evaluation.pixel_scores(values, masks, rate=rate).found
+    alarm, faults = faults_by_hand(values, masks, rate)
+    assert found.alarm == alarm
+    assert found.rate == pytest.approx(told)
+    assert (found.good, found.wanted) == (good, rate)
+    assert (values[12:].max((1, 2)) > alarm).mean() <= told
+    assert (found.faults.n, found.faults.mean) == (len(faults), pytest.approx(np.mean([hit for _, hit in faults])))
+    assert found.photos.mean == pytest.approx((values[:12].max((1, 2)) > alarm).mean())
+    for name, (low, high) in {
+        "up to 0.1% of the photo": (0, 0.001),
+        "0.1% to 1%": (0.001, 0.01),
+        "above 1%": (0.01, 1),
+    }.items():
+        hits = [hit for size, hit in faults if low < size <= high]
+        assert (found.by_size[name].n, found.by_size[name].mean) == (len(hits), pytest.approx(np.mean(hits))), name
+    words = found.describe()
+    assert f"at most 1 in {1 / told:.3g} good photos" in words
+    assert ("too few" in words) == (told > rate)
+
+
+def test_without_good_images_no_alarm_can_be_measured():
+    truth = np.zeros((2, 8, 8), bool)
+    truth[:, 2:4, 2:5] = True
+    assert evaluation.pixel_scores(truth + 0.0, truth).found is None
+    with pytest.raises(ValueError, match="rate must be a share above 0 and below 1"):
+        evaluation.pixel_scores(truth + 0.0, truth, rate=1.0)
+
+
+def test_decisions_about_images_tell_those_with_a_fault():
+    torch.manual_seed(0)
+    x, masks, labels = photos()
+    net = Net().eval()
+    rows, _ = extract_features(net, [x], progress=False)
+    net = PCASVMNet(net, make_pipeline(StandardScaler(), PCA(3), SVC()).fit(rows, labels)).eval()
+    options = {"masks": masks, "images": None, "rivals": ["random maps"], "progress": False, "rate": 0.1}
+    result = evaluation.localisation(net, (x, labels), ["stem"], [ContributionCAM], normal="good", **options)
+    margins = net(x).margins.detach().numpy()
+    evidence = margins[:, :2].max(1) - margins[:, 2]
+    assert result["the decision", "image AUROC"].mean == pytest.approx(roc_auc_score(labels != "good", evidence))
+    alarm = np.sort(evidence[20:])[-1]  # the tenth: ceil(11 x 0.9)
+    assert result["the decision", "photos found at 1 in 10 false alarms"].mean == pytest.approx(
+        (evidence[:20] > alarm).mean()
+    )
+    assert "1 in 10 good photos raises a false alarm" in found_in_words(result)[-1]
+    without = evaluation.localisation(net, (x, labels), ["stem"], [ContributionCAM], **options)
+    assert "the decision" not in {row.method for row in without.rows}

@@ -157,6 +157,58 @@ def test_masks_are_labels_of_patches():
     assert len(quarter) == len(expected) + 1
 
 
+def write_out_patches(masks, coverage):
+    """Return the label of each patch of 2x2 pixels: the most frequent one other than 0, if it has enough of it."""
+    expected = {}
+    for image, row, column in np.ndindex(len(masks), 12, 16):
+        patch = masks[image, 2 * row : 2 * row + 2, 2 * column : 2 * column + 2].flatten().tolist()
+        others = [label for label in patch if label != 0]
+        most = max(sorted(set(others)), key=others.count, default=0)
+        expected[image, row, column] = most if others.count(most) >= coverage * len(patch) else 0
+    return expected
+
+
+@pytest.mark.parametrize("coverage", [0.25, 0.3, 0.5, 1.0])
+def test_a_patch_has_the_label_of_small_things(coverage):
+    masks = torch.from_numpy(np.random.default_rng(0).choice([0, 0, 0, 0, 1, 2, 255], (5, 24, 32)))
+    masks[0] = 0
+    expected = write_out_patches(masks, coverage)
+    options = {"pool": "dense", "progress": False, "places": True, "coverage": coverage}
+    _, labels, places = extract_features(BACKBONE, loader(masks), "stem", **options)
+    assert {tuple(place): label for place, label in zip(places.tolist(), labels.tolist(), strict=True)} == expected
+    _, labels, places = extract_features(BACKBONE, loader(masks), "stem", ignore_index=255, **options)
+    kept = {place: label for place, label in expected.items() if label != 255}
+    assert {tuple(place): label for place, label in zip(places.tolist(), labels.tolist(), strict=True)} == kept
+    _, labels, _ = extract_features(BACKBONE, loader(masks + 3), "stem", **options | {"background": 3})
+    assert sorted(labels.tolist()) == sorted(label + 3 for label in expected.values())
+
+
+def test_purity_is_that_of_the_label_that_was_chosen():
+    masks = torch.zeros(5, 24, 32, dtype=torch.long)
+    masks[0, 0, 0] = 1  # a quarter
+    masks[0, 0:2, 2] = 1  # a half
+    options = {"pool": "dense", "progress": False, "coverage": 0.2, "purity": 0.5}
+    _, labels = extract_features(BACKBONE, loader(masks), "stem", **options)
+    assert np.bincount(labels).tolist() == [5 * 192 - 2, 1]
+
+
+def test_rare_labels_have_an_equal_part_of_a_sample():
+    masks = torch.zeros(5, 24, 32, dtype=torch.long)
+    masks[1, 0:2, 0:4] = 1  # two patches
+    masks[2, :, 0:4] = 1  # 24 patches
+    masks[2, 0:2, 8:14] = 2  # three
+    masks[3] = 1
+    options = {"pool": "dense", "progress": False, "sample": 10, "places": True, "seed": 4}
+    _, labels, places = extract_features(BACKBONE, loader(masks), "stem", **options)
+    counts = [np.bincount(labels[places[:, 0] == image], minlength=3).tolist() for image in range(5)]
+    assert counts == [[10, 0, 0], [8, 2, 0], [4, 3, 3], [0, 10, 0], [10, 0, 0]]
+    _, again, others = extract_features(BACKBONE, loader(masks, batch=3), "stem", **options)
+    assert (places.tolist(), labels.tolist()) == (others.tolist(), again.tolist())
+    _, _, plain = extract_features(BACKBONE, loader(torch.arange(5)), "stem", **options)
+    of_one_label = [0, 3, 4]
+    assert places[np.isin(places[:, 0], of_one_label)].tolist() == plain[np.isin(plain[:, 0], of_one_label)].tolist()
+
+
 def test_a_sample_of_each_image_does_not_depend_on_the_batches():
     options = {"pool": "dense", "sample": 7, "seed": 3, "places": True, "progress": False}
     rows, labels, places = extract_features(BACKBONE, loader(torch.arange(5)), "stem", **options)
@@ -203,6 +255,8 @@ def test_labels_of_dense_features_may_be_tensors_or_names():
         ({"pool": "dense", "sample": 0}, "sample must be a number from 1"),
         ({"pool": "dense", "coreset": 1.5}, "coreset must be"),
         ({"pool": "dense", "purity": 2}, "purity must be a share"),
+        ({"pool": "dense", "coverage": 0.0}, "coverage must be a share above 0"),
+        ({"pool": "mean", "coverage": 0.2}, "coverage and places are for rows of positions"),
         ({"pool": "max", "places": True}, "are for rows of positions: use pool='dense'"),
     ],
 )

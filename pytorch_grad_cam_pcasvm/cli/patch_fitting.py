@@ -1,0 +1,294 @@
+"""The fit of heads that decide at every position: masks label patches, or the maps of photos teach which are faults."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pytorch_grad_cam_pcasvm.cli.arguments import RUN, FitOptions
+from pytorch_grad_cam_pcasvm.cli.choosing import describe_head, list_settings
+from pytorch_grad_cam_pcasvm.cli.chosen_patches import draw_chosen
+from pytorch_grad_cam_pcasvm.cli.classifiers import fit_classifier, make_classifier
+from pytorch_grad_cam_pcasvm.cli.models import first_image
+from pytorch_grad_cam_pcasvm.cli.patches import PatchOptions
+from pytorch_grad_cam_pcasvm.cli.photos import LeftOut, Photos, compare_areas
+from pytorch_grad_cam_pcasvm.cli.teaching import Teacher
+from pytorch_grad_cam_pcasvm.cli.training import TrainingSet, training_set
+from pytorch_grad_cam_pcasvm.model.preparation import Preparation
+
+RATE = 0.01  # of false alarms
+_GOOD = 10_000  # patches of good photos to learn from
+_SHOWN = 10  # names of photos in a line
+
+
+@dataclass(frozen=True)
+class Patches:
+    """Rows of features to fit a head of patches on.
+
+    Attributes:
+        rows: shape (R, D).
+        labels: the class of each, (R,).
+        photos: the number of its photo in the folder, (R,).
+    """
+
+    rows: Any
+    labels: Any
+    photos: Any
+
+    def select(self, photos: Any) -> "Patches":
+        """Return those of some photos."""
+        import numpy as np
+
+        some = np.isin(self.photos, photos)
+        return Patches(self.rows[some], self.labels[some], self.photos[some])
+
+    def tell(self) -> None:
+        """Say how many there are of each class.
+
+        Raises:
+            ValueError: there is one class only.
+        """
+        counts = Counter(self.labels.tolist())
+        shares = ", ".join(f"{name} {count} ({count / len(self.labels):.1%})" for name, count in counts.items())
+        print(f"patches: {shares}")
+        if len(counts) < 2:
+            raise ValueError(
+                f"all patches are of {next(iter(counts))!r}, but a classifier needs two classes: do the masks belong "
+                "to these photos? A patch needs --coverage of its area inside"
+            )
+
+
+def fit_labelled(
+    options: FitOptions, training: TrainingSet, patches: PatchOptions, names: Sequence[str], objects: Any,
+    *, typed: bool,
+) -> tuple[Any, dict[str, Any]]:  # fmt: skip
+    """Return the head of patches that masks label, and what the model says of its fit.
+
+    Args:
+        options: those of ``fit``; afterwards with what was chosen.
+        training: the features of patches.
+        patches: the masks.
+        names: of their labels, the background's first.
+        objects: the number of the object of each photo; None: they all differ.
+        typed: whether the number of components was.
+    """
+    import numpy as np
+
+    own = Patches(training.features.numpy(), np.array(names)[training.numbers.numpy()], np.array(training.rows))
+    own.tell()
+    numbers = np.unique(own.photos)
+    labels = np.array([_label_photo(own, number, names[0]) for number in numbers])
+    photos = Photos.split(numbers, labels, objects, names[0])
+    left_out = LeftOut(photos, options.rate or RATE, patches, tuple(training.blocks.first.shape[2:]))
+    heads = [_fit_fold(options, own.select(fit), photos, typed=typed) for fit, _ in photos.folds]
+    left_out.score(training.read_all, heads, training.spread)
+    score = left_out.tell("photo" if options.groups is None else "object")
+    head, about = _fit_all(options, own, photos, typed=typed)
+    return head, training.describe() | about | score
+
+
+def teach_patches(
+    options: FitOptions, training: TrainingSet, made: Any, preparation: Preparation, folder: Any, layer: Any,
+    names: Sequence[str], objects: Any, *, typed: bool,
+) -> tuple[Any, dict[str, Any]]:  # fmt: skip
+    """Return the head of patches that the maps of photos teach, and what the model says of its fit.
+
+    Args:
+        options: those of ``fit``; afterwards with what was chosen.
+        training: the features of patches.
+        made: the backbone.
+        preparation: of the photos.
+        folder: the photos.
+        layer: where the features of patches come from.
+        names: of the classes.
+        objects: the number of the object of each photo; None: they all differ.
+        typed: whether the number of components was.
+    """
+    import numpy as np
+
+    from pytorch_grad_cam_pcasvm.network.auto_layers import last_features
+    from pytorch_grad_cam_pcasvm.network.modules import device_of
+
+    last = last_features(made.net, first_image(preparation).to(device_of(made.net)))
+    fine = [layer] if isinstance(layer, str) else [*layer]
+    with training_set(options, options.images, made.net, preparation, last, "mean", fine) as pooled:
+        labels = np.array(names)[pooled.numbers.numpy()]
+        photos = Photos.split(np.array(pooled.rows), labels, objects, options.normal)
+        layers = [name for name in fine if name in pooled.means] or pooled.blocks.last
+        teacher = Teacher(options, training, pooled, made, folder, photos, last, layers)
+        lessons = teacher.teach()
+    suspicions, doubtful = teacher.pick(lessons)
+    every = _gather(training, photos, lessons, suspicions, options.faults)
+    every[-1].tell()
+    heads = [_fit_fold(options, own, photos, typed=typed) for own in every[:-1]]
+    left_out = LeftOut(photos, options.rate or RATE)
+    left_out.score(training.read_all, heads, training.spread)
+    score = left_out.tell("photo" if options.groups is None else "object")
+    if score:
+        score["score"] |= _compare(options, left_out, photos, pooled, lessons)
+    head, about = _fit_all(options, every[-1], photos, typed=typed)
+    _show_chosen(options, folder, training, suspicions[-1], doubtful)
+    return head, training.describe() | about | score
+
+
+def _label_photo(own: Patches, number: int, normal: Any) -> Any:
+    """Return the most frequent class of the faults in a photo, or the normal one."""
+    faults = Counter(own.labels[(own.photos == number) & (own.labels != normal)].tolist())
+    return faults.most_common(1)[0][0] if faults else normal
+
+
+def _gather(
+    training: TrainingSet, photos: Photos, lessons: Sequence[Any], suspicions: Sequence[Any], count: int
+) -> list[Patches]:
+    """Return for each lesson the patches that are faults, and patches of its good photos."""
+    import numpy as np
+
+    from pytorch_grad_cam_pcasvm.model.teaching import draw_places, gather_rows
+
+    is_good = photos.labels == photos.normal
+    positions = next(iter(next(iter(suspicions[-1].values())).contributions)).shape[0]
+    good = draw_places(photos.numbers[is_good], positions, _GOOD)
+    places, labels = [], []
+    for lesson, by_class in zip(lessons, suspicions, strict=True):
+        own, names = [good[np.isin(good[:, 0], lesson.fit)]], []
+        names.append(np.full(len(own[0]), photos.normal, dtype=object))
+        for name, suspicion in by_class.items():
+            picked = suspicion.pick(count)
+            own.append(np.stack([np.repeat(suspicion.photos, picked.shape[1]), picked.ravel()], 1))
+            names.append(np.full(len(own[-1]), name, dtype=object))
+        places.append(np.concatenate(own))
+        labels.append(np.concatenate(names).astype(photos.labels.dtype))
+    unique, index = np.unique(np.concatenate(places), axis=0, return_inverse=True)
+    rows, index = gather_rows(training.read_all, unique), index.reshape(-1)
+    ends = np.cumsum([len(part) for part in places])
+    return [
+        Patches(rows[part], names, where[:, 0])
+        for part, names, where in zip(np.split(index, ends[:-1]), labels, places, strict=True)
+    ]
+
+
+def _compare(
+    options: FitOptions, left_out: LeftOut, photos: Photos, pooled: TrainingSet, lessons: Sequence[Any]
+) -> dict[str, Any]:
+    """Say whether patches or pooled features tell photos better that were left out; return what a file holds."""
+    import numpy as np
+    import torch
+
+    from pytorch_grad_cam_pcasvm.model.patch_heads import measure_evidence
+
+    evidence = dict[int, float]()
+    for lesson, (_, test) in zip(lessons, photos.folds, strict=False):
+        rows = pooled.features[torch.from_numpy(photos.index(test))]
+        values = measure_evidence(lesson.head, rows, photos.normal)
+        evidence |= dict(zip(test.tolist(), values.tolist(), strict=True))
+    areas, of_pooled = left_out.measure_folds(left_out.evidence), left_out.measure_folds(evidence)
+    difference, error = compare_areas(areas, of_pooled)
+    mean = float(np.nanmean(of_pooled))
+    words = f"by {abs(difference):.3f} \N{PLUS-MINUS SIGN} {error:.3f}"
+    if abs(difference) <= error or np.isnan(error):
+        verdict = f"no difference that so many photos show ({words[3:]})"
+    else:
+        verdict = f"patches are {'better' if difference > 0 else 'worse'} {words}"
+    print(f"the same photos by pooled features: AUROC {mean:.3f}; {verdict}")
+    if difference < -error:
+        print(f"hint: decide about whole photos instead: {RUN} fit {options.images} --normal {options.normal}")
+    return {"pooled_image_auroc": mean}
+
+
+def _fit_fold(options: FitOptions, own: Patches, photos: Photos, *, typed: bool) -> Any:
+    """Return the head that is fitted on the patches of some photos; None: they are too few, or of one class."""
+    import numpy as np
+
+    if len(np.unique(own.labels)) < 2:
+        return None
+    chosen, _ = _choose(options, own, photos, typed=typed)
+    return None if chosen is None else fit_classifier(chosen, own.rows, own.labels, 0)[1]
+
+
+def _fit_all(options: FitOptions, own: Patches, photos: Photos, *, typed: bool) -> tuple[Any, dict[str, Any]]:
+    """Return the head that is fitted on all patches, and what was chosen, having said so."""
+    from pytorch_grad_cam_pcasvm.model.fitting import describe_estimator
+
+    chosen, candidates = _choose(options, own, photos, typed=typed)
+    if chosen is None:
+        chosen = replace(options, components=min(options.components or 1, len(own.rows) - 1, own.rows.shape[1]),
+                         class_weight=_weight(options))  # fmt: skip
+    about: dict[str, Any] = {}
+    if len(candidates) > 1:
+        best = next(one for one in candidates if (one.components, one.settings.get("C", chosen.C))
+                    == (chosen.components, chosen.C))  # fmt: skip
+        wanted = ["--components"] * (not typed) + ["--C"] * (options.C is None and options.classifier == "svm")
+        print(
+            f"chose {describe_head(chosen)}, by cross-validation of patches: AUROC of patches {best.score:.3f} "
+            f"\N{PLUS-MINUS SIGN} {best.error:.3f}; choose yourself: {', '.join(wanted)}"
+        )
+        table = [
+            {"components": one.components, **one.settings, "auroc": one.score, "error": one.error} for one in candidates
+        ]
+        about["chosen"] = {"components": chosen.components, **best.settings, "compared": table}
+    options.components, options.C, options.class_weight = chosen.components, chosen.C, chosen.class_weight
+    pipeline, head = fit_classifier(options, own.rows, own.labels, 0)
+    return head, {"estimator": describe_estimator(pipeline)} | about
+
+
+def _choose(
+    options: FitOptions, own: Patches, photos: Photos, *, typed: bool
+) -> tuple[FitOptions | None, Sequence[Any]]:
+    """Return the options with a number of components and settings for some patches, and what was compared.
+
+    None is returned in place of the options where there are too few photos.
+    """
+    from pytorch_grad_cam_pcasvm.model.patch_heads import COMPONENTS, choose_candidate
+
+    options = replace(options, class_weight=_weight(options))
+    settings: Sequence[Any] = [{}]
+    components: Sequence[int] = [options.components or 1]
+    if options.classifier == "svm":
+        components = components if typed else COMPONENTS
+        settings = list_settings(options, ["--C"] * (options.C is None))
+    if len(settings) == 1 and len(components) == 1:
+        fits = components[0] < min(own.rows.shape)
+        return (replace(options, **settings[0]) if fits else None), []
+    try:
+        best, candidates = choose_candidate(
+            own.rows, own.labels, photos.name_objects(own.photos), make_classifier(options, len(own.rows)), settings,
+            components,
+        )  # fmt: skip
+    except ValueError:  # a class has patches of one photo only
+        return None, []
+    return replace(options, components=best.components, **best.settings), candidates
+
+
+def _weight(options: FitOptions) -> str | None:
+    """Return how much classes count: the same, if nothing is typed and the classifier knows of that."""
+    if options.class_weight is not None or options.classifier not in ("svm", "forest", "boosting"):
+        return options.class_weight
+    return "balanced"
+
+
+def _show_chosen(
+    options: FitOptions, folder: Any, training: TrainingSet, suspicions: Mapping[str, Any], doubtful: Sequence[int]
+) -> None:
+    """Draw the patches that are taken for faults, and name the photos of which they are hardly suspicious."""
+    from pytorch_grad_cam_pcasvm.data.images import Images
+
+    picked = [
+        (float(ranks.max()), int(number), name, positions)
+        for name, suspicion in suspicions.items()
+        for number, ranks, positions in zip(
+            suspicion.photos, suspicion.rank(), suspicion.pick(options.faults), strict=True
+        )
+    ]
+    picked.sort(key=lambda one: -one[0])
+    images = Images(folder, thumbnails=0)
+    names = [images.id(number) for number in doubtful]
+    if names:
+        more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+        print(
+            f"doubtful: {len(names)} of {len(picked)} photos with a fault have no patch that is beyond those of good "
+            f"photos: {', '.join(names[:_SHOWN])}{more}. Is there a fault, and can it be seen at this size?"
+        )
+    file = options.out.with_name(f"{options.out.stem}-patches.png")
+    grid = tuple(next(iter(training.read_all()))[0].shape[2:])
+    count = draw_chosen(file, folder, [one[1:] for one in picked], grid, doubtful)
+    print(f"wrote {file}: what is taken for faults, in {count} photos; look at it before you use the model")

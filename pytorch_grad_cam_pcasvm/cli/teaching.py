@@ -1,0 +1,176 @@
+"""Teaching: heads on pooled features say which patches of faulty photos are the faults, anew in each fold."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from pytorch_grad_cam_pcasvm.cli.arguments import FitOptions
+from pytorch_grad_cam_pcasvm.cli.choosing import choose
+from pytorch_grad_cam_pcasvm.cli.classifiers import fit_classifier, make_classifier
+from pytorch_grad_cam_pcasvm.cli.photos import Photos
+from pytorch_grad_cam_pcasvm.cli.training import TrainingSet
+
+_BATCH = 16  # photos that are explained at once
+_USUAL = 16  # components of a head on pooled features, where nothing is chosen
+
+
+@dataclass
+class Lesson:
+    """What the photos of all folds but one teach, or all photos.
+
+    Attributes:
+        fit: the numbers of the photos that teach.
+        fold: the number of the fold that is left out; None: none is.
+        cam: explains the head on their pooled features.
+        head: that head.
+        maps: the contributions at the positions of patches, by number of a faulty photo.
+        good_maps: the same of good photos, to each class of faults.
+    """
+
+    fit: Any
+    fold: int | None
+    cam: Any
+    head: Any
+    maps: dict[int, Any] = field(default_factory=dict)
+    good_maps: dict[Any, dict[int, Any]] = field(default_factory=dict)
+
+
+class Teacher:
+    """Chooses the patches of faulty photos that are their faults.
+
+    Args:
+        options: those of ``fit``.
+        training: the features of patches.
+        pooled: those of whole photos.
+        made: the backbone.
+        folder: the photos.
+        photos: which of them can be read, their labels and folds.
+        layer: where the pooled features come from.
+        layers: of contributions.
+    """
+
+    def __init__(
+        self, options: FitOptions, training: TrainingSet, pooled: TrainingSet, made: Any, folder: Any, photos: Photos,
+        layer: Any, layers: Sequence[str],
+    ) -> None:  # fmt: skip
+        self._options, self._training, self._pooled = options, training, pooled
+        self._made, self._folder, self._photos, self._layer, self._layers = made, folder, photos, layer, layers
+
+    def teach(self) -> list[Lesson]:
+        """Return the lesson of each fold, and last that of all photos, with their maps."""
+        photos = self._photos
+        features = self._pooled.features.numpy()
+        labels, objects = photos.labels, None if photos.objects is None else photos.objects[photos.numbers]
+        fewest = min((len(fit) for fit, _ in photos.folds), default=len(features))
+        plain = replace(
+            self._options, classifier="svm", kernel=None, C=None, gamma=None, class_weight=None,
+            components=max(1, min(_USUAL, fewest - 1, features.shape[1] - 1)),
+        )  # fmt: skip
+        print("a head on pooled features, whose maps say where to look:")
+        choice = choose(plain, features, labels, objects, make_svm, typed=False)
+        lessons = []
+        for number, (fit, _) in enumerate(photos.folds):
+            own = photos.index(fit)
+            options = plain if choice is None else self._choose_again(plain, choice, own)
+            lessons.append(self._make_lesson(options, fit, number))
+        lessons.append(self._make_lesson(plain, photos.numbers, None))
+        self._explain(lessons)
+        return lessons
+
+    def _choose_again(self, options: FitOptions, choice: Any, own: Any) -> FitOptions:
+        """Return the options of a head that is chosen among the same candidates by some photos alone."""
+        from pytorch_grad_cam_pcasvm.model.choices import compare_candidates, pick_simplest, split_folds
+
+        if len(choice.candidates) == 1:
+            return options
+        features, labels = self._pooled.features.double().numpy()[own], self._photos.number_labels()[own]
+        objects = None if self._photos.objects is None else self._photos.objects[self._photos.numbers][own]
+        components = sorted({one.components for one in choice.candidates})
+        settings = [one.settings for one in choice.candidates if one.components == components[0]]
+        folds = split_folds(labels, objects)
+        components = [count for count in components if count < min(len(fit) for fit, _ in folds)] or components[:1]
+        chosen = pick_simplest(compare_candidates(features, labels, folds, make_svm(options), settings, components))
+        return replace(options, components=chosen.components, **chosen.settings)
+
+    def _make_lesson(self, options: FitOptions, fit: Any, fold: int | None) -> Lesson:
+        """Return the head that is fitted on the pooled features of some photos, and what explains it."""
+        from pytorch_grad_cam_pcasvm import ContributionCAM, PCASVMNet
+
+        own = self._photos.index(fit)
+        _, head = fit_classifier(options, self._pooled.features.numpy()[own], self._photos.labels[own], 0)
+        head.training_set.means |= self._pooled.means
+        net = PCASVMNet(self._made.net, head, self._layer, pool="mean").eval()
+        return Lesson(fit, fold, ContributionCAM(net, list(self._layers)), head)
+
+    def _explain(self, lessons: Sequence[Lesson]) -> None:
+        """Compute the maps of all lessons; each photo is read once."""
+        from tqdm.auto import tqdm
+
+        from pytorch_grad_cam_pcasvm.data.images import Images
+        from pytorch_grad_cam_pcasvm.model.teaching import explain_faults
+        from pytorch_grad_cam_pcasvm.network.modules import device_of
+
+        images, normal = Images(self._folder, thumbnails=0), self._photos.normal
+        label_of = dict(zip(self._photos.numbers.tolist(), self._photos.labels.tolist(), strict=True))
+        grid = tuple(next(iter(self._training.read_all()))[0].shape[2:])
+        faults = [name for name in dict.fromkeys(label_of.values()) if name != normal]
+        numbers = sorted(label_of, key=lambda number: label_of[number] == normal)
+        device = device_of(self._made.net)
+        with tqdm(total=len(numbers), desc="maps", unit="photo") as bar:
+            for start in range(0, len(numbers), _BATCH):
+                batch = images.read(numbers[start : start + _BATCH])
+                x, rows = batch.images.to(device), batch.rows
+                faulty = [place for place, row in enumerate(rows) if label_of[row] != normal]
+                good = [place for place, row in enumerate(rows) if label_of[row] == normal]
+                for lesson in lessons:
+                    some = [place for place in faulty if rows[place] in lesson.fit]
+                    if some:
+                        labels = [label_of[rows[place]] for place in some]
+                        maps = explain_faults(lesson.cam, x[some], labels, normal, grid)
+                        lesson.maps |= {rows[place]: one.flatten() for place, one in zip(some, maps, strict=True)}
+                for name in faults if good else ():
+                    maps = explain_faults(lessons[-1].cam, x[good], [name] * len(good), normal, grid)
+                    own = lessons[-1].good_maps.setdefault(name, {})
+                    own |= {rows[place]: one.flatten() for place, one in zip(good, maps, strict=True)}
+                bar.update(len(rows))
+
+    def pick(self, lessons: Sequence[Lesson]) -> tuple[list[dict[str, Any]], list[int]]:
+        """Return what is suspicious in the photos of each lesson, by class, and the doubtful ones of all photos."""
+        import numpy as np
+        import torch
+
+        from pytorch_grad_cam_pcasvm.model.teaching import Suspicion, measure_distances, reduce_patches
+
+        photos = self._photos
+        total = int(photos.numbers.max()) + 1
+        parts, objects = np.zeros(total, int), np.arange(total)
+        for number, (_, test) in enumerate(photos.folds):
+            parts[test] = number
+        if photos.objects is not None:
+            objects[photos.numbers] = photos.objects[photos.numbers] + total
+        reduced = reduce_patches(self._training.read_all, total)
+        is_good = photos.labels == photos.normal
+        faulty, good = photos.numbers[~is_good], photos.numbers[is_good]
+        distances = measure_distances(reduced, faulty, good, parts, objects=objects)
+        of_good = measure_distances(reduced, good, good, parts, objects=objects).min(2)
+        suspicions, doubtful = [], []
+        for lesson in lessons:
+            known = [part for part in range(distances.shape[2]) if part != lesson.fold]
+            by_class = {}
+            for name in dict.fromkeys(photos.labels[~is_good].tolist()):
+                some = np.isin(faulty, lesson.fit) & (photos.labels[~is_good] == name)
+                maps = torch.stack([lesson.maps[number] for number in faulty[some].tolist()]).numpy()
+                by_class[name] = Suspicion(faulty[some], maps, distances[some][..., known].min(2))
+                if lesson.fold is None:
+                    maps = torch.stack([lesson.good_maps[name][number] for number in good.tolist()]).numpy()
+                    reached = np.isfinite(of_good).all(1)  # a single good photo has no other
+                    if reached.any():
+                        usual = Suspicion(good[reached], maps[reached], of_good[reached])
+                        doubtful += by_class[name].list_doubtful(usual).tolist()
+            suspicions.append(by_class)
+        return suspicions, doubtful
+
+
+def make_svm(options: FitOptions) -> Any:
+    """Return the SVM of options, not fitted."""
+    return make_classifier(options, 0)
