@@ -201,7 +201,7 @@ class FitOptions(Reading):
         "--masks: the share of a patch from which on it has the class of a small thing (default: 0.2)",
         COVERAGE,
         metavar="SHARE",
-        parse=number_from(0, above=True),
+        parse=number_from(0, above=True, most=1),
     )
     faults: int = option(
         "--pool dense on class folders without masks: patches of each faulty photo that are taken for its faults "

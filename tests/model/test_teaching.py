@@ -10,7 +10,15 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.svm import SVC
 from torch import nn
 
-from pytorch_grad_cam_pcasvm import ContributionCAM, PCASVMNet, SVMTarget, choose_patches, extract_features, fit_model
+from pytorch_grad_cam_pcasvm import (
+    BaselineWarning,
+    ContributionCAM,
+    PCASVMNet,
+    SVMTarget,
+    choose_patches,
+    extract_features,
+    fit_model,
+)
 from pytorch_grad_cam_pcasvm.model.patch_heads import choose_candidate, measure_evidence, score_left_out
 from pytorch_grad_cam_pcasvm.model.teaching import (
     Suspicion,
@@ -213,3 +221,8 @@ def test_photos_of_one_kind_teach_nothing(taught):
     bare = PCASVMNet(net, make_pipeline(PCA(2), SVC()).fit(*extract_features(net, loader, progress=False))).eval()
     with pytest.raises(ValueError, match="no means of the training images"):
         choose_patches(bare, loader, "fine", normal="good", progress=False)
+    with pytest.warns(BaselineWarning):
+        rows, _, _ = choose_patches(
+            bare, loader, "fine", normal="good", layers=["fine"], count=1, good=16, progress=False
+        )
+    assert len(rows) == 16 + 16
