@@ -51,6 +51,14 @@ def parse_place(text: str) -> str | tuple[int, ...]:
     return text if text == "max" else tuple(map(int, parts))
 
 
+def parse_size(text: str) -> tuple[int, int]:
+    """Return (H, W) of a size that is typed as photos are named, WIDTHxHEIGHT, or as one side."""
+    sides = text.lower().split("x")
+    if not 1 <= len(sides) <= 2 or not all(side.isdigit() and int(side) for side in sides):
+        raise argparse.ArgumentTypeError(f"a side such as 448, or WIDTHxHEIGHT such as 672x448, is expected, got {text!r}")
+    return int(sides[-1]), int(sides[0])
+
+
 def parse_rate(text: str) -> float:
     """Return a share above 0 and below 1."""
     rate: float = number_from(0, above=True)(text)
@@ -140,6 +148,12 @@ class FitOptions(Reading):
         "(pad), or only its middle (crop)",
         metavar="HOW",
         parse=_RESIZE,
+    )
+    size: tuple[int, int] | None = option(
+        "size of the images that the network sees, a side such as 448, or WIDTHxHEIGHT such as 672x448 (default: that "
+        "of its weights)",
+        metavar="SIZE",
+        parse=parse_size,
     )
     white_level: float | None = option(
         "white in photos of 16 bits, such as 4095 (default: 65535)", metavar="NUMBER", parse=number_from(0, above=True)

@@ -57,7 +57,7 @@ def fit(options: FitOptions) -> None:
         classes = two_classes(options.images, classes)
     _check_normal(options, classes, of_good_parts)
     objects = _name_objects(options, of_good_parts)
-    made = make_named(options)
+    made = make_named(options, options.size)
     made.net.to(choose_device(options.device))
     preparation = choose_preparation(made, options, None, fits=True)
     folder = preparation.folder(options.images)

@@ -79,7 +79,7 @@ def _put_together(options: ModelOptions) -> Any:
             raise ValueError(f"{options.model} does not say which layer its features come from: add --features NAME")
         features = options.layer
     layer = features[0] if len(features) == 1 else features
-    made = make_named(options)
+    made = make_named(options, None if recorded is None or "steps" not in recorded else tuple(recorded["size"]))
     _check_layers(made.net, options.layer)
     preparation = choose_preparation(made, options, recorded)
     blocks = BlockMeans(made.net, FeatureSource.of(made.net, layer, pool))
@@ -123,12 +123,12 @@ def choose_device(typed: str | None) -> str:
     return typed or ("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def make_named(options: ModelOptions | FitOptions) -> Any:
-    """Return the backbone that was typed, on the CPU."""
+def make_named(options: ModelOptions | FitOptions, size: tuple[int, int] | None = None) -> Any:
+    """Return the backbone that was typed, for images (H, W), on the CPU."""
     from pytorch_grad_cam_pcasvm.model.backbones import make_backbone
 
     assert options.backbone is not None
-    return make_backbone(options.backbone, options.weights)
+    return make_backbone(options.backbone, options.weights, size=size)
 
 
 def read_head(path: Path, trusted: Sequence[str] = ()) -> Any:

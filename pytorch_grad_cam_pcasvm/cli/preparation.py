@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pytorch_grad_cam_pcasvm.model.backbones import Backbone
-from pytorch_grad_cam_pcasvm.model.preparation import Framed, Preparation, measure_size, steps_of
+from pytorch_grad_cam_pcasvm.model.preparation import Cropped, Framed, Preparation, measure_size, steps_of
 
 _OF_03 = {"resize": "crop"}  # what heads say that say nothing: those of version 0.3
 _SHALLOW = 14  # bits, of 16: who uses no more of them takes black pictures for his own
@@ -49,6 +49,7 @@ def choose_preparation(
                 f"the head was fitted on pictures prepared by --resize {recorded['resize']}, but {options.backbone} "
                 "comes with a transform of its own: let the function return the network alone, or fit again"
             )
+        refuse_size(options, "size")
         return Preparation(transform, None, None, **reading)
     of_head = "stretch" if fits else (_OF_03 if recorded is None else recorded).get("resize")
     if recorded is not None and options.resize not in (None, of_head):
@@ -62,10 +63,26 @@ def choose_preparation(
             f"the head was fitted with a transform of your own, which {options.backbone} does not come with: name the "
             "function that returned both, --backbone module:function"
         )
+    own = measure_size(transform)
+    size = getattr(options, "size", None) or tuple((recorded or {}).get("size") or own)
     if resize != "crop":
         steps |= {"resize": "pad" if resize == "pad" else None}
-        transform = Framed(measure_size(transform), **steps)
+        transform = Framed(size, **steps)
+    elif size != own:
+        if steps["resize"] is not None:  # of a square picture the same part is cut off as before
+            steps |= {"resize": round(steps["resize"] * max(size[0] / own[0], size[1] / own[1]))}
+        transform = Cropped(size, **steps)
     return Preparation(transform, resize, steps, **reading)
+
+
+def refuse_size(options: Any, name: str) -> None:
+    """Refuse an option that needs the size of images, which a transform of the user's decides."""
+    if getattr(options, name, None) is not None:
+        raise ValueError(
+            f"--{name} decides the size of images, but so does the transform of {options.backbone}, which is your own: "
+            f"leave out --{name} and let the transform make images of that size, or let the function return the "
+            "network alone"
+        )
 
 
 def _level(white: float | None) -> str:

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from difflib import get_close_matches
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from pickle import UnpicklingError
@@ -24,12 +25,14 @@ class Origin:
         name: its name there, or of a module its class.
         weights: the exact name of the library's weights; None: others.
         file: the file of its weights; None: it has none of its own.
+        size: (H, W) of the images that it was made for; None: its usual one, or any.
     """
 
     library: str
     name: str
     weights: str | None = None
     file: str | None = None
+    size: tuple[int, int] | None = None
 
     @property
     def typed(self) -> str | None:
@@ -59,7 +62,13 @@ class Backbone:
     origin: Origin
 
 
-def make_backbone(name: str, weights: str | Path | None = None, *, exactly: str | None = None) -> Backbone:
+def make_backbone(
+    name: str,
+    weights: str | Path | None = None,
+    *,
+    exactly: str | None = None,
+    size: tuple[int, int] | None = None,
+) -> Backbone:
     """Return a network by its name, in evaluation mode, on the CPU.
 
     Args:
@@ -67,9 +76,11 @@ def make_backbone(name: str, weights: str | Path | None = None, *, exactly: str 
             network, or a pair of it and its transform.
         weights: a file with a state dict; None: the library's weights, which are downloaded.
         exactly: the name of the library's weights; None: its usual ones.
+        size: (H, W) of the images to come, for which positions of a network of timm are resampled; None: its own.
 
     Raises:
-        ValueError: there is no such network, or the file has the weights of another.
+        ValueError: there is no such network, it does not take images of this size, or the file has the weights of
+            another.
         OSError: the weights cannot be downloaded or read.
         ImportError: timm is needed, and not installed.
     """
@@ -77,8 +88,9 @@ def make_backbone(name: str, weights: str | Path | None = None, *, exactly: str 
     file = None if weights is None else Path(weights)
     state = None if file is None else _read_state(file)
     if library == "timm":
-        net, transform, used = _make_timm(plain, exactly, downloads=file is None)
-        origin, own = Origin("timm", plain, used, _path_of(file)), False
+        net, transform, used, made_for = _make_timm(plain, exactly, size, downloads=file is None)
+        origin, own = Origin("timm", plain, used, _path_of(file), made_for), False
+        state = state if made_for is None else _resample(net, state)
     elif not library:
         net, transform, used = _make_torchvision(plain, exactly, downloads=file is None)
         origin, own = Origin("torchvision", plain, used, _path_of(file)), False
@@ -95,7 +107,31 @@ def make_backbone(name: str, weights: str | Path | None = None, *, exactly: str 
                 f"{file} has no weights of {plain}: it begins with {next(iter(state), 'nothing')!r}, and "
                 f"{next(iter(net.state_dict()))!r} is expected"
             ) from error
+    if size is not None and not own:  # a transform of the user's decides the size
+        _refuse_size(net.eval(), name, size)
     return Backbone(net.eval(), transform, own, origin)
+
+
+def _refuse_size(net: Any, name: str, size: tuple[int, int]) -> None:
+    """Refuse images of a size that a network does not take, by running it once."""
+    import torch
+
+    from pytorch_grad_cam_pcasvm.network.features import count_input_channels
+
+    like = next((p for p in net.parameters() if p.is_floating_point()), torch.zeros(()))
+    try:
+        with torch.no_grad():
+            net(like.new_zeros(1, count_input_channels(net) or 3, *size))
+    except Exception as error:  # whatever an assertion or a shape in it raises
+        height, width = size
+        reason = f": {str(error).splitlines()[0]}" if str(error) else ""
+        refuse(
+            ValueError,
+            f"{name} does not take images of {width}x{height} pixels, as its positions are those of one size{reason}",
+            "cut pictures into tiles of its own size, --tiles 3x2, or TiledNet(net, tiles=(3, 2)) in Python",
+            "take a convolutional network, or one of timm whose positions are resampled, such as "
+            "timm:vit_small_patch16_224",
+        )
 
 
 def _path_of(file: Path | None) -> str | None:
@@ -125,19 +161,42 @@ def _make_torchvision(name: str, exactly: str | None, *, downloads: bool) -> tup
     return net, weights.transforms(), weights.name if downloads else None
 
 
-def _make_timm(name: str, exactly: str | None, *, downloads: bool) -> tuple[Any, Any, str | None]:
-    """Return a network without its classifier, the transform of its weights, and the name of these."""
+def _make_timm(
+    name: str, exactly: str | None, size: tuple[int, int] | None, *, downloads: bool
+) -> tuple[Any, Any, str | None, tuple[int, int] | None]:
+    """Return a network without its classifier, the transform of its weights, their name, and the size it is made for.
+
+    The size is None if it is the usual one, or the network takes any.
+    """
     try:
         import timm
         from timm import data
     except ImportError as error:
         raise ImportError("timm:NAME needs timm: pip install timm") from error
-    net: Any = timm.create_model(exactly or name, pretrained=downloads, num_classes=0)
+    own = getattr(timm.get_pretrained_cfg(exactly or name, allow_unregistered=True), "input_size", None)
+    made_for = None if own is None or size == tuple(own[1:]) else size
+    make: Any = partial(timm.create_model, exactly or name, pretrained=downloads, num_classes=0)
+    try:
+        net: Any = make() if made_for is None else make(img_size=made_for)
+    except TypeError as error:
+        if "img_size" not in str(error):
+            raise
+        net, made_for = make(), None  # it has no positions
+    except (AssertionError, RuntimeError) as error:
+        if made_for is None:
+            raise
+        net, made_for = make(), None  # it is refused by a trial
     configuration = net.pretrained_cfg
     tag = configuration.get("tag") or ""
     exact = f"{configuration.get('architecture', name)}.{tag}" if tag else name
     transform = data.create_transform(**data.resolve_model_data_config(net))  # type: ignore[attr-defined]
-    return net, transform, exact if downloads else None
+    return net, transform, exact if downloads else None, made_for
+
+
+def _resample(net: Any, state: Any) -> Any:
+    """Return the state dict of a network of timm for the size that it was made for, as timm reads its own files."""
+    fit_to = getattr(sys.modules[type(net).__module__], "checkpoint_filter_fn", None)
+    return state if state is None or fit_to is None else fit_to(dict(state), net)
 
 
 def _make_own(module: str, name: str) -> tuple[Any, Any, bool]:

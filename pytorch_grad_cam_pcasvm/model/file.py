@@ -103,7 +103,7 @@ def load_model(
     described = json.loads(written)
     head = Head(stages)
     head.training_set = training
-    made = _make(path, Origin(**described["backbone"]), described["class"], backbone, weights)
+    made = _make(path, _read_origin(described["backbone"]), described["class"], backbone, weights)
     preparation = read_preparation(training.preparation, transform or _own_transform(made, training.preparation))
     layer = described["layer"]
     net = PCASVMNet(made.net, head, layer, pool=parse_pool(described["pool"])).eval()
@@ -113,6 +113,12 @@ def load_model(
     )  # fmt: skip
     _compare(model, described, path)
     return model
+
+
+def _read_origin(written: Mapping[str, Any]) -> Origin:
+    """Return where a backbone comes from; files before version 0.5 say no size."""
+    size = written.get("size")
+    return Origin(**{**written, "size": None if size is None else tuple(size)})
 
 
 def _own_transform(made: Backbone, recorded: Any) -> Any:
@@ -140,7 +146,8 @@ def _make(
         )
     file = _find_weights(path, origin, weights)
     same = backbone is None or backbone == origin.typed
-    return make_backbone(backbone or origin.typed or "", file, exactly=origin.weights if same and not file else None)
+    exactly = origin.weights if same and not file else None
+    return make_backbone(backbone or origin.typed or "", file, exactly=exactly, size=origin.size)
 
 
 def _find_weights(path: Path, origin: Origin, weights: str | PathLike[str] | None) -> Path | None:

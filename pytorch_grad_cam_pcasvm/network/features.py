@@ -189,6 +189,12 @@ def explained(backbone: nn.Module, x: Tensor) -> Iterator[None]:
         raise
 
 
+def count_input_channels(network: nn.Module) -> int | None:
+    """Return how many channels the first convolution of a network takes; None without one."""
+    convolution = _first_convolution(network)
+    return None if convolution is None else convolution.in_channels
+
+
 def _first_convolution(network: nn.Module) -> nn.Conv1d | nn.Conv2d | nn.Conv3d | None:
     return next((m for m in network.modules() if isinstance(m, nn.Conv1d | nn.Conv2d | nn.Conv3d)), None)
 
