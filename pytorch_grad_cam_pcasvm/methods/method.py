@@ -279,7 +279,7 @@ class Method(Named, BaseCAM):
             parts.append(self._explain_start(there, layer, questions.take(members)))
             order += members
             del there, start  # before the next: a start holds all values of the path
-        return join_columns(parts, order)
+        return _add_tiles(run, layer, join_columns(parts, order))
 
     def _explain_start(self, run: Run, layer: int, questions: Questions) -> MethodResult:
         """Return the maps of K targets that start together: sums of component maps, where these are fewer."""
@@ -435,6 +435,16 @@ class Method(Named, BaseCAM):
             if torch.is_autocast_enabled(x.device.type):
                 torch.set_autocast_cache_enabled(False)
             yield modules
+
+
+def _add_tiles(run: Run, layer: int, result: MethodResult) -> MethodResult:
+    """Return maps of tiles that are side by side as one on their common grid, where they are added."""
+    maps, opposite, errors = (
+        None if columns is None else run.add_tiles(columns, layer)
+        for columns in (result.maps, result.opposite, result.standard_errors)  # errors of a sum are these at most
+    )
+    assert maps is not None
+    return replace(result, maps=maps, opposite=opposite, standard_errors=errors)
 
 
 def refuse_what_is_around(model: nn.Module) -> None:

@@ -95,6 +95,7 @@ class ClosedFormScoreCAM(PerturbationCAM, ScoreCAM):
 
     def compute(self, run: Run, layer: int, targets: Questions) -> MethodResult:
         one_input(run.images, type(self).__name__)
+        run.refuse_tiles(layer, type(self).__name__)
         activations = run.activations(layer)
         count = min(self.channels or activations.shape[1], activations.shape[1])
         chosen = activations.flatten(2).float().var(2, correction=0).topk(count).indices

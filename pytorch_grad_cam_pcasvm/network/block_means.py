@@ -11,6 +11,7 @@ from pytorch_grad_cam_pcasvm.network.auto_layers import last_blocks, last_blocks
 from pytorch_grad_cam_pcasvm.network.channel_means import ChannelMeans
 from pytorch_grad_cam_pcasvm.network.features import FeatureSource
 from pytorch_grad_cam_pcasvm.network.modules import device_of, evaluating
+from pytorch_grad_cam_pcasvm.network.tiling import Tiled
 
 
 class BlockMeans:
@@ -61,18 +62,22 @@ class BlockMeans:
             self._means = self._find(x)
 
     def _find(self, x: Any) -> ChannelMeans:
-        source = self._source.at(self._backbone, x)
+        backbone, source, prefix, whole = self._backbone, self._source, "", x
+        if isinstance(backbone, Tiled):
+            prefix, x = backbone.prefix, backbone.find_tiling(x).cut(x)[:1]
+            backbone, source = backbone.net, backbone.source
+        source = source.at(backbone, x)
         try:
-            self.names = last_blocks(self._backbone, source, x)
+            self.names = [prefix + name for name in last_blocks(backbone, source, x)]
             # What comes before the first of several layers is before all.
-            before = [last_blocks_by_branch(self._backbone, part, x) for part in source.parts or (source,)]
-            self.last = [branch[-1] for branch in min(before, key=lambda branches: sum(map(len, branches)))]
+            before = [last_blocks_by_branch(backbone, part, x) for part in source.parts or (source,)]
+            self.last = [prefix + branch[-1] for branch in min(before, key=lambda branches: sum(map(len, branches)))]
         except ValueError:  # the features may be all that is wanted
             pass
-        self._repeated = repeated_blocks(self._backbone, source, x)
-        own = [part.layer for part in self._source.parts or (self._source,) if part.layer]
+        self._repeated = [prefix + name for name in repeated_blocks(backbone, source, x)]
+        own = [prefix + part.layer for part in source.parts or (source,) if part.layer]
         self.wanted = list(dict.fromkeys([*self.names, *own, *self._also]))
-        return ChannelMeans(self._backbone, self.wanted, x)
+        return ChannelMeans(self._backbone, self.wanted, whole)
 
     @property
     def means(self) -> dict[str, Tensor]:

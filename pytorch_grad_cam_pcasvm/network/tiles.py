@@ -1,0 +1,240 @@
+"""Tiles: a network that runs another one on tiles of large pictures, whose features become one row or one grid."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pytorch_grad_cam_pcasvm.network.auto_layers import last_blocks
+from pytorch_grad_cam_pcasvm.network.channel_means import ChannelMeans
+from pytorch_grad_cam_pcasvm.network.features import FeatureSource, Layer, count_input_channels, features_of
+from pytorch_grad_cam_pcasvm.network.layout import Layout
+from pytorch_grad_cam_pcasvm.network.modules import evaluating, network_of
+from pytorch_grad_cam_pcasvm.network.tiling import Size, Tiled, Tiling, measure_canvas, spread_tiles
+from pytorch_grad_cam_pcasvm.runtime.arguments import Named
+from pytorch_grad_cam_pcasvm.runtime.device_sync import is_traced
+from pytorch_grad_cam_pcasvm.runtime.errors import refuse
+
+_USUAL = (224, 224)
+_BLOCK = 16  # tiles that run together, where nothing is recorded
+
+
+class TiledNet(Named, Tiled):
+    """A network that sees large images through tiles of the size that it was trained on.
+
+    Each tile runs through the network. Pooled features are the mean over the tiles; dense features (``pool="dense"``)
+    lie on one grid, on which a position that several tiles see has the weighted mean of their features, with weights
+    that are larger the further it is from the border of a tile, and sum to 1. Behind it, a head is a head as any:
+    ``PCASVMNet(TiledNet(net, ...), head)``, or with ``pool="dense"`` there, too. Maps of layers inside of the network,
+    ``"net.layer2"``, are added on their common grid, so that they add up as others do.
+
+    Images must be a canvas: at least a tile, and whole strides of the network. Of ``tiles=(columns, rows)`` it is
+    :attr:`canvas`; of ``tile=`` :meth:`canvas_for` a photo.
+
+    Args:
+        net: the network.
+        layer: where features come from, as for :class:`PCASVMNet`.
+        pool: how the positions of a tile become features, as for :class:`PCASVMNet`.
+        tiles: number of columns and rows; None: given by ``tile``, or by the images.
+        tile: how many pixels of a photo a tile covers along a side, which is scaled to ``size``.
+        overlap: least share of a tile that the next one sees, too.
+        size: (H, W) of a tile, or one side; None: the input size that a network of timm, or a ViT of torchvision, was
+            made for, else 224.
+        block: how many tiles run together where nothing is recorded, as in the extraction of features.
+
+    Attributes:
+        size: of a tile, (H, W).
+        stride: pixels of a position of the coarsest block, in whole numbers of which tiles begin.
+
+    Raises:
+        TypeError: the network is no module.
+        ValueError: an option is out of range, there are both ``tiles`` and ``tile``, or a tile is not whole strides.
+
+    Example:
+        >>> tiled = TiledNet(backbone, "layer2", "mean", tiles=(2, 1), size=32).eval()
+        >>> tiled.canvas, tiled(torch.rand(1, 3, *tiled.canvas)).shape
+        ((32, 56), torch.Size([1, 8]))
+    """
+
+    def __init__(
+        self,
+        net: nn.Module,
+        layer: Layer | Sequence[Layer] | None = None,
+        pool: Any = None,
+        *,
+        tiles: tuple[int, int] | None = None,
+        tile: int | None = None,
+        overlap: float = 0.25,
+        size: int | Size | None = None,
+        block: int = _BLOCK,
+    ) -> None:
+        super().__init__()
+        _check_options(tiles, tile, overlap, block)
+        self.net = network_of(net)
+        self.source = FeatureSource.of(self.net, layer, pool)
+        self.tiles, self.tile, self.overlap, self.block = tiles, tile, overlap, block
+        self.size: Size = _find_size(self.net) if size is None else (size, size) if isinstance(size, int) else size
+        self.stride: Size = _find_stride(self.net, self.source, self.size)
+        self._grid = _find_grid(self.net, self.source, self.size) if self.source.dense else None
+        self._prepared: dict[Any, FeatureSource] = {}
+        self.training = self.net.training
+
+    @property
+    def canvas(self) -> Size | None:
+        """The size of images, (H, W); None: not the same for all."""
+        if self.tiles is None:
+            return None
+        columns, rows = self.tiles
+        sides = zip((rows, columns), self.size, self.stride, strict=True)
+        height, width = (measure_canvas(*side, self.overlap) for side in sides)
+        return height, width
+
+    def canvas_for(self, width: int, height: int) -> Size:
+        """Return the size (H, W) to which a photo of so many pixels is brought.
+
+        Raises:
+            ValueError: the photo is smaller than a tile.
+        """
+        if self.tile is None:
+            return self.canvas or (height, width)
+        if min(width, height) < self.tile:
+            raise ValueError(
+                f"the photo of {width}x{height} pixels is smaller than a tile of {self.tile}: choose a smaller tile, "
+                "--tile or tile=, or leave such photos out"
+            )
+        sides = zip((height, width), self.size, self.stride, strict=True)
+        high, wide = (
+            max(side, round(pixels * side / self.tile / stride) * stride) for pixels, side, stride in sides
+        )
+        return high, wide
+
+    def find_tiling(self, x: Tensor) -> Tiling:
+        """Return where the tiles of images (N, C, H, W) lie.
+
+        Raises:
+            ValueError: they are no canvas.
+        """
+        if x.dim() != 4:
+            raise ValueError(f"tiles are cut of pictures, (N, C, H, W), got {tuple(x.shape)}")
+        return self._find_tiling(int(x.shape[2]), int(x.shape[3]))
+
+    def _find_tiling(self, height: int, width: int) -> Tiling:
+        sides = list(zip((height, width), self.size, self.stride, strict=True))
+        if any(length < side or length % stride for length, side, stride in sides):
+            refuse(
+                ValueError,
+                f"images of {width}x{height} pixels are no canvas for tiles of {self.size[1]}x{self.size[0]}: it is at "
+                f"least a tile, and whole strides of {self.stride[1]}x{self.stride[0]}",
+                "resize them to net.canvas, or each photo to net.canvas_for(width, height), of the TiledNet",
+            )
+        rows, columns = (spread_tiles(*side, self.overlap) for side in sides)
+        return Tiling(rows, columns, self.size)
+
+    def prepare(self, x: Tensor) -> None:
+        """Find out how features of tiles of images like x are pooled, while nothing is watched."""
+        key = self._key(x)
+        if key not in self._prepared:
+            height, width = self.size
+            self._prepared[key] = self.source.at(self.net, x[:1, :, :height, :width])
+
+    def _key(self, x: Tensor) -> Any:
+        return int(x.shape[1]), x.dtype, x.device.type
+
+    def forward(self, x: Tensor, block: int | None = None) -> Tensor:
+        """Return the features of images.
+
+        Args:
+            x: shape (N, C, H, W).
+            block: how many tiles run together; None: all.
+
+        Returns:
+            Shape (N, D), or of dense features (N, D, h, w).
+
+        Raises:
+            ValueError: the images are no canvas.
+        """
+        tiling = self.find_tiling(x)
+        self.prepare(x)
+        source = self._prepared[self._key(x)]
+        parts = [features_of(self.net, source, tiles) for tiles in self._cut(x, tiling, block)]
+        features = parts[0] if len(parts) == 1 else torch.cat(parts)
+        if source.dense:
+            return tiling.place((features.shape[2], features.shape[3])).merge(features)
+        return features.unflatten(0, (-1, tiling.count)).mean(1)
+
+    def _cut(self, x: Tensor, tiling: Tiling, block: int | None) -> Iterator[Tensor]:
+        """Yield the tiles of images, all at once or so many."""
+        if block is None or is_traced() or len(x) * tiling.count <= block:
+            yield tiling.cut(x)
+            return
+        numbers = range(len(x) * tiling.count)
+        for first in numbers[::block]:
+            yield tiling.cut(x, numbers[first : first + block])
+
+    def find_layout(self, x: Tensor) -> Layout | None:
+        """Return how dense features lie on images of the shape of x, which they share out evenly; None: they are not.
+        """
+        return None if self._grid is None else Layout(self.find_tiling(x).place(self._grid).grid, 4)
+
+    def extra_repr(self) -> str:
+        """Return what print shows."""
+        how = f"tiles={self.tiles}" if self.tiles else f"tile={self.tile}"
+        return f"{how}, size={self.size}, overlap={self.overlap}, features of {self.source!r}"
+
+
+def _check_options(tiles: Any, tile: Any, overlap: Any, block: Any) -> None:
+    whole = isinstance(tiles, tuple | list) and len(tiles) == 2 and all(isinstance(n, int) and n > 0 for n in tiles)
+    if tiles is not None and not whole:
+        raise ValueError(f"tiles must be the numbers of columns and rows, such as (3, 2), got {tiles!r}")
+    if tile is not None and not (isinstance(tile, int) and tile > 0):
+        raise ValueError(f"tile must be a number of pixels of a photo, such as 512, got {tile!r}")
+    if tiles is not None and tile is not None:
+        raise ValueError("tiles= is how many tiles each photo has, and tile= how many of its pixels one covers: give one")
+    if not isinstance(overlap, int | float) or not 0 <= overlap < 1:
+        raise ValueError(f"overlap must be a share of a tile, from 0 and below 1, got {overlap!r}")
+    if not isinstance(block, int) or block < 1:
+        raise ValueError(f"block must be a positive number of tiles, got {block!r}")
+
+
+def _find_size(net: nn.Module) -> Size:
+    """Return the size of images that a network was made for, as timm and torchvision's ViTs know it, or the usual."""
+    known = getattr(net, "pretrained_cfg", None) or {}
+    if isinstance(known, dict) and known.get("input_size"):
+        return tuple(known["input_size"][1:])  # type: ignore[return-value]
+    side = getattr(net, "image_size", None)
+    return (side, side) if isinstance(side, int) else _USUAL
+
+
+def _tile_of_zeros(net: nn.Module, size: Size) -> Tensor:
+    like = next((p for p in net.parameters() if p.is_floating_point()), torch.zeros(()))
+    return like.new_zeros(1, count_input_channels(net) or 3, *size)
+
+
+def _find_stride(net: nn.Module, source: FeatureSource, size: Size) -> Size:
+    """Return the pixels of a position of the coarsest block before the features; of a network without blocks 1.
+
+    Raises:
+        ValueError: a tile is not whole strides.
+    """
+    x = _tile_of_zeros(net, size)
+    with evaluating(net), torch.no_grad():
+        try:
+            name = last_blocks(net, source.at(net, x), x)[-1]
+        except ValueError:
+            return 1, 1
+        grid = ChannelMeans(net, [name], x).layouts[name].grid
+    if any(side % positions for side, positions in zip(size, grid, strict=True)):
+        raise ValueError(
+            f"a tile of {size[1]}x{size[0]} pixels has {grid[1]}x{grid[0]} positions at {name!r}, which are no whole "
+            "strides, so that tiles lie on no common grid: give size=, a multiple of the network's stride"
+        )
+    return size[0] // grid[0], size[1] // grid[1]
+
+
+def _find_grid(net: nn.Module, source: FeatureSource, size: Size) -> Size:
+    """Return the positions of dense features of a tile, of several layers those of the finest."""
+    x = _tile_of_zeros(net, size)
+    with evaluating(net), torch.no_grad():
+        features = features_of(net, source.at(net, x), x)
+    return features.shape[2], features.shape[3]
