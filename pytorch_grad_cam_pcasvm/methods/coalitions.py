@@ -32,7 +32,6 @@ class Players:
 
     def __init__(self, run: Run, layer: int, x: Tensor, over: str, questions: Questions, max_bytes: int | None) -> None:
         self._run, self._questions, self._bytes = run, questions, max_bytes or _BYTES
-        run.refuse_tiles(layer, "a method that leaves out channels or positions")
         self._affine = run.passed.affine(layer)
         moved = not run.layouts[layer].is_that_of_maps
         self._rows = self._reshaped(layer, x, over) if moved else self._affine.rows(x, over)

@@ -329,7 +329,7 @@ class Run:
         It is this one if nothing bypasses them, else that of a black image.
         """
         crops = [layout.crops for layout in self.layouts if layout.crops is not None]
-        if crops and self.output.grid is None:  # one tile stands for all
+        if crops:  # one tile stands for all
             black = self.images.new_zeros(1, self.images.shape[1], *self.model.backbone.size)
             layouts = [replace(layout, crops=layout.crops and layout.crops.first) for layout in self.layouts]
             return replace(self, images=black, layouts=layouts).with_pass(self.record(black))

@@ -185,8 +185,6 @@ class Starts:
         """Return the baselines of K targets among the activations near their mean, as :meth:`find_undecided` does."""
         head = run.head
         single = run if is_traced() else run.isolate()
-        if run.output.grid is not None:  # where it matters which tile sees a position
-            mean = mean.expand(run.rows(layer), *mean.shape[1:])
         near = self._near(run.layers[layer], mean)
         groups, together = questions.group_boundaries(head, mean.device), None
         without = (None, BESIDE_MEAN)  # a boundary
@@ -334,19 +332,18 @@ def _find_pools(run: Run) -> set[Any]:
 
 
 def _spread_points(points: Sequence[Tensor], which: Tensor | None, run: Run, layer: int) -> Tensor:
-    """Return the start of each image, of as many rows as it has, or of one row that is that of all.
+    """Return the start of each image, the same in all of its tiles; of one row if it is that of all.
 
     Args:
-        points: activations of one image, or of one row.
+        points: activations of one row.
         which: which of them each image starts at; None: there is one.
         run: the network's run.
         layer: position of the target layer.
     """
-    if len(points) == 1 and (len(points[0]) == 1 or run.count == 1):
+    if which is None or len(points) == 1:
         return points[0]
-    rows = run.rows(layer)
-    stacked = torch.stack([point.expand(rows, *point.shape[1:]) for point in points])
-    return (stacked[which] if which is not None else stacked.expand(run.count, *stacked.shape[1:])).flatten(0, 1)
+    rows, crops = torch.cat(list(points))[which], run.layouts[layer].crops
+    return rows if crops is None else rows.repeat_interleave(crops.count, 0, output_size=len(rows) * crops.count)
 
 
 def _at_mean(run: Run, layer: int, boundary: Boundary) -> Start:

@@ -198,12 +198,18 @@ def _check_options(tiles: Any, tile: Any, overlap: Any, block: Any) -> None:
 
 
 def _find_size(net: nn.Module) -> Size:
-    """Return the size of images that a network was made for, as timm and torchvision's ViTs know it, or the usual."""
-    known = getattr(net, "pretrained_cfg", None) or {}
-    if isinstance(known, dict) and known.get("input_size"):
-        return tuple(known["input_size"][1:])  # type: ignore[return-value]
-    side = getattr(net, "image_size", None)
-    return (side, side) if isinstance(side, int) else _USUAL
+    """Return the size of images that a network was made for, as transformers and those of timm know it, or the usual."""
+    weights: Any = getattr(net, "pretrained_cfg", None)
+    places = [(net, "image_size"), (getattr(net, "patch_embed", None), "img_size")]
+    places += [(getattr(net, "config", None), "image_size")]
+    known = [getattr(place, name, None) for place, name in places]
+    known += [weights["input_size"][1:]] if isinstance(weights, dict) and weights.get("input_size") else []
+    for size in known:
+        if isinstance(size, int):
+            return size, size
+        if isinstance(size, tuple | list) and len(size) == 2:
+            return size[0], size[1]
+    return _USUAL
 
 
 def _tile_of_zeros(net: nn.Module, size: Size) -> Tensor:
