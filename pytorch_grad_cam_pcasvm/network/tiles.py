@@ -155,13 +155,26 @@ class TiledNet(Named, Tiled):
             ValueError: the images are no canvas.
         """
         tiling = self.find_tiling(x)
-        self.prepare(x)
-        source = self._prepared[self._key(x)]
+        source = self.find_source(x)
         parts = [features_of(self.net, source, tiles) for tiles in self._cut(x, tiling, block)]
-        features = parts[0] if len(parts) == 1 else torch.cat(parts)
-        if source.dense:
+        return self.merge(parts[0] if len(parts) == 1 else torch.cat(parts), tiling)
+
+    def find_source(self, x: Tensor) -> FeatureSource:
+        """Return the source of features of tiles of images like x, with its pool as a function."""
+        self.prepare(x)
+        return self._prepared[self._key(x)]
+
+    def merge(self, features: Tensor, tiling: Tiling) -> Tensor:
+        """Return the features of tiles, (N T, D) or (N T, D, h, w), as those of images, (N, D) or (N, D, H, W)."""
+        if self.source.dense:
             return tiling.place((features.shape[2], features.shape[3])).merge(features)
-        return features.unflatten(0, (-1, tiling.count)).mean(1)
+        return features.flatten(1).unflatten(0, (-1, tiling.count)).mean(1)
+
+    def pull_merge(self, grads: Tensor, tiling: Tiling) -> Tensor:
+        """Return gradients of K targets by the features of tiles, (K, N T, ...), of those by :meth:`merge`'s."""
+        if self._grid is not None:
+            return tiling.place(self._grid).pull_merge(grads)
+        return (grads / tiling.count).repeat_interleave(tiling.count, 1, output_size=grads.shape[1] * tiling.count)
 
     def _cut(self, x: Tensor, tiling: Tiling, block: int | None) -> Iterator[Tensor]:
         """Yield the tiles of images, all at once or so many."""

@@ -95,6 +95,19 @@ class Crops:
         tiles = features.unflatten(0, (-1, len(self.rows), len(self.columns)))
         return self._lay(tiles.permute(0, 3, 1, 2, 4, 5), _average_along)
 
+    def pull_merge(self, grads: Tensor) -> Tensor:
+        """Return gradients by the features of tiles, (K, N T, D, h, w), of those by merged ones, (K, N, D, H, W)."""
+        (high, wide), (height, width) = self.shape, self.grid
+        of_rows = torch.from_numpy(_average_along(self.rows, high, height)).to(grads)
+        of_columns = torch.from_numpy(_average_along(self.columns, wide, width)).to(grads)
+        places = [(r, row, c, column) for r, row in enumerate(self.rows) for c, column in enumerate(self.columns)]
+        parts = []
+        for r, row, c, column in places:
+            down = of_rows[row : row + high, r * high : (r + 1) * high].diagonal().unsqueeze(1)
+            across = of_columns[column : column + wide, c * wide : (c + 1) * wide].diagonal()
+            parts.append(grads[..., row : row + high, column : column + wide] * (down * across))
+        return torch.stack(parts, 2).flatten(1, 2)
+
     def _lay(self, tiles: Tensor, along: Callable[[tuple[int, ...], int, int], Any]) -> Tensor:
         """Return sums of (N, D, R, C, h, w) on the common grid, by weights: first of columns, then of rows."""
         (high, wide), (height, width) = self.shape, self.grid

@@ -441,3 +441,77 @@ def test_a_model_on_tiles_is_a_file_that_takes_the_same_network(tmp_path):
     model.save(tmp_path / "model.safetensors")
     again = load_model(tmp_path / "model.safetensors", tiled())
     assert relative(again.explain(X[:2]).maps, model.explain(X[:2]).maps) < 1e-6
+
+
+# --- blocks -----------------------------------------------------------------------------------------------------------
+
+
+OF_BLOCKS = [name for name in methods.__all__ if name.endswith("CAM") or "GradCAM" in name]
+
+
+@pytest.mark.parametrize("layers", [["net.2"], ["net.1"]])
+@pytest.mark.parametrize("pool", ["mean", "dense"])
+@pytest.mark.parametrize("method", sorted({*OF_BLOCKS} - {"ClosedFormCAM", "ClosedFormAblationCAM", "ClosedFormScoreCAM", "ShapCAM"}))  # fmt: skip
+def test_maps_of_blocks_are_those_of_all_tiles_at_once(method, pool, layers):
+    dense = "dense" if pool == "dense" else None
+    at = {"at": (3, 4)} if dense else {}
+    targets = [SVMTarget("bee", **at), PCATarget(1, **at)]
+    model = fit_model(tiled(pool, block=1000), [(X, LABELS)], PIPELINE, pool=dense, progress=False)
+    once = model.cam(getattr(methods, method), layers).explain(X[:2], targets)
+    model.net.backbone.block = 5
+    blocks = model.cam(getattr(methods, method), layers).explain(X[:2], targets)
+    for name in ("maps", "weights", "values", "opposite", "baseline_values", "remainder"):
+        ours, theirs = getattr(blocks, name), getattr(once, name)
+        assert (ours is None) == (theirs is None)
+        if ours is not None and bool(theirs.abs().max() > 1e-9):
+            assert relative(ours, theirs) < 1e-9, name
+
+
+def test_several_layers_and_starts_of_each_image_in_blocks():
+    model = fit_model(tiled(block=1000), [(X, LABELS)], PIPELINE, progress=False)
+    layers, targets = ["net.1", "net.2"], [SVMTarget(), SVMTarget("ant", versus="runner-up"), PCATarget(0)]
+    once = model.cam(layers=layers).explain(X[:4], targets)
+    model.net.backbone.block = 7
+    blocks = model.cam(layers=layers).explain(X[:4], targets)
+    assert relative(blocks.maps, once.maps) < 1e-9
+    assert gap(blocks) < 1e-10
+
+
+class Bypassed(nn.Module):
+    """A network in which something goes around the layer of the maps, so that a start has other features in each tile."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(2)
+        self.stem, self.side, self.end = step(3, 6), nn.Conv2d(6, 6, 3, 1, 1), step(6, 8)
+
+    def forward(self, x):
+        x = self.stem(x)
+        return self.end(self.side(x).tanh() * x)
+
+
+def test_what_goes_around_a_layer_is_that_of_each_tile():
+    net = Bypassed().double().eval()
+    backbone = tiled("mean", "end", net, block=5)
+    rows, labels = extract_features(backbone, [(X, LABELS)], progress=False)
+    model = PCASVMNet(backbone, copy.deepcopy(PIPELINE).fit(rows, labels)).eval()
+    blocks = ContributionCAM(model, ["net.side"], baseline="zero").explain(X[:2], SVMTarget("bee"))
+    assert gap(blocks) < 1e-10
+    backbone.block = 100
+    once = ContributionCAM(model, ["net.side"], baseline="zero").explain(X[:2], SVMTarget("bee"))
+    assert relative(blocks.maps, once.maps) < 1e-9
+    assert relative(blocks.baseline_values, once.baseline_values) < 1e-9
+
+
+def test_no_more_than_a_block_of_tiles_runs_at_once_and_each_twice():
+    model = fit_model(tiled(block=4), [(X, LABELS)], PIPELINE, progress=False)
+    cam = model.cam()
+    cam.explain(X[:3], SVMTarget("bee"))  # what is looked for once
+    ran = []
+    handle = NET.register_forward_pre_hook(lambda module, args: ran.append(len(args[0])))
+    try:
+        cam.explain(X[:3], SVMTarget("bee"))
+    finally:
+        handle.remove()
+    assert max(ran) == 4
+    assert sum(ran) <= 2 * 18 + 1
