@@ -59,6 +59,22 @@ def parse_size(text: str) -> tuple[int, int]:
     return int(sides[-1]), int(sides[0])
 
 
+def parse_tiles(text: str) -> tuple[int, int]:
+    """Return the numbers of columns and rows."""
+    numbers = text.lower().split("x")
+    if len(numbers) != 2 or not all(number.isdigit() and int(number) for number in numbers):
+        raise argparse.ArgumentTypeError(f"COLUMNSxROWS such as 3x2 is expected, got {text!r}")
+    return int(numbers[0]), int(numbers[1])
+
+
+def parse_overlap(text: str) -> float:
+    """Return a share from 0 and below 1."""
+    overlap: float = number_from(0)(text)
+    if overlap >= 1:
+        raise argparse.ArgumentTypeError(f"it must be below 1, such as 0.25 for a quarter of a tile, got {text}")
+    return overlap
+
+
 def parse_rate(text: str) -> float:
     """Return a share above 0 and below 1."""
     rate: float = number_from(0, above=True)(text)
@@ -155,6 +171,19 @@ class FitOptions(Reading):
         metavar="SIZE",
         parse=parse_size,
     )
+    tiles: tuple[int, int] | None = option(
+        "look at each photo through tiles of that size, COLUMNSxROWS such as 3x2",
+        metavar="NUMBERS",
+        parse=parse_tiles,
+    )
+    tile: int | None = option(
+        "the same, with as many tiles as a photo needs: how many of its pixels one covers, such as 512",
+        metavar="PIXELS",
+        parse=_COUNT,
+    )
+    overlap: float | None = option(
+        "least share of a tile that the next one sees, too (default: 0.25)", metavar="SHARE", parse=parse_overlap
+    )
     white_level: float | None = option(
         "white in photos of 16 bits, such as 4095 (default: 65535)", metavar="NUMBER", parse=number_from(0, above=True)
     )
@@ -229,6 +258,12 @@ class FitOptions(Reading):
             ValueError: some do.
         """
         dense = (self.pool or "").startswith("dense")
+        if self.tiles is not None and self.tile is not None:
+            raise ValueError("--tiles is how many tiles each photo has, --tile how many of its pixels one covers: name one")
+        if self.tile is not None and self.resize is not None:
+            raise ValueError("--tile scales photos in their own shape: leave out --resize, or give --tiles")
+        cuts = self.tiles is not None or self.tile is not None
+        _refuse_typed(not cuts, "is for tiles: add --tiles 3x2 or --tile 512", overlap=self.overlap is not None)
         if "auto" in self.layer + self.features:
             raise ValueError("--layer auto compares layers on photos to explain: name one here, or leave it out")
         _refuse_typed(

@@ -28,6 +28,7 @@ from pytorch_grad_cam_pcasvm.cli.preparation import (
     tell_crop,
     with_whites,
 )
+from pytorch_grad_cam_pcasvm.cli.tiling import apply_tiles, check_photos, tell_stretched
 from pytorch_grad_cam_pcasvm.cli.training import TrainingSet, training_set
 from pytorch_grad_cam_pcasvm.model.backbones import call_by_name
 from pytorch_grad_cam_pcasvm.model.preparation import Preparation
@@ -47,6 +48,8 @@ _IMBALANCED = 0.8  # the share of the largest class from which accuracy says lit
 
 def fit(options: FitOptions) -> None:
     """Fit scaler, PCA and classifier on a folder of images, and write a model."""
+    from pytorch_grad_cam_pcasvm.network.pools import is_dense
+
     typed = options.components is not None
     _check(options)
     of_good_parts = _of_good_parts(options)
@@ -60,11 +63,14 @@ def fit(options: FitOptions) -> None:
     made = make_named(options, options.size)
     made.net.to(choose_device(options.device))
     preparation = choose_preparation(made, options, None, fits=True)
+    layer, pool = _choose_features(options, made.net, preparation), _parse_pool(options)
+    made, preparation, layer, pool = apply_tiles(options, made, preparation, layer, pool)
     folder = preparation.folder(options.images)
+    check_photos(options, preparation, folder.paths, one_size=f"--pool {options.pool}" if is_dense(pool) else "")
+    tell_stretched(made.net, preparation, folder.paths)
     with_whites(preparation, folder.paths, options.images)
     tell_crop(preparation, folder.paths)
     patches = _patches(options, preparation, folder)
-    layer, pool = _choose_features(options, made.net, preparation), _parse_pool(options)
     groups = group_photos(folder.paths, objects)
     with training_set(options, options.images, made.net, preparation, layer, pool, options.layer, patches) as training:
         fitted, about = _fit_head(options, training, classes, patches, preparation, groups, typed=typed)

@@ -163,7 +163,7 @@ def _refuse_behind(net: Any, layers: Sequence[str], preparation: Preparation) ->
     from pytorch_grad_cam_pcasvm.network.modules import device_of, evaluating
     from pytorch_grad_cam_pcasvm.runtime.hooks import hooked
 
-    x = preparation.transform(Image.new("RGB", (480, 320)))[None].to(device_of(net))
+    x = preparation.transform(Image.new("RGB", preparation.enlarge(480, 320)))[None].to(device_of(net))
     backbone, source = net.feature_source(x)
     names = [name for name, _ in backbone.named_modules() if name]
     before: list[str] = []

@@ -16,7 +16,9 @@ def open_model(options: ModelOptions) -> Any:
     Raises:
         ValueError: it is a head alone, and what is needed besides is not typed; or an option contradicts the model.
     """
+    from pytorch_grad_cam_pcasvm.network.modules import layer_name
     from pytorch_grad_cam_pcasvm.network.pools import parse_pool, write_pool
+    from pytorch_grad_cam_pcasvm.network.tiling import Tiled
 
     origin = read_origin(options.model)
     if origin is None:
@@ -36,6 +38,8 @@ def open_model(options: ModelOptions) -> Any:
             "function that returns the backbone and this transform, --backbone module:function"
         )
     _check_layers(model.net.backbone, options.layer)
+    if isinstance(model.net.backbone, Tiled):  # by the names behind tiles, by which means are known
+        options.layer = [name if name == "auto" else layer_name(model.net.backbone, name) for name in options.layer]
     model.net.to(choose_device(options.device))
     return model
 
@@ -105,7 +109,7 @@ def first_image(preparation: Any) -> Any:
     """Return an image of a black photo, (1, C, H, W), which shows what a network makes of one."""
     from PIL import Image
 
-    return preparation.transform(Image.new("RGB", (480, 320)))[None]
+    return preparation.transform(Image.new("RGB", preparation.enlarge(480, 320)))[None]
 
 
 def _check_layers(backbone: Any, layers: Sequence[str]) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pytorch_grad_cam_pcasvm.model.backbones import Backbone
-from pytorch_grad_cam_pcasvm.model.preparation import Cropped, Framed, Preparation, measure_size, steps_of
+from pytorch_grad_cam_pcasvm.model.preparation import Preparation, bring_to_size, measure_size, steps_of
 
 _OF_03 = {"resize": "crop"}  # what heads say that say nothing: those of version 0.3
 _SHALLOW = 14  # bits, of 16: who uses no more of them takes black pictures for his own
@@ -49,7 +49,8 @@ def choose_preparation(
                 f"the head was fitted on pictures prepared by --resize {recorded['resize']}, but {options.backbone} "
                 "comes with a transform of its own: let the function return the network alone, or fit again"
             )
-        refuse_size(options, "size")
+        for name in ("size", "tiles", "tile"):
+            _refuse_size(options, name)
         return Preparation(transform, None, None, **reading)
     of_head = "stretch" if fits else (_OF_03 if recorded is None else recorded).get("resize")
     if recorded is not None and options.resize not in (None, of_head):
@@ -63,19 +64,13 @@ def choose_preparation(
             f"the head was fitted with a transform of your own, which {options.backbone} does not come with: name the "
             "function that returned both, --backbone module:function"
         )
-    own = measure_size(transform)
-    size = getattr(options, "size", None) or tuple((recorded or {}).get("size") or own)
     if resize != "crop":
         steps |= {"resize": "pad" if resize == "pad" else None}
-        transform = Framed(size, **steps)
-    elif size != own:
-        if steps["resize"] is not None:  # of a square picture the same part is cut off as before
-            steps |= {"resize": round(steps["resize"] * max(size[0] / own[0], size[1] / own[1]))}
-        transform = Cropped(size, **steps)
-    return Preparation(transform, resize, steps, **reading)
+    size = getattr(options, "size", None) or tuple((recorded or {}).get("size") or measure_size(transform))
+    return bring_to_size(Preparation(transform, resize, steps, **reading), size)
 
 
-def refuse_size(options: Any, name: str) -> None:
+def _refuse_size(options: Any, name: str) -> None:
     """Refuse an option that needs the size of images, which a transform of the user's decides."""
     if getattr(options, name, None) is not None:
         raise ValueError(
@@ -189,7 +184,7 @@ def tell_crop(preparation: Preparation, paths: Sequence[Path]) -> None:
     from pytorch_grad_cam_pcasvm.data.images import size_and_orientation
     from pytorch_grad_cam_pcasvm.export.explainer import ON_ITS_SIDE
 
-    if preparation.resize in ("stretch", "pad"):
+    if preparation.resize in ("stretch", "pad", "scale"):
         return
     sizes = []
     for path in paths[:: max(1, len(paths) // 20)]:

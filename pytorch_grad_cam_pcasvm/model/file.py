@@ -22,6 +22,7 @@ from pytorch_grad_cam_pcasvm.network.inputs import Inputs, each
 from pytorch_grad_cam_pcasvm.network.modules import device_of, evaluating
 from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
 from pytorch_grad_cam_pcasvm.network.pools import parse_pool, write_pool
+from pytorch_grad_cam_pcasvm.network.tiles import TiledNet, tile_network
 from pytorch_grad_cam_pcasvm.runtime.digests import digest_of_weights
 from pytorch_grad_cam_pcasvm.runtime.errors import Way, refuse
 from pytorch_grad_cam_pcasvm.runtime.numerics import full_precision
@@ -47,6 +48,7 @@ def write_model(model: Model, path: Path) -> None:
         "probe": _probe(model),
         "layer": layer,
         "pool": write_pool(net.pool),
+        "tiles": backbone.describe() if isinstance(backbone, TiledNet) else None,
         "layers": list(model.layers),
         "tokens": model.tokens,
         "inputs": model.inputs,
@@ -104,6 +106,8 @@ def load_model(
     head = Head(stages)
     head.training_set = training
     made = _make(path, _read_origin(described["backbone"]), described["class"], backbone, weights)
+    if described.get("tiles") is not None:
+        made = replace(made, net=tile_network(made.net, described["tiles"]))
     preparation = read_preparation(training.preparation, transform or _own_transform(made, training.preparation))
     layer = described["layer"]
     net = PCASVMNet(made.net, head, layer, pool=parse_pool(described["pool"])).eval()
@@ -195,7 +199,9 @@ def _probe(model: Model) -> dict[str, list[float]]:
     images["noise"] = _make_noise(model.inputs, noise)
     if model.transform is not None:
         pixels = noise.integers(0, 256, (48, 64, 3), np.uint8)
-        images["picture"] = model.transform(Image.fromarray(pixels).resize((320, 240)))[None]
+        assert model.preparation is not None
+        picture = Image.fromarray(pixels).resize(model.preparation.enlarge(320, 240))
+        images["picture"] = model.transform(picture)[None]
     backbone, _ = model.net.feature_source()
     dtype, device = (
         next((p.dtype for p in backbone.parameters() if p.is_floating_point()), torch.float32),

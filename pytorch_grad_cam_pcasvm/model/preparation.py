@@ -1,7 +1,7 @@
 """Preparation: how pictures become images for a network."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,21 @@ class Preparation:
         recorded = {"resize": self.resize} | self.whites | ({"exif": True} if self.exif else {})
         if self.steps is None:
             return recorded
+        if isinstance(self.transform, Scaled):
+            tile = {"tile": self.transform.tile, "size": self.transform.size, "stride": self.transform.stride}
+            return recorded | {"tile": {name: _listed(value) for name, value in tile.items()}, "steps": self.steps}
         return recorded | {"size": [*measure_size(self.transform)], "steps": self.steps}
+
+    @property
+    def varies(self) -> bool:
+        """Whether photos of different size become images of different size."""
+        return isinstance(self.transform, Scaled)
+
+    def enlarge(self, width: int, height: int) -> tuple[int, int]:
+        """Return the size of a photo to try, (width, height), as many times larger as it takes to be cut into tiles."""
+        least = self.transform.tile if isinstance(self.transform, Scaled) else 1
+        times = -(-least // min(width, height))
+        return times * width, times * height
 
     def read(self, paths: Sequence[Path]) -> Any:
         """Return pictures as images, shape (N, C, H, W).
@@ -147,6 +161,55 @@ class Cropped:
         return image if self.mean is None or self.std is None else F.normalize(image, self.mean, self.std)
 
 
+@dataclass(frozen=True)
+class Scaled:
+    """Turns a photo into a tensor whose size is the photo's, scaled so that a tile of its pixels is one of the network.
+
+    Attributes:
+        tile: how many pixels of the photo a tile covers along a side.
+        size: of a tile, (H, W).
+        stride: of the network, (H, W), of which images have a whole number.
+        interpolation: how the photo is scaled.
+        mean: of the colours.
+        std: of the colours.
+    """
+
+    tile: int
+    size: tuple[int, int]
+    stride: tuple[int, int]
+    interpolation: str
+    mean: list[float]
+    std: list[float]
+
+    def measure_canvas(self, width: int, height: int) -> tuple[int, int]:
+        """Return the size (H, W) of the image of a photo of so many pixels.
+
+        Raises:
+            ValueError: the photo is smaller than a tile.
+        """
+        from pytorch_grad_cam_pcasvm.network.tiling import scale_photo
+
+        return scale_photo(width, height, self.tile, self.size, self.stride)
+
+    def __call__(self, picture: Any) -> Any:
+        """Return the tensor, shape (C, H, W)."""
+        size = self.measure_canvas(*picture.size)
+        return Framed(size, None, self.interpolation, self.mean, self.std)(picture)
+
+
+def bring_to_size(preparation: Preparation, size: tuple[int, int]) -> Preparation:
+    """Return a preparation whose steps are known, of images of another size (H, W)."""
+    assert preparation.steps is not None
+    own, steps = measure_size(preparation.transform), dict(preparation.steps)
+    if preparation.resize != "crop":
+        return replace(preparation, transform=Framed(size, **steps))
+    if size == own:
+        return preparation
+    if steps["resize"] is not None:  # of a square picture the same part is cut off as before
+        steps["resize"] = round(steps["resize"] * max(size[0] / own[0], size[1] / own[1]))
+    return replace(preparation, transform=Cropped(size, **steps), steps=steps)
+
+
 def describe_transform(transform: Any) -> Preparation:
     """Return the preparation of a transform: with its steps, if these are known and make the same images."""
     import numpy as np
@@ -176,6 +239,11 @@ def read_preparation(recorded: Mapping[str, Any] | None, transform: Any = None) 
     exif = bool(recorded.get("exif"))
     if transform is not None:
         return Preparation(transform, recorded.get("resize"), recorded.get("steps"), exif=exif, **reading)
+    if "tile" in recorded:
+        tile, size, stride = (recorded["tile"][name] for name in ("tile", "size", "stride"))
+        colours = {name: recorded["steps"][name] for name in ("interpolation", "mean", "std")}
+        scaled = Scaled(tile[0], tuple(size), tuple(stride), **colours)
+        return Preparation(scaled, recorded["resize"], dict(recorded["steps"]), exif=exif, **reading)
     make: Any = Cropped if recorded["resize"] == "crop" else Framed
     steps = dict(recorded["steps"])
     again = make(tuple(recorded["size"]), **steps)

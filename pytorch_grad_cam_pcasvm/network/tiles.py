@@ -1,6 +1,6 @@
 """Tiles: a network that runs another one on tiles of large pictures, whose features become one row or one grid."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,8 @@ from pytorch_grad_cam_pcasvm.network.channel_means import ChannelMeans
 from pytorch_grad_cam_pcasvm.network.features import FeatureSource, Layer, count_input_channels, features_of
 from pytorch_grad_cam_pcasvm.network.layout import Layout
 from pytorch_grad_cam_pcasvm.network.modules import evaluating, network_of
-from pytorch_grad_cam_pcasvm.network.tiling import Size, Tiled, Tiling, measure_canvas, spread_tiles
+from pytorch_grad_cam_pcasvm.network.pools import parse_pool, write_pool
+from pytorch_grad_cam_pcasvm.network.tiling import Size, Tiled, Tiling, measure_canvas, scale_photo, spread_tiles
 from pytorch_grad_cam_pcasvm.runtime.arguments import Named
 from pytorch_grad_cam_pcasvm.runtime.device_sync import is_traced
 from pytorch_grad_cam_pcasvm.runtime.errors import refuse
@@ -98,16 +99,7 @@ class TiledNet(Named, Tiled):
         """
         if self.tile is None:
             return self.canvas or (height, width)
-        if min(width, height) < self.tile:
-            raise ValueError(
-                f"the photo of {width}x{height} pixels is smaller than a tile of {self.tile}: choose a smaller tile, "
-                "--tile or tile=, or leave such photos out"
-            )
-        sides = zip((height, width), self.size, self.stride, strict=True)
-        high, wide = (
-            max(side, round(pixels * side / self.tile / stride) * stride) for pixels, side, stride in sides
-        )
-        return high, wide
+        return scale_photo(width, height, self.tile, self.size, self.stride)
 
     def find_tiling(self, x: Tensor) -> Tiling:
         """Return where the tiles of images (N, C, H, W) lie.
@@ -193,7 +185,41 @@ class TiledNet(Named, Tiled):
     def extra_repr(self) -> str:
         """Return what print shows."""
         how = f"tiles={self.tiles}" if self.tiles else f"tile={self.tile}"
-        return f"{how}, size={self.size}, overlap={self.overlap}, features of {self.source!r}"
+        pool = (self.source.parts or (self.source,))[0].pool
+        pool = getattr(pool, "__qualname__", None) or repr(pool)
+        return f"{how}, size={self.size}, overlap={self.overlap}, features of {self.source!r}, pool={pool}"
+
+    def describe(self) -> dict[str, Any]:
+        """Return its arguments as JSON, of which :func:`tile_network` makes the same of the network.
+
+        Raises:
+            ValueError: the pool is a function, which no file can hold.
+        """
+        parts = self.source.parts or (self.source,)
+        if callable(parts[0].pool):
+            raise ValueError(
+                "the pool of the TiledNet is a function, which no file can hold: move it into the network, whose output "
+                "then is the features, or use pool='mean'"
+            )
+        layers = [part.field or part.layer for part in parts]
+        return {
+            "layer": layers if self.source.parts else layers[0],
+            "pool": write_pool(parts[0].pool),
+            "tiles": self.tiles and list(self.tiles),
+            "tile": self.tile,
+            "overlap": self.overlap,
+            "size": list(self.size),
+            "block": self.block,
+        }
+
+
+def tile_network(net: nn.Module, described: Mapping[str, Any]) -> TiledNet:
+    """Return a network on tiles as :meth:`TiledNet.describe` says; one that is on tiles already stays as it is."""
+    if isinstance(net, TiledNet):
+        return net
+    written = dict(described)
+    tiles, size, pool = written.pop("tiles"), tuple(written.pop("size")), parse_pool(written.pop("pool"))
+    return TiledNet(net, pool=pool, tiles=tiles and tuple(tiles), size=size, **written).eval()  # type: ignore[arg-type]
 
 
 def _check_options(tiles: Any, tile: Any, overlap: Any, block: Any) -> None:
@@ -246,7 +272,8 @@ def _find_stride(net: nn.Module, source: FeatureSource, size: Size) -> Size:
     if any(side % positions for side, positions in zip(size, grid, strict=True)):
         raise ValueError(
             f"a tile of {size[1]}x{size[0]} pixels has {grid[1]}x{grid[0]} positions at {name!r}, which are no whole "
-            "strides, so that tiles lie on no common grid: give size=, a multiple of the network's stride"
+            "strides, so that tiles lie on no common grid: give a size that the network's stride divides, size= or "
+            "--size, or another network, if this one's layers do not pad their input evenly"
         )
     return size[0] // grid[0], size[1] // grid[1]
 

@@ -39,6 +39,29 @@ def _longest_step(side: int, stride: int, overlap: float) -> int:
     return max(1, math.floor(side * (1 - overlap) / stride + 1e-9)) * stride
 
 
+def scale_photo(width: int, height: int, tile: int, size: Size, stride: Size) -> Size:
+    """Return the canvas (H, W) of a photo, of which so many pixels become a tile's side.
+
+    Args:
+        width: of the photo.
+        height: of the photo.
+        tile: pixels of the photo.
+        size: of a tile, (H, W).
+        stride: of the network, (H, W).
+
+    Raises:
+        ValueError: the photo is smaller than a tile.
+    """
+    if min(width, height) < tile:
+        raise ValueError(
+            f"the photo of {width}x{height} pixels is smaller than a tile of {tile}: choose a smaller tile, --tile or "
+            "tile=, or leave such photos out"
+        )
+    sides = zip((height, width), size, stride, strict=True)
+    high, wide = (max(side, round(pixels * side / tile / step) * step) for pixels, side, step in sides)
+    return high, wide
+
+
 @dataclass(frozen=True)
 class Crops:
     """The grids of an image's tiles on their common grid, of tiles in reading order.
@@ -193,6 +216,11 @@ class Tiled(nn.Module):
     source: Any  # of the features of a tile
     block: int  # how many tiles run together where no layer is watched
     prefix = "net."  # of the names of its layers
+
+    @property
+    def canvas(self) -> Size | None:
+        """The size of images, (H, W); None: not the same for all."""
+        raise NotImplementedError
 
     def find_tiling(self, x: Tensor) -> Tiling:
         """Return where the tiles of images lie."""
