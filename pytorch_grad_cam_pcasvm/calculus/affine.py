@@ -14,7 +14,6 @@ from pytorch_grad_cam_pcasvm.runtime.device_sync import may_look
 from pytorch_grad_cam_pcasvm.tape.step import Ref, Step
 from pytorch_grad_cam_pcasvm.tape.tape import Tape, has_gradient
 
-
 _MEAN = torch.ops.aten.mean.dim
 
 

@@ -55,7 +55,7 @@ def parse_size(text: str) -> tuple[int, int]:
     """Return (H, W) of a size that is typed as photos are named, WIDTHxHEIGHT, or as one side."""
     sides = text.lower().split("x")
     if not 1 <= len(sides) <= 2 or not all(side.isdigit() and int(side) for side in sides):
-        raise argparse.ArgumentTypeError(f"a side such as 448, or WIDTHxHEIGHT such as 672x448, is expected, got {text!r}")
+        raise argparse.ArgumentTypeError(f"a side such as 448, or WIDTHxHEIGHT such as 672x448 is expected: {text!r}")
     return int(sides[-1]), int(sides[0])
 
 
@@ -259,7 +259,9 @@ class FitOptions(Reading):
         """
         dense = (self.pool or "").startswith("dense")
         if self.tiles is not None and self.tile is not None:
-            raise ValueError("--tiles is how many tiles each photo has, --tile how many of its pixels one covers: name one")
+            raise ValueError(
+                "--tiles is how many tiles a photo has, --tile how many of its pixels one covers: name one"
+            )
         if self.tile is not None and self.resize is not None:
             raise ValueError("--tile scales photos in their own shape: leave out --resize, or give --tiles")
         cuts = self.tiles is not None or self.tile is not None

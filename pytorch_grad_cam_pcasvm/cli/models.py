@@ -39,7 +39,8 @@ def open_model(options: ModelOptions) -> Any:
         )
     _check_layers(model.net.backbone, options.layer)
     if isinstance(model.net.backbone, Tiled):  # by the names behind tiles, by which means are known
-        options.layer = [name if name == "auto" else layer_name(model.net.backbone, name) for name in options.layer]
+        known = {name: layer_name(model.net.backbone, name) for name in options.layer if name != "auto"}
+        options.layer = [known.get(name) or name for name in options.layer]
     model.net.to(choose_device(options.device))
     return model
 

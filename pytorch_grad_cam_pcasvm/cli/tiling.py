@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from pytorch_grad_cam_pcasvm.cli.arguments import FitOptions
-from pytorch_grad_cam_pcasvm.model.preparation import Preparation, Scaled, bring_to_size
+from pytorch_grad_cam_pcasvm.model.preparation import Preparation, Scaled, bring_to_size, measure_size
 
 _OVERLAP = 0.25
 _SHOWN = 5  # photos that are named
@@ -31,8 +31,6 @@ def apply_tiles(
 
     if options.tiles is None and options.tile is None:
         return made, preparation, layer, pool
-    from pytorch_grad_cam_pcasvm.model.preparation import measure_size
-
     net = TiledNet(
         made.net, layer, "dense" if is_dense(pool) else pool, tiles=options.tiles, tile=options.tile,
         overlap=_OVERLAP if options.overlap is None else options.overlap, size=measure_size(preparation.transform),
@@ -43,7 +41,8 @@ def apply_tiles(
               f"{_write_size(net.canvas)}")  # fmt: skip
         preparation = bring_to_size(preparation, net.canvas)
     else:
-        assert options.tile is not None and preparation.steps is not None
+        assert options.tile is not None
+        assert preparation.steps is not None
         steps = {name: value for name, value in preparation.steps.items() if name != "resize"}
         transform = Scaled(options.tile, net.size, net.stride, **steps)
         preparation = replace(preparation, transform=transform, resize="scale")

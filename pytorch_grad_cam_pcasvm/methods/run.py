@@ -330,7 +330,9 @@ class Run:
         """
         crops = [layout.crops for layout in self.layouts if layout.crops is not None]
         if crops:  # one tile stands for all
-            black = self.images.new_zeros(1, self.images.shape[1], *self.model.backbone.size)
+            backbone: Any = self.model.backbone
+            height, width = backbone.size
+            black = self.images.new_zeros(1, self.images.shape[1], height, width)
             layouts = [replace(layout, crops=layout.crops and layout.crops.first) for layout in self.layouts]
             return replace(self, images=black, layouts=layouts).with_pass(self.record(black))
         if self.count == 1 and self.passed.is_isolated(self.model):

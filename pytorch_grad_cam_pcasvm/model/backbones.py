@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from difflib import get_close_matches
 from functools import partial
@@ -167,6 +168,9 @@ def _make_timm(
     """Return a network without its classifier, the transform of its weights, their name, and the size it is made for.
 
     The size is None if it is the usual one, or the network takes any.
+
+    Raises:
+        ImportError: timm is not installed.
     """
     try:
         import timm
@@ -176,16 +180,12 @@ def _make_timm(
     own = getattr(timm.get_pretrained_cfg(exactly or name, allow_unregistered=True), "input_size", None)
     made_for = None if own is None or size == tuple(own[1:]) else size
     make: Any = partial(timm.create_model, exactly or name, pretrained=downloads, num_classes=0)
-    try:
-        net: Any = make() if made_for is None else make(img_size=made_for)
-    except TypeError as error:
-        if "img_size" not in str(error):
-            raise
-        net, made_for = make(), None  # it has no positions
-    except (AssertionError, RuntimeError) as error:
-        if made_for is None:
-            raise
-        net, made_for = make(), None  # it is refused by a trial
+    net: Any = None
+    if made_for is not None:
+        with suppress(TypeError, AssertionError, RuntimeError):  # it has no positions, or is refused by a trial
+            net = make(img_size=made_for)
+    if net is None:
+        net, made_for = make(), None
     configuration = net.pretrained_cfg
     tag = configuration.get("tag") or ""
     exact = f"{configuration.get('architecture', name)}.{tag}" if tag else name

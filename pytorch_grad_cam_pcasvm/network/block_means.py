@@ -63,9 +63,9 @@ class BlockMeans:
 
     def _find(self, x: Any) -> ChannelMeans:
         backbone, source, prefix, whole = self._backbone, self._source, "", x
-        if isinstance(backbone, Tiled):
-            prefix, x = backbone.prefix, backbone.find_tiling(x).cut(x)[:1]
-            backbone, source = backbone.net, backbone.source
+        if isinstance(backbone, Tiled):  # of the first tile
+            prefix, x, source = backbone.prefix, backbone.find_tiling(x).cut(x)[:1], backbone.source
+            backbone = backbone.net
         source = source.at(backbone, x)
         try:
             self.names = [prefix + name for name in last_blocks(backbone, source, x)]

@@ -71,8 +71,10 @@ def mean_activations(
                     f"the layer {name!r} returns a {type(activations).__name__}, not a tensor: name another"
                 )
             tiled = isinstance(backbone, Tiled) and name is not None  # whose rows are tiles
-            if total is None and not tiled and not _counts_images(
-                backbone, name, activations, images.to(device_of(net))
+            if (
+                total is None
+                and not tiled
+                and not _counts_images(backbone, name, activations, images.to(device_of(net)))
             ):
                 raise ValueError(
                     f"the first dimension of the output of {name!r}, {tuple(activations.shape)}, does not count images "

@@ -34,7 +34,6 @@ def layout_by(
     Raises:
         ValueError: the layout cannot be determined, or the channels seem to come last.
     """
-
     tiling = backbone.find_tiling(x) if isinstance(backbone, Tiled) else None
     if tiling is not None:
         network, inner, tiles = look_inside(backbone, name, x)

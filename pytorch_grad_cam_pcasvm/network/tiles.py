@@ -178,8 +178,7 @@ class TiledNet(Named, Tiled):
             yield tiling.cut(x, numbers[first : first + block])
 
     def find_layout(self, x: Tensor) -> Layout | None:
-        """Return how dense features lie on images of the shape of x, which they share out evenly; None: they are not.
-        """
+        """Return how dense features lie on images of the shape of x: they share them out evenly; None of others."""
         return None if self._grid is None else Layout(self.find_tiling(x).place(self._grid).grid, 4)
 
     def extra_repr(self) -> str:
@@ -198,8 +197,8 @@ class TiledNet(Named, Tiled):
         parts = self.source.parts or (self.source,)
         if callable(parts[0].pool):
             raise ValueError(
-                "the pool of the TiledNet is a function, which no file can hold: move it into the network, whose output "
-                "then is the features, or use pool='mean'"
+                "the pool of the TiledNet is a function, which no file can hold: move it into the network, whose "
+                "output then is the features, or use pool='mean'"
             )
         layers = [part.field or part.layer for part in parts]
         return {
@@ -229,7 +228,7 @@ def _check_options(tiles: Any, tile: Any, overlap: Any, block: Any) -> None:
     if tile is not None and not (isinstance(tile, int) and tile > 0):
         raise ValueError(f"tile must be a number of pixels of a photo, such as 512, got {tile!r}")
     if tiles is not None and tile is not None:
-        raise ValueError("tiles= is how many tiles each photo has, and tile= how many of its pixels one covers: give one")
+        raise ValueError("tiles= is how many tiles a photo has, and tile= how many of its pixels one covers: give one")
     if not isinstance(overlap, int | float) or not 0 <= overlap < 1:
         raise ValueError(f"overlap must be a share of a tile, from 0 and below 1, got {overlap!r}")
     if not isinstance(block, int) or block < 1:
@@ -237,7 +236,7 @@ def _check_options(tiles: Any, tile: Any, overlap: Any, block: Any) -> None:
 
 
 def _find_size(net: nn.Module) -> Size:
-    """Return the size of images that a network was made for, as transformers and those of timm know it, or the usual."""
+    """Return the size of images that a network was made for, as transformers and timm know it, or the usual."""
     weights: Any = getattr(net, "pretrained_cfg", None)
     places = [(net, "image_size"), (getattr(net, "patch_embed", None), "img_size")]
     places += [(getattr(net, "config", None), "image_size")]

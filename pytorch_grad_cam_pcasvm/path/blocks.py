@@ -146,4 +146,4 @@ class BlockPass(Pass):
 
 def _take_rows(starts: Mapping[int, Tensor], rows: slice) -> dict[int, Tensor]:
     """Return the starts of some tiles; one that is that of all stays."""
-    return {target: activations if len(activations) == 1 else activations[rows] for target, activations in starts.items()}
+    return {target: start if len(start) == 1 else start[rows] for target, start in starts.items()}

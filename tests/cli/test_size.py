@@ -105,7 +105,8 @@ def _made(name, size):
 
 def test_a_transform_of_the_user_decides_the_size_itself(fit, tmp_path, monkeypatch):
     (tmp_path / "own_sized.py").write_text(
-        "import torchvision\n\n\ndef make():\n    return torchvision.models.squeezenet1_1(weights=None), transform\n\n\n"
+        "import torchvision\n\n\ndef make():\n"
+        "    return torchvision.models.squeezenet1_1(weights=None), transform\n\n\n"
         "def transform(picture):\n    import torchvision.transforms.v2.functional as F\n"
         "    return F.pil_to_tensor(picture.resize((64, 64))).float() / 255\n"
     )

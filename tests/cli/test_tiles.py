@@ -64,7 +64,16 @@ def run(weights, tmp_path, monkeypatch, capsys):
         line = [name, folder, *words]
         line += ["--model" if name != "fit" else "--out", tmp_path / "model.safetensors"]
         if name == "fit":
-            line += ["--backbone", "mobilenet_v3_small", "--weights", weights, "--features", "features", "--components", 3]
+            line += [
+                "--backbone",
+                "mobilenet_v3_small",
+                "--weights",
+                weights,
+                "--features",
+                "features",
+                "--components",
+                3,
+            ]
             line += ["--size", SIZE]
         return main(list(map(str, line))), capsys.readouterr()
 
@@ -85,9 +94,9 @@ def test_a_model_on_tiles_is_made_explained_and_evaluated_without_further_option
     # The same features by hand: each tile through the network, and the mean.
     net = torchvision.models.mobilenet_v3_small(weights=None).eval()
     net.load_state_dict(torch.load(weights, weights_only=True))
-    paths = sorted(photos.rglob("*.png"))
+    paths, bilinear = sorted(photos.rglob("*.png")), Image.Resampling.BILINEAR
     x = torch.stack([
-        normalize(to_tensor(Image.open(one).convert("RGB").resize((width, height), Image.Resampling.BILINEAR)), *IMAGENET)
+        normalize(to_tensor(Image.open(one).convert("RGB").resize((width, height), bilinear)), *IMAGENET)
         for one in paths
     ])
     tiling = backbone.find_tiling(x)
@@ -98,7 +107,7 @@ def test_a_model_on_tiles_is_made_explained_and_evaluated_without_further_option
 
     maps = model.explain(paths[:2], SVMTarget("hole"))
     assert gap(maps) < 1e-4
-    code, printed = run("explain", photos, "--out", tmp_path / "maps", "--layer", "features.8")  # as it is called inside
+    code, printed = run("explain", photos, "--out", tmp_path / "maps", "--layer", "features.8")  # inside
     assert code == 0, printed.err
     assert len(list((tmp_path / "maps").rglob("*.png"))) == 12
     code, printed = run("explain", photos, "--out", tmp_path / "others", "--method", "ClosedFormScoreCAM")

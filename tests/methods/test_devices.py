@@ -42,7 +42,9 @@ BACKBONES = {
     "tiles": (
         lambda: TiledNet(
             nn.Sequential(nn.Conv2d(3, 8, 3, 1, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval(),
-            tiles=(3, 3), overlap=0.5, size=4,
+            tiles=(3, 3),
+            overlap=0.5,
+            size=4,
         ),
         "net.1",
     ),
