@@ -118,7 +118,7 @@ class TiledNet(Named, Tiled):
                 ValueError,
                 f"images of {width}x{height} pixels are no canvas for tiles of {self.size[1]}x{self.size[0]}: it is at "
                 f"least a tile, and whole strides of {self.stride[1]}x{self.stride[0]}",
-                "resize them to net.canvas, or each photo to net.canvas_for(width, height), of the TiledNet",
+                "resize them to .canvas of the TiledNet, or each photo to .canvas_for(width, height)",
             )
         rows, columns = (spread_tiles(*side, self.overlap) for side in sides)
         return Tiling(rows, columns, self.size)

@@ -344,7 +344,7 @@ def test_methods_that_change_one_image_again_and_again_are_refused_by_name(metho
 def test_images_that_are_no_canvas_are_refused_with_the_way_out():
     net, _ = network("mean")
     for size in ((56, 82), (24, 80)):
-        with pytest.raises(ValueError, match=r"no canvas for tiles of 32x32.*resize them to net\.canvas"):
+        with pytest.raises(ValueError, match=r"no canvas for tiles of 32x32.*resize them to \.canvas"):
             net(torch.zeros(1, 3, *size, dtype=torch.float64))
     other = net(torch.zeros(1, 3, 32, 40, dtype=torch.float64))  # of another size there are other tiles
     assert other.shape == (1, 3)
