@@ -343,7 +343,7 @@ def _spread_points(points: Sequence[Tensor], which: Tensor | None, run: Run, lay
     if which is None or len(points) == 1:
         return points[0]
     rows, crops = torch.cat(list(points))[which], run.layouts[layer].crops
-    return rows if crops is None else rows.repeat_interleave(crops.count, 0, output_size=len(rows) * crops.count)
+    return rows if crops is None else crops.repeat(rows)
 
 
 def _at_mean(run: Run, layer: int, boundary: Boundary) -> Start:

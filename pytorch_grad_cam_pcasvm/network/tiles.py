@@ -166,7 +166,7 @@ class TiledNet(Named, Tiled):
         """Return gradients of K targets by the features of tiles, (K, N T, ...), of those by :meth:`merge`'s."""
         if self._grid is not None:
             return tiling.place(self._grid).pull_merge(grads)
-        return (grads / tiling.count).repeat_interleave(tiling.count, 1, output_size=grads.shape[1] * tiling.count)
+        return tiling.place(self.size).repeat(grads / tiling.count, 1)
 
     def _cut(self, x: Tensor, tiling: Tiling, block: int | None) -> Iterator[Tensor]:
         """Yield the tiles of images, all at once or so many."""

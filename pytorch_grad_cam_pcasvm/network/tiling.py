@@ -100,6 +100,12 @@ class Crops:
         """Return numbers (N, C, T h, w) as those of tiles, (N T, C, h, w)."""
         return images.unflatten(2, (self.count, -1)).transpose(1, 2).flatten(0, 1)
 
+    def repeat(self, rows: Tensor, dim: int = 0) -> Tensor:
+        """Return a row for each of N images as one for each of their tiles, the same, counted by a dimension."""
+        sizes = [-1] * (rows.dim() + 1)
+        sizes[dim + 1] = self.count
+        return rows.unsqueeze(dim + 1).expand(sizes).flatten(dim, dim + 1)
+
     def sum_tiles(self, of_tiles: Tensor, dim: int) -> Tensor:
         """Return numbers of N T tiles, counted by a dimension, summed over those of each image."""
         return of_tiles.unflatten(dim, (-1, self.count)).sum(dim + 1)
