@@ -18,6 +18,7 @@ from pytorch_grad_cam_pcasvm.path.closed_form import ClosedFormPass
 from pytorch_grad_cam_pcasvm.path.forward_pass import Pass
 from pytorch_grad_cam_pcasvm.path.record import Path
 from pytorch_grad_cam_pcasvm.rules.cotangents import Cotangent
+from pytorch_grad_cam_pcasvm.runtime.device_sync import may_look
 
 
 @dataclass
@@ -65,18 +66,24 @@ class BlockPass(Pass):
             kept[name].append(output.clone())  # what follows may write into it
 
         with torch.no_grad():
-            for tiles, _ in self._blocks():
+            for tiles, _ in self._blocks(range(len(self.x) * self._tiling.count)):
                 features.append(output_of(self.backbone.net, source, tiles, dict.fromkeys(names, keep)))
         dtypes = [activations.dtype for activations in self._one.activations]
         self.activations = [torch.cat(kept[name]).to(dtype) for name, dtype in zip(names, dtypes, strict=True)]
         self.output = self._merge(torch.cat(features).to(self._one.output.dtype))
 
-    def _blocks(self) -> Iterator[tuple[Tensor, slice]]:
-        """Yield the tiles of each block, and which rows they are."""
-        numbers = range(len(self.x) * self._tiling.count)
-        for first in numbers[:: self.backbone.block]:
+    def _blocks(self, numbers: Sequence[int]) -> Iterator[tuple[Tensor, Sequence[int]]]:
+        """Yield some tiles in blocks, and their numbers."""
+        for first in range(0, len(numbers), self.backbone.block):
             part = numbers[first : first + self.backbone.block]
-            yield self._tiling.cut(self.x, part), slice(part.start, part.stop)
+            yield self._tiling.cut(self.x, part), part
+
+    def _list_seeing(self, of_tiles: Tensor) -> Sequence[int]:
+        """Return the tiles on which targets depend, where that may be looked at: of a position those that see it."""
+        if not self.backbone.source.dense or not may_look(of_tiles):
+            return range(of_tiles.shape[1])
+        seen: list[int] = of_tiles.transpose(0, 1).flatten(1).any(1).nonzero()[:, 0].tolist()
+        return seen
 
     def _merge(self, features: Tensor) -> Tensor:
         return self.backbone.merge(features, self._tiling)
@@ -85,12 +92,15 @@ class BlockPass(Pass):
         """Return the derivative with respect to ``activations[target]``, or its secant from a start, block by block."""
         (seed,) = seeds
         assert seed is not None
-        of_tiles, parts = self.backbone.pull_merge(seed, self._tiling), []
-        for tiles, rows in self._blocks():
+        of_tiles = self.backbone.pull_merge(seed, self._tiling)
+        pulled = of_tiles.new_zeros(*of_tiles.shape[:2], *self.activations[target].shape[1:])
+        for tiles, numbers in self._blocks(self._list_seeing(of_tiles)):
             passed = self.inner.run(tiles)
-            path = None if start is None else passed.started(_take_rows(start.activations, rows))
-            parts.append(passed.pullback([of_tiles[:, rows]], target, path).dense())
-        return Pullback(Cotangent(torch.cat(parts, 1)))
+            path = None if start is None else passed.started(_take_rows(start.activations, numbers))
+            rows = torch.tensor(numbers, device=pulled.device)
+            part = passed.pullback([of_tiles[:, rows]], target, path).dense()
+            pulled = pulled.index_copy(1, rows, part.to(pulled.dtype))
+        return Pullback(Cotangent(pulled))
 
     def started(self, starts: Mapping[int, Tensor]) -> Any:
         """Return where secants start, with the features there."""
@@ -100,7 +110,8 @@ class BlockPass(Pass):
             features = features.expand(len(self.x) * self._tiling.count, *features.shape[1:])
         else:
             features = torch.cat([
-                self.inner.run(tiles).started(_take_rows(starts, rows)).output for tiles, rows in self._blocks()
+                self.inner.run(tiles).started(_take_rows(starts, numbers)).output
+                for tiles, numbers in self._blocks(range(len(self.x) * self._tiling.count))
             ])
         return BlockStart(starts, self._merge(features))
 
@@ -144,6 +155,6 @@ class BlockPass(Pass):
         return self._at_once.relevance(seeds, target, path)
 
 
-def _take_rows(starts: Mapping[int, Tensor], rows: slice) -> dict[int, Tensor]:
+def _take_rows(starts: Mapping[int, Tensor], numbers: Sequence[int]) -> dict[int, Tensor]:
     """Return the starts of some tiles; one that is that of all stays."""
-    return {target: start if len(start) == 1 else start[rows] for target, start in starts.items()}
+    return {target: start if len(start) == 1 else start[list(numbers)] for target, start in starts.items()}

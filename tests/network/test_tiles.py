@@ -518,3 +518,16 @@ def test_no_more_than_a_block_of_tiles_runs_at_once_and_each_twice():
         handle.remove()
     assert max(ran) == 4
     assert sum(ran) <= 2 * 18 + 1
+
+
+def test_of_one_position_only_the_tiles_that_see_it_run_again():
+    model = fit_model(tiled("dense", block=4), [(X, LABELS)], PIPELINE, pool="dense", progress=False)
+    cam, target = model.cam(), SVMTarget("bee", at=(0, 4))  # seen by the second tile of the first row, and no other
+    cam.explain(X[:3], target)
+    ran = []
+    handle = NET.register_forward_pre_hook(lambda module, args: ran.append(len(args[0])))
+    try:
+        cam.explain(X[:3], target)
+    finally:
+        handle.remove()
+    assert sum(ran) == 18 + 1 + 3
