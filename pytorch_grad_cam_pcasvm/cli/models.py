@@ -73,7 +73,7 @@ def _put_together(options: ModelOptions) -> Any:
             f"make a model with '{RUN} fit'"
         )
     recorded = head.training_set.preparation if isinstance(head, package.Head) else None  # skops says nothing
-    if "tile" in (recorded or {}):
+    if "tiled" in (recorded or {}):
         raise ValueError(f"{options.model} is a head alone, which was fitted on tiles: name the model that 'fit' wrote")
     features = _agree("features", options.features or None, (recorded or {}).get("features"))
     pool = parse_pool(_agree("pool", options.pool, (recorded or {}).get("pool")) or "mean")

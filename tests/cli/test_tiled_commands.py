@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+import shutil
 
 import numpy as np
 import pytest
@@ -122,6 +123,16 @@ def test_the_other_commands_take_a_model_on_tiles(run, photos, tmp_path):
     assert code == 0, printed.err
     code, printed = run("evaluate", photos, "--out", tmp_path / "evaluation", "--all-images")
     assert code == 0, printed.err
+
+
+def test_a_head_alone_that_was_fitted_on_tiles_is_refused(run, photos, weights, tmp_path):
+    assert run("fit", photos, "--tiles", "2x1")[0] == 0
+    load_model(tmp_path / "model.safetensors").net.head.save(tmp_path / "head.safetensors")
+    shutil.move(tmp_path / "head.safetensors", tmp_path / "model.safetensors")
+    words = ["--backbone", "mobilenet_v3_small", "--weights", weights, "--features", "features"]
+    code, printed = run("explain", photos, "--out", tmp_path / "maps", *words)
+    assert code == 2
+    assert "is a head alone, which was fitted on tiles: name the model that 'fit' wrote" in printed.err
 
 
 def test_a_head_at_every_position_of_tiles(run, photos, tmp_path):
