@@ -249,6 +249,6 @@ def look_inside(backbone: nn.Module, name: str, x: Any) -> tuple[nn.Module, str,
         name: of the layer.
         x: images.
     """
-    if not isinstance(backbone, Tiled) or not name.startswith(backbone.prefix):
+    if not isinstance(backbone, Tiled):
         return backbone, name, x
     return backbone.net, name.removeprefix(backbone.prefix), backbone.find_tiling(x).cut(x)

@@ -135,6 +135,11 @@ def test_tiles_are_the_fewest_that_cover_a_canvas_with_the_overlap(side, stride,
         assert len(spread_tiles(length, side, stride, overlap)) == count
 
 
+def test_steps_are_rounded_to_the_nearest_stride_and_shares_that_are_no_binary_numbers_are_whole():
+    assert spread_tiles(72, 32, 8, 0.25) == (0, 24, 40)
+    assert measure_canvas(2, 320, 32, 0.8) == 320 + 64
+
+
 def test_a_canvas_follows_from_the_number_of_tiles_and_of_a_photo_from_the_pixels_of_one():
     backbone = tiled()
     assert (backbone.canvas, backbone.stride) == (CANVAS, (STRIDE, STRIDE))
@@ -197,6 +202,39 @@ def test_extraction_runs_in_blocks_and_counts_the_same_means():
     assert relative(mean, sum(NET[:2](tile).mean(0) for tile in cut_by_hand(X)) / 6) < 1e-12
     assert model.layers == ("net.2",)
     assert mean_activations(model.net, [X], "1", progress=False).shape == mean.shape  # the name of the layer inside
+
+
+def test_tiles_may_be_wider_than_high():
+    """Two rows at 0 and 24, two columns at 0 and 32 of tiles of 48x32, on a canvas of 80x56."""
+    places = [(0, 0), (0, 32), (24, 0), (24, 32)]
+    tiles = [X[:3, :, row : row + 32, column : column + 48] for row, column in places]
+    backbone = tiled(tiles=(2, 2), size=(32, 48))
+    assert backbone.canvas == CANVAS
+    assert relative(backbone(X[:3]), sum(NET(tile).mean((2, 3)) for tile in tiles) / 4) < 1e-12
+
+    def share(i, cells, begins, total):  # of each tile's cell along an axis
+        near = torch.tensor([min(k, cells - 1 - k) + 0.5 for k in range(cells)], dtype=torch.float64)
+        sums = torch.zeros(total, dtype=torch.float64)
+        for begin in begins:
+            sums[begin : begin + cells] += near
+        return near / sums[i : i + cells]
+
+    merged = torch.zeros(3, 10, 7, 10, dtype=torch.float64)
+    for (row, column), tile in zip(places, tiles, strict=True):
+        i, j = row // 8, column // 8
+        weights = torch.outer(share(i, 4, (0, 3), 7), share(j, 6, (0, 4), 10))
+        merged[:, :, i : i + 4, j : j + 6] += weights * NET(tile)
+    assert relative(tiled("dense", tiles=(2, 2), size=(32, 48))(X[:3]), merged) < 1e-12
+
+    rows, labels = extract_features(backbone, [(X, LABELS)], progress=False)
+    net = PCASVMNet(backbone, copy.deepcopy(PIPELINE).fit(rows, labels)).eval()
+    maps = ClosedFormGradCAM(net, ["net.2"]).explain(X[:3], SVMTarget("bee"))
+    for image in range(3):
+        added = torch.zeros(7, 10, dtype=torch.float64)
+        for (row, column), tile in zip(places, tiles, strict=True):
+            part = torch.einsum("t,thw->hw", maps.weights[image, 0], NET(tile)[image])
+            added[row // 8 : row // 8 + 4, column // 8 : column // 8 + 6] += part
+        assert relative(maps.maps[image, 0], added) < 1e-10
 
 
 # --- decisions and labels ---------------------------------------------------------------------------------------------
