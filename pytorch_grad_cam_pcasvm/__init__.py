@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from pytorch_grad_cam_pcasvm.network.mean_activations import mean_activations
     from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
     from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput
+    from pytorch_grad_cam_pcasvm.network.tiles import TiledNet
     from pytorch_grad_cam_pcasvm.rules import register_jacobian
     from pytorch_grad_cam_pcasvm.runtime.errors import (
         AutogradFallbackWarning,
@@ -83,6 +84,7 @@ _NAMES = {
     "maps": "Jacobians SignedMaps signed_maps",
     "network.extraction": "extract_features",
     "network.net": "HeadOutput PCASVMNet",
+    "network.tiles": "TiledNet",
     "targets": "DensityTarget HotellingTarget LogRatioTarget PCATarget ProbabilityTarget ResidualTarget SVMTarget",
 }
 _PLACES = {name: place for place, names in _NAMES.items() for name in names.split()}
@@ -127,6 +129,7 @@ __all__ = [
     "ShapCAM",
     "SignedMaps",
     "SupportVectorEffect",
+    "TiledNet",
     "__version__",
     "choose_patches",
     "extract_features",

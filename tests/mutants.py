@@ -65,6 +65,9 @@ TESTS = {
     "rules/places.py": "overlapping rules recorder",
     "tape/overlapping.py": "overlapping",
     "network/cells.py": "cells",
+    "network/tiling.py": "tiles",
+    "network/tiles.py": "tiles",
+    "path/blocks.py": "tiles",
     "head/calibration.py": "estimators head",
     "head/decisions.py": "secants_head head estimators",
     "head/head.py": "head",
@@ -84,13 +87,13 @@ TESTS = {
     "targets/boundary_head.py": "boundary",
     "maps/multiscale.py": "multiscale boundary",
     "methods/boundary_path.py": "boundary",
-    "methods/run.py": "maps methods method contributions token_backward boundary",
+    "methods/run.py": "maps methods method contributions token_backward boundary tiles",
     "methods/gradient.py": "methods maps",
     "methods/contributions.py": "contributions baselines methods",
     "methods/perturbation.py": "methods coalitions baselines",
     "maps/signed_maps.py": "maps",
     "maps/scale.py": "maps",
-    "network/layout.py": "maps token_backward channel_means",
+    "network/layout.py": "maps token_backward channel_means tiles",
     "runtime/numerics.py": "secants_head secants_path output_gradients head estimators",
     "targets/output_gradients.py": "output_gradients targets outputs method coalitions anomalies",
     "targets/plain_gradients.py": "output_gradients method",
@@ -110,6 +113,8 @@ ONLY = {
     "head/stack.py": {"pullback"},
     "methods/method.py": {"_jacobian"},
     "methods/run.py": {"gradients", "sums", "products", "contributions", "relevance", "_sum_images"},
+    "network/tiles.py": {"merge", "pull_merge", "forward", "_cut"},
+    "path/blocks.py": {"pullback", "started", "averages", "_blocks", "_list_seeing"},
     "maps/signed_maps.py": {"_part", "positive", "negative"},
     "maps/scale.py": {"signed_maps", "largest", "divided", "upsampled", "warn_of_blanks"},
     "targets/callables.py": {"differentiate_rows", "call_at_start"},
@@ -173,6 +178,11 @@ FASTER = {
 }
 # Mutant: why no test can kill it.
 EQUIVALENT: dict[str, str] = {
+    # Tiles.
+    "network/tiles.py TiledNet._cut: without is_traced()": "is for exported programs, whose tests are optional",
+    "path/blocks.py BlockPass._list_seeing: without not may_look(of_tiles)": "is for accelerators, where nobody looks",
+    "path/blocks.py BlockPass._list_seeing: without not self.backbone.source.dense": "saves a look at pooled features",
+    "path/blocks.py BlockPass.averages: without not self.backbone.source.dense": "is asked of pooled features alone",
     # What is left over of an image.
     "targets/components.py ResidualTarget._parts: 4 * z.shape[-1] ** 0.5 * precision.eps -> precision.eps": BOUND,
     "targets/components.py ResidualTarget._parts: 4 * z.shape[-1] ** 0.5 -> 4": BOUND,

@@ -57,12 +57,14 @@ from sklearn.tree import DecisionTreeClassifier
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - torch's own habit
 from torch.utils.data import TensorDataset
+from torchvision.models import VisionTransformer
 from torchvision.transforms import ToTensor
 from towers import Attention, Tower
 
 import pytorch_grad_cam_pcasvm
 from pytorch_grad_cam_pcasvm import (
     LIFTCAM,
+    ClosedFormAblationCAM,
     ClosedFormGradCAM,
     ClosedFormHiResCAM,
     ClosedFormLayerCAM,
@@ -81,6 +83,7 @@ from pytorch_grad_cam_pcasvm import (
     ShapCAM,
     SignedMaps,
     SVMTarget,
+    TiledNet,
     atlas,
     evaluation,
     export,
@@ -95,7 +98,7 @@ from pytorch_grad_cam_pcasvm.export import graph, onnx_file
 from pytorch_grad_cam_pcasvm.head.elementwise import Elementwise
 from pytorch_grad_cam_pcasvm.head.stage import Stage
 from pytorch_grad_cam_pcasvm.methods.grad_cam_protocol import ClosedFormCAM
-from pytorch_grad_cam_pcasvm.model.backbones import _read_state
+from pytorch_grad_cam_pcasvm.model.backbones import _read_state, _refuse_size
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("rules")]
 PACKAGE = Path(pytorch_grad_cam_pcasvm.__file__).parent
@@ -2668,6 +2671,28 @@ class Unused(Stepped):
         self.unused = nn.Linear(2, 2)
 
 
+WINDOW = seeded(lambda: nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.Tanh()))
+FIXED = seeded(lambda: VisionTransformer(32, 16, 1, 2, 8, 8))
+
+
+def on_tiles(pool: Any = "mean") -> TiledNet:
+    return TiledNet(WINDOW, "1", pool, tiles=(2, 1), size=6).eval()
+
+
+def maps_of_tiles(method: Any) -> SignedMaps:
+    backbone = on_tiles()
+    x = random(120, 3, *backbone.canvas) + torch.eye(3).repeat(40, 1)[..., None, None]
+    with torch.no_grad():
+        head = make_pipeline(PCA(2), SVC()).fit(backbone(x).numpy(), THREE)
+    return method(PCASVMNet(backbone, head).eval(), ["net.1"]).explain(x[:2], SVMTarget(0))
+
+
+def maps_of_larger(method: Any) -> SignedMaps:
+    rows = extract_features(WINDOW, [PICTURES], "1", pool="mean", progress=False)[0]
+    net = PCASVMNet(WINDOW, SVC().fit(rows, THREE), "1", pool="mean").eval()
+    return method(net, ["1"]).explain(random(2, 3, 6, 11), SVMTarget(0))
+
+
 MEAN = {"baseline": "mean"}
 MEAN_ACTIVATIONS = BACKBONE[0](PICTURES).mean(0).detach()
 UNIT = PICTURES[:3].sigmoid()  # as people see them
@@ -3131,6 +3156,48 @@ OTHERS = [
         partial(maps_of, HALF, targets=SVMTarget(0)),
         "needs a head with an SVM, but this one has none",
         {"use PCATarget": partial(maps_of, HALF, targets=PCATarget(0))},
+    ),
+    Row(
+        "methods/run.py: changes one image at a time",
+        partial(maps_of_tiles, ClosedFormAblationCAM),
+        "ClosedFormAblationCAM changes one image at a time, which does not work on tiles",
+        {
+            "use LIFTCAM": partial(maps_of_tiles, LIFTCAM),
+            "or ContributionCAM": partial(maps_of_tiles, ContributionCAM),
+            "explain the network without tiles": partial(maps_of_larger, ClosedFormAblationCAM),
+        },
+    ),
+    Row(
+        "network/tiles.py: are no canvas for tiles",
+        lambda: on_tiles()(random(2, 3, 5, 9)),
+        "images of 9x5 pixels are no canvas for tiles of 6x6",
+        {
+            "resize them to .canvas": lambda: on_tiles()(F.interpolate(random(2, 3, 5, 9), on_tiles().canvas)),
+            "or each photo to .canvas_for(width, height)": lambda: on_tiles()(
+                F.interpolate(random(2, 3, 5, 9), on_tiles().canvas_for(9, 5))
+            ),
+        },
+    ),
+    Row(
+        "network/tiles.py: the pool of the TiledNet is a function",
+        lambda: on_tiles(lambda t: t.mean((2, 3))).describe(),
+        "the pool of the TiledNet is a function, which no file can hold",
+        {
+            "move it into the network, whose output then is the features, or use pool='mean'": lambda: (
+                on_tiles().describe()
+            )
+        },
+    ),
+    Row(
+        "model/backbones.py: as its positions are those of one size",
+        lambda: _refuse_size(FIXED, "vit", (48, 64)),
+        "vit does not take images of 64x48 pixels",
+        {
+            "cut pictures into tiles of its own size": lambda: TiledNet(FIXED, "encoder", "cls", tiles=(2, 1))(
+                random(1, 3, 32, 48)
+            ),
+            "take a convolutional network": lambda: _refuse_size(WINDOW, "cnn", (48, 64)) or WINDOW,
+        },
     ),
     Row(
         "model/backbones.py: is a TorchScript archive",

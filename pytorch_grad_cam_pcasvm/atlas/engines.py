@@ -44,7 +44,7 @@ class Job:
         atlas: digest of the atlas.
         shard_size: rows per shard.
         batch_size: number of images to read at a time.
-        shape: shape of an image.
+        shape: shape of an image; (): not the same for all.
         kinds: kinds of labels and predictions.
         skip_bad_images: continue without images that cannot be read.
     """
@@ -122,7 +122,7 @@ class Job:
                 "mend the image and run the same again",
                 Way("pass skip_bad_images=True to list it in the manifest", "skip_bad_images"),
             )
-        if batch.rows and batch.images.shape[1:] != self.shape:
+        if batch.rows and self.shape and batch.images.shape[1:] != self.shape:
             raise ValueError(
                 f"image {self.images.id(batch.rows[0])} has the shape {tuple(batch.images.shape[1:])}, but the first "
                 f"one {self.shape}: bring all to one size in the transform, for example with Resize((224, 224))"

@@ -30,6 +30,7 @@ from pytorch_grad_cam_pcasvm.methods.warn_once import WarnOnce
 from pytorch_grad_cam_pcasvm.network.channel_means import ChannelMeans
 from pytorch_grad_cam_pcasvm.network.features import FeatureSource, features_of
 from pytorch_grad_cam_pcasvm.network.modules import device_of, evaluating, network_of
+from pytorch_grad_cam_pcasvm.network.tiling import Tiled
 from pytorch_grad_cam_pcasvm.runtime import digests
 from pytorch_grad_cam_pcasvm.runtime.errors import refuse
 
@@ -142,7 +143,8 @@ def extract(
         raise ValueError(f"engine must be 'local' or 'ray', got {engine!r}")
     network = network_of(backbone)
     images = Images(dataset, transform, thumbnails=0, exif=exif)
-    block = block or BLOCK.get(device_of(network).type, BLOCK["cuda"])
+    varies = isinstance(network, Tiled) and network.canvas is None  # with the size of photos, which come one by one
+    block = 1 if varies else block or BLOCK.get(device_of(network).type, BLOCK["cuda"])
     source = FeatureSource.of(network, layer, pool)
     first = first_of(images)
     extractor = Extractor(network, source.where, pool, block, means, first.images.to(device_of(network)))
@@ -176,7 +178,7 @@ def extract(
     folder = Path(out)
     job = engines.Job(
         images, extractor, folder.absolute(), manifest.digest_of(entries), shard_size, batch_size,  # type: ignore[arg-type]
-        tuple(first.images.shape[1:]), kinds, skip_bad_images,
+        () if varies else tuple(first.images.shape[1:]), kinds, skip_bad_images,
     )  # fmt: skip
     refuse_child()
     refuse_other(folder, entries)  # at once, before waiting for another run

@@ -14,6 +14,8 @@ from pytorch_grad_cam_pcasvm.runtime.device_sync import may_look
 from pytorch_grad_cam_pcasvm.tape.step import Ref, Step
 from pytorch_grad_cam_pcasvm.tape.tape import Tape, has_gradient
 
+_MEAN = torch.ops.aten.mean.dim
+
 
 class AffineBeginning:
     """The path from a target layer to where it stops being affine, or begins to mix images.
@@ -54,13 +56,27 @@ class AffineBeginning:
         """Whether this is the path's output itself."""
         return self.end in self.tape.outputs and all(self.end not in step.inputs for step in self._following)
 
-    @property
-    def is_mean(self) -> bool:
-        """Whether the whole path is the mean over all positions of the activations, and nothing else."""
+    def is_mean_of(self, tiles: int = 1) -> bool:
+        """Return whether the whole path is the mean over all positions of the activations, and nothing else.
+
+        Args:
+            tiles: number of rows of each image, over which it is the mean, too, where there are several.
+        """
         steps = self._steps(self.root)
         counting = [step for step in steps if not self.tape.keeps_numbers(step)]
         reached = bool(steps) and steps[-1].output == self.end
-        return reached and self.is_output and len(counting) == 1 and self._averages(counting[0])
+        if not reached or len(counting) != 1 or not self._averages(counting[0]):
+            return False
+        return self.is_output or self._ends_in_mean(tiles)
+
+    def _ends_in_mean(self, tiles: int) -> bool:
+        """Return whether what follows the end is the mean over the rows of each image, so many, and nothing else."""
+        rest = list(self.tape.line(self.end, self._following))
+        means = [step for step in rest if not self.tape.keeps_numbers(step)]
+        if len(means) != 1 or rest[-1].output not in self.tape.outputs or means[0].function is not _MEAN:
+            return False
+        before, dims = self.tape.values[means[0].inputs[0]].shape, self.tape.recorded(means[0]).args[1]
+        return list(dims) == [1] and len(before) > 1 and before[1] == tiles
 
     def _mixes_images(self, step: Step, value: int) -> bool:
         assert step.rule is not None

@@ -69,6 +69,30 @@ def parse_place(text: str) -> str | tuple[int, ...]:
     return text if text == "max" else tuple(map(int, parts))
 
 
+def parse_size(text: str) -> tuple[int, int]:
+    """Return (H, W) of a size that is typed as photos are named, WIDTHxHEIGHT, or as one side."""
+    sides = text.lower().split("x")
+    if not 1 <= len(sides) <= 2 or not all(side.isdigit() and int(side) for side in sides):
+        raise argparse.ArgumentTypeError(f"a side such as 448, or WIDTHxHEIGHT such as 672x448 is expected: {text!r}")
+    return int(sides[-1]), int(sides[0])
+
+
+def parse_tiles(text: str) -> tuple[int, int]:
+    """Return the numbers of columns and rows."""
+    numbers = text.lower().split("x")
+    if len(numbers) != 2 or not all(number.isdigit() and int(number) for number in numbers):
+        raise argparse.ArgumentTypeError(f"COLUMNSxROWS such as 3x2 is expected, got {text!r}")
+    return int(numbers[0]), int(numbers[1])
+
+
+def parse_overlap(text: str) -> float:
+    """Return a share from 0 and below 1."""
+    overlap: float = number_from(0)(text)
+    if overlap >= 1:
+        raise argparse.ArgumentTypeError(f"it must be below 1, such as 0.25 for a quarter of a tile, got {text}")
+    return overlap
+
+
 def parse_rate(text: str) -> float:
     """Return a share above 0 and below 1."""
     rate: float = number_from(0, above=True)(text)
@@ -161,6 +185,25 @@ class FitOptions(Reading):
         metavar="HOW",
         parse=_RESIZE,
     )
+    size: tuple[int, int] | None = option(
+        "size of the images that the network sees, a side such as 448, or WIDTHxHEIGHT such as 672x448 (default: that "
+        "of its weights)",
+        metavar="SIZE",
+        parse=parse_size,
+    )
+    tiles: tuple[int, int] | None = option(
+        "look at each photo through tiles of that size, COLUMNSxROWS such as 3x2",
+        metavar="NUMBERS",
+        parse=parse_tiles,
+    )
+    tile: int | None = option(
+        "the same, with as many tiles as a photo needs: how many of its pixels one covers, such as 512",
+        metavar="PIXELS",
+        parse=_COUNT,
+    )
+    overlap: float | None = option(
+        "least share of a tile that the next one sees, too (default: 0.25)", metavar="SHARE", parse=parse_overlap
+    )
     white_level: float | None = option(
         "white in photos of 16 bits, such as 4095 (default: 65535)", metavar="NUMBER", parse=number_from(0, above=True)
     )
@@ -247,6 +290,14 @@ class FitOptions(Reading):
             ValueError: some do.
         """
         dense = (self.pool or "").startswith("dense")
+        if self.tiles is not None and self.tile is not None:
+            raise ValueError(
+                "--tiles is how many tiles a photo has, --tile how many of its pixels one covers: name one"
+            )
+        if self.tile is not None and self.resize is not None:
+            raise ValueError("--tile scales photos in their own shape: leave out --resize, or give --tiles")
+        cuts = self.tiles is not None or self.tile is not None
+        _refuse_typed(not cuts, "is for tiles: add --tiles 3x2 or --tile 512", overlap=self.overlap is not None)
         if "auto" in self.layer + self.features:
             raise ValueError("--layer auto compares layers on photos to explain: name one here, or leave it out")
         _refuse_typed(

@@ -12,6 +12,7 @@ from pytorch_grad_cam_pcasvm.cli.folders import accuracy, classes_in, tell_bad
 from pytorch_grad_cam_pcasvm.cli.methods import anomaly_target, choose_layers, choose_options, find_coarsest
 from pytorch_grad_cam_pcasvm.cli.models import open_model, read_head
 from pytorch_grad_cam_pcasvm.cli.preparation import resize_of_masks, tell_whites
+from pytorch_grad_cam_pcasvm.cli.tiling import check_photos
 from pytorch_grad_cam_pcasvm.data.photo_files import list_photos
 from pytorch_grad_cam_pcasvm.model.description import read_description
 from pytorch_grad_cam_pcasvm.runtime.amounts import least_images
@@ -29,6 +30,7 @@ def atlas(options: AtlasOptions) -> None:
     if finer:
         raise ValueError("an atlas is made at one layer: name it once")
     folder = preparation.folder(options.images)
+    check_photos(options, preparation, folder.paths, one_size="an atlas")
     tell_whites(preparation.white_level, folder.paths)
     store = atlas.build(
         net,
@@ -86,6 +88,7 @@ def evaluate(options: EvaluateOptions) -> None:
         if len(combines) < len(methods):
             print(f"maps of methods other than ContributionCAM are of {layer} alone")
     folder = preparation.folder(options.images)
+    check_photos(options, preparation, folder.paths, one_size="evaluate")
     tell_whites(preparation.white_level, folder.paths)
     masks = None if options.masks is None else _masks(options, preparation, folder)
     study = evaluation.Study(

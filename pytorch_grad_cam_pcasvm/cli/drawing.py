@@ -12,6 +12,7 @@ from pytorch_grad_cam_pcasvm.cli.gallery import Card, Gallery
 from pytorch_grad_cam_pcasvm.cli.methods import choose_layers, choose_options, choose_targets
 from pytorch_grad_cam_pcasvm.cli.models import open_model
 from pytorch_grad_cam_pcasvm.cli.preparation import tell_whites
+from pytorch_grad_cam_pcasvm.cli.tiling import check_photos
 from pytorch_grad_cam_pcasvm.data.photo_files import list_photos, name_classes
 from pytorch_grad_cam_pcasvm.runtime.files import named
 
@@ -196,6 +197,7 @@ def _with_network(options: Any, bad: list[str]) -> tuple[int, Iterator[Drawn]]:
     layers = choose_layers(options, model, [method])
     cam = method(net, layers, **choose_options(options, [method], model, layers)[method])
     images = Images(preparation.folder(options.images), thumbnails=0)
+    check_photos(options, preparation, images.data.paths)
     tell_whites(preparation.white_level, images.data.paths)
     originals = _keep_originals(images.data)
     steps, most = preparation.steps, options.components or _COMPONENTS
@@ -238,6 +240,7 @@ def _with_network(options: Any, bad: list[str]) -> tuple[int, Iterator[Drawn]]:
             yield _drawn(images.id(row), sheets, outputs, place, sheet, truth, note)
 
     every = range(len(images))
-    parts = [every[first : first + options.batch_size] for first in every[:: options.batch_size]]
+    together = 1 if preparation.varies else options.batch_size
+    parts = [every[first : first + together] for first in every[::together]]
     ends = {} if not (is_dense(net.pool) and tells_anomalies(net.head)) else _ends(net, images, parts)
     return len(images), (one for rows in parts for one in drawn(rows))

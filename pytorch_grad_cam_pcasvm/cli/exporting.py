@@ -32,6 +32,11 @@ def export(options: Any) -> None:
         check_folder(options.page, "page.css", MARK, "page")
     model = open_model(options)
     net, preparation = model.net, model.preparation
+    if preparation.varies:
+        raise ValueError(
+            f"{options.model} was fitted with --tile, so that photos of different size have images of different size, "
+            "and a file takes one: fit with --tiles, such as --tiles 3x2"
+        )
     if net.head.enumerated is not None:
         name = net.head.enumerated.predictor.name
         raise ValueError(f"{name} runs outside of PyTorch, and is in no such file: draw its maps with '{RUN} explain'")

@@ -37,6 +37,7 @@ from pytorch_grad_cam_pcasvm.cli.preparation import (
     tell_crop,
     with_whites,
 )
+from pytorch_grad_cam_pcasvm.cli.tiling import apply_tiles, check_photos, tell_stretched
 from pytorch_grad_cam_pcasvm.cli.training import TrainingSet, training_set
 from pytorch_grad_cam_pcasvm.data.photo_files import list_photos
 from pytorch_grad_cam_pcasvm.model.preparation import Preparation
@@ -51,6 +52,8 @@ _IMBALANCED = 0.8  # the share of the largest class from which accuracy says lit
 
 def fit(options: FitOptions) -> None:
     """Fit scaler, PCA and classifier on a folder of images, and write a model."""
+    from pytorch_grad_cam_pcasvm.network.pools import is_dense
+
     typed = options.components is not None
     of_good_parts = learns_from_good_parts(options)
     if options.rate is not None and not of_good_parts and options.masks is None:
@@ -72,15 +75,18 @@ def fit(options: FitOptions) -> None:
     from pytorch_grad_cam_pcasvm.network.features import FeatureSource
     from pytorch_grad_cam_pcasvm.network.modules import device_of
 
-    made = make_named(options)
+    made = make_named(options, options.size)
     check_layers(made.net, [*options.features, *options.layer])
     made.net.to(choose_device(options.device))
     preparation = choose_preparation(made, options, None, fits=True)
+    layer, pool = _choose_features(options, made.net, preparation), _parse_pool(options)
+    made, preparation, layer, pool = apply_tiles(options, made, preparation, layer, pool)
     folder = preparation.folder(options.images)
+    check_photos(options, preparation, folder.paths, one_size=f"--pool {options.pool}" if is_dense(pool) else "")
+    tell_stretched(made.net, preparation, folder.paths)
     with_whites(preparation, folder.paths, options.images)
     tell_crop(preparation, folder.paths)
     patches = _patches(options, preparation, folder)
-    layer, pool = _choose_features(options, made.net, preparation), _parse_pool(options)
     if options.layer:
         x = first_image(preparation).to(device_of(made.net))
         source = FeatureSource.of(made.net, layer, pool).at(made.net, x)

@@ -17,7 +17,9 @@ def open_model(options: ModelOptions) -> Any:
     Raises:
         ValueError: it is a head alone, and what is needed besides is not typed; or an option contradicts the model.
     """
+    from pytorch_grad_cam_pcasvm.network.modules import layer_name
     from pytorch_grad_cam_pcasvm.network.pools import parse_pool, write_pool
+    from pytorch_grad_cam_pcasvm.network.tiling import Tiled
 
     description = read_description(options.model)
     if description is None:
@@ -45,6 +47,9 @@ def open_model(options: ModelOptions) -> Any:
             "function that returns the backbone and this transform, --backbone module:function"
         )
     check_layers(model.net.backbone, options.layer)
+    if isinstance(model.net.backbone, Tiled):  # by the names behind tiles, by which means are known
+        known = {name: layer_name(model.net.backbone, name) for name in options.layer if name != "auto"}
+        options.layer = [known.get(name) or name for name in options.layer]
     model.net.to(choose_device(options.device))
     return model
 
@@ -72,6 +77,8 @@ def _put_together(options: ModelOptions) -> Any:
 
     head = read_head(options.model, options.trust)  # before weights are downloaded
     recorded = head.training_set.preparation if isinstance(head, package.Head) else None  # skops says nothing
+    if "tiled" in (recorded or {}):
+        raise ValueError(f"{options.model} is a head alone, which was fitted on tiles: name the model that 'fit' wrote")
     features = _agree("features", options.features or None, (recorded or {}).get("features"))
     pool = parse_pool(_agree("pool", options.pool, (recorded or {}).get("pool")) or "mean")
     if features is None:
@@ -83,7 +90,7 @@ def _put_together(options: ModelOptions) -> Any:
             raise ValueError(f"{options.model} does not say which layer its features come from: add --features NAME")
         features = options.layer
     layer = features[0] if len(features) == 1 else features
-    made = make_named(options)
+    made = make_named(options, None if recorded is None or "steps" not in recorded else tuple(recorded["size"]))
     check_layers(made.net, options.layer)
     preparation = choose_preparation(made, options, recorded)
     blocks = BlockMeans(made.net, FeatureSource.of(made.net, layer, pool))
@@ -109,7 +116,7 @@ def first_image(preparation: Any) -> Any:
     """Return an image of a black photo, (1, C, H, W), which shows what a network makes of one."""
     from PIL import Image
 
-    return preparation.transform(Image.new("RGB", (480, 320)))[None]
+    return preparation.transform(Image.new("RGB", preparation.enlarge(480, 320)))[None]
 
 
 def check_layers(backbone: Any, layers: Sequence[str]) -> None:
@@ -127,12 +134,12 @@ def choose_device(typed: str | None) -> str:
     return typed or ("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def make_named(options: ModelOptions | FitOptions) -> Any:
-    """Return the backbone that was typed, on the CPU."""
+def make_named(options: ModelOptions | FitOptions, size: tuple[int, int] | None = None) -> Any:
+    """Return the backbone that was typed, for images (H, W), on the CPU."""
     from pytorch_grad_cam_pcasvm.model.backbones import make_backbone
 
     assert options.backbone is not None
-    return make_backbone(options.backbone, options.weights)
+    return make_backbone(options.backbone, options.weights, size=size)
 
 
 def read_head(path: Path, trusted: Sequence[str] = ()) -> Any:

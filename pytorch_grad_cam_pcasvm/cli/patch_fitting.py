@@ -9,10 +9,9 @@ from pytorch_grad_cam_pcasvm.cli.arguments import RUN, FitOptions
 from pytorch_grad_cam_pcasvm.cli.choosing import describe_head, list_settings
 from pytorch_grad_cam_pcasvm.cli.chosen_patches import draw_chosen
 from pytorch_grad_cam_pcasvm.cli.classifiers import fit_classifier, make_classifier
-from pytorch_grad_cam_pcasvm.cli.models import first_image
 from pytorch_grad_cam_pcasvm.cli.patches import PatchOptions
 from pytorch_grad_cam_pcasvm.cli.photos import LeftOut, Photos, compare_areas
-from pytorch_grad_cam_pcasvm.cli.teaching import Teacher
+from pytorch_grad_cam_pcasvm.cli.teaching import Teacher, choose_pooled, name_layers
 from pytorch_grad_cam_pcasvm.cli.training import TrainingSet, training_set
 from pytorch_grad_cam_pcasvm.model.preparation import Preparation
 
@@ -106,16 +105,13 @@ def teach_patches(
     """
     import numpy as np
 
-    from pytorch_grad_cam_pcasvm.network.auto_layers import last_features
-    from pytorch_grad_cam_pcasvm.network.modules import device_of
-
-    last = last_features(made.net, first_image(preparation).to(device_of(made.net)))
-    fine = [layer] if isinstance(layer, str) else [*layer]
-    with training_set(options, options.images, made.net, preparation, last, "mean", fine) as pooled:
+    whole, last, pool = choose_pooled(made, preparation)
+    fine = name_layers(made.net, layer)
+    with training_set(options, options.images, whole.net, preparation, last, pool, fine) as pooled:
         labels = np.array(names)[pooled.numbers.numpy()]
         photos = Photos.split(np.array(pooled.rows), labels, objects, options.normal)
         layers = [name for name in fine if name in pooled.means] or pooled.blocks.last
-        teacher = Teacher(options, training, pooled, made, folder, photos, last, layers)
+        teacher = Teacher(options, training, pooled, whole, folder, photos, last, pool, layers)
         lessons = teacher.teach()
     suspicions, doubtful = teacher.pick(lessons)
     every = _gather(training, photos, lessons, suspicions, options.faults)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pytorch_grad_cam_pcasvm.model.backbones import Backbone
-from pytorch_grad_cam_pcasvm.model.preparation import Framed, Preparation, measure_size, steps_of
+from pytorch_grad_cam_pcasvm.model.preparation import Preparation, bring_to_size, measure_size, steps_of
 
 _OF_03 = {"resize": "crop"}  # what heads say that say nothing: those of version 0.3
 _SHALLOW = 14  # bits, of 16: who uses no more of them takes black pictures for his own
@@ -49,6 +49,8 @@ def choose_preparation(
                 f"the head was fitted on pictures prepared by --resize {recorded['resize']}, but {options.backbone} "
                 "comes with a transform of its own: let the function return the network alone, or fit again"
             )
+        for name in ("size", "tiles", "tile"):
+            _refuse_size(options, name)
         return Preparation(transform, None, None, **reading)
     of_head = "stretch" if fits else (_OF_03 if recorded is None else recorded).get("resize")
     if recorded is not None and options.resize not in (None, of_head):
@@ -64,8 +66,18 @@ def choose_preparation(
         )
     if resize != "crop":
         steps |= {"resize": "pad" if resize == "pad" else None}
-        transform = Framed(measure_size(transform), **steps)
-    return Preparation(transform, resize, steps, **reading)
+    size = getattr(options, "size", None) or tuple((recorded or {}).get("size") or measure_size(transform))
+    return bring_to_size(Preparation(transform, resize, steps, **reading), size)
+
+
+def _refuse_size(options: Any, name: str) -> None:
+    """Refuse an option that needs the size of images, which a transform of the user's decides."""
+    if getattr(options, name, None) is not None:
+        raise ValueError(
+            f"--{name} decides the size of images, but so does the transform of {options.backbone}, which is your own: "
+            f"leave out --{name} and let the transform make images of that size, or let the function return the "
+            "network alone"
+        )
 
 
 def _level(white: float | None) -> str:
@@ -172,7 +184,7 @@ def tell_crop(preparation: Preparation, paths: Sequence[Path]) -> None:
     from pytorch_grad_cam_pcasvm.data.images import size_and_orientation
     from pytorch_grad_cam_pcasvm.export.explainer import ON_ITS_SIDE
 
-    if preparation.resize in ("stretch", "pad"):
+    if preparation.resize in ("stretch", "pad", "scale"):
         return
     sizes = []
     for path in paths[:: max(1, len(paths) // 20)]:

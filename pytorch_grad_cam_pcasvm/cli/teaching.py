@@ -7,8 +7,10 @@ from typing import Any
 from pytorch_grad_cam_pcasvm.cli.arguments import FitOptions
 from pytorch_grad_cam_pcasvm.cli.choosing import choose
 from pytorch_grad_cam_pcasvm.cli.classifiers import fit_classifier, make_classifier
+from pytorch_grad_cam_pcasvm.cli.models import first_image
 from pytorch_grad_cam_pcasvm.cli.photos import Photos
 from pytorch_grad_cam_pcasvm.cli.training import TrainingSet
+from pytorch_grad_cam_pcasvm.model.preparation import Preparation
 
 _BATCH = 16  # photos that are explained at once
 _USUAL = 16  # components of a head on pooled features, where nothing is chosen
@@ -46,15 +48,17 @@ class Teacher:
         folder: the photos.
         photos: which of them can be read, their labels and folds.
         layer: where the pooled features come from.
+        pool: of these.
         layers: of contributions.
     """
 
     def __init__(
         self, options: FitOptions, training: TrainingSet, pooled: TrainingSet, made: Any, folder: Any, photos: Photos,
-        layer: Any, layers: Sequence[str],
+        layer: Any, pool: Any, layers: Sequence[str],
     ) -> None:  # fmt: skip
         self._options, self._training, self._pooled = options, training, pooled
-        self._made, self._folder, self._photos, self._layer, self._layers = made, folder, photos, layer, layers
+        self._made, self._folder, self._photos = made, folder, photos
+        self._layer, self._pool, self._layers = layer, pool, layers
 
     def teach(self) -> list[Lesson]:
         """Return the lesson of each fold, and last that of all photos, with their maps."""
@@ -99,7 +103,7 @@ class Teacher:
         own = self._photos.index(fit)
         _, head = fit_classifier(options, self._pooled.features.numpy()[own], self._photos.labels[own], 0)
         head.training_set.means |= self._pooled.means
-        net = PCASVMNet(self._made.net, head, self._layer, pool="mean").eval()
+        net = PCASVMNet(self._made.net, head, self._layer, pool=self._pool).eval()
         return Lesson(fit, fold, ContributionCAM(net, list(self._layers)), head)
 
     def _explain(self, lessons: Sequence[Lesson]) -> None:
@@ -174,3 +178,30 @@ class Teacher:
 def make_svm(options: FitOptions) -> Any:
     """Return the SVM of options, not fitted."""
     return make_classifier(options, 0)
+
+
+def choose_pooled(made: Any, preparation: Preparation) -> tuple[Any, Any, Any]:
+    """Return the backbone of pooled features, the layer of these, the last block, and their pool.
+
+    Args:
+        made: the backbone of the features of patches, which may be on tiles.
+        preparation: of the photos.
+    """
+    from pytorch_grad_cam_pcasvm.network.auto_layers import last_features
+    from pytorch_grad_cam_pcasvm.network.modules import device_of
+    from pytorch_grad_cam_pcasvm.network.tiles import TiledNet
+
+    x = first_image(preparation).to(device_of(made.net))
+    if not isinstance(made.net, TiledNet):
+        return made, last_features(made.net, x), "mean"
+    last = last_features(made.net.net, made.net.find_tiling(x).cut(x)[:1])
+    return replace(made, net=made.net.with_features(last, "mean")), None, None
+
+
+def name_layers(net: Any, layer: Any) -> list[str]:
+    """Return the names of the layers that features of patches come from, of a network on tiles those behind it."""
+    from pytorch_grad_cam_pcasvm.network.tiles import TiledNet
+
+    if isinstance(net, TiledNet):
+        return [net.prefix + part.layer for part in net.source.parts or (net.source,) if part.layer]
+    return [layer] if isinstance(layer, str) else [*layer]

@@ -271,7 +271,8 @@ def _probe(backbone: Any, source: Any, preparation: Preparation, first: Any) -> 
     noise = np.random.default_rng(0).integers(0, 256, (64, 96, 3), np.uint8)
     rows = []
     with evaluating(backbone), torch.no_grad():
-        for x in (first, preparation.transform(Image.fromarray(noise).resize((480, 320)))[None]):
+        picture = Image.fromarray(noise).resize(preparation.enlarge(480, 320))
+        for x in (first, preparation.transform(picture)[None]):
             x = x.to(device_of(backbone))
             rows.append(features_of(backbone, source.at(backbone, x), x).float().cpu().flatten(1))
     return torch.cat(rows, 1).numpy()  # the noise may have another size, as of a transform of one's own

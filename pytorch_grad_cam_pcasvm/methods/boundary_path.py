@@ -172,7 +172,7 @@ def off_jump_of(run: Run, layer: int, start: Tensor) -> Tensor:
             return start
         components = every_component(output)
         if not components:
-            change, averages = beside - features, run.passed.averages(layer) and run.layouts[layer].is_that_of_maps
+            change, averages = beside - features, run.averages(layer)
             return start + change.to(start).reshape(1, -1, *[1] * (start.dim() - 2)) if averages else start
         there = HeadRun(output.head, output.head(beside.unsqueeze(0)))
         goal = torch.stack([component(there) for component in components], -1)

@@ -188,7 +188,8 @@ class ClosedFormCAM(Method):
                     continue
                 if eigen_smooth:
                     check_finite(maps)
-                    maps = smoothed_by_svd(self.terms(run, layer, questions, result), maps, targets)
+                    terms = run.add_tiles(self.terms(run, layer, questions, result), layer)
+                    maps = smoothed_by_svd(terms, maps, targets)
                     nu = largest(maps)
                 # The host's scaling adds 1e-7: size matters there.
                 maps, nu = (numbers / self.host_divisor(activations) for numbers in (maps, nu))

@@ -35,7 +35,10 @@ from pytorch_grad_cam_pcasvm.network.net import PCASVMNet, network_output
 from pytorch_grad_cam_pcasvm.network.pools import is_dense
 from pytorch_grad_cam_pcasvm.network.reshape import layout_by
 from pytorch_grad_cam_pcasvm.network.site import Site, TargetLayers, refuse_repeated
+from pytorch_grad_cam_pcasvm.network.tiles import TiledNet
+from pytorch_grad_cam_pcasvm.network.tiling import look_inside
 from pytorch_grad_cam_pcasvm.path.autograd import AutogradPath
+from pytorch_grad_cam_pcasvm.path.blocks import BlockPass
 from pytorch_grad_cam_pcasvm.path.forward_pass import Pass
 from pytorch_grad_cam_pcasvm.path.record import Path
 from pytorch_grad_cam_pcasvm.runtime.arguments import Named
@@ -279,7 +282,7 @@ class Method(Named, BaseCAM):
             parts.append(self._explain_start(there, layer, questions.take(members)))
             order += members
             del there, start  # before the next: a start holds all values of the path
-        return join_columns(parts, order)
+        return _add_tiles(run, layer, join_columns(parts, order))
 
     def _explain_start(self, run: Run, layer: int, questions: Questions) -> MethodResult:
         """Return the maps of K targets that start together: sums of component maps, where these are fewer."""
@@ -345,7 +348,7 @@ class Method(Named, BaseCAM):
         passed: Pass | None = None
         if self.jacobian != "autograd":
             try:
-                passed = path.run(x)
+                passed = self._run_blocks(x, site, path) if self._takes_blocks(x, site) else path.run(x)
             except NoClosedFormError as error:
                 if self.jacobian == "closed_form" or self.needs != "gradient" or is_traced():
                     raise
@@ -353,6 +356,19 @@ class Method(Named, BaseCAM):
                     raise
                 self._warnings.tell(AutogradFallbackWarning, f"using autograd on the path: {error.reason}")
         return self._of_pass(x, site, passed or AutogradPath(*site.parts).run(x), path.run)
+
+    def _takes_blocks(self, x: Tensor, site: Site) -> bool:
+        """Return whether tiles are too many to be recorded at once, and can be in blocks."""
+        if not isinstance(site.backbone, TiledNet) or self.needs == "replay" or is_traced():
+            return False
+        return len(x) * site.backbone.find_tiling(x).count > site.backbone.block
+
+    def _run_blocks(self, x: Tensor, site: Site, path: Path) -> Pass:
+        """Run a network on tiles in blocks."""
+        assert isinstance(site.backbone, TiledNet)
+        net, names = site.backbone.net, [look_inside(site.backbone, name, x)[1] for name in site.layers]
+        inner = Path(net, site.backbone.find_source(x), names, modules_of(net), self.attention, self.needs)
+        return BlockPass(site.backbone, x, path, inner, site.layers)
 
     def _of_pass(self, x: Tensor, site: Site, passed: Pass, record: Callable[[Tensor], Pass]) -> Run:
         """Return what a pass of the network is explained by."""
@@ -435,6 +451,16 @@ class Method(Named, BaseCAM):
             if torch.is_autocast_enabled(x.device.type):
                 torch.set_autocast_cache_enabled(False)
             yield modules
+
+
+def _add_tiles(run: Run, layer: int, result: MethodResult) -> MethodResult:
+    """Return maps of tiles that are side by side as one on their common grid, where they are added."""
+    maps, opposite, errors = (
+        None if columns is None else run.add_tiles(columns, layer)
+        for columns in (result.maps, result.opposite, result.standard_errors)  # errors of a sum are these at most
+    )
+    assert maps is not None
+    return replace(result, maps=maps, opposite=opposite, standard_errors=errors)
 
 
 def refuse_what_is_around(model: nn.Module) -> None:

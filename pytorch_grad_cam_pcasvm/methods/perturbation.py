@@ -40,6 +40,7 @@ class ClosedFormAblationCAM(BaselineCAM, PerturbationCAM, AblationCAM):
     """
 
     def compute(self, run: Run, layer: int, targets: Questions) -> MethodResult:
+        run.refuse_tiles(layer, type(self).__name__)
         activations = run.activations(layer)
         players = Players(run, layer, run.difference(layer), "channels", targets, self.max_bytes)
         values, weights = [], []
@@ -95,6 +96,7 @@ class ClosedFormScoreCAM(PerturbationCAM, ScoreCAM):
 
     def compute(self, run: Run, layer: int, targets: Questions) -> MethodResult:
         one_input(run.images, type(self).__name__)
+        run.refuse_tiles(layer, type(self).__name__)
         activations = run.activations(layer)
         count = min(self.channels or activations.shape[1], activations.shape[1])
         chosen = activations.flatten(2).float().var(2, correction=0).topk(count).indices
@@ -185,6 +187,7 @@ class ShapCAM(BaselineCAM, PerturbationCAM):
         self.samples, self.seed = samples, seed
 
     def compute(self, run: Run, layer: int, targets: Questions) -> MethodResult:
+        run.refuse_tiles(layer, type(self).__name__)
         shape = run.activations(layer).shape[2:]
         players = Players(run, layer, run.difference(layer), "positions", targets, self.max_bytes)
         # The same orders for every image: its map does not depend on the others.

@@ -131,6 +131,32 @@ class Run:
         """Return activations of a target layer, given in the network's layout, in the shape of maps."""
         return self.layouts[layer](activations)
 
+    def add_tiles(self, maps: Tensor, layer: int) -> Tensor:
+        """Return maps (N, K, H, W), of tiles side by side, added on their common grid; of others they stay."""
+        crops = self.layouts[layer].crops
+        return maps if crops is None else crops.add(maps)
+
+    def rows(self, layer: int) -> int:
+        """Return how many rows of activations of a target layer each image has: 1, or one for each of its tiles."""
+        crops = self.layouts[layer].crops
+        return 1 if crops is None else crops.count
+
+    def refuse_tiles(self, layer: int, name: str) -> None:
+        """Refuse a method that changes an image, or its activations, again and again, where a layer runs on tiles."""
+        if self.layouts[layer].crops is not None:
+            refuse(
+                ValueError,
+                f"{name} changes one image at a time, which does not work on tiles of images",
+                "use LIFTCAM or ContributionCAM",
+                "explain the network without tiles, on images of a larger size",
+            )
+
+    def averages(self, layer: int) -> bool:
+        """Return whether the path's output is the mean over all positions of a target layer, and of all tiles."""
+        layout = self.layouts[layer]
+        tiles = 1 if layout.crops is None else layout.crops.count
+        return layout.has_channels_first and self.passed.averages(layer, tiles)
+
     @property
     def public_output(self) -> Any:
         """The network's output in the form that users get."""
@@ -178,9 +204,15 @@ class Run:
             The sums.
         """
         dims = [1] if over == "channels" else list(range(2, x.dim()))
-        pullback = (self.pullback if self.layouts[layer].is_that_of_maps else self.gradients)(seeds, layer, start)
+        layout = self.layouts[layer]
+        pullback: Any = (self.pullback if layout.has_channels_first else self.gradients)(seeds, layer, start)
         with full_precision(seeds.values.device):
-            return by_image(pullback.times(x, dims))
+            if layout.crops is None or not layout.has_channels_first:
+                return by_image(pullback.times(x, dims))
+            products = pullback.times(layout.crops.take_apart(x), dims)
+            if over == "positions":
+                return by_image(layout.crops.sum_tiles(products, 1))
+            return layout.crops.put_side_by_side(by_image(products))
 
     def contributions(
         self, seeds: OutputGradients, layer: int, x: Tensor, start: PathStart | None
@@ -203,10 +235,17 @@ class Run:
             with full_precision(seeds.values.device):
                 of_tokens = by_image(pullback.contributions(x, (layout.batch, tokens)))
             others = of_tokens[..., :first].sum(-1) + of_tokens[..., first + length :].sum(-1)
-            return of_tokens.narrow(2, first, length).unflatten(2, layout.grid), others
-        pulled: Any = (self.pullback if layout.is_that_of_maps else self.gradients)(seeds, layer, start)
-        with full_precision(seeds.values.device):
-            maps = by_image(pulled.times(layout(x), [1]))
+            maps = of_tokens.narrow(2, first, length).unflatten(2, layout.grid)
+            if layout.crops is None:
+                return maps, others
+            return layout.crops.put_side_by_side(maps), layout.crops.sum_tiles(others, 0)
+        if layout.has_channels_first:
+            with full_precision(seeds.values.device):
+                maps = by_image(self.pullback(seeds, layer, start).times(x, [1]))
+            maps = maps if layout.crops is None else layout.crops.put_side_by_side(maps)
+        else:
+            with full_precision(seeds.values.device):
+                maps = by_image(self.gradients(seeds, layer, start).times(layout(x), [1]))
         if layout.is_known:
             return maps, maps.new_zeros(maps.shape[:2])
         with full_precision(seeds.values.device):
@@ -289,6 +328,13 @@ class Run:
 
         It is this one if nothing bypasses them, else that of a black image.
         """
+        crops = [layout.crops for layout in self.layouts if layout.crops is not None]
+        if crops:  # one tile stands for all
+            backbone: Any = self.model.backbone
+            height, width = backbone.size
+            black = self.images.new_zeros(1, self.images.shape[1], height, width)
+            layouts = [replace(layout, crops=layout.crops and layout.crops.first) for layout in self.layouts]
+            return replace(self, images=black, layouts=layouts).with_pass(self.record(black))
         if self.count == 1 and self.passed.is_isolated(self.model):
             return self
         black = torch.zeros_like(self.images[:1])

@@ -16,6 +16,7 @@ from pytorch_grad_cam_pcasvm.network.features import output_of
 from pytorch_grad_cam_pcasvm.network.inputs import Inputs
 from pytorch_grad_cam_pcasvm.network.layout import Layout
 from pytorch_grad_cam_pcasvm.network.mean_activations import backbone_of
+from pytorch_grad_cam_pcasvm.network.tiling import Tiled
 from pytorch_grad_cam_pcasvm.runtime.device_sync import is_traced, may_look
 from pytorch_grad_cam_pcasvm.runtime.errors import BaselineWarning
 from pytorch_grad_cam_pcasvm.targets import SVMTarget
@@ -129,9 +130,9 @@ class Starts:
             return None
         if run.output.grid is not None:
             width = _find_channels(run, layer)
-            if run.model.pool != "dense" or width != slice(0, len(mean)):
+            if _find_pools(run) != {"dense"} or width != slice(0, len(mean)):
                 return None
-        elif not run.layouts[layer].is_that_of_maps or not run.passed.averages(layer):
+        elif not run.averages(layer):
             return None
         if self._boundary is None or not self._boundary.holds_for(head, mean):
             self._boundary = Boundary(head, mean)
@@ -174,8 +175,8 @@ class Starts:
         assert boundary is not None
         starts = []
         for members, names, which in questions.group_boundaries(head, like.device):
-            rows = torch.cat([_everywhere(boundary.point(name), like, run.layouts[layer]) for name in names])
-            starts.append((members, rows if which is None else rows[which]))
+            points = [_everywhere(boundary.point(name), like, run.layouts[layer]) for name in names]
+            starts.append((members, _spread_points(points, which, run, layer)))
         return starts
 
     def _find_near(
@@ -208,8 +209,7 @@ class Starts:
                 if name == BESIDE_MEAN:
                     centre = off_jump_of(run, layer, centre)
                 points.append(centre if name in without else near.at(single, layer, name))
-            rows = points[0] if len(points) == 1 else torch.cat(points)
-            starts.append((members, rows if which is None or len(points) == 1 else rows[which]))
+            starts.append((members, _spread_points(points, which, run, layer)))
         return starts
 
     def _near(self, layer: str, mean: Tensor) -> PathBoundary:
@@ -240,6 +240,8 @@ class Starts:
             return self._as_activations(baseline, run, layer)
         images = baseline.to(activations.device).reshape(-1, *image[1:]).to(run.images.dtype)
         start = output_of(backbone_of(run.model), run.layers[layer], images)
+        if len(start) == run.rows(layer):  # of one image
+            start = start.repeat(run.count, *[1] * (start.dim() - 1)) if len(start) > 1 else start
         if baseline.shape in (shape, shape[1:], (1, *shape[1:])) and not torch.equal(
             start.flatten(), baseline.to(start).flatten()
         ):
@@ -253,7 +255,7 @@ class Starts:
         """Return activations as the network has them, of one row or N."""
         activations = run.passed.activations[layer]
         shape, image = activations.shape, run.images.shape
-        if numbers.dim() == 1 and run.layouts[layer].is_that_of_maps and len(numbers) == shape[1]:
+        if numbers.dim() == 1 and run.layouts[layer].has_channels_first and len(numbers) == shape[1]:
             numbers = numbers.reshape(-1, *[1] * (activations.dim() - 2)).expand(shape[1:])
         if numbers.shape not in (shape, shape[1:], (1, *shape[1:])):
             raise ValueError(
@@ -270,7 +272,7 @@ class Starts:
                     f"give one mean for each of the {len(run.layers)} target layers, got {len(self.means)}"
                 )
             mean, size = self.means[layer], run.passed.activations[layer].shape
-            if run.layouts[layer].is_that_of_maps and mean.dim() == len(size) - 1 and mean.shape[1:] != size[2:]:
+            if run.layouts[layer].has_channels_first and mean.dim() == len(size) - 1 and mean.shape[1:] != size[2:]:
                 mean = mean.flatten(1).mean(1)  # images of another size
             return self._as_activations(mean, run, layer)
         head, layout, activations = run.head, run.layouts[layer], run.passed.activations[layer]
@@ -280,10 +282,10 @@ class Starts:
             channels = _find_channels(run, layer)
             if channels is not None:
                 return _everywhere(head.feature_mean[channels], activations, layout)
-        elif head.feature_mean is not None and layout.is_that_of_maps:
+        elif head.feature_mean is not None and layout.has_channels_first:
             # Numbers alone would tell another start for every batch.
             numbers = isinstance(self.baseline, str) and self.baseline == "mean"
-            if run.passed.averages(layer) or (numbers and self._are_means(run, layer)):
+            if run.averages(layer) or (numbers and self._are_means(run, layer)):
                 return _everywhere(head.feature_mean, activations, layout)
         means = head.training_set.means.get(run.layers[layer])
         return everywhere(means, layout, activations) if means is not None and layout.is_known else None
@@ -291,7 +293,8 @@ class Starts:
     def _are_means(self, run: Run, layer: int) -> bool:
         """Return whether the features are means of these activations, as where a norm in between changes nothing."""
         features, activations = run.output.features, run.passed.activations[layer]
-        means = activations.flatten(2).to(features.dtype).mean(-1)
+        means, crops = activations.flatten(2).to(features.dtype).mean(-1), run.layouts[layer].crops
+        means = means if crops is None else crops.sum_tiles(means, 0) / crops.count
         if features.shape != means.shape or not may_look(features):
             return False
         return torch.allclose(features, means, rtol=1e-3, atol=1e-3 * float(means.abs().max()))
@@ -301,8 +304,10 @@ def _find_channels(run: Run, layer: int) -> slice | None:
     """Return which of the dense features are the activations of a target layer; None: not known, or none."""
     if run.output.grid is None or not run.layouts[layer].is_known:
         return None
-    source = run.model.feature_source()[1]  # type: ignore[operator]
+    backbone, source = run.model.feature_source()  # type: ignore[operator]
     names = [part.layer for part in source.parts or (source,)]
+    if isinstance(backbone, Tiled):
+        names = [f"{backbone.prefix}{part.layer}" for part in backbone.source.parts or (backbone.source,)]
     widths = {
         name: activations.shape[layout.channels]
         for name, activations, layout in zip(run.layers, run.passed.activations, run.layouts, strict=True)
@@ -319,9 +324,31 @@ def _find_channels(run: Run, layer: int) -> slice | None:
     return slice(first, first + widths[names[place]])
 
 
+def _find_pools(run: Run) -> set[Any]:
+    """Return the pools of dense features: that of the network, and of one on tiles that of a tile."""
+    backbone, source = run.model.feature_source()  # type: ignore[operator]
+    inner = backbone.source if isinstance(backbone, Tiled) else source
+    return {run.model.pool, *(part.pool for part in inner.parts or (inner,))}
+
+
+def _spread_points(points: Sequence[Tensor], which: Tensor | None, run: Run, layer: int) -> Tensor:
+    """Return the start of each image, the same in all of its tiles; of one row if it is that of all.
+
+    Args:
+        points: activations of one row.
+        which: which of them each image starts at; None: there is one.
+        run: the network's run.
+        layer: position of the target layer.
+    """
+    if which is None or len(points) == 1:
+        return points[0]
+    rows, crops = torch.cat(list(points))[which], run.layouts[layer].crops
+    return rows if crops is None else crops.repeat(rows)
+
+
 def _at_mean(run: Run, layer: int, boundary: Boundary) -> Start:
     """Return the training mean, from where each target's maps are moved to its own start."""
-    activations = run.activations(layer)
+    activations = run.passed.activations[layer]
     there = _everywhere(boundary.start.features[0], activations, run.layouts[layer])
     return Start(None, boundary.start, there, activations - there, boundary)
 

@@ -3,8 +3,10 @@
 import os
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from pickle import UnpicklingError
@@ -31,7 +33,9 @@ class Backbone:
     origin: Origin
 
 
-def make_backbone(origin: Origin | str, weights: str | Path | None = None) -> Backbone:
+def make_backbone(
+    origin: Origin | str, weights: str | Path | None = None, *, size: tuple[int, int] | None = None
+) -> Backbone:
     """Return a network, in evaluation mode, on the CPU.
 
     Args:
@@ -39,9 +43,11 @@ def make_backbone(origin: Origin | str, weights: str | Path | None = None) -> Ba
             as it is typed, such as ``"resnet18"``, see :func:`.parse_origin`. A ``module:function`` is imported and
             called; it returns a network, or a pair of it and its transform.
         weights: a file with a state dict; None: the library's weights, which are downloaded.
+        size: (H, W) of the images to come, for which positions of a network of timm are resampled; None: the origin's.
 
     Raises:
-        ValueError: there is no such network, or the file has the weights of another.
+        ValueError: there is no such network, it does not take images of this size, or the file has the weights of
+            another.
         OSError: the weights cannot be downloaded or read.
         ImportError: timm is needed, and not installed.
     """
@@ -49,12 +55,14 @@ def make_backbone(origin: Origin | str, weights: str | Path | None = None) -> Ba
     file = None if weights is None else Path(weights)
     state = None if file is None else _read_state(file)
     own = False
+    size, made_for, exact = size or origin.size, None, None
     if origin.library == "function":
         net, transform, own = _make_own(origin.name)
-        exact = None
+    elif origin.library == "timm":
+        net, transform, exact, made_for = _make_timm(origin.name, origin.weights, size, downloads=file is None)
+        state = state if made_for is None else _resample(net, state)
     else:
-        make = {"torchvision": _make_torchvision, "timm": _make_timm}[origin.library]
-        net, transform, exact = make(origin.name, origin.weights, downloads=file is None)
+        net, transform, exact = _make_torchvision(origin.name, origin.weights, downloads=file is None)
     if state is not None:
         try:
             net.load_state_dict(state)
@@ -66,8 +74,32 @@ def make_backbone(origin: Origin | str, weights: str | Path | None = None) -> Ba
     name = origin.name
     if origin.library == "timm" and exact and exact.split(".")[0] != name.split(".")[0]:
         name = exact.split(".")[0]  # what was typed is an old name of it
-    made = Origin(origin.library, name, exact, None if file is None else str(file.absolute()))
+    if size is not None and not own:  # a transform of the user's decides the size
+        _refuse_size(net.eval(), name, size)
+    made = Origin(origin.library, name, exact, None if file is None else str(file.absolute()), made_for)
     return Backbone(net.eval(), transform, own, made)
+
+
+def _refuse_size(net: Any, name: str, size: tuple[int, int]) -> None:
+    """Refuse images of a size that a network does not take, by running it once."""
+    import torch
+
+    from pytorch_grad_cam_pcasvm.network.features import count_input_channels
+
+    like = next((p for p in net.parameters() if p.is_floating_point()), torch.zeros(()))
+    try:
+        with torch.no_grad():
+            net(like.new_zeros(1, count_input_channels(net) or 3, *size))
+    except Exception as error:  # whatever an assertion or a shape in it raises
+        height, width = size
+        reason = f": {str(error).splitlines()[0]}" if str(error) else ""
+        refuse(
+            ValueError,
+            f"{name} does not take images of {width}x{height} pixels, as its positions are those of one size{reason}",
+            "cut pictures into tiles of its own size, --tiles 3x2, or TiledNet(net, tiles=(3, 2)) in Python",
+            "take a convolutional network, or one of timm whose positions are resampled, such as "
+            "timm:vit_small_patch16_224",
+        )
 
 
 def _make_torchvision(name: str, exactly: str | None, *, downloads: bool) -> tuple[Any, Any, str | None]:
@@ -93,19 +125,41 @@ def _make_torchvision(name: str, exactly: str | None, *, downloads: bool) -> tup
     return net, weights.transforms(), weights.name if downloads else None
 
 
-def _make_timm(name: str, exactly: str | None, *, downloads: bool) -> tuple[Any, Any, str | None]:
-    """Return a network without its classifier, the transform of its weights, and the name of these."""
+def _make_timm(
+    name: str, exactly: str | None, size: tuple[int, int] | None, *, downloads: bool
+) -> tuple[Any, Any, str | None, tuple[int, int] | None]:
+    """Return a network without its classifier, the transform of its weights, their name, and the size it is made for.
+
+    The size is None if it is the usual one, or the network takes any.
+
+    Raises:
+        ImportError: timm is not installed.
+    """
     try:
         import timm
         from timm import data
     except ImportError as error:
         raise ImportError("timm:NAME needs timm: pip install timm") from error
-    net: Any = timm.create_model(exactly or name, pretrained=downloads, num_classes=0)
+    own = getattr(timm.get_pretrained_cfg(exactly or name, allow_unregistered=True), "input_size", None)
+    made_for = None if own is None or size == tuple(own[1:]) else size
+    make: Any = partial(timm.create_model, exactly or name, pretrained=downloads, num_classes=0)
+    net: Any = None
+    if made_for is not None:
+        with suppress(TypeError, AssertionError, RuntimeError):  # it has no positions, or is refused by a trial
+            net = make(img_size=made_for)
+    if net is None:
+        net, made_for = make(), None
     configuration = net.pretrained_cfg
     architecture, tag = configuration.get("architecture") or name, configuration.get("tag")
     exact = f"{architecture}.{tag}" if tag else architecture
     transform = data.create_transform(**data.resolve_model_data_config(net))  # type: ignore[attr-defined]
-    return net, transform, exact if downloads else None
+    return net, transform, exact if downloads else None, made_for
+
+
+def _resample(net: Any, state: Any) -> Any:
+    """Return the state dict of a network of timm for the size that it was made for, as timm reads its own files."""
+    fit_to = getattr(sys.modules[type(net).__module__], "checkpoint_filter_fn", None)
+    return state if state is None or fit_to is None else fit_to(dict(state), net)
 
 
 def _make_own(typed: str) -> tuple[Any, Any, bool]:

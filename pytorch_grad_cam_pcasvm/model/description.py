@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pytorch_grad_cam_pcasvm.model.origin import Origin
-from pytorch_grad_cam_pcasvm.runtime.fields import check_fields, check_list, is_count, is_number
+from pytorch_grad_cam_pcasvm.runtime.fields import check_fields, check_list, check_sides, is_count, is_number
 from pytorch_grad_cam_pcasvm.runtime.formats import MODEL
 
 AGAIN = "write it again with model.save(path), or 'pcasvm-cam fit'"
@@ -16,10 +16,14 @@ _LONGEST_HEADER = 1 << 26  # bytes
 _DTYPES = (
     "float16", "bfloat16", "float32", "float64", "uint8", "int8", "int16", "int32", "int64", "bool",
 )  # fmt: skip
+_TILES: dict[str, tuple[type, ...]] = {
+    "layer": (str, list, type(None)), "pool": (str, type(None)), "tiles": (list, type(None)), "tile": (int, type(None)),
+    "overlap": (float,), "size": (list,), "block": (int,),
+}  # fmt: skip
 _KINDS: dict[str, tuple[type, ...]] = {
     "backbone": (dict,), "kind": (str,), "weights": (str,), "probe": (dict,), "layer": (str, list, type(None)),
-    "pool": (str,), "layers": (list,), "tokens": (bool,), "inputs": (list,), "classes": (list,),
-    "components": (int, type(None)), "about": (dict,),
+    "pool": (str,), "tiles": (dict, type(None)), "layers": (list,), "tokens": (bool,), "inputs": (list,),
+    "classes": (list,), "components": (int, type(None)), "about": (dict,),
 }  # fmt: skip
 
 
@@ -34,6 +38,7 @@ class Description:
         probe: some features of ``"noise"`` and, where a transform is known, of a ``"picture"``.
         layer: where features come from: one layer, several, or None, the backbone's output.
         pool: of the features, as :func:`.write_pool` writes it.
+        tiles: how photos are cut, as :meth:`.TiledNet.describe` says; None: they are not.
         layers: of the maps by default.
         tokens: whether these return tokens.
         inputs: as in :class:`.Model`.
@@ -48,6 +53,7 @@ class Description:
     probe: dict[str, list[float]]
     layer: str | list[str] | None
     pool: str
+    tiles: dict[str, Any] | None
     layers: list[str]
     tokens: bool
     inputs: list[dict[str, Any]]
@@ -80,6 +86,9 @@ class Description:
         for name in ("layers", "layer"):
             if isinstance(written[name], list):
                 check_list(written[name], lambda layer: isinstance(layer, str), name)
+        if written["tiles"] is not None:
+            check_fields(written["tiles"], _TILES, "tiles")
+            check_sides(written["tiles"]["size"], "sides of a tile")
         check_list(written["inputs"], _is_input, "inputs")
         check_list(written["classes"], lambda label: isinstance(label, str | int | float), "classes")
         names = set(written["probe"])

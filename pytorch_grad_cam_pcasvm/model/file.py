@@ -22,6 +22,7 @@ from pytorch_grad_cam_pcasvm.network.features import features_of, output_of
 from pytorch_grad_cam_pcasvm.network.inputs import Inputs, each
 from pytorch_grad_cam_pcasvm.network.modules import device_of, evaluating, layer_name
 from pytorch_grad_cam_pcasvm.network.pools import parse_pool, write_pool
+from pytorch_grad_cam_pcasvm.network.tiles import TiledNet, tile_network
 from pytorch_grad_cam_pcasvm.runtime.digests import digest_of_weights
 from pytorch_grad_cam_pcasvm.runtime.errors import Way, refuse
 from pytorch_grad_cam_pcasvm.runtime.hooks import hooked
@@ -48,6 +49,7 @@ def write_model(model: Model, path: Path) -> None:
         _probe(model),
         list(net.layer) if isinstance(net.layer, tuple) else net.layer,
         write_pool(net.pool),
+        backbone.describe() if isinstance(backbone, TiledNet) else None,
         list(model.layers),
         model.tokens,
         model.inputs,
@@ -116,6 +118,8 @@ def load_model(
     except ValueError as error:
         raise ValueError(f"{path} is damaged, or no valid model: {error}; {AGAIN}") from error
     made = _make(path, described, backbone, weights)
+    if described.tiles is not None:
+        made = replace(made, net=tile_network(made.net, described.tiles))
     if transform is None and made.own and stored is None:  # which comes with a user's function
         transform = made.transform
     preparation = stored if transform is None else with_transform(training.preparation, transform)
@@ -149,7 +153,7 @@ def _make(
             Way(f"name it yourself, load_model(path, {origin.name!r})", "backbone"),
         )
     file = _find_weights(path, origin, weights)
-    return make_backbone(origin if backbone in (None, origin.typed) else parse_origin(backbone), file)
+    return make_backbone(origin if backbone in (None, origin.typed) else parse_origin(backbone), file, size=origin.size)
 
 
 def _find_weights(path: Path, origin: Origin, weights: str | PathLike[str] | None) -> Path | None:
@@ -227,7 +231,9 @@ def _probe(model: Model) -> dict[str, list[float]]:
     images["noise"] = _make_noise(model.inputs, noise)
     if model.transform is not None and len(model.inputs) == 1 and model.inputs[0]["name"] is None:
         pixels = noise.integers(0, 256, (48, 64, 3), np.uint8)
-        images["picture"] = model.transform(Image.fromarray(pixels).resize((320, 240)))[None]
+        assert model.preparation is not None
+        picture = Image.fromarray(pixels).resize(model.preparation.enlarge(320, 240))
+        images["picture"] = model.transform(picture)[None]
     backbone, _ = model.net.feature_source()
     rows = {}
     with evaluating(backbone), torch.no_grad(), full_precision(device_of(backbone)):

@@ -27,6 +27,7 @@ from pytorch_grad_cam_pcasvm.network.features import FeatureSource, Layer
 from pytorch_grad_cam_pcasvm.network.inputs import Inputs
 from pytorch_grad_cam_pcasvm.network.modules import device_of, evaluating, layer_name, network_of
 from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
+from pytorch_grad_cam_pcasvm.network.tiling import Tiled
 from pytorch_grad_cam_pcasvm.runtime.arguments import named
 
 _LONGEST = 400  # letters of an estimator's description
@@ -187,6 +188,8 @@ def assemble_model(
         record_preparation(training, preparation)
     if normal is not None:  # as the head has it: a number of NumPy's cannot be stored
         training.preparation = (training.preparation or {}) | {"normal": labels[labels.index(normal)]}
+    if isinstance(made.net, Tiled):  # which the head alone would not say
+        training.preparation = (training.preparation or {}) | {"tiled": True}
     versions = {
         "pytorch_grad_cam_pcasvm": pytorch_grad_cam_pcasvm.__version__,
         "torch": torch.__version__,

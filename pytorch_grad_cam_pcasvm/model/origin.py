@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from pytorch_grad_cam_pcasvm.runtime.fields import check_fields
+from pytorch_grad_cam_pcasvm.runtime.fields import check_fields, check_sides
 
 FORMS = "a backbone is a torchvision name, timm:NAME, or module:function for a network of your own"
 _TEXT, _OPTIONAL = (str,), (str, type(None))
@@ -19,12 +19,14 @@ class Origin:
         name: its name there, or of a module its class.
         weights: the exact name of the library's weights; None: others.
         file: the file of its weights; None: it has none of its own.
+        size: (H, W) of the images that its positions were resampled for; None: its usual one, or any.
     """
 
     library: str
     name: str
     weights: str | None = None
     file: str | None = None
+    size: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         """Refuse names that a library would read as an address, or as code.
@@ -63,8 +65,12 @@ class Origin:
         Raises:
             ValueError: some are missing, or are not those of an origin.
         """
-        check_fields(written, {"library": _TEXT, "name": _TEXT, "weights": _OPTIONAL, "file": _OPTIONAL}, "backbone")
-        return cls(**written)
+        kinds = {"library": _TEXT, "name": _TEXT, "weights": _OPTIONAL, "file": _OPTIONAL, "size": (list, type(None))}
+        check_fields(written, kinds, "backbone")
+        size = written["size"]
+        if size is not None:
+            check_sides(size, "size of the backbone")
+        return cls(**{**written, "size": size and tuple(size)})
 
 
 def parse_origin(typed: str) -> Origin:

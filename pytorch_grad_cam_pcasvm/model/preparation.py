@@ -1,15 +1,14 @@
 """Preparation: how pictures become images for a network."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pytorch_grad_cam_pcasvm.runtime.fields import check_fields, check_list, is_count, is_number
+from pytorch_grad_cam_pcasvm.runtime.fields import check_fields, check_list, check_sides, is_count, is_number
 
 _SAME = 1e-5  # of numbers of images that two transforms make of a picture
-_LARGEST = 1 << 15  # pixels of a side
-_RECORDED = ("resize", "white_level", "float_white", "exif", "size", "steps")
+_RECORDED = ("resize", "white_level", "float_white", "exif", "size", "steps", "tile")
 _INTERPOLATIONS = ("nearest", "nearest-exact", "bilinear", "bicubic", "box", "hamming", "lanczos")
 
 
@@ -50,7 +49,21 @@ class Preparation:
         recorded = {"resize": self.resize} | self.whites | ({"exif": True} if self.exif else {})
         if self.steps is None:
             return recorded
+        if isinstance(self.transform, Scaled):
+            tile = {"tile": self.transform.tile, "size": self.transform.size, "stride": self.transform.stride}
+            return recorded | {"tile": {name: _listed(value) for name, value in tile.items()}, "steps": self.steps}
         return recorded | {"size": [*measure_size(self.transform)], "steps": self.steps}
+
+    @property
+    def varies(self) -> bool:
+        """Whether photos of different size become images of different size."""
+        return isinstance(self.transform, Scaled)
+
+    def enlarge(self, width: int, height: int) -> tuple[int, int]:
+        """Return the size of a photo to try, (width, height), as many times larger as it takes to be cut into tiles."""
+        least = self.transform.tile if isinstance(self.transform, Scaled) else 1
+        times = -(-least // min(width, height))
+        return times * width, times * height
 
     def read(self, paths: Sequence[Path]) -> Any:
         """Return pictures as images, shape (N, C, H, W).
@@ -152,6 +165,55 @@ class Cropped:
         return image if self.mean is None or self.std is None else F.normalize(image, self.mean, self.std)
 
 
+@dataclass(frozen=True)
+class Scaled:
+    """Turns a photo into a tensor whose size is the photo's, scaled so that a tile of its pixels is one of the network.
+
+    Attributes:
+        tile: how many pixels of the photo a tile covers along a side.
+        size: of a tile, (H, W).
+        stride: of the network, (H, W), of which images have a whole number.
+        interpolation: how the photo is scaled.
+        mean: of the colours.
+        std: of the colours.
+    """
+
+    tile: int
+    size: tuple[int, int]
+    stride: tuple[int, int]
+    interpolation: str
+    mean: list[float]
+    std: list[float]
+
+    def measure_canvas(self, width: int, height: int) -> tuple[int, int]:
+        """Return the size (H, W) of the image of a photo of so many pixels.
+
+        Raises:
+            ValueError: the photo is smaller than a tile.
+        """
+        from pytorch_grad_cam_pcasvm.network.tiling import scale_photo
+
+        return scale_photo(width, height, self.tile, self.size, self.stride)
+
+    def __call__(self, picture: Any) -> Any:
+        """Return the tensor, shape (C, H, W)."""
+        size = self.measure_canvas(*picture.size)
+        return Framed(size, None, self.interpolation, self.mean, self.std)(picture)
+
+
+def bring_to_size(preparation: Preparation, size: tuple[int, int]) -> Preparation:
+    """Return a preparation whose steps are known, of images of another size (H, W)."""
+    assert preparation.steps is not None
+    own, steps = measure_size(preparation.transform), dict(preparation.steps)
+    if preparation.resize != "crop":
+        return replace(preparation, transform=Framed(size, **steps))
+    if size == own:
+        return preparation
+    if steps["resize"] is not None:  # of a square picture the same part is cut off as before
+        steps["resize"] = round(steps["resize"] * max(size[0] / own[0], size[1] / own[1]))
+    return replace(preparation, transform=Cropped(size, **steps), steps=steps)
+
+
 def describe_transform(transform: Any) -> Preparation:
     """Return the preparation of a transform: with its steps, if these are known and make the same images."""
     import numpy as np
@@ -180,6 +242,11 @@ def read_preparation(recorded: Mapping[str, Any] | None) -> Preparation | None:
     check_recorded(recorded)
     if recorded is None or "steps" not in recorded:
         return None
+    if "tile" in recorded:
+        tile, size, stride = (recorded["tile"][name] for name in ("tile", "size", "stride"))
+        colours = {name: recorded["steps"][name] for name in ("interpolation", "mean", "std")}
+        scaled = Scaled(tile[0], tuple(size), tuple(stride), **colours)
+        return Preparation(scaled, recorded["resize"], dict(recorded["steps"]), **_read_reading(recorded))
     make: Any = Cropped if recorded["resize"] == "crop" else Framed
     steps = dict(recorded["steps"])
     return Preparation(make(tuple(recorded["size"]), **steps), recorded["resize"], steps, **_read_reading(recorded))
@@ -222,16 +289,24 @@ def check_recorded(recorded: Any) -> None:
     number, text = (float, type(None)), (str, type(None))
     kinds = {"resize": text, "white_level": number, "float_white": number, "exif": (bool,), "size": (list,)}
     own = {name: value for name, value in recorded.items() if name in _RECORDED}
-    check_fields(own, kinds | {"steps": (dict,)}, "preparation", optional=True)
+    check_fields(own, kinds | {"steps": (dict,), "tile": (dict,)}, "preparation", optional=True)
     how, size = recorded.get("resize"), recorded.get("size")
-    if how not in (None, "stretch", "pad", "crop"):
+    if how not in (None, "stretch", "pad", "crop", "scale"):
         raise ValueError(f"its preparation has the resize {how!r:.40}")
     if recorded.get("threshold") is not None:
         threshold = dict.fromkeys(("score", "rate", "wanted"), (float,)) | {"count": (int,)}
         check_fields(recorded["threshold"], threshold, "threshold")
-    if "steps" in recorded:
-        check_list(size, lambda side: is_count(side) and side <= _LARGEST, "sides of pictures")
-        if size is None or len(size) != 2 or how is None:
+    if "tile" in recorded:
+        check_fields(recorded["tile"], dict.fromkeys(("tile", "size", "stride"), (list,)), "tile")
+        check_sides(recorded["tile"]["size"], "sides of a tile")
+        check_sides(recorded["tile"]["stride"], "sides of a stride")
+        check_list(recorded["tile"]["tile"], is_count, "pixels of a tile")
+        if len(recorded["tile"]["tile"]) != 1 or "steps" not in recorded or how != "scale":
+            raise ValueError(f"its preparation has the tile {recorded['tile']!r:.40}, and the resize {how!r}")
+        _check_steps({"resize": None} | recorded["steps"], crops=False)
+    elif "steps" in recorded:
+        check_sides(size, "sides of pictures")
+        if how is None:
             raise ValueError(f"its preparation has steps, but the resize {how!r} and the size {size!r:.40}")
         _check_steps(recorded["steps"], crops=how == "crop")
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from pytorch_grad_cam_pcasvm.network.features import FeatureSource, output_of
 from pytorch_grad_cam_pcasvm.network.inputs import Inputs, images_of
 from pytorch_grad_cam_pcasvm.network.modules import evaluating, modules_of
+from pytorch_grad_cam_pcasvm.network.tiling import Tiled
 from pytorch_grad_cam_pcasvm.runtime.hooks import hooked
 
 _NAMED = 3  # layers, where another is to be chosen
@@ -39,6 +40,9 @@ def last_blocks(backbone: nn.Module, source: FeatureSource, x: Tensor) -> list[s
 def last_blocks_by_branch(backbone: nn.Module, source: FeatureSource, x: Tensor) -> list[list[str]]:
     """Return the :func:`last_blocks` of each branch of a network with several inputs; of others there is one branch."""
     x = x[:1]
+    if isinstance(backbone, Tiled):
+        branches = last_blocks_by_branch(*_look_at_tiles(backbone, x))
+        return [[backbone.prefix + name for name in branch] for branch in branches]
     passed, _ = _passed(backbone, source, x)
     norms = [name for name in norms_before_attention(backbone) if name in passed]
     if norms:
@@ -137,9 +141,17 @@ def repeated_blocks(backbone: nn.Module, source: FeatureSource, x: Tensor) -> li
         source: where its features come from.
         x: images, shape (N, ...).
     """
+    if isinstance(backbone, Tiled):
+        return [backbone.prefix + name for name in repeated_blocks(*_look_at_tiles(backbone, x[:1]))]
     _, repeated = _passed(backbone, source, x[:1])
     with_weights = [name for name in repeated if next(backbone.get_submodule(name).parameters(), None) is not None]
     return [name for name in with_weights if not any(name.startswith(f"{other}.") for other in with_weights) and name]
+
+
+def _look_at_tiles(backbone: Tiled, x: Tensor) -> tuple[nn.Module, FeatureSource, Tensor]:
+    """Return the network that runs on tiles, the source of its features, and the first tile of images."""
+    tile = backbone.find_tiling(x).cut(x)[:1]
+    return backbone.net, backbone.source.at(backbone.net, tile), tile
 
 
 def _branches(

@@ -16,6 +16,7 @@ from pytorch_grad_cam_pcasvm.network.auto_layers import (
 from pytorch_grad_cam_pcasvm.network.channel_means import ChannelMeans
 from pytorch_grad_cam_pcasvm.network.features import FeatureSource
 from pytorch_grad_cam_pcasvm.network.modules import device_of, evaluating
+from pytorch_grad_cam_pcasvm.network.tiling import Tiled
 
 
 class BlockMeans:
@@ -66,20 +67,24 @@ class BlockMeans:
             self._means = self._find(x)
 
     def _find(self, x: Any) -> ChannelMeans:
-        source = self._source.at(self._backbone, x)
+        backbone, source, prefix, whole = self._backbone, self._source, "", x
+        if isinstance(backbone, Tiled):  # of the first tile
+            prefix, x, source = backbone.prefix, backbone.find_tiling(x).cut(x)[:1], backbone.source
+            backbone = backbone.net
+        source = source.at(backbone, x)
         if self._also:
-            refuse_unmappable(self._backbone, source, self._also, x)
+            refuse_unmappable(self._backbone, self._source.at(self._backbone, whole), self._also, whole)
         try:
-            self.names = last_blocks(self._backbone, source, x)
+            self.names = [prefix + name for name in last_blocks(backbone, source, x)]
             # What comes before the first of several layers is before all.
-            before = [last_blocks_by_branch(self._backbone, part, x) for part in source.parts or (source,)]
-            self.last = [branch[-1] for branch in min(before, key=lambda branches: sum(map(len, branches)))]
+            before = [last_blocks_by_branch(backbone, part, x) for part in source.parts or (source,)]
+            self.last = [prefix + branch[-1] for branch in min(before, key=lambda branches: sum(map(len, branches)))]
         except ValueError:  # the features may be all that is wanted
             pass
-        self._repeated = repeated_blocks(self._backbone, source, x)
-        own = [part.layer for part in self._source.parts or (self._source,) if part.layer]
+        self._repeated = [prefix + name for name in repeated_blocks(backbone, source, x)]
+        own = [prefix + part.layer for part in source.parts or (source,) if part.layer]
         self.wanted = list(dict.fromkeys([*self.names, *own, *self._also]))
-        return ChannelMeans(self._backbone, self.wanted, x)
+        return ChannelMeans(self._backbone, self.wanted, whole)
 
     @property
     def means(self) -> dict[str, Tensor]:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from pytorch_grad_cam_pcasvm.network.features import output_of
 from pytorch_grad_cam_pcasvm.network.inputs import images_of
 from pytorch_grad_cam_pcasvm.network.layout import Layout, lay_out_maps
+from pytorch_grad_cam_pcasvm.network.tiling import Tiled, look_inside
 from pytorch_grad_cam_pcasvm.network.token_layout import layout_of, looks_channels_last
 from pytorch_grad_cam_pcasvm.runtime.hooks import called, hooked
 
@@ -38,18 +39,20 @@ class ChannelMeans:
         self._counts: dict[str, int] = {}
         self._last: dict[str, Tensor] = {}
         self._repeated: set[str] = set()
+        self._images: int | None = None  # of the last pass, where there are several rows for each
         self._unknown: dict[str, str] = {}
         for name in layers:
-            output = output_of(backbone, name if called(name)[1] else f"{name}#1", x)
+            network, inner, images = look_inside(backbone, name, x)
+            output = output_of(network, inner if called(inner)[1] else f"{inner}#1", images)
             if not isinstance(output, Tensor) or output.dim() < 3:
                 kind = f"shape {tuple(output.shape)}" if isinstance(output, Tensor) else f"a {type(output).__name__}"
                 self._unknown[name] = f"its output has no positions: {kind}"
                 continue
             layout = lay_out_maps(output.shape)
-            if _may_be_tokens(output, x):
+            if _may_be_tokens(output, images):
                 try:
                     layout = layout_of(
-                        backbone, lambda net, images, name=name: output_of(net, name, images), repr(name), x, output
+                        network, lambda net, x, inner=inner: output_of(net, inner, x), repr(name), images, output
                     )
                 except ValueError as error:
                     self._unknown[name] = str(error)
@@ -71,7 +74,8 @@ class ChannelMeans:
         Yields:
             Nothing.
         """
-        calls: Counter[str] = Counter()  # in one pass
+        calls: Counter[str] = Counter()  # in one pass, of tiles in one block
+        of_tiles = self._backbone.net if isinstance(self._backbone, Tiled) else None
 
         def add(name: str, output: Tensor) -> None:
             call = called(name)[1]
@@ -81,12 +85,15 @@ class ChannelMeans:
             elif call in (None, calls[name]):
                 self._add(name, output)
 
-        def begin() -> None:
+        def begin(args: Any) -> None:
             calls.clear()
             self._last.clear()
+            self._images = len(args[0]) if of_tiles is not None else None
 
         with hooked() as hooks:
-            hooks.before(self._backbone, lambda *_: begin())
+            hooks.before(self._backbone, lambda module, args, *_: begin(args))
+            if of_tiles is not None:
+                hooks.before(of_tiles, lambda *_: calls.clear())
             for name in self.layouts:
                 module = self._backbone.get_submodule(called(name)[0])
                 hooks.after(module, lambda module, args, kwargs, output, name=name: add(name, output))
@@ -95,14 +102,19 @@ class ChannelMeans:
     def _add(self, name: str, output: Tensor) -> None:
         parts = self.layouts[name].parts(output.double())
         means = (part.mean(-1, keepdim=True) if place == len(parts) // 2 else part for place, part in enumerate(parts))
-        rows = self._last[name] = torch.cat(list(means), -1)
+        rows = torch.cat(list(means), -1)
+        self._last[name] = torch.cat([self._last[name], rows]) if name in self._last else rows
         self._sums[name] = self._sums.get(name, 0) + rows.sum(0)
         self._counts[name] = self._counts.get(name, 0) + len(output)
 
     @property
     def last(self) -> dict[str, Tensor]:
         """The means of each image of the last pass, (N, ...), float64, of each layer that ran once."""
-        return {name: rows for name, rows in self._last.items() if name not in self._repeated}
+        return {
+            name: rows if self._images is None else rows.unflatten(0, (self._images, -1)).mean(1)
+            for name, rows in self._last.items()
+            if name not in self._repeated
+        }
 
     @property
     def means(self) -> dict[str, Tensor]:

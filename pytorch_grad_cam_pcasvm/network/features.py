@@ -19,6 +19,7 @@ from pytorch_grad_cam_pcasvm.network.layout import Layout
 from pytorch_grad_cam_pcasvm.network.modules import device_of, layer_name
 from pytorch_grad_cam_pcasvm.network.pools import check_pool, is_dense, pool_of
 from pytorch_grad_cam_pcasvm.network.runner import Visit, run_until
+from pytorch_grad_cam_pcasvm.network.tiling import Tiled
 from pytorch_grad_cam_pcasvm.network.token_layout import layout_of
 from pytorch_grad_cam_pcasvm.runtime.device_sync import is_traced, may_look
 from pytorch_grad_cam_pcasvm.runtime.errors import refuse
@@ -93,10 +94,13 @@ class FeatureSource:
         """Return the same source with the pool as a function, for images of the shape of x."""
         if self.parts:
             return replace(self, parts=tuple(part.at(backbone, x) for part in self.parts))
+        if isinstance(backbone, Tiled):
+            backbone.prepare(x)
         if self.pool is None or callable(self.pool):
             return self
         whole = replace(self, pool=None)
-        layout = layout_of(
+        layout = backbone.find_layout(x) if isinstance(backbone, Tiled) and self.where is None else None
+        layout = layout or layout_of(
             backbone,
             lambda net, images: output_of(net, whole, images),
             f"the output of {self}" if self.field or self.layer else "the backbone's output",
@@ -147,10 +151,12 @@ def output_of(
 ) -> Any:
     """Return the output of ``layer`` (None: the backbone; several: a list of theirs), as :func:`run_until` does."""
     if not isinstance(layer, FeatureSource):
-        return run_until(backbone, layer, x, _given, visits, where=f"the features, {layer!r}", **options)
+        run = _given if layer or visits else _given_in_blocks
+        return run_until(backbone, layer, x, run, visits, where=f"the features, {layer!r}", **options)
     names = layer.where if layer.parts else layer.layer
+    run = _given if names or visits else _given_in_blocks
     where = "the network's output" if layer.where is None else f"the features, {layer!r}"
-    return layer.of_output(run_until(backbone, names, x, _given, visits, where=where, **options))
+    return layer.of_output(run_until(backbone, names, x, run, visits, where=where, **options))
 
 
 def _given(backbone: nn.Module, x: Any) -> Any:
@@ -159,6 +165,14 @@ def _given(backbone: nn.Module, x: Any) -> Any:
         return x.passed_to(backbone)
     with explained(backbone, x):
         return backbone(x)
+
+
+def _given_in_blocks(backbone: nn.Module, x: Any) -> Any:
+    """Return what a network gives, of tiles in blocks, as no layer is watched that would run once for each."""
+    if not isinstance(backbone, Tiled):
+        return _given(backbone, x)
+    with explained(backbone, x):
+        return backbone(x, backbone.block)
 
 
 @contextmanager
@@ -187,6 +201,12 @@ def explained(backbone: nn.Module, x: Tensor) -> Iterator[None]:
                     f"takes {expected}: {_fix_of_channels(x, expected)}"
                 ) from error
         raise
+
+
+def count_input_channels(network: nn.Module) -> int | None:
+    """Return how many channels the first convolution of a network takes; None without one."""
+    convolution = _first_convolution(network)
+    return None if convolution is None else convolution.in_channels
 
 
 def _first_convolution(network: nn.Module) -> nn.Conv1d | nn.Conv2d | nn.Conv3d | None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.network.cells import Cells
+from pytorch_grad_cam_pcasvm.network.tiling import Crops
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,8 @@ class Layout:
         after: number of tokens after them.
         cells: where on the picture the positions lie; None: they share it out evenly.
         function: a user's ``reshape_transform``, which alone knows how they lie; None: it is known.
+        crops: of a network that runs on tiles, where these lie; the rest is of one tile, and in the shape of maps the
+            tiles of an image are side by side, (N, T, tiles H, W). None: there is a row for each image.
     """
 
     grid: tuple[int, ...]
@@ -35,6 +38,7 @@ class Layout:
     after: int = 0
     cells: Cells | None = None
     function: Callable[[Tensor], Tensor] | None = None
+    crops: Crops | None = None
 
     @property
     def is_known(self) -> bool:
@@ -44,12 +48,17 @@ class Layout:
     @cached_property
     def is_that_of_maps(self) -> bool:
         """Whether nothing has to be moved."""
+        return self.has_channels_first and self.crops is None
+
+    @cached_property
+    def has_channels_first(self) -> bool:
+        """Whether nothing has to be moved within a row."""
         return self.function is None and (self.batch, self.channels) == (0, 1)
 
     @cached_property
     def tokens(self) -> tuple[int, int, int] | None:
         """The dimension of tokens, the first one on the grid, and their number; None where there are none."""
-        if self.dims != 3 or self.function is not None or self.is_that_of_maps:
+        if self.dims != 3 or self.function is not None or self.has_channels_first:
             return None
         return 1 - self.batch, self.before, math.prod(self.grid)
 
@@ -60,9 +69,19 @@ class Layout:
 
     def __call__(self, activations: Tensor) -> Tensor:
         """Return activations, or numbers in their places, as maps lie; if it is known, more dimensions may lead."""
+        if self.crops is None:
+            return self._arrange(activations)
+        if activations.shape[activations.dim() - self.dims + self.batch] == 1:  # the same in all tiles
+            sizes = [-1] * activations.dim()
+            sizes[activations.dim() - self.dims + self.batch] = self.crops.count
+            activations = activations.expand(sizes)
+        return self.crops.put_side_by_side(self._arrange(activations))
+
+    def _arrange(self, activations: Tensor) -> Tensor:
+        """Return each row as maps lie."""
         if self.function is not None:
             return self.function(activations)
-        return activations if self.is_that_of_maps else self.parts(activations)[1].unflatten(-1, self.grid)
+        return activations if self.has_channels_first else self.parts(activations)[1].unflatten(-1, self.grid)
 
     def parts(self, activations: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the tokens before, on and after the grid, shape (..., N, T, number) each."""
@@ -93,9 +112,12 @@ class Layout:
     def sums(self, pullback: Any) -> Tensor:
         """Return the derivatives of K targets summed over the positions of every channel, (K, N, T)."""
         if self.tokens is not None:
-            return pullback.token_sums(*self.tokens).squeeze(self.tokens[0] + 1)  # type: ignore[no-any-return]
-        whole = pullback.sums() if self.is_that_of_maps else self.gradients(pullback).over_positions()
-        return whole  # type: ignore[no-any-return]
+            whole = pullback.token_sums(*self.tokens).squeeze(self.tokens[0] + 1)
+        elif self.has_channels_first:
+            whole = pullback.sums()
+        else:
+            return self.gradients(pullback).over_positions()  # type: ignore[no-any-return]
+        return whole if self.crops is None else self.crops.sum_tiles(whole, 1)
 
 
 def lay_out_maps(shape: Sequence[int]) -> Layout:

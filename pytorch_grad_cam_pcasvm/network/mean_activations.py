@@ -13,6 +13,7 @@ from pytorch_grad_cam_pcasvm.network.inputs import image_and_label
 from pytorch_grad_cam_pcasvm.network.modules import device_of, evaluating, layer_name, network_of
 from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
 from pytorch_grad_cam_pcasvm.network.runner import ask_anew
+from pytorch_grad_cam_pcasvm.network.tiling import Tiled
 
 
 @overload
@@ -69,7 +70,12 @@ def mean_activations(
                 raise TypeError(
                     f"the layer {name!r} returns a {type(activations).__name__}, not a tensor: name another"
                 )
-            if total is None and not _counts_images(backbone, name, activations, images.to(device_of(net))):
+            tiled = isinstance(backbone, Tiled) and name is not None  # whose rows are tiles
+            if (
+                total is None
+                and not tiled
+                and not _counts_images(backbone, name, activations, images.to(device_of(net)))
+            ):
                 raise ValueError(
                     f"the first dimension of the output of {name!r}, {tuple(activations.shape)}, does not count images "
                     "(perhaps tokens): choose a layer where it does, or baseline='zero'"
@@ -80,7 +86,7 @@ def mean_activations(
                     "averaged: resize the images to one size"
                 )
             total = activations.sum(0, dtype=torch.float64) + (0 if total is None else total)
-            count += len(images)
+            count += len(activations)
     if total is None:
         raise ValueError("the loader yielded no batch: there is nothing to average")
     return (total / count).to(torch.promote_types(activations.dtype, torch.float32))

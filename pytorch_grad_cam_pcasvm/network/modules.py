@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn.modules.lazy import LazyModuleMixin
 
+from pytorch_grad_cam_pcasvm.network.tiling import Tiled
 from pytorch_grad_cam_pcasvm.runtime.errors import refuse
 from pytorch_grad_cam_pcasvm.runtime.hooks import called
 from pytorch_grad_cam_pcasvm.runtime.rollback import Rollback
@@ -111,6 +112,8 @@ def layer_name(backbone: nn.Module, layer: str | nn.Module | None) -> str | None
     try:
         return names[backbone.get_submodule(layer)] or None
     except AttributeError:
+        if isinstance(backbone, Tiled) and not layer.startswith(backbone.prefix):  # as it is called inside
+            return layer_name(backbone, backbone.prefix + layer)
         near = get_close_matches(str(layer), names.values(), n=1)
         hint = f"did you mean {near[0]!r}? Its" if near else "its"
         last = ", ".join([name for name in names.values() if name][-8:])

@@ -1,6 +1,7 @@
 """reshape_transform: how the user says what the activations of a target layer are arranged like."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 from pytorch_grad_cam_pcasvm.network.features import output_of
 from pytorch_grad_cam_pcasvm.network.inputs import images_of
 from pytorch_grad_cam_pcasvm.network.layout import Layout, lay_out_maps
+from pytorch_grad_cam_pcasvm.network.tiling import Tiled, look_inside
 from pytorch_grad_cam_pcasvm.network.token_layout import layout_of, looks_channels_last
 from pytorch_grad_cam_pcasvm.runtime.errors import Way, refuse, warn
 
@@ -32,6 +34,11 @@ def layout_by(
     Raises:
         ValueError: the layout cannot be determined, or the channels seem to come last.
     """
+    tiling = backbone.find_tiling(x) if isinstance(backbone, Tiled) else None
+    if tiling is not None:
+        network, inner, tiles = look_inside(backbone, name, x)
+        row = layout_by(transform, network, inner, tiles, activations, once)
+        return replace(row, crops=tiling.place(row(activations[:1]).shape[2:]))
 
     def layout() -> Layout:
         output_name = f"the output of {name!r}"

@@ -113,9 +113,9 @@ class ClosedFormPass(Pass):
             memory_of(tensor) in known for step in self.tape.steps for tensor in list_tensors((step.args, step.kwargs))
         )
 
-    def averages(self, target: int) -> bool:
+    def averages(self, target: int, tiles: int = 1) -> bool:
         """Return whether the output is the mean over all positions of a target layer, by the steps between them."""
-        return AffineBeginning(self.tape, self._root(target)).is_mean
+        return AffineBeginning(self.tape, self._root(target)).is_mean_of(tiles)
 
     def relevance(self, seeds: Sequence[Tensor | None], target: int, start: PathStart) -> Tensor:
         """Return the relevance of activations, propagated from the output's contributions, (K, *activations.shape)."""

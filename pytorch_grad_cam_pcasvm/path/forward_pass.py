@@ -62,8 +62,13 @@ class Pass:
         """Return whether all that the path uses besides the target layers are parameters and buffers of a network."""
         return False
 
-    def averages(self, target: int) -> bool:
-        """Return whether the output is the mean over all positions of a target layer, whatever its numbers."""
+    def averages(self, target: int, tiles: int = 1) -> bool:
+        """Return whether the output is the mean over all positions of a target layer, whatever its numbers.
+
+        Args:
+            target: position of the target layer.
+            tiles: how many rows each image has there, over which it is the mean, too.
+        """
         return False
 
     def relevance(self, seeds: Sequence[Tensor | None], target: int, start: PathStart) -> Tensor:

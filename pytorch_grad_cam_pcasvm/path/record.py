@@ -30,7 +30,7 @@ class Path:
 
     Args:
         backbone: the network.
-        layer: dotted name of the feature layer; None: the network's output.
+        layer: dotted name of the feature layer, or the source of the features; None: the network's output.
         names: dotted names of the target layers.
         modules: all modules of the network, if known.
         attention: ``"frozen"``: the weights of attention are constants of every pass; ``"exact"``: they are not.
@@ -41,7 +41,7 @@ class Path:
     def __init__(
         self,
         backbone: nn.Module,
-        layer: str | None,
+        layer: Any,
         names: Sequence[str],
         modules: Sequence[nn.Module] | None = None,
         attention: str = "exact",

@@ -3,6 +3,8 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+LARGEST = 1 << 15  # pixels of a side
+
 
 def check_fields(written: Any, kinds: Mapping[str, tuple[type, ...]], what: str, *, optional: bool = False) -> None:
     """Refuse what has not exactly these fields, of these types.
@@ -36,6 +38,17 @@ def check_list(written: Any, fits: Callable[[Any], bool], what: str) -> None:
         ValueError: it is none.
     """
     if not isinstance(written, list) or not all(map(fits, written)):
+        raise ValueError(f"its {what} are {written!r:.40}")
+
+
+def check_sides(written: Any, what: str) -> None:
+    """Refuse what is no size of pictures, (H, W).
+
+    Raises:
+        ValueError: it is none.
+    """
+    check_list(written, lambda side: is_count(side) and side <= LARGEST, what)
+    if len(written) != 2:
         raise ValueError(f"its {what} are {written!r:.40}")
 
 

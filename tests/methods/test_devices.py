@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake
 from torch.utils._python_dispatch import TorchDispatchMode
 from towers import Tower
 
-from pytorch_grad_cam_pcasvm import LogRatioTarget, NoClosedFormError, PCASVMNet, methods
+from pytorch_grad_cam_pcasvm import LogRatioTarget, NoClosedFormError, PCASVMNet, TiledNet, methods
 from pytorch_grad_cam_pcasvm.runtime.device_sync import no_looks
 from pytorch_grad_cam_pcasvm.targets import boundary_head
 from pytorch_grad_cam_pcasvm.targets.boundary_head import Boundary
@@ -38,6 +38,15 @@ BACKBONES = {
             nn.Conv2d(3, 8, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(72, 12), nn.ReLU(), nn.Linear(12, 8)
         ),
         "1",
+    ),
+    "tiles": (
+        lambda: TiledNet(
+            nn.Sequential(nn.Conv2d(3, 8, 3, 1, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval(),
+            tiles=(3, 3),
+            overlap=0.5,
+            size=4,
+        ),
+        "net.1",
     ),
     "tokens": (lambda: nn.Sequential(Tower(width=8, fused=True), _FirstToken()), "0.blocks.0"),
 }
@@ -58,6 +67,7 @@ HEADS = {
         make_union(PCA(2), KernelPCA(2, kernel="rbf")), StackingClassifier([("a", LinearSVC())], LinearSVC(), cv=2)
     ),
 }
+NOT_ON_TILES = ("ShapCAM", "ClosedFormScoreCAM", "ClosedFormAblationCAM", "ClosedFormCAM")
 # Every method on every path, and every head on the shortest: of methods those that ask different things of it.
 LONG = ("ShapCAM", "ClosedFormScoreCAM")
 OF_HEADS = ("ClosedFormGradCAM", "ContributionCAM", "ClosedFormShapleyCAM", "ShapCAM")
@@ -72,7 +82,8 @@ CASES = [
     for backbone in BACKBONES
     for head in HEADS
     for method in methods.__all__
-    if head == "RBF" or (backbone == "pooled" and method in OF_HEADS)
+    if (head == "RBF" or (backbone == "pooled" and method in OF_HEADS))
+    and not (backbone == "tiles" and method in NOT_ON_TILES)
 ]
 OF_CLASSES = [LogRatioTarget(), LogRatioTarget(1), LogRatioTarget(0, versus="runner-up")]
 CASES += [("pooled", "two classes", "ClosedFormGradCAM", OF_CLASSES)]
