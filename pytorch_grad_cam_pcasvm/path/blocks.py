@@ -107,7 +107,7 @@ class BlockPass(Pass):
         alike = all(len(activations) == 1 for activations in starts.values())
         if alike and self._one.is_isolated(self.backbone.net):  # all tiles have the same features there
             features = self._one.started(starts).output
-            features = features.expand(len(self.x) * self._tiling.count, *features.shape[1:])
+            features = features.expand(self._tiling.count, *features.shape[1:])  # of one image, which stands for all
         else:
             features = torch.cat([
                 self.inner.run(tiles).started(_take_rows(starts, numbers)).output
