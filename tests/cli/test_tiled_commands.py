@@ -162,8 +162,8 @@ def test_photos_of_different_size_have_as_many_tiles_as_they_need(run, sized, tm
     code, printed = run("explain", sized, "--out", tmp_path / "maps")
     assert code == 0, printed.err
     assert len(list((tmp_path / "maps").rglob("*.png"))) == 12
-    for command in ("atlas", "evaluate"):
-        code, printed = run(command, sized, "--out", tmp_path / command)
+    for command, *more in (["atlas"], ["evaluate", "--all-images"]):
+        code, printed = run(command, sized, *more, "--out", tmp_path / command)
         assert code == 2
         assert re.search(r"takes images of one size, but \d+\.png \(\d+x\d+\) and .*: fit with --tiles", printed.err)
     code, printed = run("export", sized, "--out", tmp_path / "file.onnx")

@@ -179,7 +179,7 @@ STEPS = {"mean": [0.5] * 3, "std": [0.5] * 3, "resize": None, "interpolation": "
         ({"steps": 5}, "has the steps 5"),
         ({"resize": "crop", "steps": {}}, "sides of pictures are None"),
         ({"resize": "x"}, "the resize 'x'"),
-        ({"resize": "crop", "size": [16], "steps": STEPS}, "the size \\[16\\]"),
+        ({"resize": "crop", "size": [16], "steps": STEPS}, "sides of pictures are \\[16\\]"),
         ({"resize": "crop", "size": [16, 1 << 20], "steps": STEPS}, "sides of pictures"),
         ({"resize": "crop", "size": [16, 16], "steps": STEPS | {"foo": 1}}, "an unknown 'foo'"),
         ({"resize": "crop", "size": [16, 16], "steps": STEPS | {"std": [0, 1, 1]}}, "the std \\[0, 1, 1\\]"),
