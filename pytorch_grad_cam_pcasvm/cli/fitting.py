@@ -52,8 +52,6 @@ _IMBALANCED = 0.8  # the share of the largest class from which accuracy says lit
 
 def fit(options: FitOptions) -> None:
     """Fit scaler, PCA and classifier on a folder of images, and write a model."""
-    from pytorch_grad_cam_pcasvm.network.pools import is_dense
-
     typed = options.components is not None
     of_good_parts = learns_from_good_parts(options)
     if options.rate is not None and not of_good_parts and options.masks is None:
@@ -74,6 +72,7 @@ def fit(options: FitOptions) -> None:
     from pytorch_grad_cam_pcasvm.network.auto_layers import refuse_unmappable
     from pytorch_grad_cam_pcasvm.network.features import FeatureSource
     from pytorch_grad_cam_pcasvm.network.modules import device_of
+    from pytorch_grad_cam_pcasvm.network.pools import is_dense
 
     made = make_named(options, options.size)
     check_layers(made.net, [*options.features, *options.layer])
@@ -154,9 +153,8 @@ def _fit_head(
 
 def _is_taught(options: FitOptions, of_good_parts: bool) -> bool:
     """Return whether the maps of photos say which patches are faults: there are a normal class, and no masks."""
-    from pytorch_grad_cam_pcasvm.network.pools import is_dense
-
-    return is_dense(_parse_pool(options)) and not of_good_parts and options.masks is None and options.normal is not None
+    dense = (options.pool or "").startswith("dense")
+    return dense and not of_good_parts and options.masks is None and options.normal is not None
 
 
 def _count_fewest(training: TrainingSet, groups: Any, *, of_good_parts: bool, unit: str) -> int:
