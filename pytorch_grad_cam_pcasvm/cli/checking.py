@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from pytorch_grad_cam_pcasvm.cli.arguments import RUN, CheckOptions
+from pytorch_grad_cam_pcasvm.cli.folders import list_splits
 from pytorch_grad_cam_pcasvm.data.photo_files import SUFFIXES, list_photos
 
 _SHOWN = 5  # names of a kind
+_TINY = 32  # pixels of a side
+_UNREAD = (".heic", ".heif", ".avif", ".gif", ".jxl", ".jp2", ".dng", ".cr2", ".nef", ".arw", ".svg", ".pdf", ".dcm")
 _FEW = 10  # photos of a class, from which choices can be made
 
 
@@ -20,15 +23,23 @@ def check(options: CheckOptions) -> None:
     if not paths:
         raise ValueError(f"the folder {root} has no photos ({', '.join(SUFFIXES)})")
     looked = {path: _look_at(path) for path in paths}
+    splits = list_splits(root)
     findings = [*_tell_broken(root, looked), *_tell_depth(root, looked), *_tell_turned(root, looked)]
-    findings += [*_tell_doubled(root, looked), *_tell_classes(root, paths), *_tell_masks(options.masks, root, paths)]
+    findings += [*_tell_tiny(root, looked), *_tell_unread(root), *_tell_doubled(root, looked, splits)]
+    for part in splits:
+        of_part = [path for path in paths if path.is_relative_to(root / part)]
+        print(f"{part}: {len(of_part)} photos")
+        findings += [f"{part}: {told}" for told in _tell_classes(root / part, of_part)]
+    findings += [*([] if splits else _tell_classes(root, paths)), *_tell_masks(options.masks, root, paths)]
     good = [size for size in (one.get("size") for one in looked.values()) if size]
     print(f"{len(paths)} photos{_describe_sizes(good)}")
     for finding in findings:
         print(finding)
     print("nothing odd was found" if not findings else "nothing was written")
-    if not any(line.startswith("broken") for line in findings) and len(_list_classes(root, paths)) > 1:
-        print(f"next: {RUN} fit {root}")
+    broken = any(line.startswith("broken") for line in findings)
+    training = root / next((part for part in splits if part.lower().startswith("train")), "")
+    if not broken and len(_list_classes(training, [path for path in paths if path.is_relative_to(training)])) > 1:
+        print(f"next: {RUN} fit {training}")
 
 
 def _look_at(path: Path) -> dict[str, Any]:
@@ -74,7 +85,10 @@ def _tell_depth(root: Path, looked: dict[Path, dict[str, Any]]) -> list[str]:
     deep = [path for path, one in looked.items() if one.get("deep")]
     if not deep:
         return []
-    return [f"more than 8 bits: {len(deep)} photos, such as {_name_some(root, deep[:1])}; fit says what is white"]
+    return [
+        f"more than 8 bits: {len(deep)} photos, such as {_name_some(root, deep[:1])}; fit takes the largest number "
+        "that is possible for white, such as 65535; less is named with --white-level"
+    ]
 
 
 def _tell_turned(root: Path, looked: dict[Path, dict[str, Any]]) -> list[str]:
@@ -84,15 +98,27 @@ def _tell_turned(root: Path, looked: dict[Path, dict[str, Any]]) -> list[str]:
     return [f"turned by EXIF: {len(turned)} photos, such as {_name_some(root, turned[:1])}; fit turns them, too"]
 
 
-def _tell_doubled(root: Path, looked: dict[Path, dict[str, Any]]) -> list[str]:
-    """Say which files are the same, and first which of these have different labels."""
+def _tell_tiny(root: Path, looked: dict[Path, dict[str, Any]]) -> list[str]:
+    tiny = [path for path, one in looked.items() if "size" in one and min(one["size"]) < _TINY]
+    return [f"smaller than {_TINY} pixels: {_name_some(root, tiny)}"] if tiny else []
+
+
+def _tell_unread(root: Path) -> list[str]:
+    """Say which files are pictures in formats that are not read, such as those of phones."""
+    unread = sorted(path for path in root.rglob("*") if path.suffix.lower() in _UNREAD)
+    return [f"not read: {_name_some(root, unread)}; save them as JPEG or PNG"] if unread else []
+
+
+def _tell_doubled(root: Path, looked: dict[Path, dict[str, Any]], splits: Sequence[str]) -> list[str]:
+    """Say which files are the same, and first which of these have different labels, or are in two parts of the set."""
     same = defaultdict(list)
     for path, one in looked.items():
         if "digest" in one:
             same[one["digest"]].append(path)
     groups = [paths for paths in same.values() if len(paths) > 1]
     across = [paths for paths in groups if len({_name_class(root, path) for path in paths}) > 1]
-    told = [f"the same photo in two classes: {_name_some(root, paths)}" for paths in across]
+    where = f"{' and '.join(splits)}, so that scores are too good" if splits else "two classes"
+    told = [f"the same photo in {where}: {_name_some(root, paths)}" for paths in across]
     inside = [paths for paths in groups if paths not in across]
     if inside:
         told.append(

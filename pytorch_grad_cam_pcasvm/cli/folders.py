@@ -18,15 +18,21 @@ def classes_in(root: Path, wanted: Sequence[str]) -> Sequence[str] | None:
         ValueError: there are no images, some of them lie beside the folders of others, or folders are named as the
             parts of a data set; the message says which of these was meant.
     """
-    folders = class_folders(root) if root.is_dir() else []
-    splits = [name for name in folders if name.lower() in _SPLITS]
-    if splits and (len(splits) > 1 or splits == folders):  # one among others may be a class: bus, car, train
+    splits = list_splits(root)
+    if splits:
         meant = next((name for name in splits if name.lower() in wanted), splits[0])
         named = " and ".join([", ".join(splits[:-1]), splits[-1]] if len(splits) > 1 else splits)
         phrase = "look like splits, not classes" if len(splits) > 1 else "looks like a split, not a class"
         are = "folders are" if len(splits) > 1 else "only folder is"
         raise ValueError(f"the {are} named {named}, which {phrase}: did you mean {root / meant}?")
     return name_classes(root)
+
+
+def list_splits(root: Path) -> list[str]:
+    """Return the folders that are parts of a data set, such as train and test, and no classes; empty: none are."""
+    folders = class_folders(root) if root.is_dir() else []
+    splits = [name for name in folders if name.lower() in _SPLITS]
+    return splits if len(splits) > 1 or splits == folders else []  # one among others may be a class: bus, car, train
 
 
 def two_classes(root: Path, names: Sequence[str] | None) -> Sequence[str]:

@@ -275,6 +275,22 @@ def test_check_names_all_that_is_odd_and_writes_nothing(here, capsys):
     assert "next:" not in told
 
 
+def test_check_knows_parts_of_a_data_set(here, capsys):
+    shutil.copytree(here / "photos", here / "all" / "train")
+    shutil.copytree(here / "photos" / "cat", here / "all" / "test" / "cat")
+    for name in ("phone.heic", "tiny.png"):
+        Image.new("RGB", (4, 90)).save(here / "all" / "test" / "cat" / name, "PNG")
+    assert main(["check", "all"]) == 0
+    told = capsys.readouterr().out
+    assert "train: 12 photos\nclasses: cat 6, dog 6\n" in told
+    assert "test: fewer than 10 photos: cat" in told
+    assert "the same photo in test and train, so that scores are too good: test/cat/" in told
+    assert "not read: test/cat/phone.heic; save them as JPEG or PNG\n" in told
+    assert re.search(r"smaller than 32 pixels: test/cat/.* and 14 more\n", told)
+    assert "next: pcasvm-cam fit all/train\n" in told
+
+
+@pytest.mark.usefixtures("here")
 def test_check_compares_masks(here, capsys):
     (here / "masks").mkdir()
     Image.new("L", (8, 8)).save(here / "masks" / "0.png")
