@@ -127,5 +127,5 @@ def _tell_threshold(threshold: Any, options: FitOptions) -> None:
         more = f"; for 1 in {1 / threshold.wanted:g}, {threshold.needed} {things} are needed"
     print(
         f"threshold {threshold.score:.4g}: photos above it fail, at most 1 in {parts:g} of new good ones, by the "
-        f"scores of {threshold.count} {things}, each left out in turn{more}"
+        f"scores of {threshold.count} {things} that were left out, a fifth at a time{more}"
     )
