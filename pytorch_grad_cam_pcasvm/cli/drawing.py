@@ -149,14 +149,16 @@ def _list_unreadable(explainer: Any, folder: Path, paths: Sequence[Path]) -> dic
     return bad
 
 
-def _ends(net: Any, images: Any, parts: Any) -> dict[str, list[float]]:
+def _ends(net: Any, images: Any, parts: Any) -> dict[str, Any]:
     """Return where the colours of anomalies start and end, as ``Sheets`` take it: by the training set, if it is known.
 
     Else they are the same for all pictures.
     """
+    from pytorch_grad_cam_pcasvm.head.anomaly_scale import usual_reach
+
     known = net.anomaly_range()
     if known is not None:
-        return {"anomaly_range": list(known)}
+        return {"anomaly_range": list(known), "usual": usual_reach(net.head)}
     numbers = [net.anomaly_map(batch.images) for rows in parts if (batch := images.read(rows)).rows]
     if not numbers:
         return {}
