@@ -2,12 +2,13 @@
 
 import csv
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytorch_grad_cam_pcasvm as package
-from pytorch_grad_cam_pcasvm.cli.folders import refuse_bad, tell_bad
+from pytorch_grad_cam_pcasvm.cli.folders import find_normal, refuse_bad, tell_bad
 from pytorch_grad_cam_pcasvm.cli.gallery import Card, Gallery
 from pytorch_grad_cam_pcasvm.cli.methods import choose_layers, choose_options, choose_targets
 from pytorch_grad_cam_pcasvm.cli.models import open_model
@@ -34,6 +35,8 @@ class Drawn(NamedTuple):
         sheet: the picture to write.
         said: the value of what is explained, in words; of anomalies what these are.
         note: what else is to be known of it.
+        outcome: that its fault is missed, or that it raises a false alarm; None: neither, or not known.
+        is_good: whether it is labelled a good one; None: not known.
     """
 
     name: str
@@ -45,6 +48,8 @@ class Drawn(NamedTuple):
     sheet: Any
     said: str
     note: str = ""
+    outcome: str | None = None
+    is_good: bool | None = None
 
 
 def _drawn(name: str, sheets: Any, outputs: Any, row: int, sheet: Any, truth: str | None, note: str = "") -> Drawn:
@@ -63,7 +68,8 @@ def _drawn(name: str, sheets: Any, outputs: Any, row: int, sheet: Any, truth: st
     first = next((k for k, title in enumerate(titles) if not title.startswith("component ")), 0)
     anomalies = any(title.startswith("anomaly") for title in numbers)
     said = sheets.about.get("anomaly", "") if anomalies else sheets.said(outputs, row, first)
-    return Drawn(name, label, truth, right, passes, shares | numbers, sheet, said, note)
+    outcome, is_good = sheets.outcome(outputs, row, truth), sheets.is_good(truth)
+    return Drawn(name, label, truth, right, passes, shares | numbers, sheet, said, note, outcome, is_good)
 
 
 def explain(options: Any) -> None:
@@ -79,11 +85,12 @@ def explain(options: Any) -> None:
     out = options.out
     out.mkdir(parents=True, exist_ok=True)
     explained = next((title for title in first[0].numbers if not title.startswith("share of")), "") if first else ""
-    gallery, written = Gallery(options.images.name, explained), set[Path]()
+    dense = explained.endswith(" where strongest")
+    gallery, written = Gallery(options.images.name, explained, dense=dense), set[Path]()
     values = out / "values.csv"
     with named(values), values.open("w", newline="", encoding="utf-8") as file:
         table = csv.writer(file)
-        for name, label, truth, right, passes, numbers, sheet, said, note in tqdm(
+        for name, label, truth, right, passes, numbers, sheet, said, note, outcome, is_good in tqdm(
             chain(first, drawn), total=count, unit="image", leave=False, delay=_PATIENCE
         ):
             if not file.tell():
@@ -102,11 +109,13 @@ def explain(options: Any) -> None:
             anomaly = next((number for title, number in numbers.items() if title.startswith("anomaly")), None)
             value = numbers.get(explained)
             file_name = path.relative_to(out).as_posix()
-            gallery.add(Card(name, file_name, sheet, label, truth, right, anomaly, value, said, note, passes))
+            card = Card(name, file_name, sheet, label, truth, right, anomaly, value, said, note, passes)
+            gallery.add(replace(card, outcome=outcome, is_good=is_good))
     tell_bad(bad)
     with named(out / "index.html"):
         gallery.write(out / "index.html")
     print(f"wrote maps of {count - len(bad)} images and {values}")
+    print(*gallery.list_outcomes(), sep="\n", end="\n" * bool(gallery.list_outcomes()))
     print(f"open {(out / 'index.html').resolve().as_uri()}")
 
 
@@ -118,6 +127,8 @@ def _with_file(options: Any, bad: list[str]) -> tuple[int, Iterator[Drawn]]:
     folder = folder if folder.is_dir() else folder.parent
     explainer = Explainer(options.model)
     explainer.outline = options.outline
+    names = {path.relative_to(folder).parts[0] for path in paths if path.parent != folder}
+    explainer.good = find_normal(sorted(names))
     tell_whites(explainer.about["input"].get("white_level"), paths)
 
     def drawn(path: Path) -> Iterator[Drawn]:
@@ -224,7 +235,7 @@ def _with_network(options: Any, bad: list[str]) -> tuple[int, Iterator[Drawn]]:
             chosen = [*decisions, *map(package.PCATarget, carrying)]
         maps = cam.explain(x, chosen)
         sheets = Sheets(about(maps.targets, net) | ends)
-        sheets.outline = options.outline
+        sheets.outline, sheets.good = options.outline, find_normal(images.names)
         outputs = {name: tensor.double().cpu().numpy() for name, tensor in outputs_of(maps).items()}
         for place, (row, far) in enumerate(zip(batch.rows, unlike(maps.output), strict=True)):
             picture: Any = as_picture(images.picture(batch.images[place].float()))

@@ -29,6 +29,13 @@ def classes_in(root: Path, wanted: Sequence[str]) -> Sequence[str] | None:
     return name_classes(root)
 
 
+def find_normal(names: Sequence[str] | None) -> str | None:
+    """Return the first class that may be an absence, by its name; None: none is called so."""
+    from pytorch_grad_cam_pcasvm.export.explainer import NORMAL
+
+    return next((name for name in names or () if name.lower() in NORMAL), None)
+
+
 def two_classes(root: Path, names: Sequence[str] | None) -> Sequence[str]:
     """Return the names of classes to fit a head on; refuse images without classes, or of only one."""
     if names is None:

@@ -24,7 +24,8 @@ MOST = 1e-3  # error, as a part of the largest number, that nobody would see on 
 TILE, TEXT, GAP = 224, 15, 10  # pixels of a sheet
 LARGE = 2 * TILE + GAP  # a tile of two columns
 LEAST = 12  # pixels of an outline
-DARK, CLEAR, BRIGHT = 0.25, 0.15, 0.55  # of a scale: where it starts in its table, is opaque, and has its mark
+DARK, CLEAR, BRIGHT = 0.25, 0.3, 0.55  # of a scale: where it starts in its table, is opaque, and has its mark
+PALE = 2 / 3  # of what good patches reach: less has no colour
 FAINT = 0.1  # of the scale of a map: less has no line around it
 WHOLE = (0.0, 0.0, 1.0, 1.0)
 _TURNS = {  # by EXIF's orientation
@@ -226,7 +227,7 @@ class Sheets:
             the numbers of the targets that are about the strongest position, ``usual`` the anomaly that nearly all good
             patches stay below, and ``normal`` the class that is an absence.
         outline: surround the strongest evidence by lines on the photo, instead of colours over it.
-        good: the label of good photos, where a head knows no classes; None: not known.
+        good: the label of good photos, if the head does not know it; None: not known.
     """
 
     outline = False
@@ -286,13 +287,17 @@ class Sheets:
         threshold = self.about.get("threshold")
         return None if threshold is None or "anomaly" not in found else self.anomaly(found, row) <= threshold
 
+    def is_good(self, truth: Any) -> bool | None:
+        """Return whether a photo with a label is a good one; None: not known."""
+        good = self.about.get("normal", self.good)
+        return None if truth is None or good is None else str(truth) == str(good)
+
     def outcome(self, found: dict[str, np.ndarray], row: int, truth: Any) -> str | None:
         """Return how an image is mistaken: a fault is missed, or a good photo raises a false alarm; None: neither."""
-        passes, good = self.passes(found, row), self.good
-        if passes is None:
-            good, label = self.about.get("normal"), self.predicted(found, row)
-            passes = None if self.right(found, row, truth) is None else str(label) == str(good)
-        if None in (passes, good, truth) or passes == (str(truth) == str(good)):
+        passes, good = self.passes(found, row), self.is_good(truth)
+        if passes is None and self.right(found, row, truth) is not None:
+            passes = self.is_good(self.predicted(found, row))
+        if passes is None or good is None or passes == good:
             return None
         return MISSED if passes else FALSE_ALARM
 
@@ -321,7 +326,7 @@ class Sheets:
             return self._boxed(drawn, found, row, frame), title, scale
         if len(strongest) == 1 and "evidence" in found:
             values = found["evidence"][row, 0]
-            scale = _Scale(0.0, 0.0, float(np.abs(values).max()), None, "0 or less has no colour", self._share(found, row))
+            scale = _Scale(0.0, float(np.abs(values).max()), None, "0 or less has no colour", self._share(found, row))
             name = self.about["meanings"][strongest[0]].split("{}")[0].strip()
             if name in ("margin", "log-ratio"):
                 name += " of " + self.titles(found, row)[strongest[0]].removesuffix(" where strongest")
@@ -357,20 +362,19 @@ class Sheets:
         values = found["anomaly"][row]
         values, threshold = values[np.isfinite(values)], self.about.get("threshold")
         ends = self.about.get("anomaly_range", [*map(float, (values.min(), values.max()))])
-        usual = self.about.get("usual")
-        low, high = ends[0] if usual is None else usual, ends[1]
+        usual, low, high = self.about.get("usual"), ends[0], ends[1]
+        told = [] if usual is None else [f"good patches reach {usual:.3g}"]
+        if usual is not None:
+            low += PALE * ((usual if threshold is None else min(usual, threshold)) - low)
         if threshold is not None:
-            low = min(low, ends[0] + 0.9 * (threshold - ends[0]))
-            high = 2 * threshold - ends[0]
-        least = min(low, float(values.min())) if usual is None else low
-        words = f"from {low:.3g}, dark" if usual is None else f"up to {low:.3g}, as good patches: no colour"
-        mark = "" if threshold is None else f"line: threshold {threshold:.3g}, beyond which the photo fails"
-        return _Scale(least, low, max(high, float(values.max())), threshold, words, mark)
+            high = max(2 * threshold - low, usual or threshold)
+            told.insert(0, f"line: threshold, beyond {threshold:.3g} the photo fails")
+        return _Scale(low, max(high, float(values.max())), threshold, f"up to {low:.3g}: no colour", "; ".join(told))
 
     def _heated(self, picture: Image.Image, values: np.ndarray, scale: "_Scale", frame: Any) -> Image.Image:
         """Return numbers (h, w) over a picture in grey, in the colours of a scale."""
         large = _placed(values.astype(np.float32), picture.size, frame, Image.Resampling.BILINEAR, np.nan)
-        colours, opacity = scale.paint(np.nan_to_num(large, nan=scale.least), _rgb(self.about["heat"]))
+        colours, opacity = scale.paint(np.nan_to_num(large, nan=scale.low), _rgb(self.about["heat"]))
         return _mixed(opacity * np.isfinite(large)[..., None], colours, _grey(picture))
 
     def strongest(self, found: dict[str, np.ndarray], row: int = 0) -> list[tuple[int, int]]:
@@ -378,18 +382,25 @@ class Sheets:
         if "evidence" not in found or found["evidence"].ndim != 4:
             return []
         numbers = found["evidence"][row]
-        return [(int(place) // numbers.shape[2], int(place) % numbers.shape[2]) for place in numbers.reshape(len(numbers), -1).argmax(1)]
+        return [
+            (int(place) // numbers.shape[2], int(place) % numbers.shape[2])
+            for place in numbers.reshape(len(numbers), -1).argmax(1)
+        ]
 
-    def _boxed(self, drawn: Image.Image, found: dict[str, np.ndarray], row: int, frame: Any) -> Image.Image:
-        """Outline the positions that are explained, and number them if there are several."""
+    def _boxed(
+        self, drawn: Image.Image, found: dict[str, np.ndarray], row: int, frame: Any, only: int | None = None
+    ) -> Image.Image:
+        """Outline the positions that are explained, or one of them, and number them if there are several."""
         places, draw, font = self.strongest(found, row), ImageDraw.Draw(drawn), _font(TEXT)
+        chosen = range(len(places)) if only is None else [only]
         left, top, right, bottom = (share * drawn.size[axis % 2] for axis, share in enumerate(frame))
-        for number, (y, x) in enumerate(places):
+        for number in chosen:
+            y, x = places[number]
             height, width = found["evidence"].shape[2:]
             across, down = (right - left) / width, (bottom - top) / height
             middle = left + (x + 0.5) * across, top + (y + 0.5) * down
             half = max(across, LEAST) / 2, max(down, LEAST) / 2
-            for margin, colour in ((2, "black"), (1, "white"), (0, "black")):
+            for margin, colour in ((3, "black"), (2, "white"), (1, "white"), (0, "black")):
                 corners = [middle[axis] + sign * (half[axis] + margin) for sign in (-1, 1) for axis in (0, 1)]
                 draw.rectangle(corners, outline=colour)
             if len(places) > 1:
@@ -404,9 +415,9 @@ class Sheets:
             return words
         if not words and len(strongest) == 1:
             words = self.about["meanings"][strongest[0]].split("{}")[1].strip(" :")
-        told = "outlined: the strongest position, explained on the right"
+        told = "outlined: the strongest, explained on the right"
         if len(strongest) > 1:
-            told = "outlined: the strongest position of each class, explained by a map each"
+            told = "outlined: the strongest of each class, explained by a map each"
         return f"{words}; {told}" if words else told
 
     def shares(self, found: dict[str, np.ndarray], row: int = 0) -> dict[Any, float]:
@@ -504,14 +515,16 @@ class Sheets:
         draw = self.outlined if self.outline else self.overlay
         drawn = draw(picture, numbers["maps"] / (numbers["nu"] or 1.0), frame)
         # What maps of other methods add up to is no amount of the value: their numbers have no unit.
-        end = f"strongest colour: {end} of the value, from one position" if "baseline_values" in found else " "
+        end = f"strongest colour: {end}, from one position" if "baseline_values" in found else " "
         start = found["baseline_values"][row, k] if "baseline_values" in found else 0.0
         value, strongest = self.said(found, row, k), self.about.get("strongest", [])
         if abs(start) > BEFORE * max(abs(numbers["values"]), numbers["nu"]):
-            value += f"\nof which {start:.3g} before any evidence: all else is in the colours"
+            change = float(f"{numbers['values'] - start:.3g}")
+            value += f"\n= {start:.3g} before any evidence {'-' if change < 0 else '+'} {abs(change):.3g} by the photo"
         if k in strongest and "evidence" in found:
             box = "the outlined patch" if len(strongest) == 1 else f"patch {strongest.index(k) + 1}"
             title = f"why: what of the photo made {box} so"
+            drawn = self._boxed(drawn, found, row, frame, strongest.index(k))
         return _Part(drawn, title, value, end if numbers["nu"] else "blank: all zero", size)
 
     def _arranged(self, parts: "list[_Part]", verdict: tuple[str, str]) -> Image.Image:
@@ -563,11 +576,11 @@ class Sheets:
                 draw.text((x + TEXT, y), _short(name, font, size), "black", font)
                 y += TEXT + 2
         elif isinstance(end, _Scale):
-            ramp = end.paint(np.linspace(end.least, end.high, size)[None], _rgb(self.about["heat"]))
+            ramp = end.paint(np.linspace(end.low, end.high, size)[None], _rgb(self.about["heat"]))
             sheet.paste(_mixed(ramp[1], np.tile(ramp[0], (TEXT // 2, 1, 1)), 255.0), (x, y))
             draw.rectangle((x, y, x + size - 1, y + TEXT // 2 - 1), outline="#999999")
             if end.mark is not None:
-                at = x + (end.mark - end.least) / ((end.high - end.least) or 1) * (size - 1)
+                at = x + (end.mark - end.low) / ((end.high - end.low) or 1) * (size - 1)
                 draw.rectangle((at - 1, y - 3, at + 1, y + TEXT // 2 + 3), "black")
             y += TEXT // 2 + 2
             draw.text((x, y), end.words, "black", font)
@@ -588,15 +601,13 @@ class _Scale:
     """The colours of numbers at every position.
 
     Attributes:
-        least: where it starts.
-        low: the number from which on there is colour.
+        low: where it starts, and the number from which on there is colour.
         high: where it ends.
         mark: the number from which on it is bright, or None.
         words: what is written below its start.
         note: what else is to be known.
     """
 
-    least: float
     low: float
     high: float
     mark: float | None
