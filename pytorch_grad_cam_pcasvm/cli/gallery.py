@@ -40,8 +40,9 @@ button {{ font: inherit; padding: .15rem .6rem }}
 </style></head><body>
 <h1>{title}</h1>
 <p>{summary}</p>
-<p><small>{where}In the {map}, red raises the value below a picture, and blue lowers it. Each map has a strongest
-colour of its own, so the map of a small value may look as strong as that of a large one: compare the values.</small></p>
+<p><small>{where}In the {map}, red raises the value below a picture, and blue lowers it. Each map has a
+strongest colour of its own, so the map of a small value may look as strong as that of a large one: compare the
+values.</small></p>
 <form id="choices" hidden>{choices}<span id="count" role="status"></span></form>
 <main>
 {cards}
@@ -242,9 +243,8 @@ class Gallery:
         faulty, good = self._outcomes[False], self._outcomes[True]
         passes, fails = ("pass", "fail") if self._tested else ("are taken for good", "are taken for faulty")
         missed = f"{faulty[MISSED]} of {faulty.total()} photos with a fault {passes}"
-        return (
-            [missed, f"{good[FALSE_ALARM]} of {good.total()} good ones {fails}"][: 2 if good else 1] if faulty else []
-        )
+        alarms = f"{good[FALSE_ALARM]} of {good.total()} good ones {fails}"
+        return [missed] * bool(faulty) + [alarms] * bool(good)
 
     def write(self, path: Path) -> None:
         """Write the page."""

@@ -368,7 +368,7 @@ class Sheets:
             low += PALE * ((usual if threshold is None else min(usual, threshold)) - low)
         if threshold is not None:
             high = max(2 * threshold - low, usual or threshold)
-            told.insert(0, f"line: threshold, beyond {threshold:.3g} the photo fails")
+            told.insert(0, f"line: threshold {threshold:.3g}")
         return _Scale(low, max(high, float(values.max())), threshold, f"up to {low:.3g}: no colour", "; ".join(told))
 
     def _heated(self, picture: Image.Image, values: np.ndarray, scale: "_Scale", frame: Any) -> Image.Image:
@@ -382,10 +382,8 @@ class Sheets:
         if "evidence" not in found or found["evidence"].ndim != 4:
             return []
         numbers = found["evidence"][row]
-        return [
-            (int(place) // numbers.shape[2], int(place) % numbers.shape[2])
-            for place in numbers.reshape(len(numbers), -1).argmax(1)
-        ]
+        places, width = numbers.reshape(len(numbers), -1).argmax(1), numbers.shape[2]
+        return [(int(place) // width, int(place) % width) for place in places]
 
     def _boxed(
         self, drawn: Image.Image, found: dict[str, np.ndarray], row: int, frame: Any, only: int | None = None
@@ -495,7 +493,7 @@ class Sheets:
             words += f": anomaly {self.anomaly(found, row):.3g}, threshold {self.about['threshold']:.3g}"
             words += "" if truth is None else f", labelled: {truth}"
             outcome = self.outcome(found, row, truth)
-            return f"{outcome}, {words}" if outcome else words, RIGHT if passes and outcome != MISSED else WRONG
+            return f"{outcome}: {words}" if outcome else words, RIGHT if passes and outcome != MISSED else WRONG
         label, right = self.predicted(found, row), self.right(found, row, truth)
         if self.shares(found, row) or label is None:
             return ("" if truth is None else f"labelled: {truth}"), "black"

@@ -28,8 +28,8 @@ from pytorch_grad_cam_pcasvm.targets.places import list_strongest
 
 # What a program gives, where there is some.
 OUTPUTS = (
-    "scores", "label", "components", "anomaly", "evidence", "values", "nu", "log_scale", "maps", "opposite", "baseline_values",
-    "remainder",
+    "scores", "label", "components", "anomaly", "evidence", "values", "nu", "log_scale", "maps", "opposite",
+    "baseline_values", "remainder",
 )  # fmt: skip
 _NOTHING = 1e-4  # of the largest value: less is rounding
 _OF_VALUES = "scores", "values", "baseline_values"
