@@ -16,6 +16,7 @@ from pytorch_grad_cam_pcasvm.cli.preparation import tell_whites
 from pytorch_grad_cam_pcasvm.data.photo_files import list_photos, name_classes
 from pytorch_grad_cam_pcasvm.runtime.files import named
 
+_COLUMNS = {"predicted class": "margin of predicted"}  # what a table calls values, beside the class itself
 _PATIENCE = 3.0  # seconds, after which there is a progress bar
 _COMPONENTS = 3  # that are drawn, those that carry most of the decision
 _COMPRESSION = 1  # of PNG: a tenth larger than by default, in a quarter of the time
@@ -95,7 +96,8 @@ def explain(options: Any) -> None:
         ):
             if not file.tell():
                 verdict = [] if passes is None else ["verdict"]
-                table.writerow(["image", "predicted", *["labelled"][: truth is not None], *verdict, *numbers, "note"])
+                titles = [_COLUMNS.get(title, title) for title in numbers]
+                table.writerow(["image", "predicted", *["labelled"][: truth is not None], *verdict, *titles, "note"])
             words = ["" if label is None else label, *[truth][: truth is not None]]
             words += [] if passes is None else ["pass" if passes else "fail"]
             table.writerow([name, *words, *(f"{number:.9g}" for number in numbers.values()), note])
