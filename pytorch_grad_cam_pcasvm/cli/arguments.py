@@ -387,7 +387,7 @@ class ExplainOptions(TargetOptions):
     images: Path = place("folder of photos, or with one subfolder for each class", metavar="PHOTOS")
     out: Path = option("folder for pictures and values.csv (default: maps)", Path("maps"), metavar="FOLDER")
     outline: bool = option("surround the strongest evidence by lines, in place of colours over it", False)
-    batch_size: int = option("photos at a time (default: 4)", 4, metavar="NUMBER", parse=_COUNT)
+    batch_size: int = option("photos at a time (default: 4)", 4, metavar="NUMBER", parse=_COUNT, group=_RUNS)
 
     def check(self) -> None:
         """Refuse options that contradict each other.
