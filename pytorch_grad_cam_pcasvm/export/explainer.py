@@ -310,8 +310,8 @@ class Sheets:
     ) -> tuple[Any, str, Any] | None:
         """Return what is decided at every position of an image over its picture, its title and what explains it.
 
-        Where one target is about the strongest position, these are its values, of which that is the largest: their
-        position is outlined. The positions of several are outlined, and numbered, on the classes.
+        Between two classes these are the values of the target that is about the strongest position, else the classes.
+        The strongest positions are outlined, and numbered if there are several.
 
         Returns:
             The picture, its title and a legend: pairs of colour and class, or a scale of colours; None: the head
@@ -324,7 +324,7 @@ class Sheets:
             values, scale = found["anomaly"][row], self._anomaly_scale(found, row)
             drawn, title = self._heated(picture, values, scale, frame), "where: anomaly at every position"
             return self._boxed(drawn, found, row, frame), title, scale
-        if len(strongest) == 1 and "evidence" in found:
+        if len(strongest) == 1 and len(self.about["classes"]) == 2 and "evidence" in found:
             values = found["evidence"][row, 0]
             scale = _Scale(0.0, float(np.abs(values).max()), None, "0 or less has no colour", self._share(found, row))
             name = self.about["meanings"][strongest[0]].split("{}")[0].strip()
@@ -345,7 +345,7 @@ class Sheets:
         opacity = 0.55 * (np.isfinite(large) & ~np.isin(place, absent))[..., None]
         place = place % len(colours)
         drawn = self._boxed(_mixed(opacity, colours[place], _grey(picture)), found, row, frame)
-        return drawn, "where: class of every position", legend
+        return drawn, "where: class at every position", legend
 
     def _share(self, found: dict[str, np.ndarray], row: int) -> str:
         """Return in words what part of the positions is of each class, but for those that are absences."""
@@ -411,7 +411,7 @@ class Sheets:
         strongest, words = self.about.get("strongest", []), self.about.get("anomaly", "")
         if not strongest or "evidence" not in found:
             return words
-        if not words and len(strongest) == 1:
+        if not words and len(strongest) == 1 and len(self.about["classes"] or ()) == 2:
             words = self.about["meanings"][strongest[0]].split("{}")[1].strip(" :")
         told = "outlined: the strongest, explained on the right"
         if len(strongest) > 1:
