@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from pytorch_grad_cam_pcasvm.export.explainer import FALSE_ALARM, MISSED
-
 _WIDTH, _QUALITY = 560, 82  # pixels of a picture, and of JPEG
 _PAGE = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
@@ -242,8 +240,8 @@ class Gallery:
         """Return how many faults are missed and how many good photos raise a false alarm, in words; [] if unknown."""
         faulty, good = self._outcomes[False], self._outcomes[True]
         passes, fails = ("pass", "fail") if self._tested else ("are taken for good", "are taken for faulty")
-        missed = f"{faulty[MISSED]} of {faulty.total()} photos with a fault {passes}"
-        alarms = f"{good[FALSE_ALARM]} of {good.total()} good ones {fails}"
+        missed = f"{faulty.total() - faulty[None]} of {faulty.total()} photos with a fault {passes}"
+        alarms = f"{good.total() - good[None]} of {good.total()} good ones {fails}"
         return [missed] * bool(faulty) + [alarms] * bool(good)
 
     def write(self, path: Path) -> None:

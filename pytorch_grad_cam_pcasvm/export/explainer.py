@@ -36,7 +36,6 @@ _TURNS = {  # by EXIF's orientation
 ON_ITS_SIDE = range(5, 9)  # orientations in which width and height change places
 _SAY_TURN = ("exif", "Raw profile type exif", "XML:com.adobe.xmp", "xmp")  # entries of Pillow's ``info``
 RIGHT, WRONG, UNLIKE = "#1b7837", "#b2182b", "#b45309"
-NORMAL = ("good", "normal", "ok", "healthy", "negative", "background", "clean")  # classes that may be an absence
 MISSED, FALSE_ALARM = "missed", "false alarm"
 BEFORE = 1e-3  # of a value: a start of less is not worth a word
 
