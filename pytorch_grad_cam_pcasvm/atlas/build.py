@@ -91,7 +91,7 @@ def build(
         thumbnails: store a picture of each image, at most 96x96 pixels (about 2 kB), for :meth:`Atlas.to_html`.
         batch_size: number of images that a process reads ahead.
         block: number of images that the network gets at once; the last block is filled up with copies. The last bits of
-            the numbers depend on it. None: 16, on CUDA 64.
+            the numbers depend on it. None: 16, on CUDA 64; of a head for every position one.
         shard_size: rows per shard, rounded up to a multiple of ``block``. None: a sixteenth of the images, at most
             2,048, and fewer for large maps.
         workers: number of processes that read images, for each process that explains.
@@ -129,7 +129,8 @@ def build(
     layer = str(layer_name(net.feature_source()[0], target_layers[0]))
     turned = net.head.exif if exif is None else exif
     images = Images(dataset, transform, picture, thumbnails=THUMBNAIL if thumbnails else 0, exif=turned)
-    block = block or BLOCK.get(device_of(net).type, BLOCK["cuda"])
+    # The components of several patches are many targets already.
+    block = block or (1 if is_dense(net.pool) else BLOCK.get(device_of(net).type, BLOCK["cuda"]))
     first = first_of(images)
     with evaluating(net), torch.no_grad():
         output = net(first.images.to(device_of(net)))

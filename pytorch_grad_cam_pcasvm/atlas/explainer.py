@@ -1,5 +1,6 @@
 """The explainer: from a batch of images to the columns of an atlas. The same for every engine."""
 
+import inspect
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,6 +19,7 @@ from pytorch_grad_cam_pcasvm.targets import PCATarget, Target
 
 # What is kept of the maps of targets other than components has this in front of its name.
 OF_TARGETS = "target_"
+_BYTES = 1 << 27  # of all components' gradients that are held at once: of layers in front of a long path they are large
 
 
 class Explainer:
@@ -63,7 +65,8 @@ class Explainer:
     def cam(self) -> ClosedFormCAM:
         """The method, created in the process that uses it."""
         if self._cam is None:
-            self._cam = self.method(self.net, [self.target_layer], **self.options)
+            limits = {"max_bytes": _BYTES} if "max_bytes" in inspect.signature(self.method).parameters else {}
+            self._cam = self.method(self.net, [self.target_layer], **limits | self.options)
         return self._cam
 
     def explain(self, images: Tensor, targets: Sequence[Any]) -> SignedMaps:

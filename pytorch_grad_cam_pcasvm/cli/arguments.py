@@ -27,6 +27,8 @@ POOLS = ("mean", "max", "gem", "cls", "cls+mean", "dense", "none")
 RUN = "pcasvm-cam"
 MODEL = Path("model.safetensors")
 _OF_FILES = ("images", "model", "out", "outline", "skip_bad_images", "threads")  # what explains with a file takes
+_NET, _PATCH, _GOOD = "network and pictures", "patches, with --pool dense", "threshold"
+_SVM, _RUNS = "SVM", "reading and computing"
 OF_HEADS = "for a head alone, of Head.save or of version 0.4"
 
 _COUNT = number_from(1, whole=True)
@@ -122,7 +124,9 @@ class Command:
     writes_file: ClassVar[bool] = False
     resumes: ClassVar[bool] = False
 
-    threads: int | None = option("threads to compute with (default: the cores of this process)", parse=_COUNT)
+    threads: int | None = option(
+        "threads to compute with (default: the cores of this process)", parse=_COUNT, group=_RUNS
+    )
     started: float = field(default=0.0, compare=False)
 
     def check(self) -> None:
@@ -138,13 +142,13 @@ class Command:
 class Reading(Command):
     """How photos are read."""
 
-    device: str | None = option("cuda or cpu (default: cuda if available)", metavar="NAME", parse=_DEVICE)
-    batch_size: int = option("photos at a time (default: 16)", 16, metavar="NUMBER", parse=_COUNT)
+    device: str | None = option("cuda or cpu (default: cuda if available)", metavar="NAME", parse=_DEVICE, group=_RUNS)
+    batch_size: int = option("photos at a time (default: 16)", 16, metavar="NUMBER", parse=_COUNT, group=_RUNS)
     workers: int = option(
-        "processes that read photos (default: 0)", 0, metavar="NUMBER", parse=number_from(0, whole=True)
+        "processes that read photos (default: 0)", 0, metavar="NUMBER", parse=number_from(0, whole=True), group=_RUNS
     )
-    no_cache: bool = option("do not keep features, or use those that were kept", False)
-    skip_bad_images: bool = option("leave out photos that cannot be read, and list them", False)
+    no_cache: bool = option("do not keep features, or use those that were kept", False, group=_RUNS)
+    skip_bad_images: bool = option("leave out photos that cannot be read, and list them", False, group=_RUNS)
 
 
 @dataclass(kw_only=True)
@@ -163,10 +167,13 @@ class FitOptions(Reading):
         "a torchvision model, timm:NAME, or module:function that returns your own (default: mobilenet_v2)",
         "mobilenet_v2",
         metavar="NAME",
+        group=_NET,
     )
-    weights: Path | None = option("its weights, a state dict (default: the library's, downloaded)", metavar="FILE")
+    weights: Path | None = option(
+        "its weights, a state dict (default: the library's, downloaded)", metavar="FILE", group=_NET
+    )
     features: list[str] = option(
-        "layer that the features come from; may be repeated (default: the last block)", [], metavar="NAME"
+        "layer that the features come from; may be repeated (default: the last block)", [], metavar="NAME", group=_NET
     )
     pool: str | None = option(
         "feature pooling: mean (default), max, gem, cls, cls+mean, none; dense: decide at every "
@@ -178,34 +185,45 @@ class FitOptions(Reading):
         "layer of the maps that the model draws; may be repeated (default: the last block before the features)",
         [],
         metavar="NAME",
+        group=_NET,
     )
     resize: str | None = option(
         "what the network sees: the whole photo, stretched to a square (default) or in a frame "
         "(pad), or only its middle (crop)",
         metavar="HOW",
         parse=_RESIZE,
+        group=_NET,
     )
     size: tuple[int, int] | None = option(
         "size of the images that the network sees, a side such as 448, or WIDTHxHEIGHT such as 672x448 (default: that "
         "of its weights)",
         metavar="SIZE",
         parse=parse_size,
+        group=_NET,
     )
     tiles: tuple[int, int] | None = option(
         "look at each photo through tiles of that size, COLUMNSxROWS such as 3x2",
         metavar="NUMBERS",
         parse=parse_tiles,
+        group=_NET,
     )
     tile: int | None = option(
         "the same, with as many tiles as a photo needs: how many of its pixels one covers, such as 512",
         metavar="PIXELS",
         parse=_COUNT,
+        group=_NET,
     )
     overlap: float | None = option(
-        "least share of a tile that the next one sees, too (default: 0.25)", metavar="SHARE", parse=parse_overlap
+        "least share of a tile that the next one sees, too (default: 0.25)",
+        metavar="SHARE",
+        parse=parse_overlap,
+        group=_NET,
     )
     white_level: float | None = option(
-        "white in photos of 16 bits, such as 4095 (default: 65535)", metavar="NUMBER", parse=number_from(0, above=True)
+        "white in photos of 16 bits, such as 4095 (default: 65535)",
+        metavar="NUMBER",
+        parse=number_from(0, above=True),
+        group=_NET,
     )
     classifier: str = option(
         "svm (default), forest, boosting, or module:Class of scikit-learn's kind; of good parts "
@@ -227,6 +245,7 @@ class FitOptions(Reading):
         "of good parts alone: how many good photos may fail (default: 0.01)",
         metavar="SHARE",
         parse=parse_rate,
+        group=_GOOD,
     )
     normal: str | None = option(
         "the class that is an absence, such as good: maps then show the evidence for any other "
@@ -239,12 +258,14 @@ class FitOptions(Reading):
         0.0,
         metavar="SHARE",
         parse=number_from(0, most=1),
+        group=_PATCH,
     )
     coverage: float = option(
         "--masks: the share of a patch from which on it has the class of a small thing (default: 0.2)",
         COVERAGE,
         metavar="SHARE",
         parse=number_from(0, above=True, most=1),
+        group=_PATCH,
     )
     faults: int = option(
         "--pool dense on class folders without masks: patches of each faulty photo that are taken for its faults "
@@ -252,35 +273,41 @@ class FitOptions(Reading):
         3,
         metavar="NUMBER",
         parse=_COUNT,
+        group=_PATCH,
     )
     sample: float | None = option(
         "--pool dense: patches of each photo, a number or a fraction (default: as many as "
         "are 20,000 in all, for neighbours 50,000)",
         metavar="NUMBER",
         parse=parse_amount,
+        group=_PATCH,
     )
     coreset: float | None = option(
         "patches to keep, far from each other, a number or a fraction (default: all; of neighbours 0.1)",
         metavar="NUMBER",
         parse=parse_amount,
+        group=_PATCH,
     )
     kernel: str | None = option(
-        "SVM kernel: rbf (default), linear or poly", metavar="NAME", parse=one_of("rbf", "linear", "poly")
+        "SVM kernel: rbf (default), linear or poly", metavar="NAME", parse=one_of("rbf", "linear", "poly"), group=_SVM
     )
     C: float | None = option(
-        "SVM: cost of a mistake (default: chosen)", metavar="NUMBER", parse=number_from(0, above=True)
+        "SVM: cost of a mistake (default: chosen)", metavar="NUMBER", parse=number_from(0, above=True), group=_SVM
     )
-    gamma: Any = option("SVM: width of the kernel (default: scale)", metavar="NUMBER", parse=parse_gamma)
-    search: bool = option("choose C and gamma among twelve pairs, by cross-validation", False)
+    gamma: Any = option("SVM: width of the kernel (default: scale)", metavar="NUMBER", parse=parse_gamma, group=_SVM)
+    search: bool = option("choose C and gamma among twelve pairs, by cross-validation", False, group=_SVM)
     class_weight: str | None = option(
         "balanced: every class counts the same, however few photos it has; none (default, of SVMs: chosen)",
         metavar="NAME",
         parse=one_of("balanced", "none"),
+        group=_SVM,
     )
-    no_pictures: bool = option("do not store names and small pictures of the support vectors", False)
-    engine: str = option("where to run: local (default) or ray", "local", metavar="NAME", parse=one_of("local", "ray"))
+    no_pictures: bool = option("do not store names and small pictures of the support vectors", False, group=_SVM)
+    engine: str = option(
+        "where to run: local (default) or ray", "local", metavar="NAME", parse=one_of("local", "ray"), group=_RUNS
+    )
     processes: int | None = option(
-        "number of processes, each with its share of the threads or a GPU", metavar="NUMBER", parse=_COUNT
+        "number of processes, each with its share of the threads or a GPU", metavar="NUMBER", parse=_COUNT, group=_RUNS
     )
 
     def check(self) -> None:
@@ -417,7 +444,7 @@ class ExplainOptions(TargetOptions):
     images: Path = place("folder of photos, or with one subfolder for each class", metavar="PHOTOS")
     out: Path = option("folder for pictures and values.csv (default: maps)", Path("maps"), metavar="FOLDER")
     outline: bool = option("surround the strongest evidence by lines, in place of colours over it", False)
-    batch_size: int = option("photos at a time (default: 4)", 4, metavar="NUMBER", parse=_COUNT)
+    batch_size: int = option("photos at a time (default: 4)", 4, metavar="NUMBER", parse=_COUNT, group=_RUNS)
 
     def check(self) -> None:
         """Refuse options that contradict each other.
@@ -542,7 +569,11 @@ class ExportOptions(TargetOptions):
 
     images: Path | None = place("folder of photos to try it on (default: noise)", None, metavar="PHOTOS")
     out: Path = option("file to write (default: explainer.onnx)", Path("explainer.onnx"), metavar="FILE")
-    page: Path | None = option("also write a page that explains photos", metavar="FOLDER")
+    page: Path | None = option(
+        "also write a page that explains photos, which needs onnxruntime-web: 'npm install onnxruntime-web' first "
+        "(npm is part of Node.js)",
+        metavar="FOLDER",
+    )
     runtime: Path = option(
         "for --page: from npm install (default: node_modules/onnxruntime-web)",
         Path("node_modules/onnxruntime-web"),
@@ -550,11 +581,17 @@ class ExportOptions(TargetOptions):
     )
 
     def check(self) -> None:
-        """Refuse what needs photos, without any.
+        """Refuse what needs photos, or what a page is made of, without any.
 
         Raises:
             ValueError: there are none.
         """
+        script = "ort.wasm.min.js"
+        if self.page is not None and not any((self.runtime / folder / script).is_file() for folder in (".", "dist")):
+            raise ValueError(
+                f"--page needs onnxruntime-web, and {self.runtime} has no {script}: run 'npm install onnxruntime-web' "
+                "(npm is part of Node.js), or name its folder, --runtime FOLDER"
+            )
         if self.layer == ["auto"] and self.images is None:
             raise ValueError("--layer auto compares layers on photos: name their folder")
 

@@ -146,7 +146,7 @@ def _tell_verdicts(file: Path, ways: Mapping[str, str]) -> None:
     localised = written["results"].get("localisation", {})
     if "rows" in localised:
         result = evaluation.Result.from_dict(localised)
-        print(*[result] * (not written["verdicts"]), *found_in_words(result), sep="\n")
+        print(*found_in_words(result), *[result] * (not written["verdicts"]), sep="\n")
     usable = [verdict["method"] for verdict in written["verdicts"] if verdict["verdict"] == "use"]
     print(*(f"maps of {name}: {ways[name]}" for name in usable), sep="\n", end="\n" * bool(usable))
 

@@ -2,12 +2,13 @@
 
 import csv
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytorch_grad_cam_pcasvm as package
-from pytorch_grad_cam_pcasvm.cli.folders import refuse_bad, tell_bad
+from pytorch_grad_cam_pcasvm.cli.folders import find_normal, refuse_bad, tell_bad
 from pytorch_grad_cam_pcasvm.cli.gallery import Card, Gallery
 from pytorch_grad_cam_pcasvm.cli.methods import choose_layers, choose_options, choose_targets
 from pytorch_grad_cam_pcasvm.cli.models import open_model
@@ -16,6 +17,7 @@ from pytorch_grad_cam_pcasvm.cli.tiling import check_photos
 from pytorch_grad_cam_pcasvm.data.photo_files import list_photos, name_classes
 from pytorch_grad_cam_pcasvm.runtime.files import named
 
+_COLUMNS = {"predicted class": "margin of predicted"}  # what a table calls values, beside the class itself
 _PATIENCE = 3.0  # seconds, after which there is a progress bar
 _COMPONENTS = 3  # that are drawn, those that carry most of the decision
 _COMPRESSION = 1  # of PNG: a tenth larger than by default, in a quarter of the time
@@ -35,6 +37,8 @@ class Drawn(NamedTuple):
         sheet: the picture to write.
         said: the value of what is explained, in words; of anomalies what these are.
         note: what else is to be known of it.
+        outcome: that its fault is missed, or that it raises a false alarm; None: neither, or not known.
+        is_good: whether it is labelled a good one; None: not known.
     """
 
     name: str
@@ -46,6 +50,8 @@ class Drawn(NamedTuple):
     sheet: Any
     said: str
     note: str = ""
+    outcome: str | None = None
+    is_good: bool | None = None
 
 
 def _drawn(name: str, sheets: Any, outputs: Any, row: int, sheet: Any, truth: str | None, note: str = "") -> Drawn:
@@ -64,7 +70,8 @@ def _drawn(name: str, sheets: Any, outputs: Any, row: int, sheet: Any, truth: st
     first = next((k for k, title in enumerate(titles) if not title.startswith("component ")), 0)
     anomalies = any(title.startswith("anomaly") for title in numbers)
     said = sheets.about.get("anomaly", "") if anomalies else sheets.said(outputs, row, first)
-    return Drawn(name, label, truth, right, passes, shares | numbers, sheet, said, note)
+    outcome, is_good = sheets.outcome(outputs, row, truth), sheets.is_good(truth)
+    return Drawn(name, label, truth, right, passes, shares | numbers, sheet, said, note, outcome, is_good)
 
 
 def explain(options: Any) -> None:
@@ -80,16 +87,18 @@ def explain(options: Any) -> None:
     out = options.out
     out.mkdir(parents=True, exist_ok=True)
     explained = next((title for title in first[0].numbers if not title.startswith("share of")), "") if first else ""
-    gallery, written = Gallery(options.images.name, explained), set[Path]()
+    dense = explained.endswith(" where strongest")
+    gallery, written = Gallery(options.images.name, explained, dense=dense), set[Path]()
     values = out / "values.csv"
     with named(values), values.open("w", newline="", encoding="utf-8") as file:
         table = csv.writer(file)
-        for name, label, truth, right, passes, numbers, sheet, said, note in tqdm(
+        for name, label, truth, right, passes, numbers, sheet, said, note, outcome, is_good in tqdm(
             chain(first, drawn), total=count, unit="image", leave=False, delay=_PATIENCE
         ):
             if not file.tell():
                 verdict = [] if passes is None else ["verdict"]
-                table.writerow(["image", "predicted", *["labelled"][: truth is not None], *verdict, *numbers, "note"])
+                titles = [_COLUMNS.get(title, title) for title in numbers]
+                table.writerow(["image", "predicted", *["labelled"][: truth is not None], *verdict, *titles, "note"])
             words = ["" if label is None else label, *[truth][: truth is not None]]
             words += [] if passes is None else ["pass" if passes else "fail"]
             table.writerow([name, *words, *(f"{number:.9g}" for number in numbers.values()), note])
@@ -103,11 +112,13 @@ def explain(options: Any) -> None:
             anomaly = next((number for title, number in numbers.items() if title.startswith("anomaly")), None)
             value = numbers.get(explained)
             file_name = path.relative_to(out).as_posix()
-            gallery.add(Card(name, file_name, sheet, label, truth, right, anomaly, value, said, note, passes))
+            card = Card(name, file_name, sheet, label, truth, right, anomaly, value, said, note, passes)
+            gallery.add(replace(card, outcome=outcome, is_good=is_good))
     tell_bad(bad)
     with named(out / "index.html"):
         gallery.write(out / "index.html")
     print(f"wrote maps of {count - len(bad)} images and {values}")
+    print(*gallery.list_outcomes(), sep="\n", end="\n" * bool(gallery.list_outcomes()))
     print(f"open {(out / 'index.html').resolve().as_uri()}")
 
 
@@ -119,6 +130,8 @@ def _with_file(options: Any, bad: list[str]) -> tuple[int, Iterator[Drawn]]:
     folder = folder if folder.is_dir() else folder.parent
     explainer = Explainer(options.model)
     explainer.outline = options.outline
+    names = {path.relative_to(folder).parts[0] for path in paths if path.parent != folder}
+    explainer.good = find_normal(sorted(names))
     tell_whites(explainer.about["input"].get("white_level"), paths)
 
     def drawn(path: Path) -> Iterator[Drawn]:
@@ -150,14 +163,16 @@ def _list_unreadable(explainer: Any, folder: Path, paths: Sequence[Path]) -> dic
     return bad
 
 
-def _ends(net: Any, images: Any, parts: Any) -> dict[str, list[float]]:
+def _ends(net: Any, images: Any, parts: Any) -> dict[str, Any]:
     """Return where the colours of anomalies start and end, as ``Sheets`` take it: by the training set, if it is known.
 
     Else they are the same for all pictures.
     """
+    from pytorch_grad_cam_pcasvm.head.anomaly_scale import usual_reach
+
     known = net.anomaly_range()
     if known is not None:
-        return {"anomaly_range": list(known)}
+        return {"anomaly_range": list(known), "usual": usual_reach(net.head)}
     numbers = [net.anomaly_map(batch.images) for rows in parts if (batch := images.read(rows)).rows]
     if not numbers:
         return {}
@@ -224,7 +239,7 @@ def _with_network(options: Any, bad: list[str]) -> tuple[int, Iterator[Drawn]]:
             chosen = [*decisions, *map(package.PCATarget, carrying)]
         maps = cam.explain(x, chosen)
         sheets = Sheets(about(maps.targets, net) | ends)
-        sheets.outline = options.outline
+        sheets.outline, sheets.good = options.outline, find_normal(images.names)
         outputs = {name: tensor.double().cpu().numpy() for name, tensor in outputs_of(maps).items()}
         for place, (row, far) in enumerate(zip(batch.rows, unlike(maps.output), strict=True)):
             picture: Any = as_picture(images.picture(batch.images[place].float()))

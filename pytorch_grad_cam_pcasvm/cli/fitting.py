@@ -26,7 +26,7 @@ from pytorch_grad_cam_pcasvm.cli.classifiers import (
     make_classifier,
     tell_search,
 )
-from pytorch_grad_cam_pcasvm.cli.folders import accuracy, classes_in, tell_bad, tell_empty, two_classes
+from pytorch_grad_cam_pcasvm.cli.folders import accuracy, classes_in, find_normal, tell_bad, tell_empty, two_classes
 from pytorch_grad_cam_pcasvm.cli.groups import group_photos, name_objects
 from pytorch_grad_cam_pcasvm.cli.models import check_layers, choose_device, first_image, make_named
 from pytorch_grad_cam_pcasvm.cli.patch_fitting import RATE, fit_labelled, teach_patches
@@ -46,7 +46,6 @@ _COMPONENTS = {"svm": 16, "neighbours": 64, "residual": 16}  # of others 8, whos
 _MOST_NEIGHBOURS = 50_000  # patches to choose from
 _CORESET = 0.1  # of patches, as PatchCore
 _PICTURE = 64  # pixels, of the picture of a support vector
-_NORMAL = ("good", "normal", "ok", "healthy", "negative", "background", "clean")  # classes that may be an absence
 _IMBALANCED = 0.8  # the share of the largest class from which accuracy says little
 
 
@@ -251,15 +250,15 @@ def _one_class(options: Any, classes: Sequence[str] | None) -> None:
 def _check_normal(options: Any, classes: Sequence[str] | None, of_good_parts: bool) -> None:
     """Refuse a normal class that there is not; say that one may be it."""
     if options.normal is None:
-        likely = [name for name in classes or () if name.lower() in _NORMAL]
+        likely = find_normal(classes)
         if options.masks is not None:  # what is outside of them is the background
             return
         if likely and not of_good_parts and (options.pool or "").startswith("dense"):
-            options.normal = likely[0]
-            print(f"{likely[0]!r} is taken for the class of good photos (another: --normal)")
+            options.normal = likely
+            print(f"{likely!r} is taken for the class of good photos (another: --normal)")
         elif likely and not of_good_parts:
             print(
-                f"hint: if {likely[0]!r} means that there is no defect, add --normal {likely[0]}: maps then show what "
+                f"hint: if {likely!r} means that there is no defect, add --normal {likely}: maps then show what "
                 "speaks against it"
             )
         return

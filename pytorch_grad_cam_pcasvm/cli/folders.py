@@ -10,6 +10,8 @@ from pytorch_grad_cam_pcasvm.data.photo_files import arranged, class_folders, na
 # Folders of these names are hardly classes.
 _SPLITS = ("train", "training", "val", "valid", "validation", "test", "testing")
 
+_NORMAL = ("good", "normal", "ok", "healthy", "negative", "background", "clean")  # classes that may be an absence
+
 
 def classes_in(root: Path, wanted: Sequence[str]) -> Sequence[str] | None:
     """Return the names of the classes in a folder of images, or None; before a network is loaded.
@@ -33,6 +35,11 @@ def list_splits(root: Path) -> list[str]:
     folders = class_folders(root) if root.is_dir() else []
     splits = [name for name in folders if name.lower() in _SPLITS]
     return splits if len(splits) > 1 or splits == folders else []  # one among others may be a class: bus, car, train
+
+
+def find_normal(names: Sequence[str] | None) -> str | None:
+    """Return the first class that may be an absence, by its name; None: none is called so."""
+    return next((name for name in names or () if name.lower() in _NORMAL), None)
 
 
 def two_classes(root: Path, names: Sequence[str] | None) -> Sequence[str]:

@@ -6,6 +6,7 @@ It needs no other file; only the large sheets, which a click opens, are the pict
 import base64
 import html
 import io
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,8 +38,9 @@ button {{ font: inherit; padding: .15rem .6rem }}
 </style></head><body>
 <h1>{title}</h1>
 <p>{summary}</p>
-<p><small>Red raises the value below a picture, and blue lowers it. Each map has a strongest colour of its own, so the
-map of a small value may look as strong as that of a large one: compare the values.</small></p>
+<p><small>{where}In the {map}, red raises the value below a picture, and blue lowers it. Each map has a
+strongest colour of its own, so the map of a small value may look as strong as that of a large one: compare the
+values.</small></p>
 <form id="choices" hidden>{choices}<span id="count" role="status"></span></form>
 <main>
 {cards}
@@ -47,6 +49,11 @@ map of a small value may look as strong as that of a large one: compare the valu
 <button id="close">Close</button><span id="name"></span></p><img id="sheet" alt=""></dialog>
 <script>{script}</script></body></html>
 """
+_WHERE = """The middle picture says where: above 0, the brighter a place, the clearer; or the class of each place. The
+outlined patch is the strongest, and the last picture says what of the photo made it so. """
+_WHERE_ANOMALIES = """The middle picture says where: a place without colour is as good ones are, and one that is bright
+orange to yellow is beyond the threshold, which its scale marks. The outlined patch is the most anomalous, and the last
+picture says what of the photo made it so. """
 _SCRIPT = """
 "use strict";
 (() => {
@@ -120,6 +127,8 @@ class Card:
         said: that value in words; of anomalies what these are.
         note: what else is to be known of it, such as that it is unlike the training pictures; empty: nothing.
         passes: whether it is as good parts are; None: there is no threshold.
+        outcome: that its fault is missed, or that it raises a false alarm; None: neither, or not known.
+        is_good: whether it is labelled a good one; None: not known.
     """
 
     name: str
@@ -133,6 +142,8 @@ class Card:
     said: str = ""
     note: str = ""
     passes: bool | None = None
+    outcome: str | None = None
+    is_good: bool | None = None
 
 
 class Gallery:
@@ -141,14 +152,17 @@ class Gallery:
     Args:
         name: of the folder of pictures.
         explained: what the maps explain.
+        dense: whether something is decided at every position.
     """
 
-    def __init__(self, name: str, explained: str) -> None:
+    def __init__(self, name: str, explained: str, *, dense: bool = False) -> None:
+        self.dense = dense
         self._name, self._explained = name, explained
-        self._cards: list[tuple[float, str]] = []
+        self._cards: list[tuple[tuple[bool, float], str]] = []
         self._choices: dict[str, set[str]] = {"label": set(), "truth": set(), "verdict": set()}
         self._anomalies = False
         self._wrong = self._judged = self._failed = self._tested = 0
+        self._outcomes = {False: Counter[str | None](), True: Counter[str | None]()}  # of faulty photos, of good ones
 
     def add(self, card: Card) -> None:
         """Add a card; its picture is kept small."""
@@ -157,6 +171,8 @@ class Gallery:
         self._wrong += wrong
         self._tested += card.passes is not None
         self._failed += card.passes is False
+        if card.is_good is not None and (card.passes is not None or judged):
+            self._outcomes[card.is_good][card.outcome] += 1
         picture = card.sheet.crop(card.sheet.info["pictures"])
         picture.thumbnail((_WIDTH, _WIDTH))
         file = io.BytesIO()
@@ -173,12 +189,14 @@ class Gallery:
             words.insert(len(words) - 1, html.escape(card.said))
         if card.note:
             words.insert(1, f"<i>{html.escape(card.note)}</i>")
-        bad, good = wrong or card.passes is False, judged or card.passes is True
+        if card.outcome is not None:
+            words.insert(0, f"<b>{card.outcome}</b>")
+        bad, good = wrong or card.passes is False or card.outcome is not None, judged or card.passes is True
         mark = "unlike" if card.note else "wrong" if bad else "right" if good else ""
         text = base64.b64encode(file.getvalue()).decode()
         self._anomalies |= card.anomaly is not None
         self._cards.append((
-            float(not wrong) if card.anomaly is None else -card.anomaly,
+            (card.outcome is None, float(not wrong) if card.anomaly is None else -card.anomaly),
             f'<figure class="{mark}"{self._described(card)}><a href="{quote(card.file)}">'
             f'<img loading="lazy" src="data:image/jpeg;base64,{text}" alt="{html.escape(card.name)} with its map"></a>'
             f"<figcaption>{'<br>'.join(words)}</figcaption></figure>",
@@ -192,9 +210,9 @@ class Gallery:
         if card.truth is not None:
             told["truth"] = str(card.truth)
         if card.passes is not None:
-            told["verdict"] = "pass" if card.passes else "fail"
+            told["verdict"] = card.outcome or ("pass" if card.passes else "fail")
         elif card.right is not None:
-            told["verdict"] = "right" if card.right else "wrong"
+            told["verdict"] = "right" if card.right else card.outcome or "wrong"
         for name, word in told.items():
             self._choices[name].add(word)
         number = card.value if card.anomaly is None else card.anomaly
@@ -205,8 +223,10 @@ class Gallery:
         """Return what the page is filtered and sorted by; a filter with one choice is none."""
         value = "anomaly" if self._anomalies else "value"
         first = "most anomalous first" if self._anomalies else "wrong first" if self._wrong else "as in the folder"
+        if any(counts[outcome] for counts in self._outcomes.values() for outcome in counts if outcome):
+            first = "mistakes first"
         orders = {"first": first, "name": "by name", "high": f"highest {value} first", "low": f"lowest {value} first"}
-        if self._anomalies:
+        if first == "most anomalous first":
             del orders["high"]
         names = {"label": "predicted", "truth": "folder", "verdict": "verdict"}
         made = ""
@@ -216,6 +236,14 @@ class Gallery:
                 made += f"<label>{names[name]} {_select(name, options)}</label>"
         return made + f"<label>sort {_select('sort', orders)}</label>"
 
+    def list_outcomes(self) -> list[str]:
+        """Return how many faults are missed and how many good photos raise a false alarm, in words; [] if unknown."""
+        faulty, good = self._outcomes[False], self._outcomes[True]
+        passes, fails = ("pass", "fail") if self._tested else ("are taken for good", "are taken for faulty")
+        missed = f"{faulty.total() - faulty[None]} of {faulty.total()} photos with a fault {passes}"
+        alarms = f"{good.total() - good[None]} of {good.total()} good ones {fails}"
+        return [missed] * bool(faulty) + [alarms] * bool(good)
+
     def write(self, path: Path) -> None:
         """Write the page."""
         summary = f"{len(self._cards)} pictures. The maps explain: {html.escape(self._explained)}."
@@ -224,9 +252,13 @@ class Gallery:
             summary += f" Of the {self._judged} with a label, {wrong}."
         if self._tested:
             summary += f" {self._failed} of {self._tested} fail: their anomaly is above the threshold."
+        summary += "".join(f" {words}." for words in self.list_outcomes())
         cards = "\n".join(text for _, text in sorted(self._cards, key=lambda card: card[0]))
         title = html.escape(f"Maps of {self._name}")
-        page = _PAGE.format(title=title, summary=summary, choices=self._controls(), cards=cards, script=_SCRIPT)
+        where, last = (_WHERE_ANOMALIES if self._anomalies else _WHERE, "last picture") if self.dense else ("", "map")
+        page = _PAGE.format(
+            title=title, summary=summary, choices=self._controls(), cards=cards, script=_SCRIPT, where=where, map=last
+        )
         path.write_text(page, encoding="utf-8")
 
 

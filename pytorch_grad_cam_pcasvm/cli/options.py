@@ -122,9 +122,9 @@ class Parser(argparse.ArgumentParser):
 
 
 def add_options(parser: Parser, kind: type) -> None:
-    """Add the options of a dataclass to a parser."""
+    """Add the options of a dataclass to a parser, its own before those that it inherits."""
     hints, groups = get_type_hints(kind), dict[str, Any]()
-    for entry in fields(kind):
+    for entry in sorted(fields(kind), key=lambda entry: entry.name not in kind.__annotations__):
         about = entry.metadata
         if "text" not in about:
             continue

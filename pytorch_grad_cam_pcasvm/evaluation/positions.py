@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy import ndimage
 from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.evaluation.faults import RATE, FoundFaults, find_faults
@@ -43,6 +44,8 @@ def found_in_words(result: Result) -> list[str]:
         if (distance := re.fullmatch(rf"{POINT}, within (\S+) pixels", row.measure))
     }
     controls = [f"{in_words(name)} does so in {near[name][0]:.0%}" for name in (BLIND, CENTRE) if name in near]
+    if (chance := result.settings.get("chance")) is not None:
+        controls.append(f"a place at random does so in {chance:.0%}")
     sentences = []
     for method, (share, pixels) in near.items():
         if method in (BLIND, CENTRE) or ABOUT in method:
@@ -59,7 +62,17 @@ def found_in_words(result: Result) -> list[str]:
             + (f" To compare, {' and '.join(controls)}." if controls else "")
             + (f" Maps {', '.join(others)}." if others else "")
         )
-    return [*sentences, *(result.settings.get("alarms") or ())]
+    return [*_tell_scores(result), *(result.settings.get("alarms") or ()), *sentences]
+
+
+def _tell_scores(result: Result) -> list[str]:
+    """Return in a sentence how well the values of every position tell photos and pixels with a fault."""
+    means = {row.measure: row.estimate.mean for row in result.rows if row.method == POSITIONS}
+    told = [f"{measure} {means[measure]:.3f}" for measure in (IMAGE_AUROC, AUROC, AUPRO) if measure in means]
+    if not told:
+        return []
+    words = ", ".join(told)
+    return [f"{words[0].upper()}{words[1:]} (1: all are told from the others; by chance 0.5, AUPRO 0.15)."]
 
 
 class PixelValues:
@@ -70,6 +83,7 @@ class PixelValues:
         self._values = defaultdict[str, list[np.ndarray]](list)
         self._decisions = list[np.ndarray]()
         self.alarms = dict[str, str]()  # what is found at a rate of false alarms, in words
+        self._scores = list[np.ndarray]()  # of photos
 
     def add(self, masks: np.ndarray, numbers: Sequence[int], maps: Mapping[str, Any]) -> None:
         """Add some images.
@@ -88,6 +102,28 @@ class PixelValues:
         """Add the evidence for any fault that the decisions about some images have, (N,); None: there is none."""
         if evidence is not None:
             self._decisions.append(evidence)
+
+    def score(self, scores: np.ndarray) -> None:
+        """Add how anomalous some images are, (N,)."""
+        self._scores.append(scores)
+
+    def tell_threshold(self, threshold: float | None) -> list[str]:
+        """Return in a sentence how many good photos fail by a head's own threshold, and how many with a fault pass."""
+        if threshold is None or not self._scores:
+            return []
+        masks, fails = np.concatenate(self._masks), np.concatenate(self._scores) > threshold
+        faulty = masks.reshape(len(masks), -1).any(1)
+        return [
+            f"By the threshold of the model, {threshold:.4g}, {int((~fails & faulty).sum())} of {int(faulty.sum())} "
+            f"photos with a fault pass, and {int((fails & ~faulty).sum())} of {int((~faulty).sum())} good ones fail."
+        ]
+
+    def measure_chance(self, tolerance: float) -> float | None:
+        """Return the mean share of the places that are at most so many pixels away from the mask of their image."""
+        masked = [mask for mask in np.concatenate(self._masks) if mask.any()]
+        if not masked:
+            return None
+        return float(np.mean([(ndimage.distance_transform_edt(~mask) <= tolerance).mean() for mask in masked]))
 
     def rows(self, subject: Subject, tolerance: float, rate: float) -> list[Row]:
         """Return how well the values of every pixel tell masks, of all images and of each class.
@@ -183,20 +219,26 @@ def measure_positions(study: Subject, masks: Any, category: Any, tolerance: floa
     regions, boxes = regions_of(len(subject.source), masks)
     pixels = PixelValues()
     question = "do the values of every position tell what lies inside of masks?"
+    anomalies = tells_anomalies(subject.net.head)
     yield None
     for x, _, rows in subject.batches("localisation", looks=subject.minutes is not None):
         size = tuple(x.shape[2:])
         values = torch.from_numpy(np.asarray(values_of_positions(subject.net, x, category, subject.normal)))
+        scores = values.flatten(1).amax(1).numpy()
         cells = subject.net.feature_source(x)[1].cells
         if cells is not None:
             values = cells.spread(values.unsqueeze(1), size)[:, 0]
+        if anomalies:
+            pixels.score(scores)
         pixels.add(masks_of(regions, boxes, rows, size), rows, {POSITIONS: values})
-        yield subject.step(
-            lambda: subject.result(
-                "localisation", question, pixels.rows(subject, tolerance, rate), alarms=pixels.told()
-            ),
-            lambda _: False,
-        )
+
+        def look() -> Result:
+            found = pixels.rows(subject, tolerance, rate)
+            alarms = [*pixels.told(), *pixels.tell_threshold(subject.net.head.threshold if anomalies else None)]
+            chance = pixels.measure_chance(tolerance)
+            return subject.result("localisation", question, found, alarms=alarms, chance=chance)
+
+        yield subject.step(look, lambda _: False)
 
 
 def measure_decisions(net: PCASVMNet, x: Tensor, normal: Any) -> np.ndarray | None:

@@ -219,7 +219,10 @@ def _tell_duration(study: Subject, options: Mapping[str, Mapping[str, Any]]) -> 
     """Say how long it will take."""
     sooner = "; it stops sooner where the answer is clear" * study.stop_early
     if study.minutes is not None:
-        print(f"this will take at most {study.minutes:.1f} minutes more{sooner}", flush=True)
+        minutes = study.minutes
+        amount = f"{minutes:.1f} minutes" if minutes >= 1 else f"{60 * minutes:.0f} seconds"
+        told = f"this will take at most {amount} more{sooner}" if minutes else "the time is over already: --minutes"
+        print(told, flush=True)
         return
     with contextlib.suppress(Exception):  # whatever it is, the checks say it, too
         print(f"this will take {in_minutes(expected(study, options))}{sooner}", flush=True)

@@ -15,7 +15,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from pytorch_grad_cam_pcasvm.evaluation.faithfulness import KINDS
-from pytorch_grad_cam_pcasvm.evaluation.positions import ABOUT, AUPRO, AUROC, CENTRE, IMAGE_AUROC, found_in_words
+from pytorch_grad_cam_pcasvm.evaluation.positions import ABOUT, CENTRE, found_in_words
 from pytorch_grad_cam_pcasvm.evaluation.result import (
     BLANK,
     FAILED,
@@ -162,11 +162,6 @@ def _told_of_positions(entries: Mapping[str, Any], results: Mapping[str, Any]) -
     localised = results.get("localisation")
     sentences = found_in_words(localised) if isinstance(localised, Result) else [f"Undecided: {localised}."]
     parts = [f"<p>{html.escape(sentence)}</p>" for sentence in sentences]
-    if isinstance(localised, Result):
-        scores = [
-            f"{row.measure}: {number(row)}" for row in localised.rows if row.measure in (AUROC, AUPRO, IMAGE_AUROC)
-        ]
-        parts.append(f"<div>{html.escape('; '.join(scores))} (1: all are told from the others; 0.5: by chance)</div>")
     parts += [_image(png, f"images, their masks and the values of {name}") for name, png in entries["examples"].items()]
     return f'<li class="verdict open">{"".join(parts)}</li>'
 

@@ -131,6 +131,7 @@ class Subject:
             number = last - first
             count = max(2, min(self.batch_size, len(items) // 4))  # so that the progress of few is seen, too
             bar = {"total": len(items), "initial": first, "desc": self.title + description, "unit": unit}
+            bar |= {"position": 0, "leave": False}  # those of checks that take turns are one line
             with progress_bar(self.progress, **bar) as shown:  # a bar for each turn of a check
                 for start, end in itertools.pairwise(np.linspace(first, last, -(-number // count) + 1).round()):
                     if looks is not None:

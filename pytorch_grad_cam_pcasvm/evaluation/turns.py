@@ -4,7 +4,7 @@ import functools
 import inspect
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from pytorch_grad_cam_pcasvm.evaluation.looks import EARLY, settled
@@ -110,6 +110,7 @@ class Course:
         """
         if not budget.fits(max(self._longest, self._until_look())):
             self.late = True
+            self._judge_last()
             self._stop("as the time was over")
             return True
         start = budget.clock()
@@ -169,6 +170,13 @@ class Course:
             clear = all(row.verdict in (PASSED, FAILED) for row in rows)
             self._stop(f"as {'the answer is clear' if clear else 'more would hardly make it clear'}")
         return True
+
+    def _judge_last(self) -> None:
+        """Judge what was found as at the last look: the clock ended it, which knows nothing of the answer."""
+        if self.result is not None and self._subject is not None:
+            self.result.rows = [replace(row, level=LAST) for row in self.result.rows]
+            whole = self._seconds_of_done / max(self._done, 1) * self._subject.total
+            self.result.settings["seconds_for_all"] = round(whole, 1)
 
     def _stop(self, why: str) -> None:
         if self.result is not None:

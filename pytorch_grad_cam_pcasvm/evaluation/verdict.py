@@ -1,5 +1,6 @@
 """Verdicts: may a method be used for a head? One sentence each, decided by a few of the checks."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -106,7 +107,12 @@ def verdict(method: str, where: str, results: Mapping[str, Result]) -> Verdict:
     if unclear:
         clauses = _clauses(evidence, unclear, "not clearly better than")
         hopeless = any(chance_of_clarity(row, 0.5) < HOPELESS for _, row in unclear)
-        more = "Even twice as many images would hardly settle it." if hopeless else "More images may settle it."
+        seconds = sum(result.settings.get("seconds_for_all", 0.0) for result in results.values())
+        more = "More images may settle it."
+        if seconds:
+            more = f"The time was over before all images were measured: --minutes {math.ceil(seconds / 40) + 1} may do."
+        elif hopeless:
+            more = "Even twice as many images would hardly settle it."
         sentence = f"Undecided {whether}: {'; '.join(clauses)}. {more}"
         return _made(evidence, OPEN, sentence, unclear)
     sentence = f"Use {method} {where}: it {_praise(evidence)}{_but(evidence)}."

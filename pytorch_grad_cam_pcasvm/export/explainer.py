@@ -23,6 +23,9 @@ BLOCKS, SAMPLED = 8, 64  # of each side of the sample, and the most numbers that
 MOST = 1e-3  # error, as a part of the largest number, that nobody would see on a map
 TILE, TEXT, GAP = 224, 15, 10  # pixels of a sheet
 LARGE = 2 * TILE + GAP  # a tile of two columns
+LEAST = 12  # pixels of an outline
+DARK, CLEAR, BRIGHT = 0.25, 0.3, 0.55  # of a scale: where it starts in its table, is opaque, and has its mark
+PALE = 2 / 3  # of what good patches reach: less has no colour
 FAINT = 0.1  # of the scale of a map: less has no line around it
 WHOLE = (0.0, 0.0, 1.0, 1.0)
 _TURNS = {  # by EXIF's orientation
@@ -33,6 +36,8 @@ _TURNS = {  # by EXIF's orientation
 ON_ITS_SIDE = range(5, 9)  # orientations in which width and height change places
 _SAY_TURN = ("exif", "Raw profile type exif", "XML:com.adobe.xmp", "xmp")  # entries of Pillow's ``info``
 RIGHT, WRONG, UNLIKE = "#1b7837", "#b2182b", "#b45309"
+MISSED, FALSE_ALARM = "missed", "false alarm"
+BEFORE = 1e-3  # of a value: a start of less is not worth a word
 
 
 class UnreadableImageError(OSError):
@@ -217,11 +222,15 @@ class Sheets:
             also ``label_colours``, ``absent``, the classes that have none, ``heat``, the colours of anomalies, and
             ``anomaly_range``, where these start and end; what a photo has beyond that moves its own. And ``threshold``,
             the largest anomaly with which a photo passes, where it is known. ``meanings``, which later files have, are
-            what the targets' values are, with ``{}`` for the number, and ``anomaly`` what anomalies are.
+            what the targets' values are, with ``{}`` for the number, and ``anomaly`` what anomalies are; ``strongest``
+            the numbers of the targets that are about the strongest position, ``usual`` the anomaly that nearly all good
+            patches stay below, and ``normal`` the class that is an absence.
         outline: surround the strongest evidence by lines on the photo, instead of colours over it.
+        good: the label of good photos, if the head does not know it; None: not known.
     """
 
     outline = False
+    good: Any = None
 
     def __init__(self, about: dict[str, Any]) -> None:
         self.about = about
@@ -277,6 +286,20 @@ class Sheets:
         threshold = self.about.get("threshold")
         return None if threshold is None or "anomaly" not in found else self.anomaly(found, row) <= threshold
 
+    def is_good(self, truth: Any) -> bool | None:
+        """Return whether a photo with a label is a good one; None: not known."""
+        good = self.about.get("normal", self.good)
+        return None if truth is None or good is None else str(truth) == str(good)
+
+    def outcome(self, found: dict[str, np.ndarray], row: int, truth: Any) -> str | None:
+        """Return how an image is mistaken: a fault is missed, or a good photo raises a false alarm; None: neither."""
+        passes, good = self.passes(found, row), self.is_good(truth)
+        if passes is None and self.right(found, row, truth) is not None:
+            passes = self.is_good(self.predicted(found, row))
+        if passes is None or good is None or passes == good:
+            return None
+        return MISSED if passes else FALSE_ALARM
+
     def anomaly(self, found: dict[str, np.ndarray], row: int = 0) -> float:
         """Return how unlike good parts an image is: the highest anomaly of its positions."""
         return float(np.max(found["anomaly"][row]))
@@ -286,23 +309,28 @@ class Sheets:
     ) -> tuple[Any, str, Any] | None:
         """Return what is decided at every position of an image over its picture, its title and what explains it.
 
+        Between two classes these are the values of the target that is about the strongest position, else the classes.
+        The strongest positions are outlined, and numbered if there are several.
+
         Returns:
-            The picture, its title and a legend: pairs of colour and class, or the ends of the anomalies' colours; None:
-            the head decides once for the image.
+            The picture, its title and a legend: pairs of colour and class, or a scale of colours; None: the head
+            decides once for the image.
         """
         if "heat" not in self.about or not {"anomaly", "label"} & found.keys():
             return None
+        strongest = self.about.get("strongest", [])
         if "anomaly" in found:
-            values = found["anomaly"][row].astype(np.float32)
-            ends = [*values[np.isfinite(values)].tolist(), *self.about.get("anomaly_range", [])]
-            low, high = min(ends), max(ends)
-            large = _placed(values, picture.size, frame, Image.Resampling.BILINEAR, np.nan)
-            heat = _rgb(self.about["heat"])
-            place = ((np.nan_to_num(large) - low) / ((high - low) or 1) * len(heat)).clip(0, len(heat) - 1).astype(int)
-            opacity = 0.6 * np.isfinite(large)[..., None]
-            return _mixed(opacity, heat[place], _grey(picture)), "anomaly of every position", (
-                f"{low:.3g}", f"{high:.3g}",
-            )  # fmt: skip
+            values, scale = found["anomaly"][row], self._anomaly_scale(found, row)
+            drawn, title = self._heated(picture, values, scale, frame), "where: anomaly at every position"
+            return self._boxed(drawn, found, row, frame), title, scale
+        if len(strongest) == 1 and len(self.about["classes"]) == 2 and "evidence" in found:
+            values = found["evidence"][row, 0]
+            scale = _Scale(0.0, float(np.abs(values).max()), None, "0 or less has no colour", self._share(found, row))
+            name = self.about["meanings"][strongest[0]].split("{}")[0].strip()
+            if name in ("margin", "log-ratio"):
+                name += " of " + self.titles(found, row)[strongest[0]].removesuffix(" where strongest")
+            drawn = self._heated(picture, values, scale, frame)
+            return self._boxed(drawn, found, row, frame), f"where: {name} at every position", scale
         colours = _rgb(self.about["label_colours"])
         numbers = found["label"][row].astype(np.float32)
         large = _placed(numbers, picture.size, frame, Image.Resampling.NEAREST, np.nan)
@@ -312,10 +340,82 @@ class Sheets:
             if share
         ]
         place = np.nan_to_num(large).astype(int)
-        absent = [number for number, name in enumerate(self.about["classes"]) if name in self.about.get("absent", [])]
+        absent = [number for number, name in enumerate(self.about["classes"]) if name in self._absent]
         opacity = 0.55 * (np.isfinite(large) & ~np.isin(place, absent))[..., None]
         place = place % len(colours)
-        return _mixed(opacity, colours[place], _grey(picture)), "class of every position", legend
+        drawn = self._boxed(_mixed(opacity, colours[place], _grey(picture)), found, row, frame)
+        return drawn, "where: class at every position", legend
+
+    def _share(self, found: dict[str, np.ndarray], row: int) -> str:
+        """Return in words what part of the positions is of each class, but for those that are absences."""
+        shares = {name: share for name, share in self.shares(found, row).items() if name not in self._absent}
+        return ", ".join(f"{name}: {share:.1%} of the positions" for name, share in shares.items())
+
+    @property
+    def _absent(self) -> list[Any]:
+        """The classes that have no colour."""
+        return list(self.about.get("absent", []))
+
+    def _anomaly_scale(self, found: dict[str, np.ndarray], row: int) -> "_Scale":
+        """Return the colours of anomalies: from where good patches end, bright from the threshold on."""
+        values = found["anomaly"][row]
+        values, threshold = values[np.isfinite(values)], self.about.get("threshold")
+        ends = self.about.get("anomaly_range", [*map(float, (values.min(), values.max()))])
+        usual, low, high = self.about.get("usual"), ends[0], ends[1]
+        told = [] if usual is None else [f"good patches reach {usual:.3g}"]
+        if usual is not None:
+            low += PALE * ((usual if threshold is None else min(usual, threshold)) - low)
+        if threshold is not None:
+            high = max(2 * threshold - low, usual or threshold)
+            told.insert(0, f"line: threshold {threshold:.3g}")
+        return _Scale(low, max(high, float(values.max())), threshold, f"up to {low:.3g}: no colour", "; ".join(told))
+
+    def _heated(self, picture: Image.Image, values: np.ndarray, scale: "_Scale", frame: Any) -> Image.Image:
+        """Return numbers (h, w) over a picture in grey, in the colours of a scale."""
+        large = _placed(values.astype(np.float32), picture.size, frame, Image.Resampling.BILINEAR, np.nan)
+        colours, opacity = scale.paint(np.nan_to_num(large, nan=scale.low), _rgb(self.about["heat"]))
+        return _mixed(opacity * np.isfinite(large)[..., None], colours, _grey(picture))
+
+    def strongest(self, found: dict[str, np.ndarray], row: int = 0) -> list[tuple[int, int]]:
+        """Return the row and column of the position that each target explains that is about the strongest one."""
+        if "evidence" not in found or found["evidence"].ndim != 4:
+            return []
+        numbers = found["evidence"][row]
+        places, width = numbers.reshape(len(numbers), -1).argmax(1), numbers.shape[2]
+        return [(int(place) // width, int(place) % width) for place in places]
+
+    def _boxed(
+        self, drawn: Image.Image, found: dict[str, np.ndarray], row: int, frame: Any, only: int | None = None
+    ) -> Image.Image:
+        """Outline the positions that are explained, or one of them, and number them if there are several."""
+        places, draw, font = self.strongest(found, row), ImageDraw.Draw(drawn), _font(TEXT)
+        chosen = range(len(places)) if only is None else [only]
+        left, top, right, bottom = (share * drawn.size[axis % 2] for axis, share in enumerate(frame))
+        for number in chosen:
+            y, x = places[number]
+            height, width = found["evidence"].shape[2:]
+            across, down = (right - left) / width, (bottom - top) / height
+            middle = left + (x + 0.5) * across, top + (y + 0.5) * down
+            half = max(across, LEAST) / 2, max(down, LEAST) / 2
+            for margin, colour in ((3, "black"), (2, "white"), (1, "white"), (0, "black")):
+                corners = [middle[axis] + sign * (half[axis] + margin) for sign in (-1, 1) for axis in (0, 1)]
+                draw.rectangle(corners, outline=colour)
+            if len(places) > 1:
+                corner = middle[0] + half[0] + 4, middle[1] - half[1]
+                draw.text(corner, str(number + 1), "black", font, stroke_width=2, stroke_fill="white")
+        return drawn
+
+    def _meaning(self, found: dict[str, np.ndarray], row: int) -> str:
+        """Return what the values of every position mean, and that the strongest one is explained."""
+        strongest, words = self.about.get("strongest", []), self.about.get("anomaly", "")
+        if not strongest or "evidence" not in found:
+            return words
+        if not words and len(strongest) == 1 and len(self.about["classes"] or ()) == 2:
+            words = self.about["meanings"][strongest[0]].split("{}")[1].strip(" :")
+        told = "outlined: the strongest, explained on the right"
+        if len(strongest) > 1:
+            told = "outlined: the strongest of each class, explained by a map each"
+        return f"{words}; {told}" if words else told
 
     def shares(self, found: dict[str, np.ndarray], row: int = 0) -> dict[Any, float]:
         """Return the part of an image's positions that is of each class; {} if the head decides once for the image."""
@@ -376,7 +476,7 @@ class Sheets:
         large, small = (_fitting(picture.convert("RGB"), size) for size in (LARGE, TILE))
         parts: list[_Part] = [_Part(large, "", "", None, LARGE)]
         if (positions := self.positions(large, found, row, frame)) is not None:
-            parts.append(_Part(positions[0], positions[1], "", positions[2], LARGE))
+            parts.append(_Part(positions[0], positions[1], self._meaning(found, row), positions[2], LARGE))
         for place, k in enumerate(shown):
             first = not place and not titles[k].startswith("component ")
             parts.append(
@@ -390,13 +490,16 @@ class Sheets:
         if (passes := self.passes(found, row)) is not None:
             words = "pass" if passes else "fail"
             words += f": anomaly {self.anomaly(found, row):.3g}, threshold {self.about['threshold']:.3g}"
-            return words + ("" if truth is None else f", labelled: {truth}"), RIGHT if passes else WRONG
+            words += "" if truth is None else f", labelled: {truth}"
+            outcome = self.outcome(found, row, truth)
+            return f"{outcome}: {words}" if outcome else words, RIGHT if passes and outcome != MISSED else WRONG
         label, right = self.predicted(found, row), self.right(found, row, truth)
         if self.shares(found, row) or label is None:
             return ("" if truth is None else f"labelled: {truth}"), "black"
         if right is None:
             return f"predicted: {label}" + ("" if truth is None else f", labelled: {truth}"), "black"
-        return f"predicted: {label}, {'right' if right else f'wrong: labelled {truth}'}", RIGHT if right else WRONG
+        outcome = self.outcome(found, row, truth) or "wrong"
+        return f"predicted: {label}, {'right' if right else f'{outcome}: labelled {truth}'}", RIGHT if right else WRONG
 
     def _part(
         self, picture: Image.Image, found: dict[str, np.ndarray], row: int, k: int, title: str, frame: Any, size: int
@@ -409,11 +512,16 @@ class Sheets:
         draw = self.outlined if self.outline else self.overlay
         drawn = draw(picture, numbers["maps"] / (numbers["nu"] or 1.0), frame)
         # What maps of other methods add up to is no amount of the value: their numbers have no unit.
-        end = f"darkest: {end} from one place" if "baseline_values" in found else " "
+        end = f"strongest colour: {end}, from one position" if "baseline_values" in found else " "
         start = found["baseline_values"][row, k] if "baseline_values" in found else 0.0
-        value = self.said(found, row, k)
-        if abs(start) > 1e-4 * max(abs(start), numbers["nu"]):
-            value += f"\nstarts at {start:.3g}"
+        value, strongest = self.said(found, row, k), self.about.get("strongest", [])
+        if abs(start) > BEFORE * max(abs(numbers["values"]), numbers["nu"]):
+            change = float(f"{numbers['values'] - start:.3g}")
+            value += f"\n= {start:.3g} before any evidence {'-' if change < 0 else '+'} {abs(change):.3g} by the photo"
+        if k in strongest and "evidence" in found:
+            box = "the outlined patch" if len(strongest) == 1 else f"patch {strongest.index(k) + 1}"
+            title = f"why: what of the photo made {box} so"
+            drawn = self._boxed(drawn, found, row, frame, strongest.index(k))
         return _Part(drawn, title, value, end if numbers["nu"] else "blank: all zero", size)
 
     def _arranged(self, parts: "list[_Part]", verdict: tuple[str, str]) -> Image.Image:
@@ -425,7 +533,7 @@ class Sheets:
             if not rows or rows[-1][0].size != part.size or width + part.size > 3 * (LARGE + GAP):
                 rows.append([])
             rows[-1].append(part)
-        lines = [max(len(part.lines) for part in row) for row in rows]  # pictures begin side by side
+        lines = [max(len(part.lines(font)) for part in row) for row in rows]  # pictures begin side by side
         heights = [
             max(part.height for part in row) + count * (TEXT + 3) for row, count in zip(rows, lines, strict=True)
         ]
@@ -439,7 +547,7 @@ class Sheets:
         for row, height, count in zip(rows, heights, lines, strict=True):
             x = GAP
             for part in row:
-                for line, text in enumerate(part.lines):
+                for line, text in enumerate(part.lines(font)):
                     draw.text((x, y + line * (TEXT + 3)), _short(text, font, part.size), "black", font)
                 self._picture(sheet, draw, part, x, y + count * (TEXT + 3), font)
                 x += part.size + GAP
@@ -464,11 +572,17 @@ class Sheets:
                 name = name if len(end) <= 3 or name != end[2][1] else f"{name}, and {len(end) - 3} more"
                 draw.text((x + TEXT, y), _short(name, font, size), "black", font)
                 y += TEXT + 2
-        elif isinstance(end, tuple):  # of anomalies
-            heat = _rgb(self.about["heat"])[np.linspace(0, len(self.about["heat"]) - 1, size).astype(int)]
-            sheet.paste(_mixed(1.0, np.tile(heat, (TEXT // 2, 1, 1)), 0.0), (x, y))
-            draw.text((x, y + TEXT // 2 + 2), end[0], "black", font)
-            draw.text((x + size, y + TEXT // 2 + 2), f"unlike, to {end[1]}", "black", font, anchor="ra")
+        elif isinstance(end, _Scale):
+            ramp = end.paint(np.linspace(end.low, end.high, size)[None], _rgb(self.about["heat"]))
+            sheet.paste(_mixed(ramp[1], np.tile(ramp[0], (TEXT // 2, 1, 1)), 255.0), (x, y))
+            draw.rectangle((x, y, x + size - 1, y + TEXT // 2 - 1), outline="#999999")
+            if end.mark is not None:
+                at = x + (end.mark - end.low) / ((end.high - end.low) or 1) * (size - 1)
+                draw.rectangle((at - 1, y - 3, at + 1, y + TEXT // 2 + 3), "black")
+            y += TEXT // 2 + 2
+            draw.text((x, y), end.words, "black", font)
+            draw.text((x + size, y), f"{end.high:.3g}", "black", font, anchor="ra")
+            draw.text((x, y + TEXT + 2), _short(end.note, font, size), "black", font)
         elif end:
             scale = self.overlay(Image.new("RGB", (size, TEXT // 2), "white"), np.linspace(-1, 1, size)[None])
             if not self.outline:
@@ -480,6 +594,34 @@ class Sheets:
 
 
 @dataclass
+class _Scale:
+    """The colours of numbers at every position.
+
+    Attributes:
+        low: where it starts, and the number from which on there is colour.
+        high: where it ends.
+        mark: the number from which on it is bright, or None.
+        words: what is written below its start.
+        note: what else is to be known.
+    """
+
+    low: float
+    high: float
+    mark: float | None
+    words: str
+    note: str
+
+    def paint(self, values: Any, heat: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the colours of numbers, of a shape (..., 3), and their opacity, (..., 1)."""
+        places, shares = [self.low, self.high], [0.0, 1.0]
+        if self.mark is not None and self.low < self.mark < self.high:
+            places, shares = [self.low, self.mark, self.high], [0.0, BRIGHT, 1.0]
+        share = np.interp(values, places, shares) if self.low < self.high else np.zeros(np.shape(values))
+        place = ((DARK + (1 - DARK) * share) * (len(heat) - 1)).round().astype(int)
+        return heat[place], 0.8 * np.minimum(share / CLEAR, 1.0)[..., None]
+
+
+@dataclass
 class _Part:
     """A picture on a sheet.
 
@@ -487,7 +629,7 @@ class _Part:
         picture: the picture.
         title: what it is.
         value: the target's value, in words.
-        end: what its colours mean: the end of their scale, classes, or the ends of anomalies; None: they are its own.
+        end: what its colours mean: the end of their scale, classes, or a scale of numbers; None: they are its own.
         size: of its column.
     """
 
@@ -497,10 +639,10 @@ class _Part:
     end: Any
     size: int
 
-    @property
-    def lines(self) -> list[str]:
-        """What is written above it."""
-        return [self.title, *self.value.split("\n")] if self.value else [self.title]
+    def lines(self, font: Any) -> list[str]:
+        """Return what is written above it, in lines of its width."""
+        texts = [self.title, *self.value.split("\n")] if self.value else [self.title]
+        return [line for text in texts for line in _wrapped(text, font, self.size)]
 
     @property
     def height(self) -> int:
@@ -771,6 +913,18 @@ def _short(text: str, font: Any, width: int) -> str:
     while font.getlength(text) > width:
         text = text[:-2].rstrip("\N{HORIZONTAL ELLIPSIS}") + "\N{HORIZONTAL ELLIPSIS}"
     return text
+
+
+def _wrapped(text: str, font: Any, width: int) -> list[str]:
+    """Return a text in lines of at most a width."""
+    lines = [""]
+    for word in text.split(" "):
+        longer = f"{lines[-1]} {word}".strip()
+        if lines[-1] and font.getlength(longer) > width:
+            lines.append(word)
+        else:
+            lines[-1] = longer
+    return lines
 
 
 def _fitting(picture: Image.Image, size: int) -> Image.Image:

@@ -19,7 +19,7 @@ from pytorch_grad_cam_pcasvm.export.operators import decompositions
 from pytorch_grad_cam_pcasvm.export.outputs import checked, outputs_of, sample_of
 from pytorch_grad_cam_pcasvm.export.titles import about
 from pytorch_grad_cam_pcasvm.head import Head
-from pytorch_grad_cam_pcasvm.head.anomaly_scale import anomaly_range
+from pytorch_grad_cam_pcasvm.head.anomaly_scale import anomaly_range, usual_reach
 from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
 from pytorch_grad_cam_pcasvm.methods.grad_cam_protocol import ClosedFormCAM
 from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
@@ -63,7 +63,8 @@ def onnx(
     of the largest value (for ``nu``, of its logarithm). ``sample`` is a coarse image and some of its outputs, with
     which :class:`Explainer` compares its own. Of dense features also ``label_colours`` of classes, ``heat``,
     the colours of anomalies, and ``anomaly_range``, where these start and end: ``net.anomaly_range()``, or where the
-    head knows none the lowest and highest anomaly of the given images.
+    head knows none the lowest and highest anomaly of the given images; ``usual``, what nearly all good patches stay
+    below; and ``strongest``, the numbers of the targets whose values at every position are in ``evidence``.
 
     Args:
         cam: any method except Score-CAM, Ablation-CAM and ShapCAM.
@@ -248,12 +249,16 @@ def _metadata(cam: ClosedFormCAM, maps: SignedMaps, images: Tensor, pictures: di
     }
 
 
-def _anomaly_range(maps: SignedMaps, head: Head | None) -> dict[str, list[float]]:
+def _anomaly_range(maps: SignedMaps, head: Head | None) -> dict[str, Any]:
     """Return where the colours of anomalies start and end: by the training set, or else by the given images."""
     anomalies = outputs_of(maps).get("anomaly")
     if anomalies is None or head is None:
         return {}
-    return {"anomaly_range": list(anomaly_range(head) or (float(anomalies.min()), float(anomalies.max())))}
+    usual = usual_reach(head)
+    return {
+        "anomaly_range": list(anomaly_range(head) or (float(anomalies.min()), float(anomalies.max()))),
+        **({} if usual is None else {"usual": usual}),
+    }
 
 
 def _pairwise(head: Head | None) -> bool:

@@ -22,13 +22,14 @@ from pytorch_grad_cam_pcasvm.methods.grad_cam_protocol import ClosedFormCAM
 from pytorch_grad_cam_pcasvm.methods.warn_once import WarnOnce
 from pytorch_grad_cam_pcasvm.network.grid import upsampled
 from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
-from pytorch_grad_cam_pcasvm.network.outputs import OfHead
+from pytorch_grad_cam_pcasvm.network.outputs import HeadRun, OfHead
 from pytorch_grad_cam_pcasvm.runtime.errors import NoProgramError
+from pytorch_grad_cam_pcasvm.targets.places import list_strongest
 
 # What a program gives, where there is some.
 OUTPUTS = (
-    "scores", "label", "components", "anomaly", "values", "nu", "log_scale", "maps", "opposite", "baseline_values",
-    "remainder",
+    "scores", "label", "components", "anomaly", "evidence", "values", "nu", "log_scale", "maps", "opposite",
+    "baseline_values", "remainder",
 )  # fmt: skip
 _NOTHING = 1e-4  # of the largest value: less is rounding
 _OF_VALUES = "scores", "values", "baseline_values"
@@ -48,6 +49,7 @@ def outputs_of(maps: SignedMaps, size: Sequence[int] | None = None) -> dict[str,
         if head.decision_position is not None and head.classes_ is not None:
             outputs["label"] = head.voting.predicted(output.head_trace.values[head.decision_position])
         if output.grid is not None:
+            outputs["evidence"] = _evidence(maps)
             outputs["scores"] = output.grid.placed(outputs["scores"])
             if outputs["label"] is not None:
                 outputs["label"] = outputs["label"].unflatten(0, (-1, *output.grid.shape))
@@ -59,6 +61,16 @@ def outputs_of(maps: SignedMaps, size: Sequence[int] | None = None) -> dict[str,
         if size is not None and outputs[name] is not None:
             outputs[name] = upsampled(outputs[name], size)
     return {name: tensor for name, tensor in outputs.items() if tensor is not None}
+
+
+def _evidence(maps: SignedMaps) -> Tensor | None:
+    """Return the values at every position of the targets that are about the strongest one, (N, K, *grid)."""
+    output, strongest = maps.output, list_strongest(maps.targets)
+    if not strongest:
+        return None
+    whole = HeadRun(output.head, output.head_trace)
+    values = [maps.targets[k].unplaced.value(whole).unflatten(0, (-1, *output.grid.shape)) for k in strongest]
+    return torch.stack(values, 1)
 
 
 def checked(

@@ -238,9 +238,14 @@ const explainer = (() => {
     const figure = element("figure", "", "tile");
     const baseline = found.baseline_values?.data[k] ?? 0, value = found.values.data[k];
     const meaning = about.meanings?.[k] ?? "value {}";
-    const from = Math.abs(baseline) > 1e-6 * Math.abs(value) ? `, from ${number(baseline)}` : "";
-    figure.append(element("b", about.titles[k].replace("predicted class", () => (labelOf(photo) ? `${labelOf(photo)} (predicted)` : "commonest class"))), element("span", meaning.replace("{}", number(value)).replaceAll("predicted class", () => labelOf(photo) || "commonest class") + from));
-    figure.append(canvasOf(TILE, TILE, (x, y) => over(grey(x, y), map(x, y), strength)));
+    const strongest = (about.strongest || []).indexOf(k), change = value - baseline;
+    const from = Math.abs(baseline) > 1e-3 * Math.max(Math.abs(value), nu * Math.exp(scale))
+      ? ` = ${number(baseline)} before any evidence ${change < 0 ? "\u2212" : "+"} ${number(Math.abs(change))} by the photo` : "";
+    const box = about.strongest?.length > 1 ? `patch ${strongest + 1}` : "the outlined patch";
+    const title = strongest >= 0 && found.evidence ? `Why: what of the photo made ${box} so`
+      : about.titles[k].replace("predicted class", () => (labelOf(photo) ? `${labelOf(photo)} (predicted)` : "commonest class"));
+    figure.append(element("b", title), element("span", meaning.replace("{}", number(value)).replaceAll("predicted class", () => labelOf(photo) || "commonest class") + from));
+    figure.append(boxed(canvasOf(TILE, TILE, (x, y) => over(grey(x, y), map(x, y), strength)), photo, strongest));
     const bar = canvasOf(TILE, 1, (x) => over(255, (2 * x) / (TILE - 1) - 1, 1));
     bar.className = "bar";
     const words = element("div", "", "ends"), end = number(nu) + (scale ? ` × exp(${number(scale)})` : "");
@@ -249,28 +254,85 @@ const explainer = (() => {
     return figure;
   }
 
-  /** Returns what is decided at every position of a photo over it: how anomalous it is, or its class; or nothing. */
-  function positions({ found }, pixel) {
+  /** Outlines the positions of a photo that maps explain, or one of them, and numbers them if there are several. */
+  function boxed(canvas, { found }, only = null) {
+    if (!found.evidence || found.evidence.dims.length !== 4 || only === -1) return canvas;
+    const [, targets, height, width] = found.evidence.dims, context = canvas.getContext("2d");
+    for (let k = 0; k < targets; k++) {
+      if (only !== null && only !== k) continue;
+      const values = found.evidence.data.slice(k * height * width, (k + 1) * height * width);
+      const place = values.reduce((best, value, i) => (value > values[best] ? i : best), 0);
+      const x = ((place % width + 0.5) * TILE) / width, y = ((Math.floor(place / width) + 0.5) * TILE) / height;
+      const across = Math.max(TILE / width, 10), down = Math.max(TILE / height, 10);
+      for (const [line, colour] of [[4, "black"], [2, "white"]]) {
+        context.lineWidth = line;
+        context.strokeStyle = colour;
+        context.strokeRect(x - across / 2, y - down / 2, across, down);
+        if (targets > 1) context.strokeText(String(k + 1), x + across / 2 + 4, y);
+      }
+      if (targets > 1) context.fillText(String(k + 1), x + across / 2 + 4, y);
+    }
+    return canvas;
+  }
+
+  /** Returns the scale of the numbers at every position: where colours begin and end, and where they are bright. */
+  function scaleOf({ found }) {
+    const highest = (data) => data.reduce((a, b) => Math.max(a, b), -Infinity);
+    if (!found.anomaly) {
+      return { low: 0, high: highest(found.evidence.data.map(Math.abs)), mark: null, words: "0 or less: no colour", told: "" };
+    }
+    const shared = $("scale").value === "target" ? photos.flatMap((photo) => photo.found.anomaly.data) : found.anomaly.data;
+    const [start, end] = about.anomaly_range, { usual, threshold } = about, told = [];
+    let low = start, high = end;
+    if (usual !== undefined) {
+      low += (2 / 3) * (Math.min(usual, threshold ?? usual) - low);
+      told.push(`good patches reach ${number(usual)}`);
+    }
+    if (threshold !== undefined) {
+      high = Math.max(2 * threshold - low, usual ?? threshold);
+      told.unshift(`line: threshold ${number(threshold)}`);
+    }
+    return { low, high: Math.max(high, highest(shared)), mark: threshold ?? null, words: `up to ${number(low)}: no colour`, told: told.join("; ") };
+  }
+
+  /** Returns the colour of a number at a position over a grey. */
+  function hot(value, { low, high, mark }, shade) {
+    const between = (from, to, first, last) => first + (Math.min(Math.max((value - from) / (to - from || 1), 0), 1)) * (last - first);
+    const marked = mark !== null && low < mark && mark < high;
+    const share = !(low < high) ? 0 : !marked ? between(low, high, 0, 1) : value < mark ? between(low, mark, 0, 0.55) : between(mark, high, 0.55, 1);
+    const colour = about.heat[Math.round((0.25 + 0.75 * share) * (about.heat.length - 1))], opacity = 0.8 * Math.min(share / 0.3, 1);
+    return colour.map((part) => Math.round(opacity * part + (1 - opacity) * shade));
+  }
+
+  /** Returns what is decided at every position of a photo over it: how anomalous it is, a margin or its class; or nothing. */
+  function positions(photo, pixel) {
+    const { found } = photo, one = about.strongest?.length === 1 && about.classes?.length === 2 && found.evidence;
     if (!about.heat || !(found.anomaly || found.label)) return [];
     const figure = element("figure", "", "tile"), grey = (x, y) => 255 * 0.35 + 0.65 * (pixel(x, y, 0) + pixel(x, y, 1) + pixel(x, y, 2)) / 3;
     const mixed = (opacity, colour, shade) => colour.map((part) => Math.round(opacity * part + (1 - opacity) * shade));
     const [height, width] = (found.anomaly || found.label).dims.slice(-2), words = element("div", "", "ends");
-    figure.append(element("b", found.anomaly ? "Anomaly of every position" : "Class of every position"), element("span", `${height} × ${width} positions`));
-    if (found.anomaly) {
-      const ends = $("scale").value === "target" ? photos.flatMap((photo) => photo.found.anomaly.data) : found.anomaly.data;
-      const numbers = [...ends, ...about.anomaly_range], low = Math.min(...numbers), high = Math.max(...numbers);
-      const at = between(found.anomaly.data, height, width, TILE, TILE), last = about.heat.length - 1;
-      const heat = (share) => about.heat[Math.max(0, Math.min(last, Math.floor(share * (last + 1))))];
-      figure.append(canvasOf(TILE, TILE, (x, y) => mixed(0.6, heat((at(x, y) - low) / (high - low || 1)), grey(x, y))));
-      const bar = canvasOf(TILE, 1, (x) => heat(x / (TILE - 1)));
+    let [name, meaning] = (about.meanings?.[about.strongest?.[0]] ?? "value {}").split("{}").map((part) => part.replace(/[\s:]+$|^[\s:]+/g, ""));
+    if (found.anomaly) [name, meaning] = ["anomaly", about.anomaly ?? ""];
+    else if (["margin", "log-ratio"].includes(name)) name += ` of ${about.titles[about.strongest[0]].replace(" where strongest", "")}`;
+    const told = about.strongest?.length && found.evidence ? "outlined: the strongest, explained beside" : `${height} × ${width} positions`;
+    figure.append(element("b", `Where: ${found.anomaly || one ? name : "class"} at every position`), element("span", [(found.anomaly || one) && meaning, told].filter(Boolean).join("; ")));
+    if (found.anomaly || one) {
+      const values = found.anomaly || found.evidence, scale = scaleOf(photo);
+      const at = between(values.data, height, width, TILE, TILE);
+      figure.append(boxed(canvasOf(TILE, TILE, (x, y) => hot(at(x, y), scale, grey(x, y))), photo));
+      const place = scale.mark === null ? -9 : Math.round(((scale.mark - scale.low) / (scale.high - scale.low || 1)) * (TILE - 1));
+      const bar = canvasOf(TILE, 1, (x) => (Math.abs(x - place) < 2 ? [0, 0, 0] : hot(scale.low + (x / (TILE - 1)) * (scale.high - scale.low), scale, 255)));
       bar.className = "bar";
-      words.append(element("b", number(low)), element("b", `unlike, to ${number(high)}`));
-      figure.append(bar, words);
-      return [figure];
+      words.append(element("b", scale.words), element("b", number(scale.high)));
+      figure.append(bar, words, ...(scale.told ? [element("span", scale.told)] : []));
+      if (found.anomaly) return [figure];
     }
     const colours = about.label_colours, colour = (label) => colours[label % colours.length];
     const place = (x, size) => Math.floor(((x + 0.5) * size) / TILE);
-    figure.append(canvasOf(TILE, TILE, (x, y) => mixed(0.55, colour(found.label.data[place(y, height) * width + place(x, width)]), grey(x, y))));
+    if (!one) {
+      const painted = (x, y) => mixed(0.55, colour(found.label.data[place(y, height) * width + place(x, width)]), grey(x, y));
+      figure.append(boxed(canvasOf(TILE, TILE, painted), photo));
+    }
     for (const label of [...new Set(found.label.data)].sort((a, b) => a - b)) {
       const mark = canvasOf(12, 12, () => colour(label)), line = element("div", "", "class");
       const share = found.label.data.filter((other) => other === label).length / found.label.data.length;

@@ -21,7 +21,7 @@ from pytorch_grad_cam_pcasvm.targets import (
     Target,
 )
 from pytorch_grad_cam_pcasvm.targets.meanings import anomaly_in_words, meaning_of
-from pytorch_grad_cam_pcasvm.targets.places import place_in_words
+from pytorch_grad_cam_pcasvm.targets.places import list_strongest, place_in_words
 
 _BACKGROUND = "background"  # outside of masks
 
@@ -31,13 +31,15 @@ def about(targets: Sequence[Target], net: nn.Module) -> dict[str, Any]:
 
     ``meanings`` are what the targets' values are, in words; of a head that tells anomalies, ``anomaly`` what these are.
     Where it is known, ``threshold`` is the largest anomaly with which a photo passes. For dense features also
-    ``label_colours`` of classes, ``absent``, those that have none, and ``heat``, the colours of anomalies.
+    ``label_colours`` of classes, ``absent``, those that have none, ``heat``, the colours of anomalies and margins, and
+    ``strongest``, the numbers of the targets that are about the strongest position.
     """
     known = net.head.classes_ if isinstance(net, PCASVMNet) else None
     classes = None if known is None else known.tolist()
     dense = isinstance(net, PCASVMNet) and is_dense(net.pool)
     anomalies = isinstance(net, PCASVMNet) and tells_anomalies(net.head)
     of_places: dict[str, Any] = {"label_colours": [colour.lstrip("#") for colour in COLOURS], "heat": heat_table()}
+    of_places["strongest"] = list_strongest(targets)
     if isinstance(net, PCASVMNet) and dense:
         of_places["absent"] = [name for name in classes or () if name in (_BACKGROUND, net.head.normal)]
     head = net.head if isinstance(net, PCASVMNet) else None
@@ -51,6 +53,7 @@ def about(targets: Sequence[Target], net: nn.Module) -> dict[str, Any]:
         }
         | ({"anomaly": anomaly_in_words(net.head, dense)} if isinstance(net, PCASVMNet) and anomalies else {})
         | ({} if threshold is None else {"threshold": threshold})
+        | ({} if head is None or head.normal is None else {"normal": head.normal})
         | (of_places if dense else {})
     )
 

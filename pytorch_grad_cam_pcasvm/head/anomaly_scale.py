@@ -31,6 +31,12 @@ def anomaly_range(head: Head) -> tuple[float, float] | None:
     return _range(*reach_of(values.cpu().numpy(), is_distance=points.is_distance))
 
 
+def usual_reach(head: Head) -> float | None:
+    """Return the anomaly that nearly all good rows stay below; None: nothing is known of the training set."""
+    known = anomaly_range(head)
+    return None if known is None else known[0] + (known[1] - known[0]) / _TIMES
+
+
 def reach_of(values: np.ndarray, *, is_distance: bool) -> tuple[float, float]:
     """Return between which numbers anomalies of training rows are; distances start at 0."""
     return 0.0 if is_distance else float(values.min()), float(np.quantile(values, _SHARE))

@@ -103,6 +103,11 @@ def place_in_words(target: Any) -> str:
     return " where strongest" if at == "max" else f" at {at}" if isinstance(at, tuple) else " in a region"
 
 
+def list_strongest(targets: Any) -> list[int]:
+    """Return the numbers of the targets that are about the strongest position of each image."""
+    return [k for k, target in enumerate(targets) if getattr(target, "at", None) == "max"]
+
+
 class Spans:
     """The same positions for all images, as spans from one to another: nothing has to be sent to a device.
 

@@ -84,7 +84,15 @@ def test_the_maps_of_a_head_are_those_of_its_method(typed, weights, tmp_path):
     images = ["--images", str(typed.photos), "--head", str(typed.forest), "--out", str(tmp_path)]
     assert main(["explain", *typed.network, *images, "--batch-size", "5"]) == 0
     head, rows = rows_of(tmp_path / "values.csv")
-    assert head == ["image", "predicted", "labelled", "predicted class", "component 1", "component 2", "component 3"]
+    assert head == [
+        "image",
+        "predicted",
+        "labelled",
+        "margin of predicted",
+        "component 1",
+        "component 2",
+        "component 3",
+    ]
     backbone = torchvision.models.squeezenet1_1(weights=None).eval()
     backbone.load_state_dict(torch.load(weights, weights_only=True))
     net = PCASVMNet(backbone, Head.load(typed.forest), "features", pool="mean")
@@ -184,7 +192,7 @@ def test_a_few_components_or_none(typed, tmp_path):
         out = tmp_path / str(count)
         assert main([*command, "--components", str(count), "--out", str(out)]) == 0
         head, rows = rows_of(out / "values.csv")
-        assert head == ["image", "predicted", "labelled", "predicted class", *(f"component {b}" for b in (1, 2, 3))]
+        assert head == ["image", "predicted", "labelled", "margin of predicted", *(f"component {b}" for b in (1, 2, 3))]
         with Image.open((out / rows[0][0]).with_suffix(".png")) as sheet:
             heights.append(sheet.height)
     assert heights[0] > heights[1]

@@ -56,7 +56,14 @@ def test_from_a_head_to_maps_without_torch(made, weights, tmp_path):
     net = PCASVMNet(backbone, Head.load(made.head), "features", pool="mean")
     with (tmp_path / "maps" / "values.csv").open() as file:
         head, *rows = csv.reader(file)
-    assert head == ["image", "predicted", "labelled", "predicted class", *(f"component {b}" for b in (1, 2, 3)), "note"]
+    assert head == [
+        "image",
+        "predicted",
+        "labelled",
+        "margin of predicted",
+        *(f"component {b}" for b in (1, 2, 3)),
+        "note",
+    ]
     pictures = [Image.open(made.photos / row[0]).resize((224, 224), Image.Resampling.BILINEAR) for row in rows]
     x = torch.stack([normalize(to_tensor(picture), *IMAGENET) for picture in pictures])
     with ContributionCAM(net, ["features"]) as cam:

@@ -1,10 +1,15 @@
 """The gallery in a browser."""
 
+import re
+from dataclasses import replace
+
+import numpy as np
 import pytest
 from browser import complaints, expect, launched, needs_chromium, sync_playwright
 from PIL import Image
 
 from pytorch_grad_cam_pcasvm.cli.gallery import Card, Gallery
+from pytorch_grad_cam_pcasvm.export.explainer import Sheets
 
 CARDS = [  # name, predicted, labelled, value
     ("cats/a 1.jpg", "cats", "cats", 1.5),
@@ -42,6 +47,36 @@ def test_a_page_of_anomalies_says_their_unit_and_what_fails(tmp_path):
     assert text.index("b.png") < text.index("a.png")
     assert '<option value="=fail">fail</option>' in text
     assert "http" not in text
+
+
+def test_missed_faults_and_false_alarms_come_first_and_are_counted(tmp_path):
+    sheets = Sheets({"classes": None, "titles": [], "colours": [], "threshold": 10.0})
+    sheets.good = "good"
+    gallery, sheet = Gallery("photos", "anomaly"), Image.new("RGB", (60, 40), "white")
+    sheet.info["pictures"] = (0, 0, 60, 40)
+    outcomes = []
+    for truth, anomaly in (("good", 1.0), ("crack", 50.0), ("crack", 9.0), ("good", 12.0), ("crack", 8.0)):
+        outputs = {"anomaly": np.array([anomaly])}
+        outcomes.append(sheets.outcome(outputs, 0, truth))
+        card = Card(f"{truth}/{anomaly}.png", "a.png", sheet, None, truth, None, anomaly, passes=sheets.passes(outputs))
+        gallery.add(replace(card, outcome=outcomes[-1], is_good=sheets.is_good(truth)))
+    assert outcomes == [None, None, "missed", "false alarm", "missed"]
+    assert gallery.list_outcomes() == ["2 of 3 photos with a fault pass", "1 of 2 good ones fail"]
+    gallery.write(tmp_path / "index.html")
+    text = (tmp_path / "index.html").read_text()
+    names = re.findall(r'data-name="(\S+).png"', text)
+    assert names == [
+        "good/12.0",
+        "crack/9.0",
+        "crack/8.0",
+        "crack/50.0",
+        "good/1.0",
+    ]
+    assert text.count('class="wrong"') == 4
+    assert "<b>missed</b>" in text
+    assert sheets.outcome({"anomaly": np.array([1.0])}, 0, None) is None
+    sheets.good = None  # no folder is called so
+    assert sheets.outcome({"anomaly": np.array([1.0])}, 0, "crack") is None
 
 
 @needs_chromium

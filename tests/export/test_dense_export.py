@@ -101,25 +101,38 @@ def test_titles_say_where():
 def test_a_sheet_shows_what_is_decided_where(tmp_path):
     pixels = np.random.default_rng(0).integers(0, 256, (40, 60, 3), np.uint8)
     photo = Image.fromarray(pixels)
-    for name, title in (("places", "class of every position"), ("anomalies", "anomaly of every position")):
-        cam, x, targets = explained(name)
-        export.onnx(cam, x, tmp_path / "explainer.onnx", targets)
+    for name, decided in (("places", "class"), ("anomalies", "anomaly")):
+        cam, images, targets = explained(name)
+        export.onnx(cam, images, tmp_path / "explainer.onnx", targets)
         reader = export.Explainer(tmp_path / "explainer.onnx")
         outputs = reader(reader.prepared(photo)[None])
         picture, written, legend = reader.positions(Image.new("RGB", (120, 80), "white"), outputs)
-        assert written == title
+        assert written == f"where: {decided} at every position"
         drawn = np.asarray(picture)[5::10, 5::10].astype(int)
+        where = np.zeros((8, 12), bool)
+        (corner,) = reader.strongest(outputs)
+        where[corner] = True  # in the outline
+        assert outputs["evidence"][0, 0].argmax() == where.argmax()
         if name == "places":  # a colour for each class, the same as in the legend
             colours = {name.split(",")[0]: np.array(colour) for colour, name in legend}
             for row, column in np.ndindex(8, 12):
                 colour = colours[reader.about["classes"][outputs["label"][0, row, column]]]
-                assert np.abs(drawn[row, column] - (0.55 * colour + 0.45 * 255)).max() <= 1
-        else:  # the brightest is the most anomalous, and what ends the scale is in the legend
-            brightness = drawn.sum(-1)
-            assert brightness.argmax() == outputs["anomaly"][0].argmax()
-            low, high = reader.about["anomaly_range"]
-            assert float(legend[0]) <= low + 1e-3
-            assert float(legend[1]) >= high * 0.99
+                shown = 0.55 * colour + 0.45 * 255
+                assert where[row, column] or np.abs(drawn[row, column] - shown).max() <= 1
+        else:  # good patches have no colour, and the most anomalous is the brightest
+            values = outputs["anomaly"][0]
+            assert ((drawn == 255).all(-1) >= (values < legend.low) & ~where).all()
+            assert legend.low == pytest.approx(2 / 3 * reader.about["usual"])
+            assert legend.high >= max(values.max(), reader.about["anomaly_range"][1] * 0.99)
+            heat = np.array([[*bytes.fromhex(colour)] for colour in reader.about["heat"]], float)
+            colours, opacity = legend.paint(np.linspace(legend.low, legend.high, 99), heat)
+            assert (np.diff(colours.sum(-1)) >= 0).all()
+            assert (np.diff(opacity[:, 0]) >= 0).all()
+        (k,) = reader.about["strongest"]
+        assert outputs["evidence"][0, 0].max() == pytest.approx(outputs["values"][0, k], rel=1e-5)
+        y, x = (10 * place + 5 for place in corner)
+        ring = np.asarray(picture)[max(0, y - 10) : y + 10, max(0, x - 10) : x + 10].reshape(-1, 3).tolist()
+        assert ring.count([0, 0, 0]) > 40
         sheet = reader.sheet(photo, outputs)
         assert sheet.width == 3 * 468 + 10
 
@@ -141,7 +154,8 @@ def test_the_page_shows_what_is_decided_where(name, tmp_path, runtime, page):  #
     numbers = np.array(page.evaluate(f"explainer.photos[0].found.{output}.data"))
     assert np.allclose(numbers, outputs[output].ravel(), rtol=1e-4, atol=1e-5)
     tile = page.locator(".tile").nth(1)
-    expect(tile).to_contain_text(("Class" if name == "places" else "Anomaly") + " of every position")
+    expect(tile).to_contain_text(f"Where: {'class' if name == 'places' else 'anomaly'} at every position")
+    expect(page.locator(".tile", has_text="Why: what of the photo made the outlined patch so")).to_have_count(1)
     if name == "places":
         shares = [f"{name}, {share:.1%}" for name, share in reader.shares(outputs).items() if share]
         assert tile.locator(".class").all_inner_texts() == shares
