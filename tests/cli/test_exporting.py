@@ -80,7 +80,7 @@ def test_what_cannot_be_explained_or_written(made, tmp_path, capsys):
     options = ["explain", "--model", str(made.model), "--images"]
     (tmp_path / "empty").mkdir()
     assert main([*options, str(tmp_path / "empty"), "--out", str(tmp_path / "maps")]) == 2
-    assert "there are no images in" in capsys.readouterr().err
+    assert "has no images (.jpg, .png" in capsys.readouterr().err
     assert main([*options, str(made.photos), "--out", str(made.photos / "maps")]) == 2
     assert f"is inside {made.photos}" in capsys.readouterr().err
     photos = tmp_path / "photos"
