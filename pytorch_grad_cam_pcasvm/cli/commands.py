@@ -2,13 +2,13 @@
 
 import shlex
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytorch_grad_cam_pcasvm as package
 from pytorch_grad_cam_pcasvm.cli.arguments import RUN, AtlasOptions, EvaluateOptions, ExploreOptions
-from pytorch_grad_cam_pcasvm.cli.folders import accuracy, classes_in, tell_bad
+from pytorch_grad_cam_pcasvm.cli.folders import accuracy, classes_in, list_bad, naming_all_bad, tell_bad
 from pytorch_grad_cam_pcasvm.cli.methods import anomaly_target, choose_layers, choose_options, find_coarsest
 from pytorch_grad_cam_pcasvm.cli.models import open_model, read_head
 from pytorch_grad_cam_pcasvm.cli.preparation import resize_of_masks, tell_whites
@@ -32,21 +32,22 @@ def atlas(options: AtlasOptions) -> None:
     folder = preparation.folder(options.images)
     check_photos(options, preparation, folder.paths, one_size="an atlas")
     tell_whites(preparation.white_level, folder.paths)
-    store = atlas.build(
-        net,
-        folder,
-        [layer],
-        options.out,
-        method=method,
-        patches=options.patches,
-        batch_size=options.batch_size,
-        workers=options.workers,
-        engine=options.engine,
-        processes=options.processes,
-        skip_bad_images=options.skip_bad_images,
-        verify=options.verify,
-        **choose_options(options, [method], model, [layer])[method],
-    )
+    with naming_all_bad(options, folder):
+        store = atlas.build(
+            net,
+            folder,
+            [layer],
+            options.out,
+            method=method,
+            patches=options.patches,
+            batch_size=options.batch_size,
+            workers=options.workers,
+            engine=options.engine,
+            processes=options.processes,
+            skip_bad_images=options.skip_bad_images,
+            verify=options.verify,
+            **choose_options(options, [method], model, [layer])[method],
+        )
     print(store)
     if store.labels is not None and store.head.classes_ is not None and store.places is None:
         try:
@@ -64,7 +65,10 @@ def evaluate(options: EvaluateOptions) -> None:
     description = read_description(options.model)
     if description is not None and not description.is_dense:
         _refuse_few(options)
+    from torch.utils.data import Subset
+
     from pytorch_grad_cam_pcasvm import evaluation
+    from pytorch_grad_cam_pcasvm.data.images import Images
     from pytorch_grad_cam_pcasvm.evaluation.report import CHECKS
     from pytorch_grad_cam_pcasvm.network.pools import is_dense
 
@@ -90,10 +94,13 @@ def evaluate(options: EvaluateOptions) -> None:
     folder = preparation.folder(options.images)
     check_photos(options, preparation, folder.paths, one_size="evaluate")
     tell_whites(preparation.white_level, folder.paths)
-    masks = None if options.masks is None else _masks(options, preparation, folder)
+    bad = list_bad(folder) if options.skip_bad_images else {}
+    tell_bad([Images(folder, thumbnails=0).id(row) for row in bad])
+    rows = [row for row in range(len(folder)) if row not in bad]
+    masks = None if options.masks is None else _masks(options, preparation, folder, rows)
     study = evaluation.Study(
         net,
-        folder,
+        Subset(folder, rows) if bad else folder,
         [layer],
         {name: (method, method_options.get(method, {})) for name, method in methods.items()},
         None if dense else anomaly_target(net.head),
@@ -105,7 +112,8 @@ def evaluate(options: EvaluateOptions) -> None:
     )
     if not dense:
         _refuse_few(options)
-        _tell_accuracy(study)
+        with naming_all_bad(options, folder):
+            _tell_accuracy(study)
     if study.minutes is not None:  # those of imports, of the network and of reading count, too
         study.minutes = max(0.0, study.minutes - (time.monotonic() - options.started) / 60)
     checks: Any = {}
@@ -119,7 +127,8 @@ def evaluate(options: EvaluateOptions) -> None:
         for name, method in methods.items()
         if not dense
     }
-    page = study.report(options.out, **checks, commands=ways)
+    with naming_all_bad(options, folder):
+        page = study.report(options.out, **checks, commands=ways)
     _tell_verdicts(options.out / "report.json", ways)
     print(f"open {page.resolve().as_uri()}")
 
@@ -169,19 +178,21 @@ def _to_explain(options: EvaluateOptions, method: str, layers: Any) -> str:
     return " ".join([*words, f"--method {method}", "--out maps"])
 
 
-def _masks(options: Any, preparation: Any, folder: Any) -> Any:
-    """Return the masks of all images as the network sees them, (R, H, W)."""
+def _masks(options: Any, preparation: Any, folder: Any, rows: Sequence[int]) -> Any:
+    """Return the masks of some images as the network sees them, (R, H, W)."""
     import numpy as np
 
     from pytorch_grad_cam_pcasvm.data.images import Images
     from pytorch_grad_cam_pcasvm.data.masks import MaskFolder
+    from pytorch_grad_cam_pcasvm.network.inputs import image_and_label
 
     images, resize = Images(folder, thumbnails=0), resize_of_masks(preparation)
     names = [images.id(row) for row in range(len(images))]
     masks = MaskFolder(options.masks, names, folder.paths, exif=preparation.exif, only_inside=True)
     print(f"{masks.count} of {len(masks)} images have a mask; the others count as without a defect")
-    size = tuple(folder[0][0].shape[1:]) if isinstance(folder[0], tuple) else tuple(folder[0].shape[1:])
-    return np.stack([_inside(masks.of(row, size, resize)) for row in range(len(masks))])
+    with naming_all_bad(options, folder):
+        size = tuple(image_and_label(folder[rows[0]])[0].shape[1:])
+    return np.stack([_inside(masks.of(row, size, resize)) for row in rows])
 
 
 def _inside(mask: Any) -> Any:

@@ -1,13 +1,15 @@
 """Folders of images: what they hold, and how many of them are classified correctly."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from pytorch_grad_cam_pcasvm.data.photo_files import arranged, class_folders, name_classes
 
 # Folders of these names are hardly classes.
+_BLOCK = 16  # images that are read at once
 _SPLITS = ("train", "training", "val", "valid", "validation", "test", "testing")
 
 _NORMAL = ("good", "normal", "ok", "healthy", "negative", "background", "clean")  # classes that may be an absence
@@ -70,6 +72,33 @@ def refuse_bad(options: Any, reasons: Mapping[str, str]) -> None:
             )
         ((name, reason),) = reasons.items()
         raise OSError(f"{name} cannot be read ({reason}): mend or delete it, or add --skip-bad-images")
+
+
+def list_bad(folder: Any) -> dict[int, str]:
+    """Return why images of a folder cannot be read, by number, of those that cannot."""
+    from pytorch_grad_cam_pcasvm.data.images import Images
+
+    images, rows = Images(folder, thumbnails=0), range(len(folder))
+    return {row: why for start in rows[::_BLOCK] for row, why in images.read(rows[start : start + _BLOCK]).bad.items()}
+
+
+@contextmanager
+def naming_all_bad(options: Any, folder: Any) -> Iterator[None]:
+    """Name all images that cannot be read where the first of them ends a command.
+
+    Raises:
+        OSError: some cannot be read.
+        RuntimeError: the command has ended by something else.
+    """
+    from pytorch_grad_cam_pcasvm.data.images import Images
+
+    try:
+        yield
+    except RuntimeError as error:
+        if "cannot be read" in str(error):
+            images = Images(folder, thumbnails=0)
+            refuse_bad(options, {images.id(row): reason for row, reason in list_bad(folder).items()})
+        raise
 
 
 def tell_bad(names: Sequence[str]) -> None:

@@ -196,3 +196,17 @@ def test_time_is_counted_from_the_start_of_the_process(place):
     code += "time.sleep(0.5); cli.main(['check', 'photos'])"  # as what is imported first takes its time
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=place)
     assert 0.5 <= float(done.stdout) < 60
+
+
+@pytest.mark.parametrize("command", [["atlas"], ["evaluate", "--all-images"]], ids=["atlas", "evaluate"])
+def test_all_broken_photos_are_named_at_once(here, capsys, command):
+    for name in ("cat/broken.png", "dog/broken.png"):
+        (here / "photos" / name).write_bytes(b"no photo")
+    line = [*command, "photos", "--trust", "lines_backbone:make", "--device", "cpu", "--out", "out"]
+    assert main(line) == 2
+    told = capsys.readouterr().err
+    assert "2 photos cannot be read: cat/broken.png (" in told
+    assert "dog/broken.png (" in told
+    assert "mend or delete them, or add --skip-bad-images" in told
+    assert main([*line, "--skip-bad-images"]) == 0
+    assert "skipped 2 images that cannot be read: cat/broken.png, dog/broken.png\n" in capsys.readouterr().out
