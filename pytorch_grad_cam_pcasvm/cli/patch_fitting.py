@@ -16,7 +16,6 @@ from pytorch_grad_cam_pcasvm.cli.training import TrainingSet, training_set
 from pytorch_grad_cam_pcasvm.model.preparation import Preparation
 
 RATE = 0.01  # of false alarms
-_GOOD = 10_000  # patches of good photos to learn from
 _SHOWN = 10  # names of photos in a line
 
 
@@ -75,10 +74,10 @@ def fit_labelled(
 
     own = Patches(training.features.numpy(), np.array(names)[training.numbers.numpy()], np.array(training.rows))
     own.tell()
-    numbers = np.unique(own.photos)
-    labels = np.array([_label_photo(own, number, names[0]) for number in numbers])
+    numbers, size = np.unique(own.photos), tuple(training.blocks.first.shape[2:])
+    labels = np.array([_label_photo(own, number, names, patches, size) for number in numbers.tolist()])
     photos = Photos.split(numbers, labels, objects, names[0])
-    left_out = LeftOut(photos, options.rate or RATE, patches, tuple(training.blocks.first.shape[2:]))
+    left_out = LeftOut(photos, options.rate or RATE, patches, size)
     heads = [_fit_fold(options, own.select(fit), photos, typed=typed) for fit, _ in photos.folds]
     left_out.score(training.read_all, heads, training.spread)
     score = left_out.tell("photo" if options.groups is None else "object")
@@ -127,10 +126,14 @@ def teach_patches(
     return head, training.describe() | about | score
 
 
-def _label_photo(own: Patches, number: int, normal: Any) -> Any:
-    """Return the most frequent class of the faults in a photo, or the normal one."""
-    faults = Counter(own.labels[(own.photos == number) & (own.labels != normal)].tolist())
-    return faults.most_common(1)[0][0] if faults else normal
+def _label_photo(own: Patches, number: int, names: Sequence[str], patches: PatchOptions, size: Any) -> str:
+    """Return the most frequent class of a photo's patches but the normal one, which a photo without a fault has."""
+    normal, *faults = names
+    counts = Counter(own.labels[(own.photos == number) & (own.labels != normal)].tolist())
+    if counts:
+        return str(counts.most_common(1)[0][0])
+    # A fault may be too small for any patch to have its class.
+    return faults[0] if patches.find_faults(number, size).any() else normal
 
 
 def _gather(
@@ -139,11 +142,11 @@ def _gather(
     """Return for each lesson the patches that are faults, and patches of its good photos."""
     import numpy as np
 
-    from pytorch_grad_cam_pcasvm.model.teaching import draw_places, gather_rows
+    from pytorch_grad_cam_pcasvm.model.teaching import GOOD, draw_places, gather_rows
 
     is_good = photos.labels == photos.normal
-    positions = next(iter(next(iter(suspicions[-1].values())).contributions)).shape[0]
-    good = draw_places(photos.numbers[is_good], positions, _GOOD)
+    positions = next(iter(suspicions[-1].values())).contributions.shape[1]
+    good = draw_places(photos.numbers[is_good], positions, GOOD)
     places, labels = [], []
     for lesson, by_class in zip(lessons, suspicions, strict=True):
         own, names = [good[np.isin(good[:, 0], lesson.fit)]], []

@@ -65,6 +65,11 @@ class PatchOptions:
             masks *= 1 + np.reshape(numbers, (-1, 1, 1))
         return torch.from_numpy(masks)
 
+    def find_faults(self, row: int, size: Any) -> Any:
+        """Return where a picture's mask is inside, boolean, (H, W); what nobody has labelled is not."""
+        mask = self.masks.of(row, size, self.resize)
+        return (mask > 0) & (mask != self.masks.unlabelled)
+
     def names(self, classes: Sequence[str] | None) -> list[str]:
         """Return the names of the labels from 0 on, of pictures in the folders of some classes."""
         if self.masks is None:

@@ -91,11 +91,8 @@ class LeftOut:
         def keep(photo: int, evidence: Any) -> None:
             self.evidence[photo] = float(evidence.max())
             if self.masks is not None and photo in some:
-                truth = self.masks.masks.of(photo, self.size, self.masks.resize)
-                labelled = truth != self.masks.masks.unlabelled
-                values = spread(evidence[None, None], self.size)[0, 0].float().numpy()
-                self._maps.append(np.where(labelled, values, values.min()))
-                self._truths.append((truth > 0) & labelled)
+                self._maps.append(spread(evidence[None, None], self.size)[0, 0].float().numpy())
+                self._truths.append(self.masks.find_faults(photo, self.size))
 
         score_left_out(read, heads, self.photos.folds, self.photos.normal, keep)
 

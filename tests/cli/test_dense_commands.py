@@ -281,6 +281,21 @@ def load_fitted(parts, folder, options):
     return load_model(out, backbone=backbone()[0], transform=backbone()[1])
 
 
+def test_photos_with_tiny_faults_are_no_good_photos(parts, tmp_path, capsys):
+    for folder in ("test", "masks"):
+        shutil.copytree(parts / folder, tmp_path / folder)
+    mask = np.zeros((80, 100), np.uint8)
+    mask[40, 50] = 255  # less than a fifth of any patch
+    Image.fromarray(mask).save(tmp_path / "masks" / "spot" / "tiny.png")
+    Image.open(parts / "test/good/0.png").rotate(180).save(tmp_path / "test" / "spot" / "tiny.png")
+    options = ["--pool", "dense", "--masks", str(tmp_path / "masks"), "--components", "4", "--C", "1", "--no-cache"]
+    line = ["fit", str(tmp_path / "test"), *NETWORK_OF_FIT, *options, "--out", str(tmp_path / "model.safetensors")]
+    assert main(line) == 0
+    printed = capsys.readouterr().out
+    assert float(re.search(r"AUROC of photos ([01]\.\d+)", printed)[1]) < 1
+    assert "(6 of 7)" in printed
+
+
 def test_class_folders_without_masks_teach_patches(parts, tmp_path, capsys):
     shutil.copytree(parts / "test", tmp_path / "photos")
     shutil.copy(tmp_path / "photos/good/0.png", tmp_path / "photos/spot/nothing.png")  # a fault that is none
