@@ -87,6 +87,21 @@ def test_chosen_patches_show_the_faults(taught):
     assert np.mean([found[n][place] == truth[n] for n, place in where.items()]) > 0.8
 
 
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_cuda_chooses_the_patches_of_the_cpu(taught):
+    net, model, loader, *_ = taught
+    expected = choose_patches(model, loader, "fine", count=1, good=64, progress=False)
+    model.net.cuda()
+    try:
+        actual = choose_patches(model, loader, "fine", count=1, good=64, progress=False)
+    finally:
+        model.net.cpu()
+    np.testing.assert_allclose(actual[0], expected[0], atol=1e-10)
+    assert actual[1].tolist() == expected[1].tolist()
+    assert actual[2].tolist() == expected[2].tolist()
+
+
 def test_suspicion_is_the_sum_of_contributions_and_distances_each_standardised(taught):
     net, model, loader, x, labels, _ = taught
     faulty, good = np.flatnonzero(labels != "good"), np.flatnonzero(labels == "good")

@@ -569,3 +569,21 @@ def test_of_one_position_only_the_tiles_that_see_it_run_again():
     finally:
         handle.remove()
     assert sum(ran) == 18 + 1 + 3
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("block", [4, 100])
+@pytest.mark.parametrize("pool", ["mean", "dense"])
+@pytest.mark.parametrize("method", [ClosedFormGradCAM, ContributionCAM])
+def test_cuda_equals_the_cpu(method, pool, block):
+    model, _ = network(pool)
+    model.backbone.block = block
+    start = {"baseline": "zero"} if method is ContributionCAM else {}
+    layers = ["net.1", "net.2"] if method is ContributionCAM else ["net.1"]
+    targets = [SVMTarget("bee"), PCATarget(1)]
+    expected = method(model, layers, **start).explain(X[:3], targets)
+    actual = method(copy.deepcopy(model).cuda(), layers, **start).explain(X[:3].cuda(), targets)
+    assert actual.maps.device.type == "cuda"
+    assert relative(actual.maps, expected.maps) < 1e-9
+    assert relative(actual.values, expected.values) < 1e-9
