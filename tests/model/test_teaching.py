@@ -90,7 +90,7 @@ def test_chosen_patches_show_the_faults(taught):
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_cuda_chooses_the_patches_of_the_cpu(taught):
-    net, model, loader, *_ = taught
+    _, model, loader, *_ = taught
     expected = choose_patches(model, loader, "fine", count=1, good=64, progress=False)
     model.net.cuda()
     try:
