@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.head.conditions import USUAL, Conditions
+from pytorch_grad_cam_pcasvm.runtime.device_constants import kept_on_devices
 
 
 class At(NamedTuple):
@@ -43,6 +44,7 @@ _NODES, _WEIGHTS = (torch.from_numpy(array) / 2 for array in np.polynomial.legen
 _NODES += 0.5
 # The nodes, their squares, and the weights for the integral of a function, and of t times it.
 _QUADRATURE = _NODES, _NODES.square(), torch.stack([_WEIGHTS, _WEIGHTS * _NODES], 1)
+_send_quadrature = kept_on_devices(_QUADRATURE.__getitem__)
 
 
 class _OfInnerProduct:
@@ -270,7 +272,7 @@ def _along_a_line(nearer: Tensor, along: Tensor, length: Tensor) -> tuple[Tensor
     tau = torch.addcdiv(nearest, at_first - at_last, total * (s * math.sqrt(math.pi)))
     # Where exp(-e) is nearly the same all along the line, these differences cancel; few nodes integrate it there.
     flat = to_end < 1
-    nodes, squares, weights = (numbers.to(along) for numbers in _QUADRATURE)
+    nodes, squares, weights = (_send_quadrature(part, like=along) for part in range(3))
     terms = torch.exp((2 * first).unsqueeze(-1) * nodes - length.unsqueeze(-1) * squares)
     zeroth, moment = torch.tensordot(terms, weights, 1).unbind(-1)
     tau = torch.where(flat, moment / zeroth, tau)

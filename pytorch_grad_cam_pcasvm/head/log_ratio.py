@@ -21,12 +21,19 @@ from pytorch_grad_cam_pcasvm.head.decisions import Decision, Ensemble, KernelSVM
 from pytorch_grad_cam_pcasvm.head.kernels import RBF, squared_distances
 from pytorch_grad_cam_pcasvm.head.stage import Scaled, Stage
 from pytorch_grad_cam_pcasvm.head.stages import Chain
+from pytorch_grad_cam_pcasvm.runtime.device_constants import kept_on_devices
 from pytorch_grad_cam_pcasvm.runtime.device_sync import is_traced, may_look
 
 # A line is integrated over in so many intervals, of which as many as _HALVED are halved in each of _ROUNDS.
 _INTERVALS, _HALVED, _ROUNDS = 8, 8, 10
 _NODES, _WEIGHTS = (torch.from_numpy(array) / 2 for array in np.polynomial.legendre.leggauss(8))
 _NODES += 0.5
+_QUADRATURE = {
+    "nodes": _NODES,
+    "weights": _WEIGHTS,
+    "nodes and ends": torch.cat([_NODES, torch.tensor([0.0, 1.0], dtype=_NODES.dtype)]),
+}
+_send_quadrature = kept_on_devices(_QUADRATURE.__getitem__)
 _AT_ONCE = 1 << 20  # terms at nodes of a line, beyond which they are taken in blocks
 
 
@@ -221,7 +228,7 @@ class Line:
         interval: where they are largest, intervals are halved.
         """
         like = self.start[..., 0]
-        lows = torch.arange(_INTERVALS).to(like) / _INTERVALS
+        lows = torch.arange(_INTERVALS, dtype=like.dtype, device=like.device) / _INTERVALS
         lows = lows.expand(*like.shape, -1)
         widths = torch.full_like(lows, 1 / _INTERVALS)
         errors = self._errors(lows, widths)
@@ -235,8 +242,8 @@ class Line:
                 torch.cat([tensor[..., _HALVED:], more], -1)
                 for tensor, more in zip((lows, widths, errors), halves, strict=True)
             )
-        t = (lows.unsqueeze(-1) + widths.unsqueeze(-1) * _NODES.to(like)).flatten(2)
-        weights = (widths.unsqueeze(-1) * _WEIGHTS.to(like)).flatten(2)
+        t = (lows.unsqueeze(-1) + widths.unsqueeze(-1) * _send_quadrature("nodes", like=like)).flatten(2)
+        weights = (widths.unsqueeze(-1) * _send_quadrature("weights", like=like)).flatten(2)
         shares, moments = torch.zeros_like(self.start), torch.zeros_like(like)
         for part, weight in zip(*(tensor.split(self._at_once(), -1) for tensor in (t, weights)), strict=True):
             terms, _, total, _ = self._terms_at(part)
@@ -248,7 +255,7 @@ class Line:
     def _errors(self, lows: Tensor, widths: Tensor) -> Tensor:
         """Return how much the nodes of intervals, shape (2, N, J), miss of the rise of M over each of them."""
         like = self.start
-        places = torch.cat([_NODES, torch.tensor([0.0, 1.0], dtype=_NODES.dtype)]).to(like)
+        places = _send_quadrature("nodes and ends", like=like)
         t = (lows.unsqueeze(-1) + widths.unsqueeze(-1) * places).flatten(2)
         values, slopes = [], []
         for part in t.split(self._at_once(), -1):
@@ -257,7 +264,9 @@ class Line:
             values.append(value)
             slopes.append(rising / total)
         value, slope = (torch.cat(blocks, -1).unflatten(-1, (-1, len(places))) for blocks in (values, slopes))
-        return (widths * (slope[..., :-2] @ _WEIGHTS.to(like)) - (value[..., -1] - value[..., -2])).abs()
+        return (
+            widths * (slope[..., :-2] @ _send_quadrature("weights", like=like)) - (value[..., -1] - value[..., -2])
+        ).abs()
 
     def _terms_at(self, t: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return the terms at t, (2, N, M), the intercept's, and their sum, all divided by the largest; and M(t)."""

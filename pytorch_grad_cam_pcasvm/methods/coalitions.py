@@ -11,6 +11,7 @@ from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.methods.run import Run
 from pytorch_grad_cam_pcasvm.network.outputs import HeadRun
+from pytorch_grad_cam_pcasvm.runtime.device_constants import kept_on_devices
 from pytorch_grad_cam_pcasvm.targets.questions import Questions
 
 EXACT = 12  # players of whom all subsets are evaluated
@@ -93,16 +94,14 @@ class Players:
         return torch.cat(parts)
 
 
-def shapley_values(
-    players: Players, image: int, samples: int, generator: torch.Generator
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def shapley_values(players: Players, image: int, samples: int, seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the Shapley values of an image's players.
 
     Args:
         players: the J players.
         image: number of the image.
         samples: number of orders to draw if there are more than 12 players.
-        generator: random generator of the orders.
+        seed: random seed of the orders.
 
     Returns:
         The values (K, J), their standard errors (K, J), and the targets' values with all players and with none, (K,).
@@ -114,8 +113,7 @@ def shapley_values(
         shares = _over_subsets(players, image, empty, rows)
         return shares.T, torch.zeros_like(shares.T), whole, none
     means = []
-    for _ in range(samples // 2):
-        order = torch.randperm(len(rows), generator=generator).to(rows.device)
+    for order in _draw_orders(len(rows), samples // 2, seed, like=rows):
         pair = []
         for permutation in (order, order.flip(0)):
             joined = empty + rows[permutation].cumsum(0)
@@ -124,6 +122,20 @@ def shapley_values(
         means.append((pair[0] + pair[1]) / 2)
     drawn = torch.stack(means)
     return drawn.mean(0).T, (drawn.std(0) / len(drawn) ** 0.5).T, whole, none
+
+
+@kept_on_devices
+def _draw_orders(players: int, count: int, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.stack([torch.randperm(players, generator=generator) for _ in range(count)])
+
+
+@kept_on_devices
+def _list_chances(players: int) -> Tensor:
+    """Return ``|S|! (J - |S| - 1)! / J!`` of each subset S of the others, in the order of their numbers."""
+    chances = [factorial(size) * factorial(players - size - 1) / factorial(players) for size in range(players)]
+    subsets = range(1 << (players - 1))
+    return torch.tensor([chances[subset.bit_count()] for subset in subsets], dtype=torch.float64)
 
 
 def _members(subsets: Tensor, count: int) -> Tensor:
@@ -139,9 +151,7 @@ def _over_subsets(players: Players, image: int, empty: Tensor, rows: Tensor) -> 
         players.values(image, empty + torch.tensordot(_members(part, count).to(rows.dtype), rows, 1))
         for part in subsets.split(players.at_once(image))
     ])
-    chances = [factorial(size) * factorial(count - size - 1) / factorial(count) for size in range(count)]
-    sizes = [subset.bit_count() for subset in range(1 << (count - 1))]  # of the others, in the order of their numbers
-    chance = values.new_tensor([chances[size] for size in sizes])
+    chance = _list_chances(count, like=values)
     cube = values.unflatten(0, [2] * count)
     rises = [cube.select(player, 1) - cube.select(player, 0) for player in range(count)]
     return torch.stack([torch.tensordot(chance, rise.flatten(0, -2), 1) for rise in rises])

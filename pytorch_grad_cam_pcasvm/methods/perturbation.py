@@ -115,7 +115,7 @@ class ClosedFormScoreCAM(PerturbationCAM, ScoreCAM):
                 signs = (rise.softmax(0), (-rise).softmax(0)) if self.softmax else (rise,)
                 none = rise.new_zeros(activations.shape[1], rise.shape[1])
                 weights.append([none.index_copy(0, chosen[image], weight).T for weight in signs])
-                values.append(targets.evaluate_changed(image, run.output.rows([image])))
+                values.append(targets.evaluate_changed(image, run.output.rows(slice(image, image + 1))))
         of_signs = [torch.stack(per_image).to(run.dtype) for per_image in zip(*weights, strict=True)]
         maps, *opposite = (signed_maps(weight, activations) for weight in of_signs)
         value = torch.cat(values)
@@ -191,10 +191,7 @@ class ShapCAM(BaselineCAM, PerturbationCAM):
         shape = run.activations(layer).shape[2:]
         players = Players(run, layer, run.difference(layer), "positions", targets, self.max_bytes)
         # The same orders for every image: its map does not depend on the others.
-        parts = [
-            shapley_values(players, image, self.samples, torch.Generator().manual_seed(self.seed))
-            for image in range(run.count)
-        ]
+        parts = [shapley_values(players, image, self.samples, self.seed) for image in range(run.count)]
         maps, errors, values, baseline_values = (torch.stack(column) for column in zip(*parts, strict=True))
         maps, errors = (numbers.unflatten(-1, shape).to(run.dtype) for numbers in (maps, errors))
         weights = maps.new_zeros(*maps.shape[:2], 0)  # channels have none

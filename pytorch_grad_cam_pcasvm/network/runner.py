@@ -64,7 +64,9 @@ def run_until(
     compiled = is_traced() or compiler.is_compiling()
     # What fails behind the layers is of no concern.
     whole = bool(unnamed) and not ends and not compiled and key not in _once.setdefault(backbone, set())
-    outputs, visited, ended = dict[str, Any](), set[str](), list[Counter[str]]()
+    outputs: dict[str, Any] = {}
+    visited: set[str] = set()
+    ended: list[Counter[str]] = []
     output = None
 
     def visit(name: str, output: Any) -> Any:

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - torch's own habit
 
+from pytorch_grad_cam_pcasvm.runtime.device_constants import kept_on_devices
 from pytorch_grad_cam_pcasvm.runtime.numerics import full_precision
 
 Size = tuple[int, int]
@@ -127,8 +127,8 @@ class Crops:
     def pull_merge(self, grads: Tensor) -> Tensor:
         """Return gradients by the features of tiles, (K, N T, D, h, w), of those by merged ones, (K, N, D, H, W)."""
         (high, wide), (height, width) = self.shape, self.grid
-        of_rows = torch.from_numpy(_average_along(self.rows, high, height)).to(grads)
-        of_columns = torch.from_numpy(_average_along(self.columns, wide, width)).to(grads)
+        of_rows = _average_along(self.rows, high, height, like=grads)
+        of_columns = _average_along(self.columns, wide, width, like=grads)
         places = [(r, row, c, column) for r, row in enumerate(self.rows) for c, column in enumerate(self.columns)]
         parts = []
         for r, row, c, column in places:
@@ -137,17 +137,16 @@ class Crops:
             parts.append(grads[..., row : row + high, column : column + wide] * (down * across))
         return torch.stack(parts, 2).flatten(1, 2)
 
-    def _lay(self, tiles: Tensor, along: Callable[[tuple[int, ...], int, int], Any]) -> Tensor:
+    def _lay(self, tiles: Tensor, along: Callable[..., Tensor]) -> Tensor:
         """Return sums of (N, D, R, C, h, w) on the common grid, by weights: first of columns, then of rows."""
         (high, wide), (height, width) = self.shape, self.grid
-        of_columns = torch.from_numpy(along(self.columns, wide, width)).to(tiles)
-        of_rows = torch.from_numpy(along(self.rows, high, height)).to(tiles)
+        of_columns = along(self.columns, wide, width, like=tiles)
+        of_rows = along(self.rows, high, height, like=tiles)
         lines = F.linear(tiles.transpose(3, 4).flatten(4), of_columns)  # (N, D, R, h, W)
         return F.linear(lines.flatten(2, 3).mT, of_rows).mT
 
 
-@lru_cache(maxsize=64)
-def _add_along(begins: tuple[int, ...], length: int, total: int) -> Any:
+def _mark_places(begins: tuple[int, ...], length: int, total: int) -> Any:
     """Return ones where a position of a tile lies on the grid, (total, tiles length)."""
     weights, places = np.zeros((total, len(begins), length)), np.arange(length)
     for tile, begin in enumerate(begins):
@@ -155,13 +154,15 @@ def _add_along(begins: tuple[int, ...], length: int, total: int) -> Any:
     return weights.reshape(total, -1)
 
 
-@lru_cache(maxsize=64)
-def _average_along(begins: tuple[int, ...], length: int, total: int) -> Any:
+def _weight_places(begins: tuple[int, ...], length: int, total: int) -> Any:
     """Return the weights of positions of tiles on the grid, by their distance to the border, which sum to 1."""
     places = np.arange(length)
     nearest = np.minimum(places, length - 1 - places) + 0.5
-    weights = _add_along(begins, length, total) * np.tile(nearest, len(begins))
+    weights = _mark_places(begins, length, total) * np.tile(nearest, len(begins))
     return weights / weights.sum(1, keepdims=True)
+
+
+_add_along, _average_along = kept_on_devices(_mark_places), kept_on_devices(_weight_places)
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from pytorch_grad_cam_pcasvm.path.closed_form import ClosedFormPass
 from pytorch_grad_cam_pcasvm.path.forward_pass import Pass
 from pytorch_grad_cam_pcasvm.path.record import Path
 from pytorch_grad_cam_pcasvm.rules.cotangents import Cotangent
+from pytorch_grad_cam_pcasvm.runtime.device_constants import kept_on_devices
 from pytorch_grad_cam_pcasvm.runtime.device_sync import may_look
 
 
@@ -97,7 +98,7 @@ class BlockPass(Pass):
         for tiles, numbers in self._blocks(self._list_seeing(of_tiles)):
             passed = self.inner.run(tiles)
             path = None if start is None else passed.started(_take_rows(start.activations, numbers))
-            rows = torch.tensor(numbers, device=pulled.device)
+            rows = _list_rows(tuple(numbers), like=pulled)
             part = passed.pullback([of_tiles[:, rows]], target, path).dense()
             pulled = pulled.index_copy(1, rows, part.to(pulled.dtype))
         return Pullback(Cotangent(pulled))
@@ -157,4 +158,12 @@ class BlockPass(Pass):
 
 def _take_rows(starts: Mapping[int, Tensor], numbers: Sequence[int]) -> dict[int, Tensor]:
     """Return the starts of some tiles; one that is that of all stays."""
-    return {target: start if len(start) == 1 else start[list(numbers)] for target, start in starts.items()}
+    return {
+        target: start if len(start) == 1 else start[_list_rows(tuple(numbers), like=start)]
+        for target, start in starts.items()
+    }
+
+
+@kept_on_devices
+def _list_rows(numbers: tuple[int, ...]) -> tuple[int, ...]:
+    return numbers

@@ -25,8 +25,10 @@ from sklearn.svm import SVC, SVR, LinearSVC, OneClassSVM
 from pytorch_grad_cam_pcasvm import (
     ClosedFormGradCAM,
     ContributionCAM,
+    PCASVMNet,
     PCATarget,
     SVMTarget,
+    TiledNet,
     evaluation,
     extract_features,
     methods,
@@ -122,12 +124,15 @@ def test_half_precision(method, dtype):
     assert relative(actual.maps, expected.maps) < 0.1
 
 
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("classes", [2, 4])
-def test_nothing_waits_for_the_device(classes):
+def test_nothing_waits_for_the_device(classes, method):
     problem = Problem(device="cuda", dtype=torch.float32, classes=classes)
-    cam = ClosedFormGradCAM(problem.net, [problem.target_layer])
-    cam.explain(problem.x)  # the first call checks the path
+    options = {"samples": 4} if method == "ShapCAM" else {}
+    cam = getattr(methods, method)(problem.net, [problem.target_layer], **options)
     targets = [SVMTarget("bee"), PCATarget(2, "-"), SVMTarget(versus="runner-up"), PCATarget(0)]
+    cam.explain(problem.x)  # the first call checks the path, finds starts, and sends constants
+    cam.explain(problem.x, targets)
     torch.cuda.set_sync_debug_mode("error")
     try:
         maps = cam.explain(problem.x)
@@ -135,6 +140,20 @@ def test_nothing_waits_for_the_device(classes):
         maps.positive(size=(12, 12))
         maps.negative(scale="target")
         cam.jacobians(problem.x)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("method", ["ClosedFormGradCAM", "ContributionCAM"])
+def test_nothing_waits_for_the_device_on_tiles(method):
+    problem = Problem(device="cuda", dtype=torch.float32)
+    net = torch.nn.Sequential(torch.nn.Conv2d(3, 9, 3, 1, 1), torch.nn.ReLU()).eval().cuda()
+    net = PCASVMNet(TiledNet(net, "1", "mean", tiles=(3, 2), size=8, block=4), problem.head).eval()
+    cam, x = getattr(methods, method)(net, ["net.1"]), torch.randn(2, 3, *net.backbone.canvas, device="cuda")
+    cam.explain(x)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        cam.explain(x)
     finally:
         torch.cuda.set_sync_debug_mode("default")
 
@@ -339,4 +358,7 @@ def test_evaluations_give_the_numbers_of_the_cpu(check):
     for row in one.rows:
         if not row.measure.startswith("layers"):  # whose random weights come from the device's own generator
             found = two[row.method, row.measure, row.against].mean
-            assert found == pytest.approx(row.estimate.mean, abs=1e-6, nan_ok=True), row
+            # Rounding decides which of two equal pixels comes first where they are ranked.
+            ranked = check in ("faithfulness", "stability")
+            tolerance = row.estimate.standard_error / 4 if ranked else 1e-6
+            assert found == pytest.approx(row.estimate.mean, abs=tolerance, nan_ok=True), row

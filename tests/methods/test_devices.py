@@ -1,6 +1,7 @@
 """Between images and maps nothing asks what a number is: as on a GPU, with real numbers and on fake CUDA tensors."""
 
 import copy
+import traceback
 
 import numpy as np
 import pytest
@@ -18,9 +19,11 @@ from sklearn.svm import SVC, SVR, LinearSVC, OneClassSVM
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from towers import Tower
 
 from pytorch_grad_cam_pcasvm import LogRatioTarget, NoClosedFormError, PCASVMNet, TiledNet, methods
+from pytorch_grad_cam_pcasvm.runtime import device_constants
 from pytorch_grad_cam_pcasvm.runtime.device_sync import no_looks
 from pytorch_grad_cam_pcasvm.targets import boundary_head
 from pytorch_grad_cam_pcasvm.targets.boundary_head import Boundary
@@ -105,6 +108,23 @@ class _Looks(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+class _Copies(TorchDispatchMode):
+    """Lists what is sent from the host to a device, but for what is kept there."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        kinds = {leaf.device.type for leaf in tree_leaves((args, kwargs, result)) if isinstance(leaf, torch.Tensor)}
+        if kinds == {"cpu", "cuda"} and "copy" in str(func):
+            frames = [frame.f_code.co_filename for frame, _ in traceback.walk_stack(None)]
+            if device_constants.__file__ not in frames:
+                self.seen.append(frames[:4])
+        return result
+
+
 def explained(backbone, head, method, targets):
     """Return what a method explains a network with, images, and their maps: a first call, which checks everything."""
     torch.manual_seed(0)
@@ -153,9 +173,13 @@ def test_maps_without_looks_are_the_same_and_nothing_stays_on_the_cpu_or_waits_f
             cam.model.to("cuda")
             monkeypatch.setattr(boundary_head, "on_cpu", lambda head, start: (numbers, numbers.feature_mean))
             monkeypatch.setattr(Boundary, "_found", found_outside)
-            found = cam.explain(torch.empty(x.shape, device="cuda"), targets)
+            images = torch.empty(x.shape, device="cuda")
+            found = cam.explain(images, targets)
+            with _Copies() as copies:
+                cam.explain(images, targets)
     finally:
         torch.__future__.set_overwrite_module_params_on_conversion(overwrites)
+    assert not copies.seen, "a GPU would wait for what is sent to it"
     assert all(not isinstance(point, FakeTensor) and bool(point.isfinite().all()) for point in searched)
     if (backbone, head, method, targets) == ("pooled", "RBF", "ContributionCAM", None):
         assert len(searched) == 3  # of each class
@@ -164,6 +188,35 @@ def test_maps_without_looks_are_the_same_and_nothing_stays_on_the_cpu_or_waits_f
         assert (there is None) == (here is None)
         if here is not None:
             assert (there.device.type, there.shape, there.dtype) == ("cuda", here.shape, here.dtype), name
+
+
+def test_constants_are_kept_on_a_device_with_each_dtype_but_not_those_of_a_trace():
+    made = []
+
+    @device_constants.kept_on_devices
+    def count(number):
+        made.append(number)
+        return np.arange(number) / 2 if number < 5 else np.arange(number)
+
+    x = torch.zeros(2, dtype=torch.float32)
+    with torch.inference_mode():
+        first = count(3, like=x)
+    assert not first.is_inference()
+    assert first is count(3, like=x)
+    assert first.tolist() == [0, 0.5, 1]
+    assert (first.dtype, count(3, like=x.double()).dtype, count(5, like=x).dtype) == (
+        torch.float32, torch.float64, torch.int64
+    )  # fmt: skip
+    assert made == [3, 3, 5]
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        there = torch.zeros(2, device="cuda")
+        assert count(4, like=there).device.type == "cuda"
+        count(4, like=there)
+    assert made == [3, 3, 5, 4, 4]
+    for number in range(100, 200):
+        count(number, like=x)
+    count(3, like=x)
+    assert made[-1] == 3
 
 
 def test_a_look_is_seen():
