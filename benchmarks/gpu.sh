@@ -7,7 +7,7 @@
 # folder that goes afterwards. Where grad-cam alone is missing, elsewhere: pip wheel --no-deps --wheel-dir DIR grad-cam ttach
 # Where there is neither, it makes .venv: of the wheels in DIR, which then have to be all, or without DIR from the network.
 # The section is printed, and written to FILE (gpu.md). The exit status is 1 if a part failed; the others have run all
-# the same. On the CPU, --device cpu --small shows in a minute that the script runs. On a GPU it has not run yet.
+# the same. On the CPU, --device cpu --small shows in a minute that the script runs.
 set -euo pipefail
 wheels="" options=()
 while [ $# -gt 0 ]; do

@@ -75,4 +75,7 @@ def per_map(value: Tensor, maps: Tensor) -> Tensor:
 def check_finite(maps: Tensor) -> None:
     """Raise a ValueError if maps are not finite; waits for the device."""
     if not all_finite(maps):
-        raise ValueError("the maps are not finite: the input, the network or the head has NaN or infinite values")
+        raise ValueError(
+            "the maps are not finite: the input, the network or the head has NaN or infinite values; or, on a GPU, "
+            "weights or means were overwritten through .data after the first maps, and the method has to be made again"
+        )

@@ -1,6 +1,7 @@
 """Activations of any layer at which targets are undecided: those near the training set's mean there."""
 
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -13,6 +14,7 @@ from pytorch_grad_cam_pcasvm.network.outputs import HeadRun
 from pytorch_grad_cam_pcasvm.runtime.device_sync import is_traced, may_look
 from pytorch_grad_cam_pcasvm.runtime.errors import NoBoundaryError
 from pytorch_grad_cam_pcasvm.runtime.log import log_since, start_clock
+from pytorch_grad_cam_pcasvm.tape.tape import memory_of, version_of
 from pytorch_grad_cam_pcasvm.targets import every_component
 from pytorch_grad_cam_pcasvm.targets.boundary_head import Boundary
 from pytorch_grad_cam_pcasvm.targets.jumps import off_jump
@@ -35,6 +37,13 @@ class Solution(NamedTuple):
     goal: Tensor | float
 
 
+class _Kept(NamedTuple):
+    solution: Solution
+    features_norm: Tensor
+    mean: Tensor
+    state: Any  # of the network, where nothing may be looked at
+
+
 class PathBoundary:
     """Activations of a layer, the same for all images, at which targets are 0, near the mean of the training set.
 
@@ -49,7 +58,7 @@ class PathBoundary:
 
     def __init__(self, mean: Tensor) -> None:
         self.mean = mean
-        self._kept: dict[Any, tuple[Solution, Tensor]] = {}  # by target, with the size of the features there
+        self._kept: dict[Any, _Kept] = {}  # by target
 
     def of_components(self, run: Run, layer: int) -> Tensor | None:
         """Return activations, of one row, at which all components are 0; None if there are none.
@@ -115,19 +124,23 @@ class PathBoundary:
     ) -> Tensor | None:
         """Return the activations that were found before, if they still hold, or else those of a search by the size."""
         if is_traced():
-            return self._kept[key][0].activations if key in self._kept else None
+            return self._kept[key].solution.activations if key in self._kept else None
         name, began = "all components" if key is None else key, start_clock()
-        if key in self._kept and may_look(self.mean):
-            kept, features_norm = self._kept[key]
+        looks = may_look(self.mean)
+        state = None if looks else _read_state(run)
+        if key in self._kept and state == self._kept[key].state:
+            kept, features_norm, mean, _ = self._kept[key]
             start = run.start_at(layer, kept.activations)
             values = differentiate_targets(start.output, targets, run.dtype).values
             # Of a network that has changed, the features there are others.
             same = (start.output.head_trace.values[0].norm() == features_norm) & (
                 (values - kept.goal).norm() <= kept.nothing
             )
-            if bool(same):
+            if not looks or bool(same):
                 log_since(began, "start at %s for %s: as before", run.layers[layer], name)
-                return kept.activations
+                same &= (mean == self.mean).all()
+                # Maps that are not finite are refused when they are looked at.
+                return kept.activations if looks else torch.where(same, kept.activations, torch.nan)
         size = run.moved(layer, self.mean).output_gradients(targets).values.norm()
         solution = search(size)
         log_since(began, "start at %s for %s: %s", run.layers[layer], name, "found" if solution else "there is none")
@@ -135,7 +148,7 @@ class PathBoundary:
             self._kept.pop(key, None)
             return None
         features = run.start_at(layer, solution.activations).output.head_trace.values[0]
-        self._kept[key] = solution, features.norm()
+        self._kept[key] = _Kept(solution, features.norm(), self.mean, state)
         return solution.activations
 
     def _by_components(self, run: Run, layer: int, target: Any, components: Sequence[Any]) -> Solution | None:
@@ -154,6 +167,17 @@ class PathBoundary:
         except NoBoundaryError:
             return None
         return solution and _solved(run, layer, solution.activations, [target], size)
+
+
+def _read_state(run: Run) -> Any:
+    """Return what tells that a network has not changed, without a look at its numbers; writes to .data do not count."""
+    net, means = run.model, () if run.head is None else run.head.training_set.means.values()
+    modules = [
+        (id(module), type(module), module.training, len(module._forward_hooks), len(module._forward_pre_hooks))
+        for module in net.modules()
+    ]
+    tensors = chain(net.parameters(), net.buffers(), means)
+    return modules, [(id(tensor), version_of(tensor), memory_of(tensor)) for tensor in tensors]
 
 
 def off_jump_of(run: Run, layer: int, start: Tensor) -> Tensor:

@@ -41,9 +41,9 @@ class Starts:
     """
 
     def __init__(self, baseline: str | Tensor, mean: Tensor | Sequence[Tensor] | None) -> None:
-        self.baseline, self.means = baseline, mean
         self._boundary: Boundary | None = None
         self._near_mean: dict[Any, PathBoundary] = {}
+        self.baseline, self.means = baseline, mean
 
     @property
     def baseline(self) -> str | Tensor:
@@ -74,6 +74,7 @@ class Starts:
         if means is not None and not all(bool(one.isfinite().all()) for one in means):
             raise ValueError("the mean has NaN or infinite values")
         self._means = means
+        self._near_mean.clear()
 
     def find(
         self, run: Run, layer: int, questions: Questions, warnings: WarnOnce, *, moves: bool
@@ -215,12 +216,12 @@ class Starts:
     def _near(self, layer: str, mean: Tensor) -> PathBoundary:
         """Return where targets are undecided near a mean at a layer; what is kept holds for this mean alone."""
         key = layer, mean.shape, mean.dtype, mean.device
-        holds = key in self._near_mean and (
-            is_traced() or (may_look(mean) and torch.equal(self._near_mean[key].mean, mean))
-        )
-        if not holds:
-            self._near_mean[key] = PathBoundary(mean)
-        return self._near_mean[key]
+        near = self._near_mean.get(key)
+        if near is None or (not is_traced() and may_look(mean) and not torch.equal(near.mean, mean)):
+            near = self._near_mean[key] = PathBoundary(mean)
+        elif not is_traced():
+            near.mean = mean  # on a device, what is kept is compared with it
+        return near
 
     def activations(self, run: Run, layer: int) -> Tensor:
         """Return the baseline in the layout of the network, of one row or N."""

@@ -253,9 +253,10 @@ class PlainOutput:
         """Return what the network returned."""
         return self.value
 
-    def rows(self, index: Sequence[int]) -> "PlainOutput":
+    def rows(self, index: Sequence[int] | slice) -> "PlainOutput":
         """Return it for some images, as from a batch of these."""
-        return PlainOutput(self._mapped(lambda part: torch.stack([part[image] for image in index])), len(index))
+        images = range(self.count)[index] if isinstance(index, slice) else index
+        return PlainOutput(self._mapped(lambda part: torch.stack([part[image] for image in images])), len(images))
 
     def _mapped(self, function: Callable[[Tensor], Tensor]) -> Any:
         """Return the output with a function of every tensor that has a row for each image."""

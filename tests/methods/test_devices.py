@@ -6,6 +6,7 @@ import traceback
 import numpy as np
 import pytest
 import torch
+from problems import Problem
 from reference import relative
 from sklearn.decomposition import PCA, KernelPCA
 from sklearn.discriminant_analysis import QuadraticDiscriminantAnalysis
@@ -22,7 +23,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from towers import Tower
 
-from pytorch_grad_cam_pcasvm import LogRatioTarget, NoClosedFormError, PCASVMNet, TiledNet, methods
+from pytorch_grad_cam_pcasvm import (
+    ContributionCAM,
+    LogRatioTarget,
+    NoClosedFormError,
+    PCASVMNet,
+    TiledNet,
+    mean_activations,
+    methods,
+)
 from pytorch_grad_cam_pcasvm.runtime import device_constants
 from pytorch_grad_cam_pcasvm.runtime.device_sync import no_looks
 from pytorch_grad_cam_pcasvm.targets import boundary_head
@@ -222,6 +231,59 @@ def test_constants_are_kept_on_a_device_with_each_dtype_but_not_those_of_a_trace
 def test_a_look_is_seen():
     with pytest.raises(AssertionError, match="it looks"), _Looks():
         bool(torch.ones(1).any())
+
+
+class _Count(TorchDispatchMode):
+    """Counts operations."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def _write(problem, cam):
+    with torch.no_grad():
+        problem.backbone.classifier[0].weight.mul_(1.1)
+
+
+def _write_data(problem, cam):
+    problem.backbone.classifier[0].weight.data.mul_(1.1)
+
+
+def _exchange(problem, cam):
+    problem.backbone.classifier[1] = nn.Sigmoid()
+
+
+def _give_means(problem, cam):
+    cam.mean = mean_activations(problem.net, [problem.x], "features.3", progress=False)
+
+
+@pytest.mark.parametrize("change", [None, _write, _exchange, _give_means, _write_data])
+def test_starts_that_were_found_are_kept_on_a_device_until_the_network_changes(change):
+    """Nothing is looked at, so that a change which cannot be known without gives maps that are refused."""
+    problem = Problem(activation="sigmoid", components=3)  # its own network, which is changed
+    mean = mean_activations(problem.net, [problem.x + 0.1], "features.3", progress=False)
+    cam = ContributionCAM(problem.net, ["features.3"], mean=mean)
+    with no_looks():
+        with _Count() as first:
+            cam.explain(problem.x)
+        if change is not None:
+            change(problem, cam)
+        with _Count() as second:
+            found = cam.explain(problem.x)
+    assert (second.count < first.count / 10) == (change in (None, _write_data))
+    expected = ContributionCAM(problem.net, ["features.3"], mean=cam.mean).explain(problem.x)
+    if change is _write_data:
+        with pytest.raises(ValueError, match="overwritten through"):
+            found.numpy()
+    else:
+        # Starts are found again up to the tolerance of the search.
+        assert relative(found.maps, expected.maps) < 1e-6
+        assert relative(found.values, expected.values) < 1e-10
 
 
 def test_boundaries_are_looked_for_on_the_cpu_with_the_numbers_of_the_head():
