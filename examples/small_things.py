@@ -184,8 +184,7 @@ class Bench:
         """Return the scores of a head at every pixel of the photos that are measured, and its AUROC of photos."""
         if head == "pooled features":
             with ContributionCAM(self.model.net, self.layers) as cam:
-                targets = [SVMTarget("fault", versus="good")]
-                maps = torch.cat([cam.explain(part, targets).maps[:, 0] for part, _ in batches(self.new, self.new)])
+                maps = torch.cat([explain_faults(cam, part) for part, _ in batches(self.new, self.new)])
             values = score_classes(self.model.net, self.new)
             return spread(maps, self.size), self._area(values)
         rows, names = self._choose_rows(head)
@@ -235,6 +234,17 @@ def score_classes(net: PCASVMNet, x: Tensor) -> Tensor:
     with torch.no_grad():
         margins = torch.cat([net(part).margins for part, _ in batches(x, x)])
     return margins[:, first] - margins[:, 1 - first]
+
+
+def explain_faults(cam: ContributionCAM, x: Tensor) -> Tensor:
+    """Return what raises the decision for a fault, (N, h, w), from where it is undecided, or else from the mean."""
+    targets = [SVMTarget("fault", versus="good")]
+    try:
+        maps = cam.explain(x, targets)
+    except ValueError:  # nothing near the mean is undecided
+        cam.baseline = "mean"
+        maps = cam.explain(x, targets)
+    return maps.maps[:, 0]
 
 
 def spread(maps: Tensor, size: int) -> np.ndarray:
