@@ -26,6 +26,7 @@ from pytorch_grad_cam_pcasvm import (
     extract_features,
     mean_activations,
 )
+from pytorch_grad_cam_pcasvm.atlas.explainer import Explainer
 
 X, LABELS = images(20)
 DATA = TensorDataset(X, LABELS)
@@ -151,3 +152,13 @@ def test_what_is_refused(tmp_path):
         atlas.build(net, DATA, [net.backbone[0][1]], tmp_path / "a", targets=[SVMTarget(at=(0, 0))], progress=False)
     with pytest.raises(ValueError, match="patches must be a positive integer"):
         atlas.build(net, DATA, [net.backbone[0][1]], tmp_path / "a", patches=0, progress=False)
+
+
+def test_an_atlas_of_patches_holds_few_gradients_at_once(built, tmp_path):
+    """Of 64 components and a few patches they took 11 GB: one image is explained at a time, in blocks of targets."""
+    _, net, _, _ = built
+    store = atlas.build(net, DATA, [net.backbone[0][1]], tmp_path / "atlas", progress=False)
+    assert store.manifest["block"] == 1
+    explainer = Explainer(net, ContributionCAM, net.backbone[0][1], {}, [], 3, 1)
+    assert explainer.cam.max_bytes == 1 << 27
+    assert Explainer(net, ContributionCAM, net.backbone[0][1], {"max_bytes": 5}, [], 3, 1).cam.max_bytes == 5

@@ -16,7 +16,7 @@ from torch import nn
 
 from pytorch_grad_cam_pcasvm import ContributionCAM, PCASVMNet, evaluation, extract_features
 from pytorch_grad_cam_pcasvm.evaluation.pixels import by_class
-from pytorch_grad_cam_pcasvm.evaluation.positions import found_in_words
+from pytorch_grad_cam_pcasvm.evaluation.positions import PixelValues, found_in_words
 from pytorch_grad_cam_pcasvm.evaluation.subject import heat
 
 RANDOM = np.random.default_rng(0)
@@ -287,3 +287,16 @@ def test_decisions_about_images_tell_those_with_a_fault():
     assert "1 in 10 good photos raises a false alarm" in found_in_words(result)[0]
     without = evaluation.localisation(net, (x, labels), ["stem"], [ContributionCAM], **options)
     assert "the decision" not in {row.method for row in without.rows}
+
+
+def test_photos_are_counted_by_the_threshold_of_the_model():
+    pixels = PixelValues()
+    masks = np.zeros((5, 2, 2), bool)
+    masks[:3, 0, 0] = True  # three with a fault
+    pixels.add(masks[:2], [0, 1], {})
+    pixels.score(np.array([2.0, 0.5]))
+    pixels.add(masks[2:], [2, 3, 4], {})
+    pixels.score(np.array([1.0, 3.0, 0.1]))
+    (sentence,) = pixels.tell_threshold(1.0)
+    assert "By the threshold of the model, 1, 2 of 3 photos with a fault pass, and 1 of 2 good ones fail." in sentence
+    assert pixels.tell_threshold(None) == PixelValues().tell_threshold(1.0) == []

@@ -90,6 +90,33 @@ def test_a_machine_that_becomes_slower_is_noticed_within_a_batch():
     assert calls[-1] == ("only", 40)
 
 
+def test_a_look_that_the_clock_makes_the_last_is_judged_as_the_last():
+    """The clock knows nothing of the answer: 5 % of the answers may be wrong, not 5 % shared out over three looks."""
+    clock = Clock()
+
+    def find(subject):
+        row = Row("Method", "deletion", "", Estimate(0.5, 0.1, subject.done), 0.0, level=subject.level)
+        return Result("slow", "", [row], {}, {"measured": f"{subject.done} of 80 images"})
+
+    def steps():
+        yield None
+        subject = Looked()
+        while subject.done < subject.total:
+            subject.done += 10
+            clock.now += 5
+            yield Step(subject, lambda: find(subject), lambda _: False)
+
+    only = Course("slow", steps())
+    only.begin()
+    levels = []
+    for turn in take_turns([only], Budget(0.5, clock)):
+        levels += [row.level for row in turn.result.rows]
+    assert levels[0] == EARLY
+    assert only.late
+    assert [row.level for row in only.result.rows] == [LAST]
+    assert only.result.settings["seconds_for_all"] == 40.0
+
+
 def test_a_quarter_of_the_time_is_told_once():
     clock = Clock()
     told = [next(take_turns([course("slow", clock, 8, [])], Budget(1, clock)))]

@@ -216,6 +216,13 @@ def test_colours_that_may_often_be_wrong_are_no_green_light():
     assert found.sentence.endswith(": 29% of its maps contradict the decision. More images may settle it.")
 
 
+def test_what_the_clock_ended_says_how_many_minutes_would_do():
+    open_yet = {("faithfulness", "deletion", RANDOM): OPEN_YET}
+    found = judged(open_yet, seconds_for_all=130.0)  # of localisation; 40 s of each minute are for checks
+    assert found.sentence.endswith("The time was over before all images were measured: --minutes 5 may do.")
+    assert "--minutes" not in judged(open_yet).sentence
+
+
 def test_an_open_question_is_told():
     found = judged({("faithfulness", "deletion", RANDOM): OPEN_YET, ("localisation", SHARE, BLIND): OPEN_YET})
     assert found.sentence == (
