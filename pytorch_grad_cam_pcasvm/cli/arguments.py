@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import pytorch_grad_cam_pcasvm as package
 from pytorch_grad_cam_pcasvm.cli.options import (
     Parser,
+    ShowVersions,
     add_options,
     list_flags,
     number_from,
@@ -637,7 +638,7 @@ def make_parser() -> Parser:
         "documentation, 'Signals'.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="version", version=f"pytorch_grad_cam_pcasvm {package.__version__}")
+    parser.add_argument("--version", action=ShowVersions, nargs=0, help="versions, for a report of a problem")
     places = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=Parser)
     for kind in COMMANDS:
         command = places.add_parser(

@@ -8,6 +8,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn, get_type_hints
 
+from pytorch_grad_cam_pcasvm.version import __version__
+
 _MEANT = {"gpu": "cuda"}  # what no spelling leads to
 _EARLIER = {"--images": "the folder of photos alone, without an option", "--head": "--model"}  # options of version 0.4
 
@@ -119,6 +121,24 @@ class Parser(argparse.ArgumentParser):
         flags = [flag for action in self._actions for flag in action.option_strings if flag.startswith("--")]
         near = get_close_matches(text.partition("=")[0], [*flags, *_EARLIER], n=1, cutoff=0.5)
         self.error(f"there is no option {text}" + (f": did you mean {_EARLIER.get(near[0], near[0])}?" if near else ""))
+
+
+class ShowVersions(argparse.Action):
+    """Prints the versions of the package and of what it stands on, none of which is imported."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *args: Any) -> None:
+        """Print them, and exit."""
+        import platform
+        from importlib.metadata import PackageNotFoundError, version
+
+        versions = [f"pytorch_grad_cam_pcasvm {__version__}", f"Python {platform.python_version()}"]
+        for name in ("torch", "torchvision", "grad-cam", "scikit-learn", "numpy"):
+            try:
+                versions.append(f"{name} {version(name)}")
+            except PackageNotFoundError:
+                versions.append(f"{name} is not installed")
+        print(", ".join([*versions, platform.platform(terse=True)]))
+        parser.exit()
 
 
 def add_options(parser: Parser, kind: type) -> None:

@@ -14,6 +14,7 @@ import torch
 from atlases import folder
 from PIL import Image
 
+import pytorch_grad_cam_pcasvm as package
 from pytorch_grad_cam_pcasvm import Head, load_model
 from pytorch_grad_cam_pcasvm.cli import main, training
 from pytorch_grad_cam_pcasvm.cli.arguments import COMMANDS, POOLS, FitOptions, make_parser, parse_arguments
@@ -198,7 +199,9 @@ def test_options_are_what_the_parser_knows():
 def test_the_version_is_told(capsys):
     with pytest.raises(SystemExit, match="0"):
         main(["--version"])
-    assert capsys.readouterr().out.startswith("pytorch_grad_cam_pcasvm 0.")
+    told = capsys.readouterr().out
+    assert told.startswith(f"pytorch_grad_cam_pcasvm {package.__version__}, Python 3.")
+    assert f"torch {torch.__version__.partition('+')[0]}" in told
 
 
 @pytest.mark.parametrize(
