@@ -1,4 +1,4 @@
-"""The affine beginning of a path: what a channel or a position of the activations brings to its end."""
+"""The affine beginning of a path, and the share of its result that each channel or position contributes."""
 
 from functools import cached_property
 from typing import Any
@@ -70,7 +70,7 @@ class AffineBeginning:
         return self.is_output or self._ends_in_mean(tiles)
 
     def _ends_in_mean(self, tiles: int) -> bool:
-        """Return whether what follows the end is the mean over the rows of each image, so many, and nothing else."""
+        """Return whether the only step behind the end is the mean over the rows of each image."""
         rest = list(self.tape.line(self.end, self._following))
         means = [step for step in rest if not self.tape.keeps_numbers(step)]
         if len(means) != 1 or rest[-1].output not in self.tape.outputs or means[0].function is not _MEAN:
@@ -85,7 +85,7 @@ class AffineBeginning:
         return mixes_images(step.rule, step.arguments.index(Ref(value)), self.tape.recorded(step))
 
     def rows(self, x: Tensor, over: str, chunk: slice = slice(None)) -> Tensor:
-        """Return what each player alone brings to the value by the linear map, shape (N, J, *value.shape[1:]).
+        """Return the image of each player alone under the linear map, shape (N, J, *value.shape[1:]).
 
         Args:
             x: activations, or their difference from a start, shape (N, T, ...).
@@ -111,7 +111,7 @@ class AffineBeginning:
         return torch.stack(rows, 1)
 
     def row(self, x: Tensor) -> Tensor:
-        """Return what activations x alone bring to the value by the linear map, shape (N, *value.shape[1:])."""
+        """Return the image of activations x under the linear map, shape (N, *value.shape[1:])."""
         return self._through(self.root, x.unsqueeze(1))[:, 0]
 
     def rerun(self, rows: Tensor, image: int | None = None) -> Any:
@@ -131,7 +131,7 @@ class AffineBeginning:
 
     @cached_property
     def _interchangeable(self) -> bool:
-        """Whether what follows the value is known to do the same with the row of every image."""
+        """Whether all steps behind the value are known to treat the rows of all images alike."""
         recorded = self.value
         if not may_look(recorded):
             return False  # every image has its own: slower, and right as well

@@ -90,7 +90,7 @@ class Walk(Pullback):
         return self._behind(lambda step, *values: self.tape.keeps_numbers(step)).view(x.shape).times(x, dims)
 
     def _behind(self, keeps: Callable[[Step, Tensor, Tensor], bool]) -> Cotangent:
-        """Return the cotangent behind the first steps of a line that keep what is asked for."""
+        """Return the cotangent behind the first steps of a line that keep the property in question."""
         values, line, inside = self.tape.values, [self.root], []
         for step in self.tape.line(self.root, self.steps):
             before, after = values[line[-1]], values[step.output]
@@ -188,7 +188,7 @@ class Walk(Pullback):
         return step.rule.tokens_of(dim, self.tape.recorded(step))
 
     def _walk_to(self, inside: Sequence[Step]) -> None:
-        """Pull back through all steps but those inside."""
+        """Pull back through all steps that are not ``inside``."""
         ids = set(map(id, inside))
         for step in reversed(self.steps):
             if id(step) not in ids and any(output in self.cotangents for output in step.outputs):
@@ -196,7 +196,7 @@ class Walk(Pullback):
         self.steps = [step for step in self.steps if id(step) in ids]
 
     def _take(self, index: int, part: Cotangent) -> None:
-        """Add a cotangent of a value; what is not multiplied out stays apart."""
+        """Add a cotangent of a value; unexpanded products stay apart."""
         parts = self.cotangents.setdefault(index, [])
         if type(part) is Cotangent and parts and type(parts[0]) is Cotangent:
             parts[0] = added(parts[0], part)
@@ -217,7 +217,7 @@ class Walk(Pullback):
             self._take(index, part)
 
     def _pulled(self, step: Step, outputs: Sequence[Any], tokens: TokenRange | None = None) -> tuple[Any, ...]:
-        """Return what the rule of a step, or its secant, gives for its arguments; refuse a step that has no rule."""
+        """Return the cotangents of a step's arguments by its rule, or by its secant; refuse a step without a rule."""
         rule = step.rule
         if rule is None:
             raise no_rule(self.tape, step)

@@ -1,4 +1,4 @@
-"""Dual numbers: torch's forward derivatives, without what takes torch long about them."""
+"""Dual numbers: torch's forward derivatives, without their slow parts."""
 
 import threading
 import warnings
@@ -75,7 +75,7 @@ def _leave_dual_level() -> None:
 
 
 class _Constants(Mode):
-    """Finds the derivative of what is affine in its one dual number by the same function, without its constants.
+    """Differentiates functions that are affine in their one dual number by calling them without their constants.
 
     torch itself computes with the zeros that are a constant's derivative: in arithmetic this takes 50 times as long,
     and for a weight the zeros are as large as it is.
@@ -145,13 +145,13 @@ def _normalised(
     eps: float,
     *rest: Any,
 ) -> Tensor | None:
-    """Return what a batch norm makes of the change of its input, in evaluation."""
+    """Return the change of a batch norm's output for a change of its input, in evaluation mode."""
     scale = (var + eps).rsqrt() * (1 if weight is None else weight)
     return None if training else x * scale.reshape(-1, *[1] * (x.dim() - 2))
 
 
 def _linear(function: Any, args: list[Any], place: int, kwargs: dict[str, Any]) -> Tensor | None:
-    """Return what a function makes of the change of one argument; None if it is not affine in that, or not known."""
+    """Return the change of an output for a change of one argument; None if it may not be affine in that."""
     if function in _WEIGHTED and place == 0 and len(args) > 1:
         args[2:3] = [None]  # a bias changes nothing
         return function(*args, **{name: item for name, item in kwargs.items() if name != "bias"})

@@ -18,7 +18,7 @@ from pytorch_grad_cam_pcasvm.tape.tape import Tape, has_gradient
 
 
 def verify(tape: Tape, step: Step, path: set[int], here: Call, base: Call | None) -> None:
-    """Refuse a rule of the user's whose first step on a tape is not what autograd says.
+    """Refuse a user's rule whose result for its first step on a tape differs from autograd's.
 
     Args:
         tape: the tape, whose numbers of this step are kept.
@@ -94,7 +94,7 @@ def misfit(step: Step, error: Exception, *, secant: bool) -> str:
 def _verify_tokens(
     step: Step, rule: Rule, tape: Tape, path: set[int], here: Call, grad: Any, base: Call | None
 ) -> None:
-    """Refuse a wrong claim that tokens are treated separately: what comes from one must go to the same one."""
+    """Refuse a wrong claim that tokens are treated separately: each must depend on its own token alone."""
     recorded = tape.recorded(step)
     for dim in range(recorded.y.dim()) if isinstance(grad, Tensor) else ():
         dims = rule.tokens_of(dim, recorded)
@@ -144,7 +144,7 @@ def _of_nan(y: Any) -> Any:
 
 
 def _pairs(arguments: Any, parts: Any, path: set[int]) -> Iterator[tuple[Ref, Tensor | None]]:
-    """Yield the arguments on a path, and what a rule gives for each."""
+    """Yield the arguments on a path, each with its cotangent by a rule."""
     for ref, part in values_in(tuple(arguments), tuple(parts)):
         if ref.index in path:
             part = part() if callable(part) else part

@@ -1,4 +1,4 @@
-"""The pullback of K targets to the activations of a target layer, and what can be asked of it."""
+"""The pullback of K targets to the activations of a target layer, as a tensor, as sums or as weights of channels."""
 
 from collections.abc import Callable, Sequence
 

@@ -41,7 +41,7 @@ def relevance(tape: Tape, of_output: list[Tensor | None], root: int) -> Tensor:
 
 
 def _shared(tape: Tape, step: Step, shares: dict[int, Tensor], values: set[int]) -> list[tuple[int, Tensor]]:
-    """Return the relevance of a step's inputs, by their positions, for that of its outputs."""
+    """Return the relevance of a step's inputs, by their positions, from the relevance of its outputs."""
     rule, args = step.rule, step.arguments
     if rule is None or len(step.outputs) > 1 or rule.relevance is None:
         raise _no_rule(step)

@@ -78,7 +78,7 @@ def through_secant(step: Step, here: Call, base: Call, smooth: set[int], grad: A
 
 
 def _where_switched(step: Step, here: Call, base: Call, smooth: set[int], grad: Tensor, pulled: Any) -> Any:
-    """Add, where a switch is another one at the start, what shares dy out among the arguments that change."""
+    """Add the terms that share out dy among the arguments, where the start takes another branch of a switch."""
     places = [place for place, item in enumerate(step.arguments) if isinstance(item, Ref) and item.index in smooth]
     changes = {place: here.args[place] - base.args[place] for place in places}
     size = sum((change.square() for change in changes.values()), torch.zeros_like(here.y))
