@@ -126,7 +126,7 @@ def _is_constant(estimator: Any) -> bool:
 
 
 def _variances(estimator: Any) -> Tensor | None:
-    """Return the variances of components, shape (B,), or what is proportional to them; None if they are not known."""
+    """Return the variances of components, up to a common factor, shape (B,); None if they are not known."""
     for name in ("explained_variance_", "eigenvalues_"):
         variances = getattr(estimator, name, None)
         if variances is not None:

@@ -1,4 +1,4 @@
-"""Anomalies: how unlike the training set rows are, by a head's value, or by what its components do not keep."""
+"""Anomalies: how unlike the training set rows are, by a head's value or by the residual of its reduction."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from pytorch_grad_cam_pcasvm.head.stack import HeadTrace
 
 
 def tells_anomalies(head: Head) -> bool:
-    """Return whether a head tells what is like its training set, so that :func:`anomaly` can be asked."""
+    """Return whether a head measures likeness to its training set, so that :func:`anomaly` has an answer."""
     if head.decision_position is not None:
         return head.voting.about in ("one class", "likeness")
     return getattr(head.stages[(head.component_position or 0) - 1], "restoring", None) is not None
@@ -76,7 +76,7 @@ def reweighted(head: Head, trace: HeadTrace, grid: Any, neighbours: int) -> Tens
 
 
 def residual(reduction: Any, z: Tensor, components: Tensor) -> tuple[Tensor, Tensor]:
-    """Return what the components of a reduction do not keep of its input, and the rows that restore it.
+    """Return the residual of a reduction's input, which its components lose, and the rows that restore the rest.
 
     Args:
         reduction: a stage with rows ``restoring`` (B, D).

@@ -99,7 +99,7 @@ def _predicts(estimator: Any) -> bool:
 
 
 def _reduces(estimator: Any) -> bool:
-    """Return whether an estimator is a reduction, whose components would be hidden behind what comes before it."""
+    """Return whether an estimator is a reduction, whose components an earlier reduction would hide."""
     try:
         return any(stage.reduces for stage in _closed_form(estimator, last=False))
     except NoClosedFormError:
@@ -183,7 +183,7 @@ def _refuse_own_methods(estimator: BaseEstimator, *ways_out: str) -> None:
 
 
 def estimators_of(fitted: Any) -> Iterator[Any]:
-    """Yield the single estimators of nested pipelines, searches and lists, without those that change nothing."""
+    """Yield the single estimators of nested pipelines, searches and lists, without passthroughs."""
     if isinstance(fitted, list | tuple):
         for part in fitted:
             yield from estimators_of(part)

@@ -12,7 +12,7 @@ _SHOWN = 5  # names
 
 
 def warn_of_order(estimator: Any) -> None:
-    """Warn if an estimator was fitted on columns whose numbers are in another order, as those that text is sorted in.
+    """Warn if an estimator was fitted on numbered columns in another order, such as the alphabetical one.
 
     A network gives features by place alone: f0, f1, f2 and so on. A table that was sorted by f0, f1, f10, f11, f2 has
     others there.
@@ -38,7 +38,7 @@ def warn_of_order(estimator: Any) -> None:
 
 
 def _alike(names: Sequence[str]) -> list[list[tuple[str, tuple[int, ...]]]]:
-    """Return names that differ in their numbers alone, with these, in their order; by what else they are."""
+    """Return groups of names that differ in their numbers alone, in order, each name with its numbers."""
     groups: dict[tuple[str, ...], list[tuple[str, tuple[int, ...]]]] = {}
     for name in names:
         parts = re.split(r"([0-9]+)", name)

@@ -1,4 +1,4 @@
-"""Conditions: under which a pullback is taken, beside what a stage saved: how exactly numbers are known, and sampling.
+"""Conditions of a pullback, beside a stage's saved numbers: how exactly these are known, and sampling.
 
 They reach a stage with what it saved, in :meth:`.Stage.attach_conditions`, so that ``pullback`` and ``secant`` take
 the same arguments of every stage.

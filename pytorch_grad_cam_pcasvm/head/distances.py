@@ -1,4 +1,4 @@
-"""Distances to training points, and densities: one value, larger for what is more like the training set.
+"""Distances to training points, and densities: one value, larger the more a row is like the training set.
 
 Their gradient changes along a line, so that secants are its mean at a few places between start and x, with the smallest
 change that makes them exact.
@@ -47,7 +47,7 @@ class OfPoints(Stage):
         return grad @ self.slopes(saved[0], self.at_centre).unsqueeze(-2), None
 
     def secant(self, saved: Any, saved0: Any, grad: Tensor) -> Scaled:
-        """Return the mean of that along the straight line from x0 to x, corrected by what its sum then lacks."""
+        """Return the mean gradient along the straight line from x0 to x, corrected to add up to the difference."""
         (x, y), (x0, y0) = saved, saved0
         size, centred = torch.maximum(y.abs(), y0.abs()), self.at_centre
         return grad @ mean_slopes(lambda at: self.slopes(at, centred).unsqueeze(-2), x, x0, y - y0, size), None
@@ -121,7 +121,7 @@ class CosineDistance(NearestDistance):
         return self.points[self.nearest(x, points, self.k)[0]].mean(-2)
 
     def nearest(self, x: Tensor, points: "Centred", k: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the k nearest points of rows (..., D) by their cosine, as those of other distances."""
+        """Return the k nearest points of rows (..., D) by their cosine, in the form used for other distances."""
         index = (x @ self.points.T).topk(k, -1).indices
         near = self.points[index]
         return index, self.distances(x.unsqueeze(-2), near), x.unsqueeze(-2) - near
@@ -246,7 +246,7 @@ class Centred(NamedTuple):
 
 
 def density_constant(bandwidth: float, width: int, weight: float) -> float:
-    """Return the logarithm of what makes Gaussian kernels of a bandwidth in so many dimensions a density."""
+    """Return the logarithm of the factor that makes a sum of Gaussian kernels a density."""
     return -width * (math.log(bandwidth) + math.log(2 * math.pi) / 2) - math.log(weight)
 
 

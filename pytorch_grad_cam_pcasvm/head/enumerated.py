@@ -125,7 +125,7 @@ class Enumerated(Decision):
         return grad @ slopes.mT, None
 
     def no_gradient(self) -> Exception:
-        """Return the error of what needs a gradient."""
+        """Return the error for a request that needs a gradient."""
         return NoClosedFormError(self.reason, *self.ways_out, "use ContributionCAM, which needs values alone")
 
     def fingerprint(self) -> str:
@@ -163,7 +163,7 @@ def _array(x: Tensor) -> np.ndarray:
 
 
 def shapley_values(function: Rows, x: np.ndarray, x0: np.ndarray, sampling: Sampling = USUAL.sampling) -> np.ndarray:
-    """Return the Shapley values of B inputs for what changes from x0 to x, both (N, B): shape (N, B, P).
+    """Return the Shapley values of B inputs for the change of a function from x0 to x, both (N, B): shape (N, B, P).
 
     They add up to ``function(x) - function(x0)``: exactly, also where permutations stand for all coalitions.
     """

@@ -1,4 +1,4 @@
-"""Facts: what is known of the training set at a stage of a head, in numbers. Nothing is computed with them.
+"""Facts: numbers about the training set at a stage of a head. No value of the head depends on them.
 
 What is known in tensors is a property of the stage, made of its buffers, so that it moves and loads with these:
 ``input_mean``, ``input_deviations`` and ``output_deviations``.

@@ -222,7 +222,7 @@ class Head(Stack):
         return head
 
     def get_extra_state(self) -> Tensor:
-        """Return what a state dict holds besides tensors (kernels, calibration curves, class labels), as bytes."""
+        """Return the parts of a state dict that are no tensors (kernels, calibrations, class labels), as bytes."""
         # A tensor, since people clone, move and save whatever they find in a state dict.
         return torch.tensor(list(storage.constants(self.stages).encode()), dtype=torch.uint8)
 

@@ -10,7 +10,7 @@ from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError
 
 
 class Hookable(nn.Module):
-    """A module that computes its output, and what its pullback needs, in ``evaluate``."""
+    """A module whose ``evaluate`` computes its output and saves the numbers for its pullback."""
 
     if TYPE_CHECKING:
 
@@ -18,7 +18,7 @@ class Hookable(nn.Module):
             """Buffers and stages are found here."""
 
     def evaluate(self, x: Tensor) -> tuple[Any, Any]:
-        """Return the output for x, shape (N, in), and what the pullback needs, its tensors with the batch first."""
+        """Return the output for x, shape (N, in), and numbers saved for the pullback, with the batch first."""
         raise NotImplementedError(f"{type(self).__name__} defines no evaluate(x) that returns (output, saved)")
 
     def forward(self, x: Tensor, made: list[Any] | None = None) -> Any:
@@ -30,7 +30,7 @@ class Hookable(nn.Module):
 
 
 class Changed:
-    """Replaces what a pullback needs if a hook has changed the module."""
+    """Stands for the saved numbers of a module whose output a hook has changed."""
 
     def __init__(self, module: nn.Module) -> None:
         self.name = type(module).__name__

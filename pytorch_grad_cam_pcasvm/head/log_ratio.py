@@ -104,7 +104,7 @@ class LogRatio(Stage):
 
 
 def log_ratios(decision: Decision) -> Stage:
-    """Return the stage of the log-ratios of a decision: of several SVMs, those of each.
+    """Return the stage of a decision's log-ratios: one for each SVM.
 
     Raises:
         ValueError: the decision, or a part of it, is none of an RBF SVM.
@@ -123,7 +123,7 @@ def log_ratios(decision: Decision) -> Stage:
 
 @dataclass(frozen=True)
 class Evidence:
-    """The terms of one decision value: what speaks for it (row 0), and what speaks against it (row 1).
+    """The terms of one decision value: evidence for it (row 0), and against it (row 1).
 
     Attributes:
         points: p_i, shape (I, B).
@@ -192,7 +192,7 @@ class Evidence:
         return secant + gap * step / torch.where(squared > 0, squared, 1.0)
 
     def _terms(self, x: Tensor) -> Tensor:
-        """Return the logarithms of the terms of both sides, those of the intercept last, shape (2, N, I + 1)."""
+        """Return the logarithms of the terms of both sides, the intercept's last, shape (2, N, I + 1)."""
         kernels = self.log_coefficients.unsqueeze(1) - self.gamma * squared_distances(x, self.points)
         return torch.cat([kernels, self.log_intercept.unsqueeze(-1).expand(-1, x.shape[0], -1)], -1)
 

@@ -1,4 +1,4 @@
-"""Measures of how far images are from those that a head was fitted on, by what its stages hold of them."""
+"""Measures of how far images are from a head's training images, by the facts that its stages hold."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -32,7 +32,7 @@ _NORMS = {"Euclidean length": 2.0, "sum of absolute values": 1.0, "largest absol
 
 
 class Place(NamedTuple):
-    """Rows inside a head: one of its values, or what stages make of it that are side by side with others."""
+    """Rows inside a head: one of its values, or the output of a branch of a union."""
 
     position: int = 0
     inside: tuple[Any, ...] = ()
@@ -50,7 +50,7 @@ class Place(NamedTuple):
 
 
 class Measure(NamedTuple):
-    """How far N images are from the training images, by one measure; what is far; and how to say it.
+    """The distances of N images from the training images by one measure, with its limit and its words.
 
     A share of many features is known well from one image; a distance, in standard deviations or the like, is not.
 
@@ -71,12 +71,12 @@ class Measure(NamedTuple):
     is_share: bool = False
 
     def limit_of(self, count: int) -> float:
-        """Return what is far for the middle one of so many images: one of them may be an odd one."""
+        """Return the limit for the median of so many images, as a single one may be unusual."""
         return self.limit if self.is_share else self.limit * (1 + 1 / count)
 
 
 class Step(NamedTuple):
-    """A stage, the places of what it gets and gives, and what it gets for features that are all zero."""
+    """A stage, the places of its input and output, and its input for features that are all zero."""
 
     stage: Any
     before: Place
@@ -134,7 +134,7 @@ def _measured(step: Step) -> Iterator[Measure]:
 
 
 def _of_scale(step: Step) -> Iterator[Measure]:
-    """Yield how much of what a scaler gives is far from what it gave for the training images."""
+    """Yield the share of a scaler's output that is far from its output for the training images."""
     low, high = step.stage.facts.low, step.stage.facts.high
     if low is not None and high is not None:
         distances = partial(_share_beyond, (low + high) / 2, _FAR / 2 * (high - low))
@@ -237,7 +237,7 @@ def _of_machine(step: Step, points: np.ndarray) -> Iterator[Measure]:
 
 
 def _of_norms(step: Step, points: np.ndarray) -> Iterator[Measure]:
-    """Yield how much the norms of images differ from that of the training images, if these have one and the same."""
+    """Yield how much the norms of images differ from the training images' norm, if all of these have the same."""
     if len(points) < _ENOUGH or points.shape[1] < 4:
         return
     for name, order in _NORMS.items():

@@ -42,7 +42,7 @@ class Neighbours(Stage):
         self._of_point = torch.arange(len(self.counts)).repeat_interleave(torch.tensor(self.counts))
 
     def evaluate(self, x: Tensor) -> tuple[Tensor, _At]:
-        """Return the margins, shape (N, C), of more than two classes and their votes, (N, 2C); and what is needed."""
+        """Return the margins, shape (N, C), of more than two classes and their votes, (N, 2C); and saved numbers."""
         nearest = self._nearest(x)
         distances = (x.unsqueeze(1) - self.points[nearest]).square().sum(-1)
         margins = distances.gather(-1, self._rivals(distances)) - distances
@@ -58,7 +58,7 @@ class Neighbours(Stage):
         return grad[..., : len(self.counts)] @ self._slopes(saved[0]), None
 
     def secant(self, saved: _At, saved0: _At, grad: Tensor) -> Scaled:
-        """Return the mean of that along the straight line from x0 to x, corrected by what its sum then lacks."""
+        """Return the mean gradient along the straight line from x0 to x, corrected to add up to the difference."""
         (x, margins, size), (x0, margins0, size0) = saved, saved0
         slopes = mean_slopes(self._slopes, x, x0, margins - margins0, size + size0)
         return grad[..., : len(self.counts)] @ slopes, None

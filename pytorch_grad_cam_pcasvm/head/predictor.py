@@ -83,7 +83,7 @@ class Predictor:
         self._check()
 
     def _check(self) -> None:
-        """Refuse what is no function of a single row, or predicts other classes than its own."""
+        """Refuse a predictor that is no function of a single row, or predicts classes that it has not."""
         rows = np.random.default_rng(0).normal(size=(6, self.n_inputs))
         together, alone = self(rows), np.concatenate([self(row[None]) for row in rows])
         if not np.allclose(together, alone, rtol=1e-6, atol=1e-9 * np.nanmax(abs(together), initial=0), equal_nan=True):
@@ -99,7 +99,7 @@ class Predictor:
             self._check_decided(np.sign(self.estimator.predict(rows)) == np.sign(self._decision(rows)[:, 0]))
 
     def _check_classes(self, values: np.ndarray) -> None:
-        """Refuse predicted classes that are none of its own, or not those of its values (R, P)."""
+        """Refuse predicted classes that the predictor has not, or that disagree with its values (R, P)."""
         votes = values[:, -len(self.classes) :]
         if not votes.any(1).all():
             raise NoClosedFormError(

@@ -1,4 +1,4 @@
-"""The registry: which stage computes what a fitted estimator does. Those supported are in :mod:`.estimators`."""
+"""The registry: which stage stands for a fitted estimator. Supported estimators are in :mod:`.estimators`."""
 
 import importlib
 import sys
@@ -56,7 +56,7 @@ _INSTEAD = {
 
 
 def register_all() -> bool:
-    """Import what registers scikit-learn's estimators, and much of scikit-learn; return whether that was new."""
+    """Register scikit-learn's estimators, which imports much of scikit-learn; return whether they were not yet."""
     if "pytorch_grad_cam_pcasvm.head.estimators" in sys.modules:
         return False
     tables = [(table, dict(table.registry)) for table in (stage_for, transformer_for)]
@@ -74,7 +74,7 @@ def has_values(estimator: Any) -> bool:
 
 @singledispatch
 def stage_for(estimator: Any) -> Stage:
-    """Return the stage that computes what a fitted estimator does, in float64 on the CPU (a ``singledispatch``).
+    """Return the stage that computes a fitted estimator's output, in float64 on the CPU (a ``singledispatch``).
 
     Raises:
         NoClosedFormError: no stage is registered for the estimator's type.
@@ -107,7 +107,7 @@ def stage_for(estimator: Any) -> Stage:
 
 
 def ways_of_booster(estimator: Any) -> list[str]:
-    """Return what to do with a booster of XGBoost's or LightGBM's own interface; nothing: it is none that has to be.
+    """Return ways out for a booster of XGBoost's or LightGBM's own interface; none for other estimators.
 
     XGBoost's takes no rows of numbers; LightGBM's does, but of classes it predicts probabilities, without labels.
     """
@@ -143,7 +143,7 @@ def _by_name(table: Mapping[str, str], name: str) -> str | None:
 
 
 def _usual(estimator: BaseEstimator) -> str:
-    """Return what to fit in place of an estimator of this role."""
+    """Return an alternative to an estimator of this role."""
     # FunctionTransformer is near to many names, and to none in what it does.
     names = [
         estimator_type.__name__

@@ -142,7 +142,7 @@ class Stack(Hookable):
 
     @property
     def measures(self) -> list[Measure]:
-        """How far images are from the training set, by what the stages hold of it: decided when first asked."""
+        """The measures of distance from the training set, by the stages' facts; made when first asked for."""
         if self._measures is None:
             self._measures = list_measures(list(self.stages), self.n_features)
         return self._measures
@@ -160,7 +160,7 @@ class Stack(Hookable):
         return self
 
     def _load_from_state_dict(self, *arguments: Any) -> None:
-        """Take over what the stages load of another training set."""
+        """Take over the facts of another training set that the stages load."""
         self._measures = None
         super()._load_from_state_dict(*arguments)
 
@@ -195,7 +195,7 @@ class Stack(Hookable):
         return trace
 
     def values_of(self, features: Tensor) -> HeadTrace:
-        """Return the trace of many features, (R, D), without what a pullback needs; it is computed in blocks."""
+        """Return the trace of many features, (R, D), computed in blocks, without numbers for a pullback."""
         blocks = [features]
         if not is_traced():
             blocks = list(features.split(max(1, _BYTES // self.bytes_per_target(1))))

@@ -1,4 +1,4 @@
-"""The protocol of a stage of a head: what it computes, and its pullback (the vector-Jacobian product in closed form).
+"""The protocol of a stage of a head: its output, and its pullback (the vector-Jacobian product in closed form).
 
 A stage maps ``x`` of shape (N, in) to (N, out). Its pullback takes ``grad``, the derivative of K targets with respect
 to the stage's output, of shape (N, K, out), or (1, K, out) if it is the same for every image, and returns the
@@ -80,13 +80,13 @@ class Stage(Hookable):
         self.facts = Facts.from_numbers(numbers)
 
     def pullback(self, saved: Any, grad: Tensor) -> Scaled:
-        """Return ``grad @ dy/dx`` for what ``evaluate`` saved (see the module docstring for shapes)."""
+        """Return ``grad @ dy/dx`` from the numbers that ``evaluate`` saved (see the module docstring for shapes)."""
         raise NotImplementedError(
             f"{type(self).__name__} defines no pullback(saved, grad) that returns (grad, log_scale)"
         )
 
     def secant(self, saved: Any, saved0: Any, grad: Tensor) -> Scaled:
-        """Return ``grad @ J`` with ``J (x - x0) = y - y0``, for what ``evaluate`` saved at x and at a start x0.
+        """Return ``grad @ J`` with ``J (x - x0) = y - y0``, from numbers saved at x and at a start x0.
 
         The start has N rows, or one for all of them. If x and x0 are equal, J is the derivative. By default, this is
         the pullback, if the stage is linear.
@@ -104,7 +104,7 @@ class Stage(Hookable):
         )
 
     def attach_conditions(self, saved: Any, conditions: Conditions) -> Any:
-        """Return what ``evaluate`` saved, with what ``pullback`` or ``secant`` are to know beside it: here nothing."""
+        """Return saved numbers together with conditions for ``pullback`` or ``secant``; here without."""
         return saved
 
     def errors(self, errors: Tensor) -> Tensor | None:
@@ -112,7 +112,7 @@ class Stage(Hookable):
         return None
 
     def jacobian(self, saved: Any, y: Tensor) -> Scaled:
-        """Return ``dy/dx``, shape (N, out, in) or (1, out, in), for the output y and what ``evaluate`` saved."""
+        """Return ``dy/dx``, shape (N, out, in) or (1, out, in), for the output y and the saved numbers."""
         return self.pullback(saved, identity(y))
 
     def keep(self, **tensors: Tensor | None) -> None:
@@ -157,7 +157,7 @@ def pulled_through(stage: Stage, scaled: Scaled, *saved: Any) -> Scaled:
 
 
 def errors_after(stages: Iterable[Any], errors: Tensor | None) -> Tensor | None:
-    """Return the errors of what stages make of numbers with errors, (N, in); None where a stage does not know."""
+    """Return the errors of stages' outputs for inputs with errors, (N, in); None where a stage does not know."""
     for stage in stages:
         errors = None if errors is None else stage.errors(errors)
     return errors

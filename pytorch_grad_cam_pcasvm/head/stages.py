@@ -122,7 +122,7 @@ class Projection(Stage):
 
     @property
     def input_mean(self) -> Tensor | None:  # type: ignore[override]
-        """The mean, if it is the training set's, and not that of TruncatedSVD, which does not centre."""
+        """The mean of the training set; None of TruncatedSVD, which does not centre."""
         return self.mean if self._centres and not self.weighted else None
 
     @property
@@ -138,7 +138,7 @@ class Projection(Stage):
         return self.inverse.unsqueeze(1) * self.components
 
     def _load_from_state_dict(self, state_dict, prefix, *args):  # type: ignore[no-untyped-def]
-        """Take the state's inverse and variances, or that it knows none, as that of an earlier version."""
+        """Take over the state's inverse and variances, which states of earlier versions may lack."""
         for name in self.beside:
             saved = state_dict.get(prefix + name)
             if saved is None or getattr(self, name) is None:
@@ -378,7 +378,7 @@ class Chain(Stage):
         self.linear = all(stage.linear for stage in stages)
 
     def flat(self) -> list[Stage]:
-        """Return the stages, with those of nested chains in their place."""
+        """Return the stages, with nested chains taken apart."""
         return [part for stage in self.stages for part in (stage.flat() if isinstance(stage, Chain) else [stage])]
 
     @property
@@ -387,7 +387,7 @@ class Chain(Stage):
         return self.stages[-1].output_deviations  # type: ignore[no-any-return]
 
     def evaluate(self, x: Tensor) -> tuple[Tensor, list[Any]]:
-        """Return the last stage's output, and what each pullback needs."""
+        """Return the last stage's output, and the numbers saved for each pullback."""
         needed = []
         for stage in self.stages:
             x, saved = run(stage, x)
@@ -395,7 +395,7 @@ class Chain(Stage):
         return x, needed
 
     def attach_conditions(self, saved: Any, conditions: Conditions) -> Any:
-        """Return what each pullback needs, with the conditions of each."""
+        """Return the numbers saved for each pullback, with its conditions."""
         if not isinstance(saved, list):
             return saved
 
@@ -456,12 +456,12 @@ class Union(Stage):
         return None if any(part is None for part in parts) else torch.cat(parts)  # type: ignore[arg-type]
 
     def evaluate(self, x: Tensor) -> tuple[Tensor, list[Any]]:
-        """Return the outputs of all members, shape (N, P), times ``sign``, and what each pullback needs."""
+        """Return the outputs of all members, shape (N, P), times ``sign``, and the numbers saved for each pullback."""
         values, saved = zip(*(run(member, x) for member in self.members), strict=True)
         return self.sign * torch.cat(values, -1), list(saved)
 
     def attach_conditions(self, saved: Any, conditions: Conditions) -> Any:
-        """Return what each pullback needs; all members take the same input."""
+        """Return the numbers saved for each pullback, with their conditions; all members take the same input."""
         if not isinstance(saved, list):
             return saved
         return [member.attach_conditions(part, conditions) for member, part in zip(self.members, saved, strict=True)]

@@ -166,7 +166,7 @@ class TrainingSet:
 
 
 def save(parts: list[Stage], path: str | PathLike[str], training: TrainingSet, model: str | None = None) -> None:
-    """Write the stages of a head, and what is known of its training images, to a file: see ``Head.save``.
+    """Write the stages of a head, and the facts about its training images, to a file: see ``Head.save``.
 
     Args:
         parts: the stages.
@@ -203,7 +203,7 @@ def _from_tensor(tensor: Tensor | None, missing: Any) -> Any:
 
 
 def _every(parts: Sequence[Stage]) -> list[Stage]:
-    """Return stages and those inside them, in an order that is the same in every process."""
+    """Return stages and the stages inside them, in an order that is the same in every process."""
     return [module for part in parts for module in part.modules() if isinstance(module, Stage)]
 
 
@@ -216,7 +216,7 @@ def digest_of(parts: list[Stage]) -> str:
 def load(
     path: str | PathLike[str], trusted: Sequence[str] = (), writer: str = "net.head.save(path)"
 ) -> tuple[list[Stage], TrainingSet, str | None]:
-    """Read the stages of a head, on the CPU, its training images, and of a model's file what it says besides.
+    """Read a head's stages, on the CPU, the facts about its training images, and a model's description.
 
     Args:
         path: the file.
@@ -288,7 +288,7 @@ def _others(data: bytes) -> list[str]:
 
 
 def from_skops(data: bytes, trusted: Sequence[str] = ()) -> Any:
-    """Return fitted estimators from what skops wrote, of types that are known to be harmless, or ``trusted``.
+    """Return fitted estimators from a file of skops, of types that are known to be harmless, or ``trusted``.
 
     Raises:
         ModuleNotFoundError: skops is not installed.
@@ -325,7 +325,7 @@ def _enumerated(
 
 
 def _refuse_pickles(path: Path) -> None:
-    """Refuse what joblib or pickle wrote, which would be run, not read."""
+    """Refuse a file of joblib or pickle, which would be run, not read."""
     if not path.is_file():
         return
     with path.open("rb") as file:
@@ -349,7 +349,7 @@ def constants(parts: list[Stage]) -> str:
 
 
 def agree(state: str, expected: str) -> bool:
-    """Return whether two heads have the same ``constants``, ignoring what a ``state`` of an earlier version lacks."""
+    """Return whether two heads have the same ``constants``, but for entries that earlier versions lack."""
     if not state or not expected:
         return state == expected
     return _within(*(json.loads(part, object_hook=_without_tensors) for part in (state, expected)))

@@ -60,7 +60,7 @@ def process(kernel: Any, points: Any, weights: Any) -> Chain:
 
 
 def _terms(kernel: Any) -> list[Term]:
-    """Return the terms of a sum; those that differ from 0 only at the training points themselves are none."""
+    """Return the terms of a sum, without white noise, which is 0 except at the training points themselves."""
     match kernel:
         case processes.Sum():
             return _terms(kernel.k1) + _terms(kernel.k2)

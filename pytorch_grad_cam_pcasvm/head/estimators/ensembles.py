@@ -147,7 +147,7 @@ def _bagged(estimator: Any) -> list[Chain]:
 
 
 def _mean_probability(estimator: Any, members: list[Chain], weights: Any, *, scores: bool = False) -> Stage:
-    """Return the weighted mean of the members' probabilities; what is explained is that of their margins."""
+    """Return the weighted mean of the members' probabilities; explanations are of the mean of their margins."""
     for member, fitted in zip(members, estimator.estimators_, strict=True):
         voting: Any = getattr(member.stages[-1], "voting", None)
         if voting is None or (voting.calibration is None and not voting.members):
@@ -242,7 +242,7 @@ def _stack(estimator: Any) -> Stage:
 
 
 def _stackable(fitted: Any, method: str, voting: Any) -> str:
-    """Return what a stack could take in place of a member."""
+    """Return an alternative that a stack could take in place of a member."""
     if voting is not None and not is_classifier(fitted):
         return "regressors that predict their decision value, e.g. SVR"
     if voting is not None and voting.kind == "OneVsOne":  # its decision_function counts votes, which are steps

@@ -89,6 +89,6 @@ def _points(estimator: Any) -> torch.Tensor:
 
 
 def decision_of(stage: Stage, voting: vote.Vote | None = None) -> Stage:
-    """Return a stage of one value as a decision, larger for what is more like the training set."""
+    """Return a stage of one value as a decision, larger the more a row is like the training set."""
     ones, zeros = torch.ones(1, 1).double(), torch.zeros(1).double()
     return Chain([stage, LinearDecision(ones, zeros, voting or vote.likeness(), None)])

@@ -87,7 +87,7 @@ def plain_voting(n_classes: int, calibration: Calibration | None) -> vote.Vote:
 
 
 def _of_scores(estimator: Any) -> Calibration | None:
-    """Return what makes ``predict_proba`` of the scores of a linear classifier, or None."""
+    """Return the calibration from a linear classifier's scores to ``predict_proba``, or None."""
     n_classes = len(estimator.classes_)
     sigmoids = PerClass([Platt(-1.0, 0.0)] * (1 if n_classes == 2 else n_classes))
     match estimator:

@@ -98,7 +98,7 @@ def _power(estimator: Any) -> Stage:
 
 
 def _projection(components: Any, mean: Any = None, divisor: Tensor | None = None, **extras: Any) -> Projection:
-    """Return ``V^T (x - u) / divisor``, without the parts that are None; ``extras`` are what is known besides."""
+    """Return ``V^T (x - u) / divisor``, without the parts that are None; ``extras`` are further facts."""
     components = tensor(components)
     mean = torch.zeros(components.shape[1], dtype=torch.float64) if mean is None else tensor(mean)
     divisor = torch.ones(len(components), dtype=torch.float64) if divisor is None else divisor
