@@ -43,7 +43,7 @@ class _Differentiable(Mode):
 
 
 class _OnlyDifferentiable(TorchDispatchMode):
-    """Refuses operations that draw random numbers, and behind a target layer those of which autograd has no gradient.
+    """Refuses operations that draw random numbers, and, behind a target layer, operations without a gradient.
 
     Attributes:
         reached: whether a target layer has run.

@@ -80,7 +80,7 @@ class BlockPass(Pass):
             yield self._tiling.cut(self.x, part), part
 
     def _list_seeing(self, of_tiles: Tensor) -> Sequence[int]:
-        """Return the tiles on which targets depend, where that may be looked at: of a position those that see it."""
+        """Return the tiles on which targets depend; all, where nothing may be looked at."""
         if not self.backbone.source.dense or not may_look(of_tiles):
             return range(of_tiles.shape[1])
         seen: list[int] = of_tiles.transpose(0, 1).flatten(1).any(1).nonzero()[:, 0].tolist()
@@ -147,7 +147,7 @@ class BlockPass(Pass):
         return self._at_once.rerun(starts)
 
     def affine(self, target: int) -> AffineBeginning:
-        """Return the affine beginning of what follows a target layer."""
+        """Return the affine beginning of the path behind a target layer."""
         return self._at_once.affine(target)
 
     def relevance(self, seeds: Sequence[Tensor | None], target: int, start: Any) -> Tensor:
@@ -157,7 +157,7 @@ class BlockPass(Pass):
 
 
 def _take_rows(starts: Mapping[int, Tensor], numbers: Sequence[int]) -> dict[int, Tensor]:
-    """Return the starts of some tiles; one that is that of all stays."""
+    """Return the starts of some tiles; a start that all tiles share stays one row."""
     return {
         target: start if len(start) == 1 else start[_list_rows(tuple(numbers), like=start)]
         for target, start in starts.items()

@@ -103,7 +103,7 @@ class ClosedFormPass(Pass):
         return self.tape.structured(self.tape.in_blocks(by_root))
 
     def affine(self, target: int) -> AffineBeginning:
-        """Return the affine beginning of what follows a target layer."""
+        """Return the affine beginning of the path behind a target layer."""
         return AffineBeginning(self.tape, self._root(target))
 
     def is_isolated(self, network: nn.Module) -> bool:

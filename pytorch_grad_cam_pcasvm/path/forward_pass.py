@@ -1,4 +1,4 @@
-"""One forward pass of a path, and what can be asked of it."""
+"""One forward pass of a path: the protocol of its derivatives."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
@@ -55,7 +55,7 @@ class Pass:
         self._refuse("way to run its steps again")
 
     def affine(self, target: int) -> AffineBeginning:
-        """Return the affine beginning of what follows a target layer."""
+        """Return the affine beginning of the path behind a target layer."""
         self._refuse("players")
 
     def is_isolated(self, network: nn.Module) -> bool:
@@ -72,7 +72,7 @@ class Pass:
         return False
 
     def relevance(self, seeds: Sequence[Tensor | None], target: int, start: PathStart) -> Tensor:
-        """Return the relevance of activations, what the output contributes shared out, (K, *activations.shape)."""
+        """Return the relevance of activations, shares of the output's contributions, (K, *activations.shape)."""
         self._refuse("relevance")
 
     def _refuse(self, missing: str) -> NoReturn:

@@ -104,11 +104,11 @@ class Path:
         return full
 
     def record(self, x: Tensor) -> ClosedFormPass:
-        """Run the network once, up to the features; the pass is that of the network, whatever the options."""
+        """Run the network once, up to the features; the pass is of the whole network, whatever the options."""
         return run_alike(lambda: self._record(x))
 
     def _record(self, x: Tensor) -> tuple[ClosedFormPass, Draws]:
-        """Run the network once without watching its stem; again with, if that is unclear, which names what it does."""
+        """Run the network once with an unwatched stem; if that is unclear, again with a watched one."""
         try:
             return self._record_once(x, watches_stem=False)
         except UnclearStem:
@@ -184,7 +184,7 @@ class Path:
         return error
 
     def _check_baseline(self, x: Tensor, passed: ClosedFormPass, starts: Mapping[int, Tensor]) -> None:
-        """Refuse a path whose steps are not those that the network takes at a start.
+        """Refuse a path if the network takes other steps at a start.
 
         A tape has no control flow: only the network can tell which branches it takes at the start.
 
@@ -220,11 +220,11 @@ class Path:
         )
 
     def network_at(self, x: Tensor, name: str, activations: Tensor) -> list[Tensor]:
-        """Return what the network gives for other activations of a target layer, its floating-point tensors."""
+        """Return the network's floating-point outputs for other activations of a target layer."""
         return self._at_baseline(x, {self._names.index(name): activations})
 
     def _at_baseline(self, x: Tensor, starts: Mapping[int, Tensor]) -> list[Tensor]:
-        """Return what the network gives with other activations of target layers, its floating-point tensors."""
+        """Return the network's floating-point outputs for other activations of its target layers."""
         began = start_clock()
         by_name = {self._names[target]: activations for target, activations in starts.items()}
 
