@@ -34,7 +34,7 @@ def convolution(
     y: Tensor,
     grad: Tensor,
 ) -> Any:
-    """The transposed convolution; of the weight, what it met."""
+    """The transposed convolution; of the weight, the patches of the input."""
     spatial = weight.dim() - 2
     options = (stride, padding, dilation, groups)
 
@@ -73,7 +73,7 @@ def transposed_convolution(
     y: Tensor,
     grad: Tensor,
 ) -> Any:
-    """The convolution; of the weight, what it met."""
+    """The convolution; of the weight, the patches of the input."""
     spatial = weight.dim() - 2
     options = (stride, padding, dilation, groups)
 
@@ -94,7 +94,7 @@ def either_convolution(
     input: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, padding: Any, dilation: Any, transposed: bool,
     output_padding: Any, groups: int, *rest: Any, y: Tensor, grad: Tensor,
 ) -> Any:  # fmt: skip
-    """The one or the other, as what is decomposed calls it."""
+    """A convolution or a transposed one, in the form that decompositions call."""
     if transposed:
         options = (stride, padding, output_padding, groups, dilation)
         return transposed_convolution(input, weight, bias, *options, y=y, grad=grad)

@@ -281,7 +281,7 @@ class Shared(Cotangent):
 
 
 def cotangent(part: Any) -> Cotangent:
-    """Return what a rule gives, a tensor (K, *S) or a function that returns one, as a cotangent."""
+    """Return the result of a rule, a tensor (K, *S) or a function that returns one, as a cotangent."""
     part = part() if callable(part) else part
     return part if isinstance(part, Cotangent) else Cotangent(part)
 

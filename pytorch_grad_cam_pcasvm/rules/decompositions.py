@@ -12,7 +12,7 @@ aten = torch.ops.aten
 
 
 def decomposed(function: Any) -> Any:
-    """Return what computes the same by other operations; None if torch knows no such."""
+    """Return a function's decomposition into other operations; None if torch has none."""
     if function in _OWN:
         return _OWN[function]
     if getattr(function, "_schema", None) is None:
@@ -25,7 +25,7 @@ def _lstm(
     input: Tensor, hx: Sequence[Tensor], params: Any, has_biases: bool, num_layers: int, dropout: float, train: bool,
     bidirectional: bool, batch_first: bool,
 ) -> Any:  # fmt: skip
-    """Return what torch's own decomposition gives, which in single precision is one operation of a library again."""
+    """Return an LSTM by torch's decomposition, called directly: in single precision it is one operation."""
     parameters = decompositions.gather_params(params, has_biases, hx[0].size(2) != hx[1].size(2))
     output, hidden = decompositions._rnn_helper(
         input, list(zip(*hx, strict=True)), parameters, has_biases, num_layers, dropout, train, bidirectional,
@@ -42,7 +42,7 @@ def _batch_norm(
     input: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Any, var: Any, training: bool, momentum: float,
     eps: float, *rest: Any,
 ) -> Tensor:  # fmt: skip
-    """Return what a batch norm makes of the statistics of the batch itself."""
+    """Return a batch norm by the statistics of the batch itself."""
     dims = [dim for dim in range(input.dim()) if dim != 1]
     variance, centre = torch.var_mean(input, dims, correction=0, keepdim=True)
     y = (input - centre) * torch.rsqrt(variance + eps)

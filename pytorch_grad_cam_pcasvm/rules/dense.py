@@ -115,7 +115,7 @@ def einsum(equation: str, *operands: Any, y: Tensor, grad: Tensor, base: Call | 
 
 
 def _subscripts(equation: str, tensors: list[Tensor]) -> tuple[list[str], str, str]:
-    """Return the letters of every operand and of the result, also those of an ellipsis, and one for the targets."""
+    """Return the letters of every operand and of the result, an ellipsis written out, and a letter for the targets."""
     left, arrow, result = equation.replace(" ", "").partition("->")
     terms = left.split(",")
     targets, *free = [letter for letter in string.ascii_letters if letter not in equation]

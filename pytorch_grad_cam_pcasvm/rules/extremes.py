@@ -20,7 +20,7 @@ Chosen = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
 def _pulled(grad: Tensor, x: Tensor, base: Call | None, dims: list[int], sign: int, chosen: Chosen) -> Tensor:
-    """Send the gradient to what was chosen: ``chosen`` gives the extreme, with its dims, and the weights of x in it."""
+    """Send the gradient to the chosen numbers: ``chosen`` gives the extreme, with its dims, and weights of x."""
     y, weights = chosen(x)
     if base is not None:
         # As DeepLIFT: to where x has its maximum if that has grown, otherwise to where x0 had it. What the maximum has

@@ -14,7 +14,7 @@ def _upsampling(mode: str, *, antialias: bool = False) -> Any:
     flat, aligns = mode == "bicubic" or antialias, mode in ("linear", "bicubic") or antialias
 
     def rule(input: Tensor, output_size: Any, *options: Any, y: Tensor, grad: Tensor) -> Tensor:
-        """Every mode is separable: one small matrix per axis, what it makes of the unit vectors, transposed."""
+        """Every mode is separable: the transpose of one small matrix per axis, found by interpolating unit vectors."""
         align_corners, scales = (options[0], options[1:]) if aligns else (None, options)
         factors = list(scales[0]) if scales and isinstance(scales[0], list | tuple) else list(scales)
         for axis in range(2 - input.dim(), 0):

@@ -1,4 +1,4 @@
-"""Norms: what divides numbers by a size that is made of them, and such sizes themselves."""
+"""Norms: divisions of numbers by their own size, and such sizes themselves."""
 
 import math
 from collections.abc import Callable
@@ -194,7 +194,7 @@ def size_slope(x: Tensor, x0: Tensor, p: float, dims: list[int], eps: float) -> 
 
 
 def _of_sum(input: Tensor, ord: Any = 2, *rest: Any) -> bool:
-    """Return whether a norm is the root of a sum of powers; others are what they are made of, as the largest."""
+    """Return whether a norm is the root of a sum of powers; other norms are minima, maxima or counts."""
     return 0 < _order(ord) < math.inf
 
 

@@ -19,7 +19,7 @@ def _pair(name: str, slopes: Slopes) -> None:
     function = getattr(torch, name)
 
     def rule(input: Any, other: Any, *, y: Tensor, grad: Tensor, base: Call | None = None) -> Any:
-        """The two derivatives; from a start, what each number alone changes, the mean of both orders."""
+        """The two derivatives; from a start, the change by each number alone, the mean of both orders."""
         a, b = (torch.as_tensor(x, dtype=y.dtype, device=y.device) for x in (input, other))
         by_a, by_b = slopes(a, b, y) if base is None else _secants(function, slopes, (a, b, y), base)
         return lambda: unbroadcast(grad * by_a, input), lambda: unbroadcast(grad * by_b, other)

@@ -1,4 +1,4 @@
-"""Products of all numbers along a dimension, and of those up to each."""
+"""Products of all numbers along a dimension, and cumulative products."""
 
 from typing import Any
 

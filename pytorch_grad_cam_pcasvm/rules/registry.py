@@ -148,7 +148,7 @@ def register_jacobian(
 
 
 def _refuse_unseen(call: Any) -> None:
-    """Refuse what is never called where it can be seen."""
+    """Refuse a call that happens where no mode sees it."""
     owner = getattr(call, "__self__", None)
     if isinstance(owner, type) and issubclass(owner, Function):
         raise TypeError(f"register {owner.__name__} itself, not {owner.__name__}.{call.__name__}")
@@ -174,7 +174,7 @@ def _is_class(call: type) -> bool:
 
 
 def _be_seen(function: type[Function]) -> None:
-    """Let modes see the calls of an ``autograd.Function``, as they see those of torch's own functions."""
+    """Let modes see the calls of an ``autograd.Function``, as they see calls of torch's own functions."""
     if function in _functions.values():
         return
 

@@ -15,7 +15,7 @@ Tokens: TypeAlias = Callable[..., int | Sequence[int | None] | None] | None
 
 @dataclass(frozen=True)
 class Call:
-    """The call of a step with numbers: those of the images, or of a start, which is a rule's ``base``.
+    """The call of a step with numbers: the images', or a start's, which is a rule's ``base``.
 
     Attributes:
         args: its arguments in the order of the rule's; for a layer, the layer and its inputs. Those that are the same
@@ -33,7 +33,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Rule:
-    """The closed-form Jacobian of a function or layer, and what else is known of it.
+    """The closed-form Jacobian of a function or layer, and its further properties.
 
     Attributes: those of :func:`register_jacobian`, and
 
@@ -87,7 +87,7 @@ class Rule:
         return any(str(getattr(part, "__module__", "")).partition(".")[0] != own for part in parts)
 
     def pulled(self, call: Call, grad: Any, base: Call | None = None, **options: Any) -> Any:
-        """Return what the rule gives for a call, or its secant from a start."""
+        """Return the result of the rule for a call, or of its secant from a start."""
         args, kwargs, y = call.args, call.kwargs | options, call.y
         if base is None:
             return self.pull(*args, **kwargs, y=y, grad=grad)
@@ -156,7 +156,7 @@ def _changed(args: Sequence[Any], args0: Sequence[Any]) -> int:
 
 
 def mid(x: Any, x0: Any) -> Any:
-    """Return the midpoint between what is a tensor of numbers, or several of them, and its value at the start."""
+    """Return the midpoint between numbers, a tensor or several, and the same at the start."""
     if isinstance(x, list | tuple):
         return type(x)(map(mid, x, x0))
     differ = x is not x0 and isinstance(x, Tensor) and (x.is_floating_point() or x.is_complex())

@@ -96,7 +96,7 @@ def matrix_transpose(input: Tensor, *args: Any, y: Tensor, grad: Tensor) -> Tens
 
 @_moving(*aten("expand", "expand_as"))
 def expand(input: Tensor, *shape: Any, y: Tensor, grad: Tensor, **options: Any) -> Any:
-    """The sum over what was repeated; of another tensor only the shape counts."""
+    """The sum over repetitions; of another tensor only the shape counts."""
     return lambda: unbroadcast(grad, input), None
 
 
@@ -169,7 +169,7 @@ def _not_of_images(input: Tensor, pad: Any, *args: Any, y: Tensor) -> bool:
 
 @_moving(*aten("pad", "constant_pad_nd"), by_image=_not_of_images)
 def pad(input: Tensor, pad: Any, mode: Any = "constant", value: Any = None, *, y: Tensor, grad: Tensor) -> Tensor:
-    """Grad without what was added; what was copied there goes back to where it is from."""
+    """The gradient without the padding; copied numbers send theirs back to their source."""
     if isinstance(mode, str) and mode != "constant":
         return _moved(torch.ops.aten.pad.default, input, grad, pad, mode)
     return torch.constant_pad_nd(grad, [-size for size in pad])

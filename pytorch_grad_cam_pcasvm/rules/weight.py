@@ -77,7 +77,7 @@ def through_products(grad: Tensor, weight: Tensor, x: Tensor, over: str) -> Tens
 
 
 def player_rows(weight: Tensor, x: Tensor, over: str, chunk: slice) -> Tensor:
-    """Return what a dense layer makes of one channel, or one position, of its input alone.
+    """Return the output of a dense layer for one channel, or one position, of its input alone.
 
     Args:
         weight: shape (D1, T P).

@@ -1,4 +1,4 @@
-"""Writes: a tensor as it is after them, made of what it was before and what was written."""
+"""Writes: a tensor afterwards, made of the tensor before and of the numbers written."""
 
 from functools import partial
 from typing import Any
