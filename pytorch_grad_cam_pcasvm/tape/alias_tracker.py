@@ -96,7 +96,7 @@ class AliasTracker:
                     self._exposed.append((tensor.detach(), tensor.clone(), memory_of(tensor)))
 
     def check_exposed(self) -> None:
-        """Refuse what was written into exposed memory where nobody saw it."""
+        """Refuse unseen writes into exposed memory."""
         for tensor, before, memory in self._exposed:
             if memory not in self.memories and not torch.equal(tensor, before):
                 raise hidden_write("something that cannot be seen")
@@ -134,7 +134,7 @@ class AliasTracker:
         return index
 
     def track(self, tensor: Tensor) -> Alias:
-        """Return what is known of a tensor; from now on something is."""
+        """Return the alias of a tensor, which is tracked from now on."""
         identity = id(tensor)
         alias = self.aliases.get(identity)
         if alias is None:
@@ -185,7 +185,7 @@ class AliasTracker:
             self._marks.set()
 
     def clear(self) -> None:
-        """Forget the tensors of the pass; those that the network keeps are as they were."""
+        """Forget the tensors of the pass; tensors that the network keeps are as they were."""
         self._marks.clear()
         self.aliases.clear()
         self._constants.clear()
@@ -217,13 +217,13 @@ class AliasTracker:
         self.tape.steps.append(step)
 
     def shares_memory(self, tensor: Tensor) -> bool:
-        """Return whether a constant shares its memory with what depends on a target layer."""
+        """Return whether a constant shares its memory with a tensor that depends on a target layer."""
         memory = memory_of(tensor)
         others = () if memory is None else self.sharing.get(memory, ())
         return any(self.aliases[other].value is not None for other in others)
 
     def save_before_write(self, tensor: Tensor) -> None:
-        """Keep copies of what is going to be written over."""
+        """Keep copies of numbers that are about to be written over."""
         memory = memory_of(tensor)
         if memory is not None:
             for index in self._kept.pop(memory, ()):
@@ -290,7 +290,7 @@ def _leaves(tensor: Tensor) -> Iterator[Tensor]:
 
 
 def other_thread(operation: str) -> NoClosedFormError:
-    """Return the refusal of what another thread computes on the path."""
+    """Return the refusal of a computation on the path by another thread."""
     return NoClosedFormError(
         f"another thread computes on the path ({operation}), where it cannot be seen",
         "compute it in the thread that calls the network",

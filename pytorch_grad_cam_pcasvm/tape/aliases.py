@@ -66,7 +66,7 @@ class View:
 
 
 def overlaps(tensor: Tensor) -> bool:
-    """Return whether numbers of a tensor may share one place in memory, as those of ``expand`` and ``unfold``."""
+    """Return whether numbers of a tensor may share one place in memory, as after ``expand`` and ``unfold``."""
     reach = 0  # of the dimensions with smaller strides; no number is looked at, which may be a symbol's
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True), key=lambda dim: dim[0]):
         if size != 1:

@@ -12,7 +12,7 @@ from pytorch_grad_cam_pcasvm.tape.step import mapped
 
 
 class Marks:
-    """Lets new values require gradients: who asks is told so, and what other threads make of them has a graph."""
+    """Lets new values require gradients: code that asks is told so, and results of other threads have a graph."""
 
     def __init__(self) -> None:
         self._new: list[ref[Tensor]] = []

@@ -58,7 +58,7 @@ class Operation:
     differentiable: bool
 
     def named(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments of a call by name, those left to their defaults excepted."""
+        """Return the arguments of a call by name, without the ones left to their defaults."""
         return dict(zip(self.names, args, strict=False)) | dict(kwargs)
 
     def written_in(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
@@ -78,7 +78,7 @@ class Operation:
 
 @cache
 def operation(function: Any) -> Operation:
-    """Return what the schema of an operation says."""
+    """Return an operation's properties by its schema."""
     schema = getattr(function, "_schema", None)
     if schema is None:  # a higher-order operation, such as flex_attention
         return Operation(str(function), (), {}, False, False, (), False, False, True, True)
@@ -178,7 +178,7 @@ def mask_of(function: Any, args: tuple[Any, ...]) -> Tensor | None:
 
 
 def list_tensors(arguments: Any) -> list[Tensor]:
-    """Return the tensors among arguments, also those in lists and dicts."""
+    """Return the tensors among arguments, also inside lists and dicts."""
     tensors = []
     for item in arguments.values() if isinstance(arguments, dict) else arguments:
         if isinstance(item, Tensor):

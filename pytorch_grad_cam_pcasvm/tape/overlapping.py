@@ -25,7 +25,7 @@ _IDEMPOTENT = {
 def overlapping_write(
     twin: Any, args: Sequence[Any], options: Mapping[str, Any], whole: Tensor, places: Tensor
 ) -> Write:
-    """Return the operation that writes into the whole what another writes into an overlapping view of it.
+    """Return a write into the whole tensor that equals a write into an overlapping view of it.
 
     Args:
         twin: the other operation, which returns a new tensor.
@@ -143,7 +143,7 @@ def _one_number(name: str, view: Tensor, value: Any, shape: Sequence[int]) -> Te
 
 
 def order_matters(name: str) -> NoClosedFormError:
-    """Return the refusal of a write of which it cannot be known what it leaves."""
+    """Return the refusal of a write whose result depends on the order of writing."""
     return NoClosedFormError(
         f"{name} writes into a tensor of which several numbers share one place in memory, as in unfold or expand, so "
         "that what is left there depends on the order of writing",

@@ -86,7 +86,7 @@ class Calls(Mode):
         return result
 
     def watch(self, modules: Sequence[nn.Module], rollback: Rollback, hooks: Hooks) -> None:
-        """Record layers that have rules of their own as one step each, and refuse what may change gradients unseen.
+        """Record layers that have rules of their own as one step each, and refuse unseen changes of gradients.
 
         Args:
             modules: all modules of the network.

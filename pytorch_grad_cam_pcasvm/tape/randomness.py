@@ -42,7 +42,7 @@ class Draws:
 
 
 def run_alike(run: Callable[[], tuple[Run, Draws]]) -> Run:
-    """Return what a run gives; one that draws from generators runs again, to see whether each run seeds them anew.
+    """Return the result of a run; if it draws random numbers, run again to see whether each run seeds them anew.
 
     Raises:
         ValueError: the second run draws other numbers.

@@ -1,4 +1,4 @@
-"""Recording: what torch's dispatcher runs between the target layers and the features, while the network itself runs.
+"""Recording: the operations that torch's dispatcher runs between the target layers and the features of a network.
 
 A :class:`Recorder` is a ``TorchDispatchMode`` below autograd, where an operation arrives under one name, as a whole,
 with its arguments in the order of its schema: from modules, functions, scripted code, ``vmap``, checkpoints and
@@ -180,7 +180,7 @@ class Recorder(TorchDispatchMode):
             self._append_step(step, result, smooth=True, over=over)
 
     def root(self, name: str, output: Tensor) -> Tensor:
-        """Begin at the output of a target layer, or add one; return an alias of it for what follows."""
+        """Begin at the output of a target layer, or add one; return an alias of it for the layers behind."""
         if self.tracker.written is not None:
             raise NoClosedFormError(
                 f"the target layer {name!r} is inside a layer with a registered rule", "choose that layer itself"
@@ -224,7 +224,7 @@ class Recorder(TorchDispatchMode):
             self._has_gradients()
 
     def _has_gradients(self) -> bool:
-        """Return whether autograd would record a graph here; refuse what has a gradient of its own."""
+        """Return whether autograd would record a graph here; refuse a function with a gradient of its own."""
         inference, grad = torch.is_inference_mode_enabled(), torch.is_grad_enabled()
         self._in_inference = self._in_inference and inference
         if inference and not self._in_inference:
@@ -365,7 +365,7 @@ class Recorder(TorchDispatchMode):
 
     @contextmanager
     def _listening(self) -> Iterator[None]:
-        """Record what an operation is made of, from within its own call."""
+        """Record the operations inside an operation, from within its own call."""
         _push_mode(self)
         try:
             yield
@@ -383,7 +383,7 @@ explanation: ContextVar[object] = ContextVar("explanation", default=None)
 
 
 def explain_unseen(rollback: Rollback) -> None:
-    """Begin an explanation: what records another one around it, as where a hook explains a network, does not see it."""
+    """Begin an explanation that an outer recording does not see, as where a hook explains a network."""
     rollback.set_variable(explanation, object())
     rollback.note_dispatch()
     rollback.go_above_autograd()

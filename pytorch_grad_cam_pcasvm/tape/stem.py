@@ -17,7 +17,7 @@ class UnclearStem(BaseException):
 
 
 class Stem:
-    """A stem that runs unwatched, from now on, in a :class:`.Rollback` that has noted what torch dispatches to."""
+    """A stem that runs unwatched, from now on, in a :class:`.Rollback` that has noted torch's dispatch modes."""
 
     def __init__(self) -> None:
         self._states = _read_generators()

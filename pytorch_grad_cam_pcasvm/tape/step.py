@@ -172,7 +172,7 @@ def mapped(item: Any, function: Callable[[Any], Any]) -> Any:
 
 
 def values_in(arguments: Any, *others: Any) -> Iterator[tuple[Any, ...]]:
-    """Yield the Refs among arguments, also in lists and dicts, each with what is in its place in others."""
+    """Yield the Refs among arguments, also in lists and dicts, each with its counterparts in other arguments."""
     if isinstance(arguments, Ref):
         yield (arguments, *others)
     elif isinstance(arguments, dict):

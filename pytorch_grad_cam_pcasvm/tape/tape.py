@@ -93,7 +93,7 @@ class Tape:
         return steps, values
 
     def leading(self, steps: Sequence[Step], to: Iterable[int | None]) -> list[Step]:
-        """Return those of some steps that lead to values."""
+        """Return the steps that lead to values."""
         wanted, leading = set(to), []
         for step in reversed(steps):
             if not wanted.isdisjoint(step.outputs):
@@ -125,7 +125,7 @@ class Tape:
         return any(output in values for output in self.outputs)
 
     def resolved(self, arguments: Any, values: Mapping[int, Tensor] | None = None) -> Any:
-        """Return the arguments of a step with tensors, those of ``values`` first, in place of their Refs."""
+        """Return the arguments of a step with tensors in place of Refs, from ``values`` first."""
 
         def value(item: Any) -> Any:
             if not isinstance(item, Ref):
@@ -137,7 +137,7 @@ class Tape:
         return mapped(arguments, value)
 
     def recorded(self, step: Step) -> Call:
-        """Return the call of a step as it was recorded, for what its shapes tell; ``y`` is the first output."""
+        """Return the call of a step as it was recorded, for its shapes; ``y`` is the first output."""
         if step not in self._recorded:
             first = next(index for index in step.outputs if index is not None)
             call = Call(self.resolved(step.arguments), self.resolved(step.options), self.values[first])
@@ -286,7 +286,7 @@ class Tape:
         return replace(tape, output=tape.structured(tape.outputs_of(dict(enumerate(tape.values)))))
 
     def called(self, step: Step, values: Mapping[int, Tensor]) -> Any:
-        """Return what a step gives for other values."""
+        """Return the outputs of a step for other values."""
         args, kwargs = self.resolved(step.args, values), self.resolved(step.kwargs, values)
         if step.inplace:
             args, kwargs = (tree_map_only(Tensor, Tensor.clone, items) for items in (args, kwargs))
@@ -354,14 +354,14 @@ def version_of(tensor: Tensor) -> int | None:
 
 
 def memory_of(tensor: Tensor) -> int | None:
-    """Return what tensors that share memory have in common; None for sparse tensors and others without one block."""
+    """Return a number that tensors in the same memory share; None for sparse tensors and others without one block."""
     with suppress(NotImplementedError, RuntimeError), torch._C.DisableTorchFunction():
         return tensor.untyped_storage()._cdata if tensor.layout is torch.strided else None
     return None
 
 
 def _like(activations: Tensor, recorded: Tensor) -> Tensor:
-    """Return activations, one row for all or one for each, in the shape and layout of those recorded."""
+    """Return activations, one row for all or one for each, in the shape and layout of the recorded ones."""
     if activations.shape[1:] != recorded.shape[1:] or activations.shape[0] not in (1, recorded.shape[0]):
         raise ValueError(
             f"activations have the shape {tuple(recorded.shape)}, or one row of it, got {tuple(activations.shape)}"

@@ -1,4 +1,4 @@
-"""Other Python threads: whether any ran while a network was recorded, since what they compute is on no tape."""
+"""Other Python threads: whether any ran while a network was recorded, since their results are on no tape."""
 
 import sys
 import threading
@@ -41,7 +41,7 @@ class _Starts:
         sys.setprofile(self._previous)
 
     def end(self) -> None:
-        """Put back what was before, of explanations in several threads when the last of them ends."""
+        """Restore the state from before; of explanations in several threads, when the last of them ends."""
         self._ended = True
         current: Any = threading.getprofile()
         while isinstance(current, _Starts) and current._ended:
