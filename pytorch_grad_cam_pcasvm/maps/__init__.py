@@ -1,4 +1,4 @@
-"""Signed maps, on one grid or several, and those of other targets made of them."""
+"""Signed maps, on one grid or several, and maps of further targets made of them."""
 
 from pytorch_grad_cam_pcasvm.maps.signed_maps import Jacobians, SignedMaps
 

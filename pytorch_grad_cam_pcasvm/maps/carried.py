@@ -11,7 +11,7 @@ from pytorch_grad_cam_pcasvm.targets.output_gradients import differentiate_targe
 
 
 def carried(output: Any, decision: Any) -> Tensor:
-    """Return what component b carries of a decision, ``g_b p_b``, shape (N, B).
+    """Return the share of each component b in a decision, ``g_b p_b``, shape (N, B).
 
     ``g`` is the secant of the decision from the mean of the training set, where all components are 0, to the image.
 

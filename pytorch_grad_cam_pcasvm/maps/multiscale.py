@@ -34,7 +34,7 @@ def as_one(results: Sequence[MethodResult], way: str) -> MethodResult:
 
 
 def share_remainders(results: list[MethodResult]) -> list[MethodResult]:
-    """Give each branch, as its remainder, what is on the maps of the others as well."""
+    """Add the sums of the other branches' maps to the remainder of each branch."""
     sums = torch.stack([result.maps.flatten(2).sum(-1) for result in results])
     beside = sum(result.remainder for result in results if result.remainder is not None)
     for result, own in zip(results, sums, strict=True):

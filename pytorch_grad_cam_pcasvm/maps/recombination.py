@@ -205,7 +205,7 @@ def _seeds(
 
 
 def _boundary_of(components: SignedMaps, tail: Head | None, reduction: Head | None) -> Boundary | None:
-    """Return where targets of the part of a head behind components are undecided, near those of the baseline.
+    """Return the boundary of targets behind components, near the components of the baseline.
 
     None: they start at these, or there is no such part.
     """
@@ -286,7 +286,7 @@ def _output(part: Head | None, position: int, components: Tensor | None) -> Head
 
 
 def _parts(head: Head, count: int, components: SignedMaps) -> tuple[Head | None, Head | None]:
-    """Return the reduction that components came from, alone, if it is known, and what a head has behind them."""
+    """Return the reduction that components came from, if it is known, and the part of a head behind them."""
     output = components.output
     made_by = output.head if isinstance(output, HeadOutput) else None
     width = None

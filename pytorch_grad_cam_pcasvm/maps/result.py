@@ -11,7 +11,7 @@ from pytorch_grad_cam_pcasvm.runtime.columns import Columns, average_columns
 
 @dataclass
 class MethodResult(Columns):
-    """The result of a method for K targets; the attributes are those of :class:`SignedMaps`.
+    """The result of a method for K targets, with the attributes of :class:`SignedMaps`.
 
     Example:
         >>> zeros = torch.zeros(2, 1)

@@ -1,4 +1,4 @@
-"""The scale of maps: weights times activations, their largest value, and what is said where there is none."""
+"""The scale of maps: weights times activations, their largest value, and the reasons for blank maps."""
 
 from collections.abc import Callable
 from typing import Any
