@@ -1,4 +1,4 @@
-"""Activations of any layer at which targets are undecided: those near the training set's mean there."""
+"""Activations of any layer, near the training set's mean, at which targets are undecided."""
 
 from collections.abc import Callable, Sequence
 from itertools import chain
@@ -122,7 +122,7 @@ class PathBoundary:
         targets: Sequence[Any],
         search: Callable[[Tensor], Solution | None],
     ) -> Tensor | None:
-        """Return the activations that were found before, if they still hold, or else those of a search by the size."""
+        """Return the activations found before, if they still hold, or else the result of a search."""
         if is_traced():
             return self._kept[key].solution.activations if key in self._kept else None
         name, began = "all components" if key is None else key, start_clock()
@@ -152,7 +152,7 @@ class PathBoundary:
         return solution.activations
 
     def _by_components(self, run: Run, layer: int, target: Any, components: Sequence[Any]) -> Solution | None:
-        """Return activations whose components are those of a point on the boundary that the head knows."""
+        """Return activations with the components of a point on the head's boundary."""
         output = run.moved(layer, self.mean).output
         there = Boundary(output.head, output.head_trace.values[0].detach().mean(0)).at([target], None)
         goal = torch.stack([component(there) for component in components], -1)
@@ -170,7 +170,7 @@ class PathBoundary:
 
 
 def _read_state(run: Run) -> Any:
-    """Return what tells that a network has not changed, without a look at its numbers; writes to .data do not count."""
+    """Return a mark of a network's state, without a look at its numbers; it does not see writes to ``.data``."""
     net, means = run.model, () if run.head is None else run.head.training_set.means.values()
     modules = [
         (id(module), type(module), module.training, len(module._forward_hooks), len(module._forward_pre_hooks))

@@ -15,6 +15,6 @@ class ComponentSums(ClosedFormCAM):
 
 
 class HeadSums(ComponentSums):
-    """A method whose maps are sums of those made of parts of the gradient, as of single heads of attention."""
+    """A method whose maps are sums over parts of the gradient, such as single heads of attention."""
 
     sums = "heads"

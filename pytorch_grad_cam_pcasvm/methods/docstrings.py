@@ -1,4 +1,4 @@
-"""Docstrings of methods: what they share is written once, in their bases, and added to each method's docstring."""
+"""Docstrings of methods: shared sections are written once, in their bases, and added to each method's docstring."""
 
 import inspect
 import re
@@ -28,6 +28,6 @@ def completed(method: type, root: type) -> str | None:
 
 
 def _sections(cls: type) -> dict[str, str]:
-    """Return the sections of a docstring by their titles, and what comes before them by none."""
+    """Return the sections of a docstring by their titles; the text before them has the title ``""``."""
     parts = ["", *_TITLE.split(inspect.cleandoc(cls.__doc__ or ""))]
     return dict(zip(parts[::2], parts[1::2], strict=True))

@@ -216,7 +216,7 @@ class ClosedFormCAM(Method):
         return targets
 
     def host_divisor(self, activations: Tensor) -> int:
-        """Return by what maps are divided to be on the host's scale: the positions, where weights are sums over them.
+        """Return the divisor of maps for the host's scale: the number of positions, where weights are sums over them.
 
         Args:
             activations: shape (N, T, H, W).

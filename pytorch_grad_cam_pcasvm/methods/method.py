@@ -1,4 +1,4 @@
-"""Method: what all methods share, from the network's one forward pass to signed maps."""
+"""Method: the base of all methods, from the network's one forward pass to signed maps."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -180,7 +180,7 @@ class Method(Named, BaseCAM):
         return signed if branches else signed[0]
 
     def check(self, input_tensor: Any, targets: Sequence[Target] | Target | None = None) -> CheckReport:
-        """Compare what explanations of these images rest on with autograd, and with the network itself.
+        """Compare Jacobians and values behind explanations of these images with autograd and the network itself.
 
         For each target layer, the gradients of the targets with autograd's; and the sum of contributions from zero
         activations with the difference between the network's outputs. It takes a few more passes, and is meant for
@@ -250,7 +250,7 @@ class Method(Named, BaseCAM):
         return Jacobians(of_components, of_margins, log_scale, activations, run.public_output)
 
     def _explain_groups(self, run: Run, questions: Questions) -> list[MethodResult]:
-        """Return the maps of K targets, one for each branch: the mean of those from each group of permutations."""
+        """Return the maps of K targets, one result for each branch: means over the groups of permutations."""
         sampling, groups = self.sampling, []
         if sampling is None or run.head is None or questions.are_components:
             return self._explain_layers(run, questions)
@@ -308,7 +308,7 @@ class Method(Named, BaseCAM):
         return torch.stack(columns, 1)
 
     def _find_starts(self, run: Run, layer: int, questions: Questions) -> Iterator[tuple[list[int], Any]]:
-        """Yield where secants of K targets start, after the numbers of those that share it; None: gradients do not."""
+        """Yield the starts of K targets' secants, each after the numbers of its targets; None for gradients."""
         yield list(range(len(questions))), None
 
     @property
@@ -371,7 +371,7 @@ class Method(Named, BaseCAM):
         return BlockPass(site.backbone, x, path, inner, site.layers)
 
     def _of_pass(self, x: Tensor, site: Site, passed: Pass, record: Callable[[Tensor], Pass]) -> Run:
-        """Return what a pass of the network is explained by."""
+        """Return the run of a pass of the network."""
         layouts = [
             layout_by(self.reshape_transform, site.backbone, name, x, activations, self._warnings.once)
             for name, activations in zip(site.layers, passed.activations, strict=True)

@@ -1,4 +1,4 @@
-"""How far images are from those that a head was fitted on, by the measures that it knows."""
+"""How far images are from a head's training images, by the head's measures."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ def measure_images(output: OfHead) -> list[tuple[Measure, np.ndarray]]:
 
 
 def unlike(output: Any) -> list[bool]:
-    """Return of each image whether it is unlike those that the head was fitted on, as far as that can be known.
+    """Return for each image whether it is unlike the head's training images, as far as the head can tell.
 
     Of dense features nothing is said: positions unlike others are what is looked for.
     """

@@ -1,4 +1,4 @@
-"""Perturbation methods: what a target loses or gains if a part of the image or its activations is missing."""
+"""Perturbation methods: the change of a target if a part of the image or its activations is missing."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -122,7 +122,7 @@ class ClosedFormScoreCAM(PerturbationCAM, ScoreCAM):
         return MethodResult(maps, of_signs[0], value, torch.zeros_like(value), *opposite)
 
     def _output(self, images: Tensor) -> Any:
-        """Return what the network computes for M images."""
+        """Return the network's output for M images."""
         output = self.model(images)
         return output if isinstance(output, OfHead) else PlainOutput(output, len(images))
 

@@ -90,7 +90,7 @@ class Run:
     _starts_by_id: dict[Any, tuple[Tensor, Start]] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
-        """Read what is asked again and again."""
+        """Read the facts that are asked again and again."""
         self.count = self.images.shape[0]  # in a program to export a symbol, which len would make a number
         wide = any(getattr(leaf, "dtype", None) == torch.float64 for leaf in tree_leaves(self.passed.output))
         self.dtype = torch.float64 if wide else torch.float32
@@ -217,7 +217,7 @@ class Run:
     def contributions(
         self, seeds: OutputGradients, layer: int, x: Tensor, start: PathStart | None
     ) -> tuple[Tensor, Tensor]:
-        """Return secants times x, summed over channels, and what is not on the map.
+        """Return secants times x, summed over channels, and the remainder, which is not on the map.
 
         Args:
             seeds: of K targets.
@@ -261,14 +261,14 @@ class Run:
         return by_image(self.layouts[layer].of_targets(shared))
 
     def cotangents(self, seeds: OutputGradients) -> list[Tensor | None]:
-        """Return the seeds in the shapes of what the pass gave."""
+        """Return the seeds in the shapes of the pass's outputs."""
         if self.head is None:
             return seeds.grads
         (grad,) = seeds.grads
         return [None if grad is None else grad.reshape(len(grad), *self.passed.output.shape)]
 
     def __getattr__(self, name: str) -> Any:
-        """Return what version 0.3 called otherwise."""
+        """Return an attribute by its name in version 0.3."""
         return moved.of_run(self, name)
 
     def output_gradients(self, targets: Sequence[Any], until: int = 0) -> OutputGradients:
@@ -307,7 +307,7 @@ class Run:
         return self._starts_by_id[key][1]
 
     def difference(self, layer: int) -> Tensor:
-        """Return activations minus those of the start, in the shape of maps."""
+        """Return activations minus the start's, in the shape of maps."""
         return self.activations(layer) - self.shaped(self.starts[layer].activations, layer)
 
     @property
@@ -324,7 +324,7 @@ class Run:
         return self.with_pass(self.passed.moved(activations, layer))
 
     def isolate(self) -> "Run":
-        """Return a run of one image in which what follows the target layers does not depend on the images.
+        """Return a run of one image whose steps behind the target layers do not depend on the images.
 
         It is this one if nothing bypasses them, else that of a black image.
         """
@@ -342,7 +342,7 @@ class Run:
 
 
 def by_image(of_targets: Tensor) -> Tensor:
-    """Return what the path has for each target, (K, N, ...), for each image, (N, K, ...): axes change here alone."""
+    """Return numbers for each target, (K, N, ...), as numbers for each image, (N, K, ...): axes change here alone."""
     return of_targets.transpose(0, 1)
 
 
@@ -387,7 +387,7 @@ def is_neutral(run: Run) -> bool:
 
 
 def shares_start(run: Run, layer: int) -> bool:
-    """Return whether component maps from one start are those of a decision from its own, but for a constant."""
+    """Return whether a decision's maps from its own start differ from maps of a shared start by a constant only."""
     start = run.starts.get(layer)
     if start is None or start.boundary is None:
         return True

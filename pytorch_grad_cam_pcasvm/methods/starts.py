@@ -1,4 +1,4 @@
-"""Starts: the activations that contributions start from, and that replace what is left out."""
+"""Starts: the activations from which contributions start, and which stand in for missing parts."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -79,7 +79,7 @@ class Starts:
     def find(
         self, run: Run, layer: int, questions: Questions, warnings: WarnOnce, *, moves: bool
     ) -> Iterator[tuple[list[int], Start]]:
-        """Yield where K targets start, after the numbers of those that share it.
+        """Yield the starts of K targets, each after the numbers of its targets.
 
         Args:
             run: the network's run.
@@ -162,7 +162,7 @@ class Starts:
     def find_undecided(
         self, run: Run, layer: int, questions: Questions, boundary: Boundary | None, warnings: WarnOnce
     ) -> list[tuple[list[int], Tensor]]:
-        """Return the activations, of one row or N, at which K targets are undecided, and the numbers of those there."""
+        """Return activations, of one row or N, at which K targets are undecided, after the numbers of these."""
         like, head = run.passed.activations[layer], run.head
         mean = self._mean(run, layer) if boundary is None else None
         if boundary is None and mean is None:
@@ -214,7 +214,7 @@ class Starts:
         return starts
 
     def _near(self, layer: str, mean: Tensor) -> PathBoundary:
-        """Return where targets are undecided near a mean at a layer; what is kept holds for this mean alone."""
+        """Return the boundary near a mean at a layer; starts that it keeps hold for this mean alone."""
         key = layer, mean.shape, mean.dtype, mean.device
         near = self._near_mean.get(key)
         if near is None or (not is_traced() and may_look(mean) and not torch.equal(near.mean, mean)):
@@ -326,14 +326,14 @@ def _find_channels(run: Run, layer: int) -> slice | None:
 
 
 def _find_pools(run: Run) -> set[Any]:
-    """Return the pools of dense features: that of the network, and of one on tiles that of a tile."""
+    """Return the pools of dense features: the network's, and, on tiles, the tile's."""
     backbone, source = run.model.feature_source()  # type: ignore[operator]
     inner = backbone.source if isinstance(backbone, Tiled) else source
     return {run.model.pool, *(part.pool for part in inner.parts or (inner,))}
 
 
 def _spread_points(points: Sequence[Tensor], which: Tensor | None, run: Run, layer: int) -> Tensor:
-    """Return the start of each image, the same in all of its tiles; of one row if it is that of all.
+    """Return the start of each image, the same in all of its tiles; one row if all images share it.
 
     Args:
         points: activations of one row.

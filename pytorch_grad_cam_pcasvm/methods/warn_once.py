@@ -121,7 +121,7 @@ class WarnOnce:
                 self._of_baseline(decision, *columns)
 
     def of_cancellation(self, targets: Sequence[Any], cancellation: np.ndarray) -> None:
-        """Warn if on some maps (N, K) evidence cancels that is much larger than what it explains."""
+        """Warn if on some maps (N, K) evidence cancels that is much larger than the value that it explains."""
         most = cancellation.max(0)
         worst = int(most.argmax())
         if most[worst] > _CANCELLED:
@@ -134,7 +134,7 @@ class WarnOnce:
             )
 
     def of_images(self, output: Any) -> None:
-        """Warn if most of the latest images are unlike those that the head was fitted on; waits for the device."""
+        """Warn if most of the latest images are unlike the head's training images; waits for the device."""
         if OutsideTrainingWarning in self._told or not isinstance(output, OfHead):
             return
         for measure, measured in measure_images(output):
