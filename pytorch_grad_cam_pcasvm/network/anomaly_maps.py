@@ -10,7 +10,7 @@ from pytorch_grad_cam_pcasvm.network.cells import Cells
 
 
 class AnomalyMaps(np.ndarray):
-    """An array of anomalies, whose parts, too, know the scale of the training set; what is computed of it does not.
+    """An array of anomalies that knows the scale of the training set, as do its parts, but not results of arithmetic.
 
     Attributes:
         head: the head whose anomalies they are, or None: not known.
@@ -33,7 +33,7 @@ class AnomalyMaps(np.ndarray):
         self.cells = cells if cells is not None and self.shape[1:] == source.shape[1:] else None
 
     def __array_wrap__(self, array: Any, context: Any = None, return_scalar: bool = False) -> Any:
-        """Return what is computed of an array, which has another scale, as a plain one."""
+        """Return the result of arithmetic, which has another scale, as a plain array."""
         plain = np.asarray(array)
         return plain[()] if plain.ndim == 0 else plain
 

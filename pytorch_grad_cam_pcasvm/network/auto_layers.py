@@ -85,7 +85,7 @@ def last_features(backbone: nn.Module, x: Tensor) -> str:
 def refuse_unmappable(
     backbone: nn.Module, source: FeatureSource, layers: Sequence[str], x: Any, form: str = "the layer {!r}"
 ) -> None:
-    """Refuse layers that no map can be of: those that do not run before the features, or have no positions.
+    """Refuse layers that cannot have maps: they do not run before the features, or have no positions.
 
     Args:
         backbone: the network.
@@ -207,7 +207,7 @@ def _passed(
 
 
 def _trunk(module: nn.Module, name: str, passed: dict[str, tuple[Sequence[Any], Tensor]]) -> list[str]:
-    """Return the names of the children of a module that everything passes, those of plain sequences apart."""
+    """Return the names of a module's children that everything passes through, plain sequences taken apart."""
     names = {f"{name}.{child}".lstrip("."): inner for child, inner in module.named_children()}
     order = [child for child in passed if child in names]  # in which they ended
     trunk = []

@@ -22,7 +22,7 @@ Axis = tuple[float, float]  # the pixel at which the first position begins, and 
 
 @dataclass(frozen=True)
 class Cells:
-    """The pixels of each position: along an axis, position i has those from ``start + i step`` on.
+    """The pixels of each position: along an axis, the cell of position i begins at ``start + i step``.
 
     Attributes:
         axes: start and step along each axis of the picture; empty: not known.
@@ -121,7 +121,7 @@ class Geometry:
         return Cells(axes, self.picture)
 
     def _at(self, grid: tuple[int, ...]) -> tuple[Axis, ...] | None:
-        """Return where a grid lies; one that no layer made is that of a function, as of one that pools."""
+        """Return the place of a grid on the image; a grid that no layer made is a function's, such as a pooling one."""
         if grid in self._axes:
             return self._axes[grid]
         for factor in _FACTORS:
@@ -147,7 +147,7 @@ class Geometry:
 
 
 def _change(tensor: Tensor) -> Tensor:
-    """Return by how much the positions of each image differ from those of the first, (N, *grid)."""
+    """Return by how much the positions of each image differ from the first image's, (N, *grid)."""
     return (tensor - tensor[:1]).abs().amax(1).double()
 
 
@@ -174,7 +174,7 @@ def _shifted(change: Tensor, picture: tuple[int, ...]) -> tuple[Axis, ...] | Non
 
 
 def _reach(change: Tensor, dim: int) -> tuple[int, int] | None:
-    """Return where what has changed along an axis begins and ends."""
+    """Return the beginning and end of the changed positions along an axis."""
     changed = (change > 1e-6 * change.amax()).movedim(dim, 0).reshape(change.shape[dim], -1).any(1)
     places = changed.nonzero()[:, 0].tolist()
     return (places[0], places[-1] + 1) if places else None

@@ -1,4 +1,4 @@
-"""Channel means: what layers give on average over the images and positions of a training set."""
+"""Channel means: the average output of layers over the images and positions of a training set."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator

@@ -139,7 +139,7 @@ def collect_features(
     progress: bool = True,
     blocks: BlockMeans | None = None,
 ) -> Any:
-    """Return what :func:`extract_features` returns; ``blocks`` counts the images in the last pass over the loader."""
+    """Return the same as :func:`extract_features`; ``blocks`` counts the images in the last pass over the loader."""
     check_loader(loader)
     check_amount("coreset", coreset)
     patches = Patches(sample, ignore_index, purity, seed, coverage, background) if is_dense(pool) else None
@@ -232,7 +232,7 @@ def _run_over(
 def _batches(
     backbone: nn.Module, loader: Any, source: "FeatureSource", progress: bool, name: str
 ) -> Iterator[tuple[Any, Any, Callable[[], Tensor]]]:
-    """Yield the images of every batch of a loader, their labels, and what computes their features.
+    """Yield the images of every batch of a loader, their labels, and a function that computes their features.
 
     Features that are stored are only read, and stand in the place of images.
     """
@@ -273,14 +273,14 @@ def check_loader(loader: Any) -> None:
 
 
 def _column(labels: Any) -> Any:
-    """Return the labels of a batch: those of shape (N, 1), as MedMNIST's, as (N,), masks (N, 1, H, W) as (N, H, W)."""
+    """Return the labels of a batch without axes of length 1: (N, 1), as MedMNIST's, or masks (N, 1, H, W)."""
     labels = labels if isinstance(labels, Tensor) else np.asarray(labels)
     return labels[:, 0] if labels.ndim in (2, 4) and labels.shape[1] == 1 else labels
 
 
 @contextmanager
 def _loading() -> Iterator[None]:
-    """Say what is missing if a DataLoader cannot make a batch of PIL images."""
+    """Say that a transform is missing if a DataLoader cannot make a batch of PIL images."""
     try:
         yield
     except TypeError as error:

@@ -160,7 +160,7 @@ def output_of(
 
 
 def _given(backbone: nn.Module, x: Any) -> Any:
-    """Return what a network gives for its input or inputs."""
+    """Return a network's output for its input or inputs."""
     if isinstance(x, Inputs):
         return x.passed_to(backbone)
     with explained(backbone, x):
@@ -168,7 +168,7 @@ def _given(backbone: nn.Module, x: Any) -> Any:
 
 
 def _given_in_blocks(backbone: nn.Module, x: Any) -> Any:
-    """Return what a network gives, of tiles in blocks, as no layer is watched that would run once for each."""
+    """Return a network's output; tiles run in blocks, as no layer is watched that would run once for each."""
     if not isinstance(backbone, Tiled):
         return _given(backbone, x)
     with explained(backbone, x):
@@ -177,7 +177,7 @@ def _given_in_blocks(backbone: nn.Module, x: Any) -> Any:
 
 @contextmanager
 def explained(backbone: nn.Module, x: Tensor) -> Iterator[None]:
-    """Explain what is wrong with the images x if torch rejects them deep inside the backbone."""
+    """Explain the fault of images x if torch rejects them deep inside the backbone."""
     try:
         yield
     # Only an error is explained: a backbone may as well take other images, and cast or repeat them itself.

@@ -41,7 +41,7 @@ class Inputs:
 
     @property
     def images(self) -> list[Tensor]:
-        """Those that are batches of images; without any, those that may be signals, (N, C, L), or else all."""
+        """The batches of images; without any, the possible signals, (N, C, L), or else all inputs."""
         floats = [x for x in self.tensors if x.is_floating_point()]
         pictures = [x for x in floats if x.dim() in (4, 5)]
         return pictures or [x for x in floats if x.dim() == 3] or self.tensors
@@ -78,7 +78,7 @@ class Inputs:
         return Inputs(results if self._names is None else dict(zip(self._names, results, strict=True)))
 
     def passed_to(self, module: nn.Module) -> Any:
-        """Return what a network gives for them.
+        """Return a module's output for the inputs.
 
         Raises:
             TypeError: it takes neither arguments of these names nor a dict.
@@ -113,7 +113,7 @@ def each(function: Callable[..., Tensor], x: Any, *others: Any) -> Any:
 
 
 def images_of(x: Any) -> list[Tensor]:
-    """Return the input; of several, those that are images, or all if none is."""
+    """Return the input; of several, the images among them, or all if there are none."""
     return x.images if isinstance(x, Inputs) else [x]
 
 
@@ -139,7 +139,7 @@ def refuse_without_channels(x: Any, layer: str) -> None:
 
 
 def picture_of(x: Any) -> tuple[int, ...]:
-    """Return the shape of a picture, (H, W), (D, H, W) or (L,); of several inputs, that of the first image."""
+    """Return the shape of a picture, (H, W), (D, H, W) or (L,); of several inputs, the first image's."""
     return tuple(images_of(x)[0].shape[2:])
 
 

@@ -1,4 +1,4 @@
-"""Layout: what brings the activations of a target layer to the shape of maps, and derivatives with them."""
+"""Layout: how the activations of a target layer, and derivatives by them, become numbers in the shape of maps."""
 
 import math
 from collections.abc import Callable, Sequence

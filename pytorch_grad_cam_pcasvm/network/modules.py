@@ -60,7 +60,7 @@ def _is_exported(module: nn.Module) -> bool:
 
 
 def _in_place_of(network: Any) -> str:
-    """Return what to pass instead of something that is no module."""
+    """Return advice on a module to pass in place of an object that is none."""
     if isinstance(network, type):
         return f"make one, as in {network.__name__}(...)"
     if isinstance(network, str | PathLike):
@@ -181,7 +181,7 @@ _HOOKS = {name for name in vars(nn.Module()) if "hook" in name}
 
 @contextmanager
 def unchanged(model: nn.Module) -> Iterator[None]:
-    """Restore, at the end, what a forward pass of a network writes into the network, and the random state.
+    """Restore, at the end, all that a forward pass writes into a network, and the random state.
 
     That is, for every module: attributes, including new ones; entries of its lists, dicts, sets and deques, also nested
     ones; buffers and other tensors, whether rebound or written in place. All objects keep their identity. Left alone
@@ -198,7 +198,7 @@ def unchanged(model: nn.Module) -> Iterator[None]:
 
 
 def _undo(model: nn.Module) -> list[Callable[[], Any]]:
-    """Return what puts back every container and every tensor in a model."""
+    """Return functions that restore every container and every tensor in a model."""
     undo: list[Callable[[], Any]] = []
     todo: list[Any] = [model]
     visited: set[int] = set()
@@ -245,7 +245,7 @@ def _put_back_tensor(tensor: Tensor, alias: Tensor, numbers: Tensor) -> None:
 
 
 def _put_back_entries(container: Any, before: dict[Any, Any], exempt: Collection[str] = ()) -> None:
-    """Give a dict the entries of before, but leave those that are exempt as they are."""
+    """Give a dict the entries of before, but leave exempt ones as they are."""
     before = before | {name: container[name] for name in exempt if name in container}
     base: Any = OrderedDict if isinstance(container, OrderedDict) else dict
     # Another thread may be reading: nothing that was there all the time is taken away, if the order is as it was.

@@ -114,7 +114,7 @@ class PCASVMNet(Named, nn.Module):
         return self.head_run(features, x).output()  # type: ignore[no-any-return]
 
     def head_run(self, features: Tensor, x: Any = None) -> HeadRun:
-        """Return what the head computes for features, as for :meth:`of_features`."""
+        """Return the head's run for features, as for :meth:`of_features`."""
         if not torch.compiler.is_compiling():
             self.head.tell_of_fit()
         if not is_dense(self.pool):
@@ -144,7 +144,7 @@ class PCASVMNet(Named, nn.Module):
     def anomaly_map(
         self, x: Tensor | HeadOutput, *, size: Sequence[int] | None = None, blur: float | None = None
     ) -> np.ndarray:
-        """Return how anomalous each position is, larger for what is less like the training set.
+        """Return how anomalous each position is: larger the less it is like the training set.
 
         It is minus the head's value: of a :class:`~sklearn.neighbors.NearestNeighbors` the mean distance to the nearest
         training patches, of a KMeans that to the nearest centre, of a KernelDensity minus the log-density, of outlier
@@ -254,7 +254,7 @@ class PCASVMNet(Named, nn.Module):
             return self(x)  # type: ignore[no-any-return]
 
     def _warn_of_training(self) -> None:
-        """Warn once that a network in training mode gives other scores than those the head was fitted for."""
+        """Warn once that a network in training mode gives other scores than in the evaluation mode of the fit."""
         if self._warned_of_training or not self.backbone.training or torch.compiler.is_compiling():
             return
         random = [m for m in self.backbone.modules() if m.training and _differs_in_training(m)]
@@ -281,7 +281,7 @@ def refuse_dense(net: nn.Module, what: str) -> None:
 
 
 def network_output(network: nn.Module, output: Any, count: int, x: Any = None) -> HeadRun | PlainOutput:
-    """Return what methods ask of a network's output: what the head of a PCASVMNet computes for it, or it itself.
+    """Return a network's output in the form that methods ask: a head's run for a PCASVMNet, or the plain output.
 
     Args:
         network: the network.

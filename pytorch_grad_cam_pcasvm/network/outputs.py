@@ -76,7 +76,7 @@ class OfHead:
         return self.head.voting.predicted(self._decision())
 
     def ranking(self) -> Tensor:
-        """Return what tells which class came second, of each row, (N, C)."""
+        """Return the numbers whose order tells the second class of each row, (N, C)."""
         return self.head.voting.ranking(self._decision())
 
     def _decision(self) -> Tensor:
@@ -122,7 +122,7 @@ class HeadRun(OfHead):
         return HeadRun(self.head, _images_of(self, index), self.grid)
 
     def target_rows(self) -> list[Any]:
-        """Return what the target of each image gets."""
+        """Return the argument of each image's target."""
         return list(self.output())
 
     def output(self) -> Any:
@@ -179,7 +179,7 @@ class HeadOutput(OfHead, Tensor):
         return self
 
     def target_rows(self) -> list[Any]:
-        """Return what the target of each image gets."""
+        """Return the argument of each image's target."""
         return list(self)
 
     def rows(self, index: Any) -> "HeadOutput":
@@ -250,7 +250,7 @@ class PlainOutput:
     head = components = decision = grid = None
 
     def output(self) -> Any:
-        """Return what the network returned."""
+        """Return the network's own output."""
         return self.value
 
     def rows(self, index: Sequence[int] | slice) -> "PlainOutput":
@@ -267,7 +267,7 @@ class PlainOutput:
         return tree_map(mapped, self.value)
 
     def target_rows(self) -> list[Any]:
-        """Return what the target of each image gets, as in pytorch-grad-cam where that has one.
+        """Return the argument of each image's target, as in pytorch-grad-cam where that has one.
 
         Raises:
             ValueError: the network does not return one item for each image.

@@ -159,7 +159,7 @@ def share_out(labels: np.ndarray, count: int) -> list[np.ndarray]:
 
 
 def coreset(rows: np.ndarray, amount: float, seed: int = 0, *, progress: bool = False) -> np.ndarray:
-    """Return the numbers of rows that are far apart: greedily, each next one is the farthest from those before.
+    """Return the numbers of rows that are far apart: greedily, each next row is the farthest from all before it.
 
     As PatchCore (Roth et al., CVPR 2022) does: distances are those of a sparse random projection, where that has fewer
     dimensions. It ends, with a warning, where all other rows are repeats of chosen ones, but for rounding.
@@ -201,7 +201,7 @@ def amount_of(amount: float, count: int) -> int:
 
 
 def check_amount(name: str, amount: Any) -> None:
-    """Raise a ValueError for what is neither a number from 1, nor a fraction."""
+    """Raise a ValueError unless the amount is a whole number from 1, or a fraction."""
     number = isinstance(amount, int) and not isinstance(amount, bool) and amount >= 1
     if not (amount is None or number or (isinstance(amount, float) and 0 < amount <= 1)):
         raise ValueError(f"{name} must be a number from 1, or a fraction up to 1.0, got {amount!r}")

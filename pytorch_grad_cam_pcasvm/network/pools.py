@@ -15,7 +15,7 @@ POOLS = ("cls", "mean", "cls+mean", "max", "gem", "dense")
 
 
 def check_pool(pool: Any) -> None:
-    """Refuse what is not a pool.
+    """Refuse anything but a pool.
 
     Raises:
         ValueError: it is neither None, a name, ``("gem", power)``, ``("dense", size)`` nor a function.

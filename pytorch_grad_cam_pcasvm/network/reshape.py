@@ -1,4 +1,4 @@
-"""reshape_transform: how the user says what the activations of a target layer are arranged like."""
+"""reshape_transform: the user's word on how the activations of a target layer are arranged."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -103,7 +103,7 @@ def _words(layout: Layout) -> str:
 def _hint_at_other_tokens(
     function: Callable[[Tensor], Tensor], name: str, activations: Tensor, layout: Callable[[], Layout]
 ) -> None:
-    """Say once if a function that only picks tokens, (N, L, D), takes others than those of the patches."""
+    """Say once if a function that only picks tokens, (N, L, D), takes other tokens than the patches'."""
     if activations.dim() != 3:
         return
     numbers = torch.arange(1.0, activations.shape[1] + 1, device=activations.device)  # 0 may be padding

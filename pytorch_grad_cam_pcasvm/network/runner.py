@@ -1,4 +1,4 @@
-"""The runner: a network runs until a layer has run, whose output is returned; those on the way are handed over."""
+"""The runner: it runs a network until a layer has run, whose output it returns, and hands over outputs on the way."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -37,7 +37,7 @@ def run_until(
     hooks: Hooks | None = None,
     where: str = "the features",
 ) -> Any:
-    """Run a network until a layer has run; what follows is not run.
+    """Run a network until a layer has run; the layers behind do not run.
 
     The first pass for images of a shape does go on to the end, to see whether the layer runs again, unless it ``ends``.
 

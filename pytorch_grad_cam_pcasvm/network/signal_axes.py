@@ -59,7 +59,7 @@ def positions_of(backbone: nn.Module, place: Place, x: Any) -> SignalAxis:
 
 
 def _by_derivatives(backbone: nn.Module, place: Place, x: Any) -> SignalAxis | None:
-    """Return the axis whose places depend on the positions of what is known to be (N, C, L) in their order."""
+    """Return the axis whose places depend, in order, on the positions of activations known to be (N, C, L)."""
     generator = torch.Generator().manual_seed(0)
     count = max(4, min(_MOST, _NUMBERS // images_of(x)[0].shape[2]))
     known = list[Tensor]()
@@ -157,7 +157,7 @@ def _is_own(energies: Tensor, size: int) -> bool:
 
 
 def _slope(energies: Tensor, size: int) -> float:
-    """Return how far the centre of what places depend on moves from the first place to the last, of 1.
+    """Return how far the centre of the places' inputs moves from the first place to the last, as a share of the axis.
 
     0 where it does not move in order.
     """

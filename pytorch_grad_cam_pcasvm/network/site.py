@@ -38,7 +38,7 @@ class Site:
 
 
 class TargetLayers:
-    """The target layers of a method: those that it was given, or the last blocks of the network.
+    """The target layers of a method: the layers given, or the last blocks of the network.
 
     Args:
         layers: modules of the network, or their dotted names; or ``"auto"``.

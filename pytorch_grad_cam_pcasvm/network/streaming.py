@@ -39,7 +39,7 @@ class Streamed:
                 )
 
     def passes(self) -> Iterator[Callable[..., None]]:
-        """Yield, for each pass over the data, what takes its rows of features; when it ends, a step is fitted."""
+        """Yield, for each pass over the data, a function that takes rows of features; its end fits a step."""
         for step in self.steps:
             if hasattr(step, "partial_fit"):
                 anew = _Held(clone(step), self.transform)
@@ -48,7 +48,7 @@ class Streamed:
             self._fitted.append(step)
 
     def transform(self, rows: np.ndarray) -> np.ndarray:
-        """Return what the steps that are fitted make of rows of features."""
+        """Return rows of features as the fitted steps transform them."""
         for step in self._fitted:
             rows = step.transform(rows)
         return rows

@@ -164,13 +164,13 @@ class TiledNet(Named, Tiled):
         return self._prepared[self._key(x)]
 
     def merge(self, features: Tensor, tiling: Tiling) -> Tensor:
-        """Return the features of tiles, (N T, D) or (N T, D, h, w), as those of images, (N, D) or (N, D, H, W)."""
+        """Return the features of images, (N, D) or (N, D, H, W), from their tiles', (N T, D) or (N T, D, h, w)."""
         if self.source.dense:
             return tiling.place((features.shape[2], features.shape[3])).merge(features)
         return features.flatten(1).unflatten(0, (-1, tiling.count)).mean(1)
 
     def pull_merge(self, grads: Tensor, tiling: Tiling) -> Tensor:
-        """Return gradients of K targets by the features of tiles, (K, N T, ...), of those by :meth:`merge`'s."""
+        """Return gradients of K targets by the features of tiles, (K, N T, ...), from gradients by merged features."""
         if self._grid is not None:
             return tiling.place(self._grid).pull_merge(grads)
         return tiling.place(self.size).repeat(grads / tiling.count, 1)
@@ -189,7 +189,7 @@ class TiledNet(Named, Tiled):
         return None if self._grid is None else Layout(self.find_tiling(x).place(self._grid).grid, 4)
 
     def extra_repr(self) -> str:
-        """Return what print shows."""
+        """Return the text inside the brackets of its ``repr``."""
         how = f"tiles={self.tiles}" if self.tiles else f"tile={self.tile}"
         pool = (self.source.parts or (self.source,))[0].pool
         pool = getattr(pool, "__qualname__", None) or repr(pool)
@@ -285,7 +285,7 @@ def _find_stride(net: nn.Module, source: FeatureSource, size: Size) -> Size:
 
 
 def _find_grid(net: nn.Module, source: FeatureSource, size: Size) -> Size:
-    """Return the positions of dense features of a tile, of several layers those of the finest."""
+    """Return the grid of a tile's dense features, of several layers the finest one."""
     x = _tile_of_zeros(net, size)
     with evaluating(net), torch.no_grad():
         features = features_of(net, source.at(net, x), x)

@@ -1,4 +1,4 @@
-"""Tiling: where tiles lie on a canvas, and how what was computed for each tile becomes one grid."""
+"""Tiling: where tiles lie on a canvas, and how the numbers of all tiles become one grid."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -97,7 +97,7 @@ class Crops:
         return tiles.unflatten(first, (-1, self.count)).transpose(first + 1, first + 2).flatten(first + 2, first + 3)
 
     def take_apart(self, images: Tensor) -> Tensor:
-        """Return numbers (N, C, T h, w) as those of tiles, (N T, C, h, w)."""
+        """Return the numbers of tiles, (N T, C, h, w), from (N, C, T h, w)."""
         return images.unflatten(2, (self.count, -1)).transpose(1, 2).flatten(0, 1)
 
     def repeat(self, rows: Tensor, dim: int = 0) -> Tensor:
@@ -107,7 +107,7 @@ class Crops:
         return rows.unsqueeze(dim + 1).expand(sizes).flatten(dim, dim + 1)
 
     def sum_tiles(self, of_tiles: Tensor, dim: int) -> Tensor:
-        """Return numbers of N T tiles, counted by a dimension, summed over those of each image."""
+        """Return numbers of N T tiles, counted by a dimension, summed over the tiles of each image."""
         return of_tiles.unflatten(dim, (-1, self.count)).sum(dim + 1)
 
     def add(self, maps: Tensor) -> Tensor:
@@ -116,7 +116,7 @@ class Crops:
             return self._lay(maps.unflatten(2, (len(self.rows), len(self.columns), self.shape[0])), _add_along)
 
     def merge(self, features: Tensor) -> Tensor:
-        """Return features of tiles (N T, D, h, w) as those of the common grid, (N, D, H, W).
+        """Return features of the common grid, (N, D, H, W), from features of tiles, (N T, D, h, w).
 
         A position that several tiles see has the weighted mean of theirs, whose weights are larger the further it is
         from the border of a tile.
@@ -125,7 +125,7 @@ class Crops:
         return self._lay(tiles.permute(0, 3, 1, 2, 4, 5), _average_along)
 
     def pull_merge(self, grads: Tensor) -> Tensor:
-        """Return gradients by the features of tiles, (K, N T, D, h, w), of those by merged ones, (K, N, D, H, W)."""
+        """Return gradients by tiles' features, (K, N T, D, h, w), from gradients by merged ones, (K, N, D, H, W)."""
         (high, wide), (height, width) = self.shape, self.grid
         of_rows = _average_along(self.rows, high, height, like=grads)
         of_columns = _average_along(self.columns, wide, width, like=grads)
@@ -234,7 +234,7 @@ class Tiled(nn.Module):
         raise NotImplementedError
 
     def prepare(self, x: Tensor) -> None:
-        """Find out what it needs to know to run on images of the shape of x, while nothing is watched."""
+        """Prepare to run on images of the shape of x, while nothing is watched."""
         raise NotImplementedError
 
     def find_layout(self, x: Tensor) -> Any:

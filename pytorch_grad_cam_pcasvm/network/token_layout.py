@@ -126,7 +126,7 @@ def forget(layout: Layout) -> None:
 
 
 def without_hooks(backbone: nn.Module, full: bool = False) -> nn.Module:
-    """Return modules that share everything with those of a network but hooks, in evaluation mode.
+    """Return a copy of a network's modules that shares everything but hooks, in evaluation mode.
 
     With ``full`` all that has half precision is copied in float32.
     """
@@ -215,7 +215,7 @@ class _Probe:
         return isinstance(self._output, Tensor) and self._output.shape[:2] == (len(self._images),) * 2
 
     def layout(self) -> Layout:
-        """Return the layout of what was found."""
+        """Return the layout of the tokens found."""
         layout = self._found()
         return replace(layout, cells=self._geometry.cells(layout.grid))
 
@@ -248,7 +248,7 @@ class _Probe:
         return fitting[0]
 
     def _of_signal(self, output: Tensor, count: int) -> Layout:
-        """Return the layout of what may be channels first, (N, T, L), or tokens, (N, L, T)."""
+        """Return the layout of activations that may have channels first, (N, T, L), or be tokens, (N, L, T)."""
         axes, whole = positions_of(self._backbone, self._place, self._x)
         if len(axes) != 1:
             reading = "with channels first or last" if axes else "in no way: no position follows the signal"
