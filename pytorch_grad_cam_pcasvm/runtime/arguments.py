@@ -36,7 +36,7 @@ class Named:
 
     # Not a metaclass, nor an __init__ around others, which would both hide the signature.
     def __new__(cls, *args: Any, **options: Any) -> Any:
-        """Refuse what ``__init__`` does not take."""
+        """Refuse arguments that ``__init__`` does not take."""
         if args or options:  # copies come without any
             _check(cls, cls.__name__, args, options)
         return super().__new__(cls)

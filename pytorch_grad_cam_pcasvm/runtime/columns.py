@@ -15,7 +15,7 @@ Table = TypeVar("Table", bound="Columns")
 
 
 class Columns:
-    """A dataclass that has columns; those that it has not are None."""
+    """A dataclass that has columns; missing ones are None."""
 
     @property
     def columns(self) -> dict[str, Tensor]:

@@ -40,5 +40,5 @@ def kept_on_devices(make: Callable[..., Any]) -> Callable[..., Tensor]:
 
 
 def lasts(constant: Tensor) -> bool:
-    """Return whether a constant is a tensor of its own: those that a trace makes mean nothing behind it."""
+    """Return whether a constant is a tensor of its own: a trace's tensors mean nothing behind it."""
     return type(constant) is Tensor and not is_traced()

@@ -32,12 +32,12 @@ def may_look(tensor: Tensor) -> bool:
 
 
 def may_choose(tensor: Tensor) -> bool:
-    """Return whether only what these images need may be computed: if one may look, outside of :func:`every_choice`."""
+    """Return whether unneeded choices may be skipped: if one may look, outside of :func:`every_choice`."""
     return _looks.get() > Looks.ERRORS and tensor.device.type == "cpu"
 
 
 def is_traced() -> bool:
-    """Return whether what runs is being made a program, which takes over what was found before, as constants."""
+    """Return whether a program is being made, which takes over earlier results as constants."""
     return _traced.get()
 
 
@@ -50,14 +50,14 @@ def no_looks() -> Iterator[None]:
 
 @contextmanager
 def every_choice() -> Iterator[None]:
-    """Compute what any image may need, and keep it for a program."""
+    """Compute all that any image may need, and keep it for a program."""
     with _set(_looks, min(_looks.get(), Looks.ERRORS)):
         yield
 
 
 @contextmanager
 def traced() -> Iterator[None]:
-    """Make a program: look at no number, and take what :func:`every_choice` has kept."""
+    """Make a program: look at no number, and take the results that :func:`every_choice` has kept."""
     with no_looks(), _set(_traced, True):
         yield
 

@@ -1,4 +1,4 @@
-"""Digests: what networks, tensors and options are known by."""
+"""Digests, by which networks, tensors and options are recognised."""
 
 import hashlib
 from functools import partial

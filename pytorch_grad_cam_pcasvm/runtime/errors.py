@@ -1,4 +1,4 @@
-"""Exceptions and warnings; every message says what is wrong and how to fix it."""
+"""Exceptions and warnings; every message names the fault and how to fix it."""
 
 import sys
 import warnings
@@ -21,12 +21,12 @@ class Way(str):
         return way
 
     def __reduce__(self) -> Any:
-        """Return what another process rebuilds it from."""
+        """Return the parts from which another process rebuilds it."""
         return Way, (str(self), self.argument)
 
 
 def refuse(kind: type[Exception], reason: str, *ways_out: str) -> NoReturn:
-    """Raise an error that says why something is not possible and what to do about it, also as separate attributes."""
+    """Raise an error with a reason and ways out, in its message and as separate attributes."""
     error: Any = kind(told(reason, ways_out))
     error.reason, error.ways_out = reason, ways_out
     raise error
@@ -38,7 +38,7 @@ def told(reason: str, ways_out: Sequence[str]) -> str:
 
 
 class _RefusedError(ValueError):
-    """Something is not possible; the message says why and what to do about it."""
+    """A request is refused; the message names the reason and the ways out."""
 
     def __init__(self, reason: str, *ways_out: str) -> None:
         self.reason, self.ways_out = reason, ways_out
@@ -46,7 +46,7 @@ class _RefusedError(ValueError):
 
 
 class NoClosedFormError(_RefusedError):
-    """A layer, an estimator or a kernel has no closed-form Jacobian; the message says why and what to do about it.
+    """A layer, an estimator or a kernel has no closed-form Jacobian; the message names the reason and the ways out.
 
     Attributes:
         tape: where a network's path is refused, the steps that were recorded, to be printed: operations, modules, and
@@ -66,7 +66,7 @@ class NoClosedFormError(_RefusedError):
 
 
 class NoProgramError(_RefusedError):
-    """An explanation cannot be exported as a program; the message says why and what to do about it.
+    """An explanation cannot be exported as a program; the message names the reason and the ways out.
 
     Example:
         >>> from pytorch_grad_cam_pcasvm import export
@@ -91,7 +91,7 @@ class BlankMapWarning(UserWarning):
 
 
 class OutsideTrainingWarning(UserWarning):
-    """Most images of a batch are far from those that the head was fitted on; the message says how far.
+    """Most images of a batch are far from the head's training images; the message says how far.
 
     Usually they were preprocessed differently, for example with values of 0 to 255 instead of [0, 1]; or their features
     come from another layer or pool, or were normalised before the head was fitted. Each method object gives this
@@ -114,7 +114,7 @@ class BaselineWarning(UserWarning):
 
 
 class CancellationWarning(UserWarning):
-    """On a map of a decision without a gradient, evidence cancels that is much larger than what it explains.
+    """On a map of a decision without a gradient, evidence cancels that is much larger than the explained value.
 
     See :attr:`.SignedMaps.cancellation`. Each method object gives this warning once.
 

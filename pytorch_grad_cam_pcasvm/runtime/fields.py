@@ -1,4 +1,4 @@
-"""Fields: what is read from the JSON of a file, compared with what it must be."""
+"""Fields: checks of the names and types in a file's JSON."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -7,7 +7,7 @@ LARGEST = 1 << 15  # pixels of a side
 
 
 def check_fields(written: Any, kinds: Mapping[str, tuple[type, ...]], what: str, *, optional: bool = False) -> None:
-    """Refuse what has not exactly these fields, of these types.
+    """Refuse an object without exactly these fields, of these types.
 
     Args:
         written: what is read.
@@ -32,7 +32,7 @@ def check_fields(written: Any, kinds: Mapping[str, tuple[type, ...]], what: str,
 
 
 def check_list(written: Any, fits: Callable[[Any], bool], what: str) -> None:
-    """Refuse what is no list of things that fit.
+    """Refuse anything but a list of things that fit.
 
     Raises:
         ValueError: it is none.
@@ -42,7 +42,7 @@ def check_list(written: Any, fits: Callable[[Any], bool], what: str) -> None:
 
 
 def check_sides(written: Any, what: str) -> None:
-    """Refuse what is no size of pictures, (H, W).
+    """Refuse anything but a size of pictures, (H, W).
 
     Raises:
         ValueError: it is none.

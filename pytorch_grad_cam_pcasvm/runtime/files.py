@@ -43,7 +43,7 @@ def atomically(path: Path) -> Iterator[BinaryIO]:
 
 @contextmanager
 def named(path: Path, *others: Path) -> Iterator[None]:
-    """Name a file in the errors of writing it, of which those of a full disk name none.
+    """Name a file in the errors of writing it; errors of a full disk name none.
 
     Args:
         path: the file.
@@ -63,7 +63,7 @@ def named(path: Path, *others: Path) -> Iterator[None]:
 
 
 def unwritable(path: Path, error: OSError, folder: Path | None = None) -> OSError:
-    """Return an error of writing that says which file, and why; the folder is that of the file, or one above it."""
+    """Return an error of writing that names the file and the reason; the folder is the file's, or one above it."""
     said, folder = error.strerror or str(error), folder or path.parent
     why = said
     if error.errno in _FULL:
@@ -77,7 +77,7 @@ def unwritable(path: Path, error: OSError, folder: Path | None = None) -> OSErro
 
 
 def with_reason(number: int | None, reason: str, *ways_out: str) -> OSError:
-    """Return an error of the system that has its message, and what to do about it, as attributes."""
+    """Return an error of the system that has its message and a way out as attributes."""
     message = told(reason, ways_out)
     error: Any = OSError(message) if number is None else OSError(number, message)
     error.reason, error.ways_out = reason, ways_out
@@ -122,7 +122,7 @@ def temporary_of(path: Path) -> Path:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove what interrupted calls of this process, and killed ones of this machine, left in a folder held alone."""
+    """Remove leftovers of interrupted calls and of killed processes of this machine from a folder held alone."""
     for left in folder.glob(f".*.{platform.node()}.*.tmp"):
         number = left.name.split(".")[-2]
         if number.isdecimal() and (int(number) == os.getpid() or not _alive(int(number))):
@@ -140,7 +140,7 @@ def _alive(process: int) -> bool:
 
 
 def check_folder(folder: Path, marked: str, mark: str, contents: str) -> None:
-    """Refuse to write into a folder that is neither new nor empty, unless what is there is marked as an earlier one.
+    """Refuse to write into a folder that is neither new nor empty, unless it is marked as an earlier result.
 
     Args:
         folder: where to write.

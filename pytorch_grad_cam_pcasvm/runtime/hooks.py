@@ -109,7 +109,7 @@ def calls_of(path: str, count: int) -> str:
 
 
 def runs_instead(name: str, count: int) -> str:
-    """Return that a layer, one of whose calls was named and does not run, runs so often, and what to choose."""
+    """Return the message for a named call of a layer that does not happen: how often it runs, and a choice."""
     path, _ = called(name)
     return f"{path!r} runs {'once' if count == 1 else f'{count} times'}: choose {calls_of(path, count)}"
 

@@ -1,4 +1,4 @@
-"""The log: one logger, which tells at debug what an explanation does, and in how many seconds of the host.
+"""The log: one logger, which tells at debug the steps of an explanation, with the seconds of the host.
 
 Where it is off no message is formatted and no time is taken. Messages have what the host knows: no number of a device.
 """

@@ -1,4 +1,4 @@
-"""Precision: what numbers are computed in, and quotients that are not rounding."""
+"""Precision: the dtypes of computations, and quotients that are more than rounding."""
 
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any

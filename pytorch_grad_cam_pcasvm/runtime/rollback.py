@@ -1,4 +1,4 @@
-"""Rollback: what a call changes for as long as it runs is put back, whenever an interrupt comes."""
+"""Rollback: changes for the time of a call are undone, whenever an interrupt comes."""
 
 import contextlib
 import inspect
@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import _pop_mode
 
 
 class Rollback:
-    """Undoes at the end of a ``with`` what was changed inside; at the latest when the next one begins.
+    """Undoes changes at the end of the ``with`` that made them, at the latest when the next one begins.
 
     How a change is undone is noted before the change is made, and undoing twice is undoing once: so it does not matter
     where Ctrl-C or a signal strikes. If that is while things are being put back, the next call finishes it, except for
@@ -30,7 +30,7 @@ class Rollback:
         self._frame: FrameType | None = None
 
     def __enter__(self) -> "Rollback":
-        """Begin, after finishing what an interrupted call left."""
+        """Begin, after undoing the changes of an interrupted call."""
         if _open:
             _recover()
         frame = sys._getframe(1)
@@ -63,7 +63,7 @@ class Rollback:
         variable.set(value)
 
     def note_torch(self) -> None:
-        """Note what torch keeps for this thread: gradients on or off, autocast, modes for functions and for dispatch.
+        """Note torch's state of this thread: gradients on or off, autocast, modes for functions and for dispatch.
 
         Modes that are entered inside will be left.
         """
@@ -86,7 +86,7 @@ class Rollback:
         self.note(_put_back_dispatch, self._owner, excluded, refused)
 
     def go_below_autograd(self) -> None:
-        """Leave autograd out of what torch dispatches to, with gradients on all the same: after :meth:`note_torch`."""
+        """Leave autograd out of torch's dispatch, with gradients on all the same: after :meth:`note_torch`."""
         self.note_dispatch()
         for key in _AUTOGRAD:
             torch._C._dispatch_tls_set_dispatch_key_excluded(key, True)
@@ -171,7 +171,7 @@ def _is_left(mode: Any) -> bool:
 
 
 def _recover() -> None:
-    """Undo what is left of calls that are not running any more."""
+    """Undo the changes of calls that are not running any more."""
     running: set[FrameType | None] = set()
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
