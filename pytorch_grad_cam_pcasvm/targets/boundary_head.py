@@ -81,7 +81,7 @@ class Boundary:
         return _kernels(head) == self._kernels
 
     def at(self, names: Sequence[Any], which: Tensor | None) -> HeadRun:
-        """Return what the head computes at the points of targets, of one row or N.
+        """Return the head's run at the points of targets, of one row or N.
 
         Args:
             names: targets with one boundary each, as of :meth:`.Questions.group_boundaries`.

@@ -1,4 +1,4 @@
-"""Targets of the classes that a head has, and those that are meant where none are named."""
+"""Targets of a head's classes, and the default targets."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""Targets of components: one of them, how far they are from the mean, and what none of them keeps."""
+"""Targets of components: one of them, their distance from the mean, and the residual that they lose."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -234,7 +234,7 @@ def _of_varying(reduction: Any, variances: Tensor) -> Tensor:
 
 
 def _why_unknown(reduction: Any) -> str:
-    """Return why a reduction lacks what a target needs."""
+    """Return why a reduction lacks the facts that a target needs."""
     if isinstance(reduction, Projection) and reduction.inverse is None and reduction.variances is None:
         again = "then save it again from the fitted estimator, Head.of(estimator).save(path)"
         return f"this one has none, or the head was read from a file of an earlier version; {again}"

@@ -18,7 +18,7 @@ from pytorch_grad_cam_pcasvm.targets.target import ClosedFormTarget, PlacedTarge
 
 @dataclass(frozen=True, repr=False)
 class SVMTarget(PlacedTarget, ClosedFormTarget):
-    """The margin of a class, the decision between two classes, or what sets a class apart from several.
+    """The margin of a class, the decision between two classes, or the decision between a class and several others.
 
     Args:
         category: a label from ``classes_``; None: the class predicted for each image (for regressors and one-class
@@ -100,7 +100,7 @@ class SVMTarget(PlacedTarget, ClosedFormTarget):
         return int(head.voting.n_classes ** ((self.category is None) + self._means("runner-up", head)))
 
     def number_questions(self, output: OfHead) -> Tensor:
-        """Return the number of each row's question: that of its class, or pair of classes, shape (N,)."""
+        """Return the number of each row's question, which is about its class or pair of classes, shape (N,)."""
         head, decision = output.head, self.decision(output)
         runner_up = self._means("runner-up", head)
         if self.category is None:
@@ -206,7 +206,7 @@ class SVMTarget(PlacedTarget, ClosedFormTarget):
         return second
 
     def _against_several(self, head: Head, category: Tensor) -> Tensor:
-        """Return the rows of classes minus ``strength`` times the mean of those of their rivals."""
+        """Return the rows of classes minus ``strength`` times the mean of their rivals' rows."""
         matrix = head.voting.matrix.to(category.device)
         place = torch.arange(len(matrix), device=category.device)
         rivals = place != category.unsqueeze(-1)  # no class is its own

@@ -1,4 +1,4 @@
-"""Meanings: what the values of targets are, in words that stand beside the number."""
+"""Meanings: words for the values of targets, to stand beside the number."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ _PREDICTED = "predicted class"  # which stands for the class that is predicted f
 
 
 def meaning_of(target: Target, head: Any, dense: bool = False) -> str:
-    """Return what the value of a target is, and from where on it means what, with ``{}`` for the number.
+    """Return the meaning of a target's value and of its limits in words, with ``{}`` for the number.
 
     Args:
         target: the target.
@@ -42,7 +42,7 @@ def meaning_of(target: Target, head: Any, dense: bool = False) -> str:
 
 
 def anomaly_in_words(head: Any, dense: bool) -> str:
-    """Return what the anomalies of a head are: distances, or a value that is higher where less is like good ones."""
+    """Return a head's anomalies in words: distances, or a value that is higher the less a photo is like good ones."""
     part = "patch" if dense else "photo"
     if clusters_of(head) is not None:
         return "minus the log-density"
@@ -55,7 +55,7 @@ def anomaly_in_words(head: Any, dense: bool) -> str:
 
 
 def _decision_meaning(target: Any, head: Any, dense: bool) -> str:
-    """Return what the margin of a class, or between classes, is; without classes what the only value is."""
+    """Return the margin of a class, or between classes, in words; without classes the meaning of the only value."""
     voting, sign, versus = head.voting, getattr(target, "sign", "+"), getattr(target, "versus", None)
     if voting.about in ("one class", "likeness"):
         told = anomaly_in_words(head, dense) if voting.about == "likeness" else ""

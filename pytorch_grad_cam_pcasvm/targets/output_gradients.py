@@ -178,7 +178,7 @@ def _gather(
     dtype: torch.dtype,
     until: int,
 ) -> OutputGradients:
-    """Return the gradients of K questions with one start, by what was pulled back for each part of them."""
+    """Return the gradients of K questions with one start, from the pullbacks of their parts."""
     count, parts = output.count, list[tuple[list[int], list[Tensor]]]()
     for members, values, seeds in asked:
         grad, log_scale, sizes = next(pulled)
@@ -203,7 +203,7 @@ def _gather(
 def _pull_together(
     output: HeadRun | HeadOutput, ways: Sequence[tuple[Mapping[int, Any], Any]], until: int, sampling: Sampling
 ) -> list[tuple[Tensor, Tensor, Tensor | None]]:
-    """Return gradients as :func:`_pull` does, for several seeds and starts: those of one shape in one pass."""
+    """Return gradients as :func:`_pull` does, for several seeds and starts: equal shapes in one pass."""
     head, count = output.head, output.count
     alike: dict[Any, list[int]] = {}
     for number, (seeds, start) in enumerate(ways):
@@ -313,7 +313,7 @@ def _of_region(
 
 
 def _anew(run: HeadRun | HeadOutput) -> HeadTrace:
-    """Return the trace of rows again, with what a pullback needs."""
+    """Return the trace of rows again, with the numbers for a pullback."""
     trace = run.head(run.head_trace.values[0])
     trace.eps = run.head_trace.eps
     return trace
@@ -355,7 +355,7 @@ def _grid(output: HeadRun | HeadOutput) -> Grid:
 
 
 def _change(trace: HeadTrace, start: HeadTrace, position: int) -> Tensor:
-    """Return what a value changes by from the start, shape (N, 1, .)."""
+    """Return the change of a value from the start, shape (N, 1, .)."""
     return (trace.values[position] - start.values[position]).unsqueeze(1)
 
 

@@ -66,7 +66,7 @@ Place = None | str | Region | ImagePositions | tuple[int, ...]
 
 
 def place_of(at: Any) -> Place:
-    """Return what ``at=`` means, in a form that can be hashed and compared.
+    """Return the place of ``at=`` in a form that can be hashed and compared.
 
     Raises:
         TypeError: it is neither a position, a boolean mask nor ``"max"``.
@@ -240,7 +240,7 @@ class RegionRun(HeadRun):
         return self._for_rows(votes.argmax(-1))
 
     def ranking(self) -> Tensor:
-        """Return the mean over the region of what tells which class came second, of each row, (N A, C)."""
+        """Return the numbers whose order tells the second class, as means over the region, of each row, (N A, C)."""
         return self._for_rows(HeadRun.ranking(self).unflatten(0, (-1, self.size)).mean(1))
 
     def _for_rows(self, numbers: Tensor) -> Tensor:
@@ -265,7 +265,7 @@ def selection_of(target: Any, output: OfHead) -> Spans | Chosen:
 
 
 def region_of(output: OfHead, selection: Spans | Chosen) -> RegionRun:
-    """Return what was computed for the rows at some positions."""
+    """Return the run of the rows at some positions."""
     trace = output.head_trace
     values = [selection.take(value) for value in trace.values]
     return RegionRun(output.head, HeadTrace(values, [], trace.eps), size=selection.size)

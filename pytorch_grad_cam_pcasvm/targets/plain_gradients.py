@@ -1,4 +1,4 @@
-"""Gradients of targets by what an ordinary network returns, which may be any tree of tensors."""
+"""Gradients of targets by an ordinary network's output, which may be any tree of tensors."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Questions: what K targets ask of N images, resolved once, before anything is differentiated."""
+"""Questions: the meaning of K targets for N images, resolved once, before anything is differentiated."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -98,7 +98,7 @@ class Question:
         return target if self.at is None else target.at_place(self.at)
 
     def list_boundaries(self, head: Head | None, *, apart: bool = False) -> tuple[list[Any], Tensor | None]:
-        """Return targets with one boundary each, and which of them is that of each image, (N,); None: the only one.
+        """Return targets with one boundary each, and the number of each image's boundary, (N,); None: the only one.
 
         Where a target has none it is None, for the training mean, or ``BESIDE_MEAN`` if the head has no gradient.
 

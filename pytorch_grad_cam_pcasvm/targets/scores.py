@@ -100,7 +100,7 @@ class ScoreTarget(ClosedFormTarget):
 
 @dataclass(frozen=True)
 class PredictedScore:
-    """scikit-learn's score of each image's predicted class: what pytorch-grad-cam explains if no targets are given.
+    """scikit-learn's score of each image's predicted class, which pytorch-grad-cam explains if no targets are given.
 
     Its map equals that of ``SVMTarget()`` except for the size of the gradient, which matters to pytorch-grad-cam's
     scaling because that adds 1e-7.
