@@ -1,4 +1,4 @@
-"""Building an atlas: plan, reject what does not fit, compute the missing shards."""
+"""Building an atlas: plan, refuse a plan that does not fit, compute the missing shards."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -223,7 +223,7 @@ def _shard_size(wanted: int | None, probe: Mapping[str, Any], images: int, block
 
 
 def _check_targets(targets: Sequence[Target], patches: int | None) -> None:
-    """Refuse targets that cannot be kept; those of patches, if rows are these, have no place of their own."""
+    """Refuse targets that cannot be stored, and, where rows are patches, targets with a place of their own."""
     for target in targets:
         if isinstance(encoded(target), str):
             raise TypeError(
@@ -241,7 +241,7 @@ def _entries(
     kinds: Mapping[str, str],
     shard_size: int,
 ) -> dict[str, Any]:
-    """Return what the manifest says of a build."""
+    """Return a build's entries of the manifest."""
     net, method = explainer.net, explainer.method
     backbone, source = net.feature_source()
     classes = net.head.classes_
@@ -288,7 +288,7 @@ def _entries(
 
 
 def _options(method: type[ClosedFormCAM], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return all options of a method, those that were not given with their defaults."""
+    """Return all options of a method, with the defaults of missing ones."""
     parameters = inspect.signature(method).parameters.items()
     defaults = {name: parameter.default for name, parameter in parameters if parameter.default is not parameter.empty}
     return {name: digests.described(option) for name, option in {**defaults, **options}.items()}

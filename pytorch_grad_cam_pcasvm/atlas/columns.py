@@ -1,4 +1,4 @@
-"""The columns of a finished atlas: what is stored of each image, besides its maps."""
+"""The columns of a finished atlas: numbers, names and pictures of each image, besides its maps."""
 
 import io
 from collections.abc import Sequence

@@ -362,7 +362,7 @@ class Actor:
         return None, [], "", []
 
     def run(self, shared: list[Any], number: int) -> tuple[int, list[str], str, list[Told]]:
-        """Make a shard; return the number of images, what went wrong, with ways out, the kind of that, and warnings."""
+        """Make a shard; return the number of images, an error with its ways out and kind, and warnings."""
         import ray as ray_
 
         self.job = self.job or ray_.get(shared[0])

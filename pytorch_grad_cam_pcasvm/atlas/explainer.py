@@ -109,7 +109,7 @@ def filled(images: Tensor, block: int) -> Tensor:
 
 
 def _kept(maps: SignedMaps) -> dict[str, np.ndarray]:
-    """Return maps in half precision, divided by nu, or by a scale of their own, and what goes with them."""
+    """Return maps in half precision, divided by nu or by a scale of their own, with the columns beside them."""
     columns, scale = {}, maps.nu
     if maps.opposite is not None:  # whose values may be larger than those that count
         scale = torch.maximum(*(tensor.flatten(2).abs().amax(-1) for tensor in (maps.maps, maps.opposite)))

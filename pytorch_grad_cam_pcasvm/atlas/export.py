@@ -56,7 +56,7 @@ def frame_of(store: Any) -> Any:
 
 
 def _numbers(store: Any) -> dict[str, np.ndarray]:
-    """Return what is one number, or a few, for each row."""
+    """Return the columns of one number, or a few, for each row."""
     names = ("rows", "ids", "places", "labels", "predictions", "scores", "components", "nu", "log_scale",
              "baseline_values", "remainder")  # fmt: skip
     columns = {name: getattr(store, name) for name in names}

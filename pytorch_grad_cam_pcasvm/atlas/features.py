@@ -193,7 +193,7 @@ def extract(
 
 
 def _what(backbone: nn.Module, source: FeatureSource) -> dict[str, Any]:
-    """Return what decides which features these are, as a manifest has it."""
+    """Return the manifest's entries that tell features from others."""
     pool = (source.parts or (source,))[0].pool
     return {
         "weights": digests.digest_of_module(backbone), "features": repr(source), "pool": digests.described(pool),
@@ -248,7 +248,7 @@ class Features:
 
     @property
     def rows(self) -> np.ndarray:
-        """The number of each image in the data set, shape (N,): those that could not be read are missing."""
+        """The number of each image in the data set, shape (N,), without unreadable ones."""
         return self._table.column("row")
 
     @property

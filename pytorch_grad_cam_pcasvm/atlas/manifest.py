@@ -1,4 +1,4 @@
-"""The manifest: what an atlas was made of, so that nothing else is mixed into it."""
+"""The manifest: the sources of an atlas, so that no others are mixed into it."""
 
 import hashlib
 import json
@@ -129,7 +129,7 @@ def check_same(folder: Path, saved: Mapping[str, Any], wanted: Mapping[str, Any]
 
 
 def _difference(there: Any, wanted: Any) -> str:
-    """Return what two entries differ in: of dicts, only those of their items that do."""
+    """Return the difference of two entries: of dicts, only the items that differ."""
     if isinstance(there, dict) and isinstance(wanted, dict):
         names = [name for name in sorted({*there, *wanted}) if there.get(name) != wanted.get(name)]
         there, wanted = ({name: entry.get(name) for name in names} for entry in (there, wanted))

@@ -58,7 +58,7 @@ class PatchExplainer(Explainer):
         return self.columns(rows, self._of_patches(maps, places)) | {"place": corners.reshape(len(images), -1)}
 
     def _of_patches(self, maps: SignedMaps, places: Tensor) -> SignedMaps:
-        """Return the maps of targets at K patches of n images as those of n K rows."""
+        """Return the maps of n K rows from maps of targets at K patches of n images."""
         shape = (places.shape[1], len(self.targets))
         tensors = {name: tensor.unflatten(1, shape).flatten(0, 1) for name, tensor in maps.columns.items()}
         trace, count = maps.output.head_trace, maps.output.grid.count

@@ -1,4 +1,4 @@
-"""Runs: what building an atlas and extracting features share, from the first image to the finished manifest."""
+"""Runs: the common course of building an atlas and extracting features, from first image to finished manifest."""
 
 import multiprocessing
 import traceback
@@ -97,7 +97,7 @@ def make(
     job: engines.Job, missing: Sequence[int], engine: str, processes: int | None, workers: int, progress: bool,
     register: WarnOnce, name: str = "atlas",
 ) -> None:  # fmt: skip
-    """Make the missing shards, and warn of what was warned of meanwhile unless ``register`` knows it."""
+    """Make the missing shards, and pass on their warnings unless ``register`` knows them."""
     total, count = len(job.images), sum(len(job.rows_of(number)) for number in missing)
     messages: list[Told] = []
     with progress_bar(progress, total=total, initial=total - count, desc=name, unit="image") as bar:
@@ -122,7 +122,7 @@ def _made(
 
 
 def finish(job: engines.Job, entries: dict[str, Any]) -> None:
-    """Say in the manifest that all is there, and what was left out."""
+    """Mark the manifest as complete, with the images left out."""
     rows = 0
     bad: dict[str, str] = {}
     for number in job.shards:

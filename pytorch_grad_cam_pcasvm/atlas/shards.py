@@ -117,7 +117,7 @@ _MARKS = (b"atlas", b"number", b"bad", b"first")
 
 
 def marks_of(file: pq.ParquetFile) -> dict[str, Any]:
-    """Return what was written beside the schema."""
+    """Return the metadata written beside the schema."""
     metadata = file.schema_arrow.metadata or {}
     return {key.decode(): json.loads(value) for key, value in metadata.items() if key in _MARKS}
 

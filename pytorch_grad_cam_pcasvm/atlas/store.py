@@ -175,7 +175,7 @@ class Atlas(Columns):
         return means_of(self.table, self._grouping(by), slice(None))
 
     def nearest(self, row: int | str, count: int = 12) -> Neighbours:
-        """Return the rows whose components are nearest to those of a given row, excluding that row."""
+        """Return the rows whose components are nearest to a given row's, without that row."""
         if isinstance(row, bool) or not isinstance(row, int | np.integer | str):
             raise TypeError(f"row must be an integer or a name, got {row!r:.80}")
         (position,) = self._positions(row)

@@ -1,4 +1,4 @@
-"""Contents of the page: what it shows of an atlas, block by block, as JSON."""
+"""Contents of the page: the shown parts of an atlas, block by block, as JSON."""
 
 import base64
 from collections.abc import Iterator, Mapping
@@ -65,7 +65,7 @@ class Contents:
             self.groupings["prediction"] = store.names(store.predictions)
 
     def items(self) -> Iterator[tuple[str, Any]]:
-        """Yield what the page needs to open, each with its name: everything except maps, means and pictures."""
+        """Yield the parts that the page needs to open, with their names: all but maps, means and pictures."""
         store = self.store
         manifest = {key: store.manifest.get(key) for key in ("method", "target_layer", "backbone")}
         yield (
@@ -180,7 +180,7 @@ class Contents:
         return names, np.array([position[name] for name in shown], np.int32)
 
     def _heads(self, heads: Mapping[str, Any] | None) -> list[tuple[Head, Head, dict[str, Any], dict[str, Any]]]:
-        """Return what lies behind the components in every head with a machine, the head, what it is and says."""
+        """Return, for every head with a machine, the part behind the components, the head, its kind and its results."""
         named = {SAVED: None} | {str(name): head for name, head in (heads or {}).items()}
         entries = []
         for name, head in named.items():
