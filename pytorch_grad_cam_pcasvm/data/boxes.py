@@ -60,7 +60,7 @@ class Boxes:
 
 
 def read_boxes(file: Path) -> Boxes:
-    """Return what a file says.
+    """Return the boxes in a file.
 
     Raises:
         OSError: it cannot be read.

@@ -154,7 +154,7 @@ class Images:
         return digest.hexdigest()
 
     def read(self, rows: Sequence[int]) -> Batch:
-        """Return some rows; those that cannot be read are listed in ``bad``."""
+        """Return some rows; unreadable ones are listed in ``bad``."""
         read, images, labels, bad = [], [], [], {}
         for row in rows:
             try:

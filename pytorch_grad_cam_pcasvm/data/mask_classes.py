@@ -1,4 +1,4 @@
-"""Classes of masks: what the numbers and colours in all masks of a folder mean."""
+"""Classes of masks: the meaning of numbers and colours in all masks of a folder."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -85,7 +85,7 @@ class MaskClasses:
 
     @classmethod
     def of(cls, root: Path, masks: Sequence[MaskFacts], *, only_inside: bool) -> "MaskClasses":
-        """Return what the masks of a folder mean.
+        """Return the classes of the masks of a folder.
 
         Args:
             root: the folder, for messages.
@@ -310,7 +310,7 @@ def _check_classes(root: Path, masks: Sequence[MaskFacts], numbers: Sequence[int
 
 
 def _soft(masks: Iterable[MaskFacts], top: int) -> bool | None:
-    """Return whether what is neither black nor white is a soft edge, or noise as of JPEG; None: not known.
+    """Return whether greys are soft edges, or noise as of JPEG; None: not known.
 
     Of a soft edge, pixels lie between their neighbours; noise is of nearly black and nearly white. Numbers of small
     regions lie between those of others further away, and so do shades of a mask that was made larger.
@@ -338,7 +338,7 @@ def _soft(masks: Iterable[MaskFacts], top: int) -> bool | None:
 
 
 def _hint(root: Path, counts: Sequence[Counter[int]], threshold: int) -> str:
-    """Return what looks wrong with masks of which most is inside; "": nothing."""
+    """Return a hint about masks of which most is inside, which looks inverted; "": none."""
     marked = [(sum(n for number, n in count.items() if number > threshold), count.total()) for count in counts]
     inside, total = (sum(numbers) for numbers in zip(*((a, b) for a, b in marked if a), strict=True))
     if inside <= _MOSTLY * total:

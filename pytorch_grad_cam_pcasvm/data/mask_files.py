@@ -88,7 +88,7 @@ def turned_back(pixels: np.ndarray, orientation: int) -> np.ndarray:
 
 
 def read_mask(file: Path) -> MaskPixels:
-    """Return what a mask file has at every pixel.
+    """Return the numbers or colours of a mask file at every pixel.
 
     Raises:
         OSError: it cannot be read.
@@ -125,7 +125,7 @@ def read_mask(file: Path) -> MaskPixels:
 
 
 def _whole(file: Path, numbers: np.ndarray) -> np.ndarray:
-    """Return numbers of more than 8 bits as whole ones: those from 0 to 1 times 255, if they have fractions.
+    """Return numbers of more than 8 bits as whole ones; fractions from 0 to 1 are multiplied by 255.
 
     Raises:
         ValueError: some are negative, not finite, or have fractions beyond 1.
@@ -163,7 +163,7 @@ def _indexed(file: Path, picture: Image.Image) -> MaskPixels:
 
 
 def _layer(file: Path, picture: Image.Image, lossy: bool) -> MaskPixels:
-    """Return a mask with transparency: what varies of it, or colours on nothing.
+    """Return a mask with transparency: the channel that varies, or colours on a transparent ground.
 
     Raises:
         ValueError: both vary.

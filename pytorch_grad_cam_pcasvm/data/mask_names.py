@@ -55,7 +55,7 @@ def _is_mask_file(path: Path) -> bool:
 
 
 def _keys(names: Sequence[str], *, flat: bool) -> list[str]:
-    """Return what the masks of each picture are named, without an ending."""
+    """Return the names that masks of each picture may have, without an ending."""
     keys = [Path(name).stem if flat else Path(name).with_suffix("").as_posix() for name in names]
     for key, count in Counter(keys).items():
         if count > 1:
