@@ -1,4 +1,4 @@
-"""Completeness: do maps add up to what they explain?"""
+"""Completeness: do maps add up to the explained value?"""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -97,7 +97,7 @@ def completeness(study: Subject) -> Steps:
 
 
 def _sums(maps: Sequence[SignedMaps]) -> np.ndarray:
-    """Return what each map adds up to, with its remainder and the value at its baseline, shape (N,)."""
+    """Return the sum of each map, its remainder and the value at its baseline, shape (N,)."""
     sums = []
     for image_map in maps:
         remainder = 0.0 if image_map.remainder is None else float(image_map.remainder)

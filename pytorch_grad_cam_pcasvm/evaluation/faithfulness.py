@@ -156,7 +156,7 @@ def _refuse_constant(ranges: np.ndarray, values: np.ndarray) -> None:
 
 
 def _curves(mean: Mapping[Any, np.ndarray], sources: Mapping[str, Any]) -> dict[str, dict[str, list[float]]]:
-    """Return the mean change at each fraction, of what is named, by measure."""
+    """Return the mean change at each fraction, for each name, by measure."""
     return {
         measure: {
             name: [Estimate.of(column).mean for column in mean[source, measure].T] for name, source in sources.items()
@@ -180,7 +180,7 @@ def _compared(method: str, mean: Mapping[Any, np.ndarray], against: Rivals) -> l
 
 
 def _arcc(subject: Subject, method: str, x: Tensor, targets: Sequence[Any]) -> np.ndarray:
-    """Return what pytorch-grad-cam's ARCC gives for the map of each image, (N,)."""
+    """Return pytorch-grad-cam's ARCC of the map of each image, (N,)."""
     try:
         from pytorch_grad_cam.metrics.arcc import ARCC
     except ImportError as error:
@@ -250,7 +250,7 @@ def _mean(x: Tensor) -> Filled:
 
 
 def _road(x: Tensor) -> Filled:
-    """Put what the noisy linear imputation of pytorch-grad-cam gives where nothing is kept (ROAD, arXiv 2202.00449)."""
+    """Fill removed pixels by pytorch-grad-cam's noisy linear imputation (ROAD, arXiv 2202.00449)."""
     if x.dim() != 4:
         raise ValueError("ROAD imputes pixels of images, but these are volumes: use fill='blur' or 'mean'")
     imputer, images = NoisyLinearImputer(), x.cpu()

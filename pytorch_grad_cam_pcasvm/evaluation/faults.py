@@ -1,4 +1,4 @@
-"""Faults: which of those that masks show are found, where so many good photos raise a false alarm."""
+"""Faults: the share of masked faults that are found at a rate of false alarms among good photos."""
 
 from dataclasses import dataclass, field
 

@@ -206,7 +206,7 @@ def _rows(subject: Subject, against: Rivals, numbers_of: Mapping[Any, np.ndarray
 def _of_other_questions(
     subject: Subject, x: Tensor, targets: Sequence[Any], rows: Sequence[int], own: Mapping[str, list[SignedMaps]]
 ) -> dict[str, list[SignedMaps]]:
-    """Return the maps of the true class, and of the predicted one where that is not what is explained, by method.
+    """Return the maps of the true class, and of the predicted one unless it is explained anyway, by method.
 
     Args:
         subject: what is measured.

@@ -1,4 +1,4 @@
-"""Pixels: how well numbers at pixels tell what lies inside of true masks."""
+"""Pixels: how well numbers at pixels tell the inside of true masks from the outside."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ _BINS, _SAMPLES = 1024, 200  # of the bootstrap
 
 @dataclass(frozen=True)
 class PixelScores:
-    """How well numbers at pixels tell what lies inside of masks.
+    """How well numbers at pixels tell the inside of masks from the outside.
 
     The standard errors are those of a bootstrap over images.
 
@@ -61,7 +61,7 @@ class PixelScores:
 def pixel_scores(
     scores: Any, masks: Any, *, tolerance: float = TOLERANCE, rate: float = RATE, seed: int = 0
 ) -> PixelScores:
-    """Measure how well numbers at pixels, such as anomaly maps, tell what lies inside of masks.
+    """Measure how well numbers at pixels, such as anomaly maps, tell the inside of masks from the outside.
 
     Args:
         scores: shape (N, H, W), larger inside.
@@ -125,7 +125,7 @@ def pixel_scores(
 
 
 def by_class(scores: np.ndarray, masks: np.ndarray, labels: Sequence[Any], **options: Any) -> dict[str, PixelScores]:
-    """Return the scores of each class that has masks: of its images and those on which there is nothing."""
+    """Return the scores of each class that has masks: on its images and on images without any mask."""
     masked = np.asarray(masks.reshape(len(masks), -1).any(1))
     classes = dict.fromkeys(label for label, has_mask in zip(labels, masked, strict=True) if has_mask)
     if len(classes) < 2:

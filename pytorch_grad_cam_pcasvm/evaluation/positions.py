@@ -1,4 +1,4 @@
-"""Positions: how well a head that decides at every position, or a map, tells what lies inside of true masks."""
+"""Positions: how well a head that decides at every position, or a map, tells the inside of true masks."""
 
 import copy
 import re
@@ -33,7 +33,7 @@ BACKGROUNDS = (0, "0", "background")  # names of the class outside of masks
 
 
 def found_in_words(result: Result) -> list[str]:
-    """Return in a sentence for each method in how many images its map finds what lies inside of masks.
+    """Return a sentence for each method: in how many images its map finds the masked place.
 
     Args:
         result: of localisation; without masks there is nothing to say.
@@ -160,7 +160,7 @@ class PixelValues:
         return rows
 
     def _of_decisions(self, masks: np.ndarray, rate: float) -> list[Row]:
-        """Return how well the decisions about images tell those that have a mask."""
+        """Return how well decisions tell images with a mask from the others."""
         masked = np.asarray(masks.reshape(len(masks), -1).any(1))
         if not self._decisions or masked.all() or not masked.any():
             return []
@@ -171,7 +171,7 @@ class PixelValues:
         return [Row(DECISION, measure, "", estimate) for measure, estimate in measures.items()]
 
     def _of_alarms(self, found: FoundFaults | None, label: str, *, photos_only: bool = False) -> dict[str, Estimate]:
-        """Return what is found at the rate of false alarms, by measure, and note it in words."""
+        """Return the share of faults found at the rate of false alarms, by measure, and note it in words."""
         if found is None:
             return {}
         at = f" at 1 in {1 / found.rate:.3g} false alarms"
@@ -184,7 +184,7 @@ class PixelValues:
         return {f"faults found{at}": found.faults} | sizes | photos
 
     def told(self) -> list[str]:
-        """Return what is found at the rate of false alarms, in a sentence for each class."""
+        """Return a sentence for each class: the faults found at the rate of false alarms."""
         return [
             f"{label}: {words}." if label else f"{words[0].upper()}{words[1:]}." for label, words in self.alarms.items()
         ]
@@ -259,7 +259,7 @@ def measure_decisions(net: PCASVMNet, x: Tensor, normal: Any) -> np.ndarray | No
 
 
 def values_of_positions(net: PCASVMNet, x: Tensor, category: Any = None, normal: Any = None) -> np.ndarray:
-    """Return what tells defects at every position: anomalies, or by how much a class is ahead, shape (N, h, w).
+    """Return the evidence for defects at every position: anomalies, or the lead of a class, shape (N, h, w).
 
     Args:
         net: the network.

@@ -151,12 +151,12 @@ def _courses(study: Subject, options: Mapping[str, Mapping[str, Any]]) -> list[C
 
 
 def _order(course: Course, study: Subject) -> bool:
-    """Return what checks are sorted by: where the time is short, the one that takes least of it comes first."""
+    """Return the key that sorts checks: where the time is short, the quickest comes first."""
     return study.minutes is not None and course.name != "completeness"
 
 
 def _entries(study: Subject, checks: Sequence[str], commands: Mapping[str, str] | None) -> dict[str, Any]:
-    """Return what a report has besides what is found."""
+    """Return the entries of a report besides its results."""
     dense = is_dense(study.net.pool)
     subject = study if dense else study.fresh()
     one, _ = subject.read(subject.rows[:1].tolist())
@@ -229,7 +229,7 @@ def _tell_duration(study: Subject, options: Mapping[str, Mapping[str, Any]]) -> 
 
 
 def _tell(entries: dict[str, Any], courses: Sequence[Course], budget: Budget, running: bool) -> None:
-    """Put what was found so far into the entries of a report."""
+    """Put the results so far into the entries of a report."""
     results = entries["results"]
     for course in courses:
         results[course.name] = {"reason": course.not_reached} if course.result is None else course.result.to_dict()
@@ -260,7 +260,7 @@ def _warn_of(course: Course) -> None:
 
 
 def _in_words(target: Any) -> str:
-    """Return what is explained, behind "to explain"; empty for the predicted class."""
+    """Return the explained target in words, behind "to explain"; empty for the predicted class."""
     if target == SVMTarget():
         return ""
     against = getattr(target, "versus", None)

@@ -111,7 +111,7 @@ def _time(taken: Mapping[str, Any] | None, results: Mapping[str, Any]) -> str:
 
 
 def _results(entries: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what each check found, or why it was not made."""
+    """Return the result of each check, or why it was not made."""
     return {
         name: result["reason"] if "reason" in result else Result.from_dict(result)
         for name, result in entries["results"].items()
@@ -136,7 +136,7 @@ def verdicts_of(entries: Mapping[str, Any]) -> list[Verdict]:
 
 
 def _told(judgement: Verdict, entries: Mapping[str, Any], results: Mapping[str, Any]) -> str:
-    """Return a verdict as HTML, with a picture, and what to run if the method may be used."""
+    """Return a verdict as HTML, with a picture, and a command if the method may be used."""
     examples, commands, localised = entries["examples"], entries["commands"], results.get("localisation")
     mark = {USE: PASSED, DO_NOT: FAILED}.get(judgement.verdict, "open")
     lead = "Open:" if judgement.verdict == OPEN else "Decided by"
@@ -158,7 +158,7 @@ def _told(judgement: Verdict, entries: Mapping[str, Any], results: Mapping[str, 
 
 
 def _told_of_positions(entries: Mapping[str, Any], results: Mapping[str, Any]) -> str:
-    """Return what was found about a head that decides at every position as HTML, with a picture."""
+    """Return the results of a head that decides at every position as HTML, with a picture."""
     localised = results.get("localisation")
     sentences = found_in_words(localised) if isinstance(localised, Result) else [f"Undecided: {localised}."]
     parts = [f"<p>{html.escape(sentence)}</p>" for sentence in sentences]
@@ -167,7 +167,7 @@ def _told_of_positions(entries: Mapping[str, Any], results: Mapping[str, Any]) -
 
 
 def _summary(methods: Sequence[str], results: Mapping[str, Any]) -> list[str]:
-    """Return a line for each method and check, in words; what did not pass is never left out."""
+    """Return a line for each method and check, in words; failures are never left out."""
     lines = []
     for method in methods:
         for name, result in results.items():
@@ -202,7 +202,7 @@ def _summary(methods: Sequence[str], results: Mapping[str, Any]) -> list[str]:
 
 
 def _compared(row: Row) -> str:
-    """Return what a row is of, in words."""
+    """Return the comparison of a row in words."""
     return in_words(row.measure) + (f" against {in_words(row.against)}" if row.against else "")
 
 

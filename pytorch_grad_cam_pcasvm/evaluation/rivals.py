@@ -1,4 +1,4 @@
-"""Maps and their controls: maps that ignore the image, the target, or what the head has learned."""
+"""Maps and their controls: maps that ignore the image, the target, or the training of the head."""
 
 import copy
 from collections.abc import Sequence
@@ -123,7 +123,7 @@ class Rivals:
 
 
 def _lean(maps: Sequence[SignedMaps]) -> list[SignedMaps]:
-    """Return what is measured of maps, without the output and the weights, which are larger than a map."""
+    """Return maps without the output and the weights, which are larger than a map and are not measured."""
     return [
         replace(image_map, output=None, weights=image_map.weights.new_empty(1, 1, 0), heads=None) for image_map in maps
     ]

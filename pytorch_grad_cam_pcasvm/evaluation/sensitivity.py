@@ -1,4 +1,4 @@
-"""Sensitivity: do maps change when what was learned is removed?"""
+"""Sensitivity: do maps change when the learned numbers are replaced by random ones?"""
 
 import copy
 import itertools

@@ -239,7 +239,7 @@ class Subject:
     def result(
         self, check: str, question: str, rows: list[Row], curves: dict[str, Any] | None = None, **settings: Any
     ) -> Result:
-        """Return what a check found, with the share of blank maps and the worst images of each method."""
+        """Return the result of a check, with the share of blank maps and the worst images of each method."""
         blank = {
             method: 1 - sum(nonblank) / len(nonblank) if nonblank else 0.0 for method, nonblank in self._seen.items()
         }

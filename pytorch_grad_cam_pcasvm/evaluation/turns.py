@@ -96,7 +96,7 @@ class Course:
         self._done, self._seconds_of_done = 0, 0.0  # items of whole batches, and their seconds
 
     def begin(self) -> None:
-        """Check what it is given, before anything is computed."""
+        """Check the arguments, before anything is computed."""
         try:
             next(self._steps, None)
         except Exception as error:  # whatever it is, the other checks are made
@@ -150,7 +150,7 @@ class Course:
         return min(later, default=self._subject.total)
 
     def _look(self, step: Step) -> bool:
-        """Look at what was found, where it is time to."""
+        """Look at the result, where it is time to."""
         self._subject = subject = step.subject
         if subject.done == subject.total:
             self.result = step.result()
@@ -172,7 +172,7 @@ class Course:
         return True
 
     def _judge_last(self) -> None:
-        """Judge what was found as at the last look: the clock ended it, which knows nothing of the answer."""
+        """Judge the result as at the last look: the clock, which ended it, knows nothing of the answer."""
         if self.result is not None and self._subject is not None:
             self.result.rows = [replace(row, level=LAST) for row in self.result.rows]
             whole = self._seconds_of_done / max(self._done, 1) * self._subject.total

@@ -153,7 +153,7 @@ def _clauses(evidence: _Found, rows: Sequence[tuple[str, Row]], than: str) -> li
 
 
 def _praise(evidence: _Found) -> str:
-    """Return what speaks for a method that may be used."""
+    """Return the praise of a method that may be used."""
     error = [row for _, row in evidence.rows if row.measure == ERROR and not row.against]
     parts = ["beats random maps in deletion and insertion"]
     parts += ["adds up"] if error and error[0].verdict == PASSED else []
@@ -165,7 +165,7 @@ def _praise(evidence: _Found) -> str:
 
 
 def _but(evidence: _Found) -> str:
-    """Return what failed, though it does not decide; empty if nothing did."""
+    """Return the failures that do not decide; empty if there are none."""
     failed = evidence.with_verdict(FAILED, evidence.rows)
     parts = []
     for measure in KINDS:
