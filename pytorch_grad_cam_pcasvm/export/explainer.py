@@ -215,7 +215,7 @@ def rim_of(mean: Any, channels: int) -> Any:
 
 
 class Sheets:
-    """The pictures of explanations: maps beside what they are of, with titles, values and colour bars.
+    """The pictures of explanations: maps beside their photo, with titles, values and colour bars.
 
     Attributes:
         about: ``titles`` of the targets, ``classes`` or None, and ``colours`` of maps from -1 to 1. Of dense features
@@ -275,7 +275,7 @@ class Sheets:
         return self.about["classes"][int(np.bincount(np.ravel(found["label"][row]).astype(int)).argmax())]
 
     def right(self, found: dict[str, np.ndarray], row: int, truth: Any) -> bool | None:
-        """Return whether an image is taken for what it is labelled; None: not known, or not of the whole image."""
+        """Return whether the prediction is an image's label; None: not known, or not of the whole image."""
         label = self.predicted(found, row)
         if label is None or self.shares(found, row) or str(truth) not in map(str, self.about["classes"]):
             return None
@@ -307,7 +307,7 @@ class Sheets:
     def positions(
         self, picture: Image.Image, found: dict[str, np.ndarray], row: int = 0, frame: Any = WHOLE
     ) -> tuple[Any, str, Any] | None:
-        """Return what is decided at every position of an image over its picture, its title and what explains it.
+        """Return the decisions at every position over the picture of an image, their title and their colours.
 
         Between two classes these are the values of the target that is about the strongest position, else the classes.
         The strongest positions are outlined, and numbered if there are several.
@@ -347,7 +347,7 @@ class Sheets:
         return drawn, "where: class at every position", legend
 
     def _share(self, found: dict[str, np.ndarray], row: int) -> str:
-        """Return in words what part of the positions is of each class, but for those that are absences."""
+        """Return the share of positions of each class in words, without classes that are absences."""
         shares = {name: share for name, share in self.shares(found, row).items() if name not in self._absent}
         return ", ".join(f"{name}: {share:.1%} of the positions" for name, share in shares.items())
 
@@ -406,7 +406,7 @@ class Sheets:
         return drawn
 
     def _meaning(self, found: dict[str, np.ndarray], row: int) -> str:
-        """Return what the values of every position mean, and that the strongest one is explained."""
+        """Return the meaning of the values at every position, and that the strongest one is explained."""
         strongest, words = self.about.get("strongest", []), self.about.get("anomaly", "")
         if not strongest or "evidence" not in found:
             return words
@@ -430,7 +430,7 @@ class Sheets:
         return [title.replace("predicted class", f"{label} (predicted)") for title in self.about["titles"]]
 
     def said(self, found: dict[str, np.ndarray], row: int, k: int) -> str:
-        """Return the value of a target in words: what it is, the number, and from where on it means what."""
+        """Return the value of a target in words: its meaning, the number, and its limits."""
         start = found["baseline_values"][row, k] if "baseline_values" in found else 0.0
         # Of maps that add up, less is rounding.
         least = 1e-4 * max(abs(start), found["nu"][row, k]) if "baseline_values" in found else 0.0
@@ -486,7 +486,7 @@ class Sheets:
         return self._arranged(parts, ("; ".join(filter(None, (words, note))), UNLIKE if note else colour))
 
     def _verdict(self, found: dict[str, np.ndarray], row: int, truth: Any) -> tuple[str, str]:
-        """Return in words what is predicted, whether it is right, and the colour of these words."""
+        """Return the prediction in words, whether it is right, and the colour of these words."""
         if (passes := self.passes(found, row)) is not None:
             words = "pass" if passes else "fail"
             words += f": anomaly {self.anomaly(found, row):.3g}, threshold {self.about['threshold']:.3g}"
@@ -525,7 +525,7 @@ class Sheets:
         return _Part(drawn, title, value, end if numbers["nu"] else "blank: all zero", size)
 
     def _arranged(self, parts: "list[_Part]", verdict: tuple[str, str]) -> Image.Image:
-        """Return parts on a sheet, the large ones first, below what is predicted."""
+        """Return parts on a sheet, the large ones first, below the prediction."""
         font, bold = _font(TEXT - 1), _font(TEXT + 5)
         rows: list[list[_Part]] = []
         for part in parts:
@@ -562,7 +562,7 @@ class Sheets:
         return sheet
 
     def _picture(self, sheet: Image.Image, draw: Any, part: "_Part", x: int, y: int, font: Any) -> None:
-        """Put the picture of a part on a sheet, and what its colours mean below it."""
+        """Put the picture of a part on a sheet, and the meaning of its colours below it."""
         size, end = part.size, part.end
         sheet.paste(part.picture, (x, y))
         y += part.picture.height + 4
@@ -640,13 +640,13 @@ class _Part:
     size: int
 
     def lines(self, font: Any) -> list[str]:
-        """Return what is written above it, in lines of its width."""
+        """Return the text above it, in lines of its width."""
         texts = [self.title, *self.value.split("\n")] if self.value else [self.title]
         return [line for text in texts for line in _wrapped(text, font, self.size)]
 
     @property
     def height(self) -> int:
-        """What its picture needs, and what is below."""
+        """The height of its picture and of the text below."""
         below = 3 * (TEXT + 2) if isinstance(self.end, list) else 0 if self.end is None else 3 * TEXT
         return self.picture.height + 4 + below
 
@@ -703,7 +703,7 @@ class Explainer(Sheets):
             self._measure(path, about["sample"])
 
     def _measure(self, path: Any, sample: dict[str, Any]) -> None:
-        """Compare the outputs of the sample with what they were in PyTorch."""
+        """Compare the outputs of the sample with PyTorch's."""
         found = sampled_outputs(self(sample_image(sample, self.about["input"]["shape"])))
         self.about["measured"] = errors = sampled_differences(found, sample["outputs"])
         worst = max(errors, key=lambda name: np.nan_to_num(errors[name], nan=np.inf))
@@ -747,7 +747,7 @@ class Explainer(Sheets):
         return normalised(self.seen(picture), self.about["input"]["mean"], self.about["input"]["std"])
 
     def read(self, path: str | Path) -> Image.Image:
-        """Return the picture in a file, as :func:`read_picture` with what the metadata say of white and of EXIF."""
+        """Return the picture in a file by :func:`read_picture`, with white and EXIF as in the metadata."""
         said = self.about["input"]
         return read_picture(path, said.get("white_level"), said.get("float_white"), bool(said.get("exif")))
 
@@ -778,7 +778,7 @@ def opened(onnxruntime: Any, model: Any, providers: Any = ("CPUExecutionProvider
 
 
 def _why_refused(path: Path, message: str, version: str) -> str:
-    """Return why onnxruntime does not take a file, from what it says and what the file says of itself."""
+    """Return why onnxruntime does not take a file, by its message and the file's own versions."""
     if not path.is_file():
         return f"there is no file {path}"
     if (versions := _versions_of(path)) is None:
@@ -879,7 +879,7 @@ def sampled_outputs(outputs: dict[str, Any]) -> dict[str, np.ndarray]:
 
 
 def sampled_differences(found: dict[str, np.ndarray], stored: dict[str, Any]) -> dict[str, float]:
-    """Return the largest difference of each output from what is stored, as a part of its largest number.
+    """Return the largest difference of each output from the stored one, as a part of its largest number.
 
     Where another class is predicted, values and maps are of another question, and are left out.
     """
@@ -940,7 +940,7 @@ def _grey(picture: Image.Image) -> np.ndarray:
 
 
 def _placed(values: np.ndarray, size: tuple[int, int], frame: Any, how: Any, outside: float) -> np.ndarray:
-    """Return numbers (h, w) that are of a frame at the size of its picture, (H, W); and what is outside of it."""
+    """Return a frame's numbers (h, w) at the size of its picture, (H, W), and the mask of the rest."""
     left, top, right, bottom = (round(share * size[axis % 2]) for axis, share in enumerate(frame))
     inner = Image.fromarray(values).resize((max(1, right - left), max(1, bottom - top)), how)
     canvas = Image.fromarray(np.full(size[::-1], outside, np.float32))

@@ -1,4 +1,4 @@
-"""Programs: what ``explain`` computes, as a graph of torch's operators in which the number of images is a symbol."""
+"""Programs: ``explain`` as a graph of torch's operators in which the number of images is a symbol."""
 
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -148,7 +148,7 @@ def _no_autograd() -> NoProgramError:
 
 
 def _refuse(cam: ClosedFormCAM, maps: SignedMaps) -> None:
-    """Refuse what autograd would be needed for."""
+    """Refuse maps that need autograd."""
     if cam.jacobian == "autograd":
         raise _no_autograd()
     foreign = next((target for target in maps.targets if not isinstance(target, ClosedFormTarget)), None)
@@ -160,7 +160,7 @@ def _refuse(cam: ClosedFormCAM, maps: SignedMaps) -> None:
 
 
 class _Tangents(TorchDispatchMode):
-    """Lays out the zeros of forward derivatives as what they belong to; torch before 2.15 cannot for symbolic sizes."""
+    """Gives zeros of forward derivatives the layout of their numbers; torch before 2.15 cannot for symbolic sizes."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten._new_zeros_with_same_feature_meta.default:

@@ -1,4 +1,4 @@
-"""ONNX files: an explanation that onnxruntime computes, on servers, phones and web pages, with what it is of."""
+"""ONNX files: explanations, with their description, that onnxruntime computes on servers, phones and web pages."""
 
 import json
 import logging
@@ -202,7 +202,7 @@ def _converted(program: ExportedProgram, names: Sequence[str], opset: int | None
 
 
 def _simplify(model: Any) -> None:
-    """Compute what is constant; torch's own optimisation does so, too, and searches the whole graph for rewrites."""
+    """Compute constants; torch's own optimisation does so, too, and searches the whole graph for rewrites."""
     from onnx_ir.passes import common
     from onnxscript import optimizer
 
@@ -262,7 +262,7 @@ def _anomaly_range(maps: SignedMaps, head: Head | None) -> dict[str, Any]:
 
 
 def _pairwise(head: Head | None) -> bool:
-    """Return whether the scores of a head are those of pairs of classes."""
+    """Return whether the scores of a head are scores of pairs of classes."""
     if head is None or head.decision_position is None:
         return False
     return head.voting.score == "values"

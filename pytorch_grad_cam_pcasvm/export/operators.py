@@ -1,4 +1,4 @@
-"""Operators that ONNX runtimes lack, by those that they have."""
+"""Operators that ONNX runtimes lack, written with operators that they have."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ _BLOCK = 1 << 16  # numbers of points whose differences are taken at once
 
 
 def decompositions() -> dict[Any, Callable[..., Any]]:
-    """Return what to put in the place of operators that onnxruntime lacks."""
+    """Return the decompositions of operators that onnxruntime lacks."""
     _interpolation()  # made here, its numbers are constants of a program
     return {
         _aten._cdist_forward.default: distances,
@@ -62,7 +62,7 @@ def logsumexp(x: Tensor, dims: Sequence[int], keepdim: bool = False) -> Tensor:
 
 
 def nan_to_num(x: Tensor, nan: float | None = None, posinf: float | None = None, neginf: float | None = None) -> Tensor:
-    """Return x with numbers in place of what is not finite."""
+    """Return x with numbers in place of NaN and infinity."""
     limits = torch.finfo(x.dtype)
     x = torch.where(x == math.inf, limits.max if posinf is None else posinf, x)
     x = torch.where(x == -math.inf, limits.min if neginf is None else neginf, x)

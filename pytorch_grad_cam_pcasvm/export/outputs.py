@@ -38,7 +38,7 @@ _BESIDE = {"baseline_values": "values", "remainder": "values"}
 
 
 def outputs_of(maps: SignedMaps, size: Sequence[int] | None = None) -> dict[str, Tensor]:
-    """Return what a program gives for maps, by name."""
+    """Return a program's outputs for maps, by name."""
     outputs: dict[str, Any] = {name: getattr(maps, name, None) for name in OUTPUTS}
     output = maps.output
     if isinstance(output, OfHead):
@@ -217,7 +217,7 @@ def _magnified(model: Any) -> int | None:
 def compared(
     outputs: Mapping[str, Any], expected: Mapping[str, Tensor], sizes: Mapping[str, float] | None = None
 ) -> dict[str, float]:
-    """Return how far outputs are from what is expected: components, and the rest for images of the same class.
+    """Return how far outputs are from expected ones: components, and the rest for images of the same class.
 
     Of a label that differs it is by how much the score of the right one is ahead: rounding may choose between equals.
     Maps of values that are nothing but rounding are not compared: at a point of the training set, a distance has no

@@ -1,4 +1,4 @@
-"""Rewrites of a graph: what costs nothing in torch but much in ONNX, or is not in ONNX at all."""
+"""Rewrites of a graph: operations that cost nothing in torch but much in ONNX, or that ONNX lacks."""
 
 import torch
 from torch.fx import Graph, Node

@@ -1,4 +1,4 @@
-"""Titles: what the maps of a picture are called where they are drawn, and the colours that they have there."""
+"""Titles: the names of maps where they are drawn, and their colours."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -27,7 +27,7 @@ _BACKGROUND = "background"  # outside of masks
 
 
 def about(targets: Sequence[Target], net: nn.Module) -> dict[str, Any]:
-    """Return what :class:`.Sheets` need: ``titles`` of targets, ``classes`` of a network, ``colours`` of figures.
+    """Return the description for :class:`.Sheets`: ``titles`` of targets, ``classes``, ``colours`` of figures.
 
     ``meanings`` are what the targets' values are, in words; of a head that tells anomalies, ``anomaly`` what these are.
     Where it is known, ``threshold`` is the largest anomaly with which a photo passes. For dense features also
@@ -59,7 +59,7 @@ def about(targets: Sequence[Target], net: nn.Module) -> dict[str, Any]:
 
 
 def _title(target: Target, classes: Sequence[Any] | None, anomalies: bool = False) -> str:
-    """Return what a target is, in a few words; of a head that tells anomalies, which its value is minus."""
+    """Return a target in a few words; of a head that tells anomalies, whose value is minus the anomaly."""
     if anomalies and isinstance(target, SVMTarget) and target.category is None:
         return ("anomaly" if target.sign == "-" else "normality") + place_in_words(target)
     if isinstance(target, DensityTarget):
