@@ -1,4 +1,4 @@
-"""Figures: those of the paper, for any network of this package.
+"""Figures: the paper's figures, for any network of this package.
 
 Every function returns a :class:`matplotlib.figure.Figure` without opening a window: notebooks show it, and
 ``figure.savefig("maps.png")`` needs no display. The colours suit colour-blind readers and greyscale print.

@@ -173,7 +173,7 @@ def overlaid(picture: np.ndarray, heat: np.ndarray) -> np.ndarray:
 
 
 def title_of(target: Any, output: Any, classes: Sequence[Any] | None) -> str:
-    """Return in plain words what a target is, the same for all images."""
+    """Return a target in plain words, the same for all images."""
     where, against = place_in_words(target), getattr(target, "sign", "+") == "-"
     if isinstance(target, PCATarget):
         return f"{'minus ' * against}component {target.component + 1}{where}"
@@ -206,7 +206,7 @@ def _sides(target: Any, output: Any, classes: Sequence[Any] | None, against: boo
 
 
 def heading(target: Any, output: Any) -> str:
-    """Return what a target is, the same for all images."""
+    """Return a target as a heading, the same for all images."""
     if isinstance(target, PCATarget):
         return f"$P_{{{target.component + 1}}}$" if target.sign == "+" else f"$(-P_{{{target.component + 1}}})$"
     if isinstance(target, SVMTarget):
@@ -227,7 +227,7 @@ def heading(target: Any, output: Any) -> str:
 
 
 def caption(group: SignedMaps, k: int, row: int, classes: Sequence[Any] | None) -> str:
-    """Return what a target is for this image, and its value."""
+    """Return a target as it is meant for this image, and its value."""
     target = group.targets[k]
     value, where = _value(group, k, row), place_in_words(target)
     words = subject(target, group.output, row, classes)
@@ -235,7 +235,7 @@ def caption(group: SignedMaps, k: int, row: int, classes: Sequence[Any] | None) 
 
 
 def _value(group: SignedMaps, k: int, row: int) -> str:
-    """Return the value of a target for an image; what rounding leaves of a sum is 0."""
+    """Return the value of a target for an image; the rounding of a sum is 0."""
     value = float(group.values[row, k])
     if group.baseline_values is not None:
         strongest = float(group.nu[row, k] * group.log_scale[row, k].exp())

@@ -112,7 +112,7 @@ def plot_component(
     batch_size: int = 32,
     size: tuple[float, float] | None = None,
 ) -> Figure:
-    """Draw what a component means: the images at its two ends with their maps, and the classes along it.
+    """Draw the meaning of a component: the images at its two ends with their maps, and the classes along it.
 
     The upper part shows, from the lowest to the highest value, images, their signed maps (red raises the component),
     and the mean of both at each end. All maps of an end share one scale, so that a strong end does not make the other
@@ -228,7 +228,7 @@ def classes_known(head: Head) -> bool:
 
 
 def _decision(target: Any, output: HeadOutput, classes: Any) -> str:
-    """Return what the component is a part of, for images of any class."""
+    """Return the decision that the component is a part of, for images of any class."""
     name, labels = heading(target, output), labels_of(output)
     if labels is None:
         return name
@@ -340,7 +340,7 @@ def _note(along: Along) -> str:
 
 
 def _most_telling(along: Along) -> list[str]:
-    """Return the names of the classes that are drawn: all, or those whose means lie farthest out."""
+    """Return the names of the classes that are drawn: all, or the ones whose means lie farthest out."""
     middle = along.values.mean()
     by_distance = sorted(along.classes, key=lambda name: -abs(along.values[along.classes[name]].mean() - middle))
     drawn = set(by_distance[:MOST_CLASSES])

@@ -207,7 +207,7 @@ def _nearest(distances: np.ndarray, labels: np.ndarray, label: Any) -> np.ndarra
 
 
 def _sentence(steps: Steps, predicted: str, truth: str) -> str:
-    """Return what was predicted, what it is, and why."""
+    """Return a sentence with the prediction, the truth and the reason."""
     outcome = f'predicted "{predicted}", but it is "{truth}"'
     if steps.value <= 0:  # of three or more classes, where the others' votes decide
         return f'{outcome}: between these two alone, "{truth}" would win'

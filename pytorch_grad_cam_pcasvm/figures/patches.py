@@ -1,4 +1,4 @@
-"""Patches of pictures, with what lies around them."""
+"""Patches of pictures, with their surroundings."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +12,7 @@ _LINE = (1.0, 0.9, 0.0)  # around a patch
 
 
 class Around:
-    """Cuts patches out of pictures, with what lies around them.
+    """Cuts patches out of pictures, with their surroundings.
 
     Args:
         grid: of the patches.
@@ -40,7 +40,7 @@ class Around:
         return mask
 
     def cut(self, source: Any, rows: np.ndarray) -> np.ndarray:
-        """Return what lies around patches, by their numbers in all pictures, with a line around each: (n, h, w, 3)."""
+        """Return patches with their surroundings, by their numbers in all pictures, outlined: (n, h, w, 3)."""
         positions = int(np.prod(self._shape))
         pictures = []
         for row in rows.tolist():

@@ -1,4 +1,4 @@
-"""Figures of dense heads: what is decided at every position, over the pictures."""
+"""Figures of dense heads: the decisions at every position, over the pictures."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -227,7 +227,7 @@ def _at_pictures(numbers: np.ndarray, drawn: np.ndarray, cells: Cells | None = N
 
 
 def _check(drawn: np.ndarray, count: tuple[int, ...], masks: Any, titles: Sequence[str] | None) -> None:
-    """Refuse what is not of each picture."""
+    """Refuse masks or titles that are not one for each picture."""
     if count != drawn.shape[:1]:
         raise ValueError(f"there are {len(drawn)} pictures, but numbers of {count[0] if count else 'no'} pictures")
     if masks is not None and as_array(masks).shape != drawn.shape[:3]:
@@ -245,7 +245,7 @@ def _panels(
     note: str,
     size: tuple[float, float] | None,
 ) -> Iterator[tuple[Figure, list[Axes]]]:
-    """Draw pairs of panels, a picture and what is over it, with the outlines of masks on both; yield the figure."""
+    """Draw pairs of panels, a picture and the same with colours, outlines of masks on both; yield the figure."""
     height, width = drawn.shape[1:3]
     panel = _SIDE, _SIDE * min(height / width, 2.0)
     columns = max(1, min(len(drawn), int(_ACROSS // (2 * panel[0]))))

@@ -211,7 +211,7 @@ class Steps:
         axis.set_title(sentence + (f", all {power}" if power else ""), loc="left", fontsize="medium")
 
     def _label(self, step: Step) -> str:
-        """Return what stands below the bar of a step."""
+        """Return the text below the bar of a step."""
         if not self.has_tokens:
             return step.label
         unit, _ = self._unit

@@ -83,7 +83,7 @@ def figure_of(axis: Axes) -> Figure:
 
 
 def bare(axis: Axes) -> Axes:
-    """Remove what belongs to plots, not to pictures."""
+    """Remove ticks and frames, which belong to plots, not to pictures."""
     axis.set_axis_on()
     axis.set(xticks=[], yticks=[])
     for spine in axis.spines.values():
@@ -178,12 +178,12 @@ def is_formula(text: str) -> bool:
 
 
 def class_name(value: Any, index: int, classes: Mapping[Any, str] | Sequence[str] | None) -> str:
-    """Return the name of a label, the index-th of those drawn, as matplotlib shall write it."""
+    """Return the name of a label, the index-th one drawn, as matplotlib shall write it."""
     return literal(plain_name(value, index, classes))
 
 
 def plain_name(value: Any, index: int, classes: Mapping[Any, str] | Sequence[str] | None) -> str:
-    """Return the name of a label, the index-th of those drawn, as the user wrote it."""
+    """Return the name of a label, the index-th one drawn, as the user wrote it."""
     if classes is None:
         return str(value)
     if isinstance(classes, Mapping):

@@ -199,7 +199,7 @@ def _grey(voxels: np.ndarray, window: Any) -> np.ndarray:
 
 
 def _outlined(outline: Any, maps: SignedMaps, image: int, shape: Sequence[int]) -> np.ndarray:
-    """Return what is outlined, 0 or 1, (D, H, W)."""
+    """Return the outlined region, 0 or 1, (D, H, W)."""
     outline_shape = tuple(np.shape(outline))
     if outline_shape not in ((len(maps), *shape), (len(maps), 1, *shape)):
         raise ValueError(
@@ -217,7 +217,7 @@ def _picture_size(shape: Sequence[int], spacing: Sequence[float], count: int) ->
 
 
 def _title(maps: SignedMaps, k: int, image: int, classes: Sequence[Any] | None) -> str:
-    """Return what a target is, and its value."""
+    """Return a target in words, and its value."""
     words = [title_of(maps.targets[k], maps.output, classes), caption(maps, k, image, classes)]
     if not maps.nu[image, k]:
         words.append("blank: all zero")
@@ -225,7 +225,7 @@ def _title(maps: SignedMaps, k: int, image: int, classes: Sequence[Any] | None) 
 
 
 def _notes(maps: SignedMaps, image: int, how: str, left_out: Sequence[str]) -> list[str]:
-    """Return how the figure is read, and what it leaves out."""
+    """Return notes on how to read the figure, and on targets that it leaves out."""
     notes = [how, "Red raises the value on the left, blue lowers it; each scale ends at the number beside it."]
     if maps.baseline_values is not None:
         tokens = maps.remainder is not None and bool(maps.remainder[image].any())
