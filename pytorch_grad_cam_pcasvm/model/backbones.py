@@ -187,7 +187,7 @@ def _make_own(typed: str) -> tuple[Any, Any, bool]:
 
 
 def call_by_name(what: str, module: str, name: str, meant: str) -> Any:
-    """Return what a function or class of the user's makes, without arguments.
+    """Return the object that a function or class of the user's makes, without arguments.
 
     Args:
         what: is named so, for messages.

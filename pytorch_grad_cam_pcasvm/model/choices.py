@@ -277,7 +277,7 @@ def _score(fitted: Any, rows: np.ndarray, labels: np.ndarray, classes: int) -> f
 
 
 def _average(scores: np.ndarray) -> tuple[float, float]:
-    """Return the mean of the scores of folds and its standard error, of those that are known."""
+    """Return the mean of the known scores of folds and its standard error."""
     known = scores[~np.isnan(scores)]
     if not len(known):
         return math.nan, math.nan

@@ -1,4 +1,4 @@
-"""Descriptions: what the file of a model says besides its head, as JSON in the file's header; torch is not imported."""
+"""Descriptions: the JSON in the header of a model's file, besides its head; torch is not imported."""
 
 import json
 import math

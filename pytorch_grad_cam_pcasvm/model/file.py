@@ -211,7 +211,7 @@ def _compare(model: Model, described: Description, path: Path) -> None:
 
 
 def _measure_outputs(model: Model, layers: Iterable[str]) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the outputs of layers, by name, of those that run and give a tensor."""
+    """Return the shapes of the outputs of all layers that run and give a tensor, by name."""
     backbone, _ = model.net.feature_source()
     x, shapes = _place(_make_noise(model.inputs, np.random.default_rng(0)), backbone), dict[str, tuple[int, ...]]()
 
@@ -226,7 +226,7 @@ def _measure_outputs(model: Model, layers: Iterable[str]) -> dict[str, tuple[int
 
 
 def _probe(model: Model) -> dict[str, list[float]]:
-    """Return some features of noise, and of a picture as it is prepared: what the code of a network makes of them."""
+    """Return some features of noise, and of a prepared picture, by which the code of a network is recognised."""
     noise, images = np.random.default_rng(0), dict[str, Any]()
     images["noise"] = _make_noise(model.inputs, noise)
     if model.transform is not None and len(model.inputs) == 1 and model.inputs[0]["name"] is None:

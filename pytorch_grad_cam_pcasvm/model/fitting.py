@@ -54,7 +54,7 @@ def fit_model(
     seed: int = 0,
     progress: bool = True,
 ) -> Model:
-    """Fit a head behind a backbone, and keep what explanations need: the means of its blocks over these images.
+    """Fit a head behind a backbone, and keep the means of its blocks over these images, from which explanations start.
 
     The loader is read once. A head that is fitted is taken as it is; of another, a clone is fitted on the features.
 

@@ -150,7 +150,7 @@ class Model:
         return self.net.predict(self._images(images))
 
     def read(self, paths: Paths) -> Tensor:
-        """Return pictures in files as images, (N, C, H, W), prepared as those that the head was fitted on.
+        """Return pictures in files as images, (N, C, H, W), prepared as for the fit of the head.
 
         Raises:
             OSError: some cannot be read; all of these are named.
@@ -161,7 +161,7 @@ class Model:
         return self.preparation.read(image_paths(paths))
 
     def _images(self, images: Any) -> Any:
-        """Return images as they are passed to the network; pictures, and those in files, are prepared.
+        """Return images as they are passed to the network; pictures, also in files, are prepared.
 
         Raises:
             TypeError: they are no images; the message says what to pass.

@@ -1,4 +1,4 @@
-"""Patch heads: which components and settings a head of patches has, and what it says of photos that were left out."""
+"""Patch heads: the choice of components and settings, and the scores of photos that were left out."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -31,7 +31,7 @@ def choose_candidate(
     settings: Sequence[Mapping[str, Any]],
     components: Sequence[int],
 ) -> tuple[Candidate, list[Candidate]]:
-    """Return the number of components and the settings of a head of patches, and what they were chosen from.
+    """Return the number of components and the settings of a head of patches, and all candidates.
 
     Patches of a photo are in one fold. At most 5,000 are compared, of whole photos.
 

@@ -271,13 +271,13 @@ def _read_reading(recorded: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def record_preparation(training_set: Any, preparation: Preparation | None) -> None:
-    """Let a head's training set say how pictures are prepared, in place of what it said; None: it is not known."""
+    """Record in a head's training set how pictures are prepared; None: it is not known."""
     others = {name: value for name, value in (training_set.preparation or {}).items() if name not in _RECORDED}
     training_set.preparation = (others | (preparation.recorded if preparation else {})) or None
 
 
 def check_recorded(recorded: Any) -> None:
-    """Refuse what is no preparation that was stored with a head.
+    """Refuse anything but a preparation that was stored with a head.
 
     Raises:
         ValueError: it is damaged; the message names the field.
@@ -312,7 +312,7 @@ def check_recorded(recorded: Any) -> None:
 
 
 def _check_steps(steps: Any, *, crops: bool) -> None:
-    """Refuse what are no arguments of :class:`Cropped`, or of :class:`Framed`."""
+    """Refuse anything but arguments of :class:`Cropped`, or of :class:`Framed`."""
     listed: tuple[type, ...] = (list, type(None)) if crops else (list,)
     resize = (int if crops else str, type(None))
     check_fields(steps, {"mean": listed, "std": listed, "resize": resize, "interpolation": (str,)}, "steps")
@@ -325,7 +325,7 @@ def _check_steps(steps: Any, *, crops: bool) -> None:
 
 
 def steps_of(transform: Any) -> dict[str, Any] | None:
-    """Return what a torchvision or timm transform does, as arguments of ``export.onnx``; None if it does more."""
+    """Return the steps of a torchvision or timm transform as arguments of ``export.onnx``; None if it does more."""
     steps = {type(step).__name__: step for step in getattr(transform, "transforms", [])}
     if "Resize" not in steps and not hasattr(transform, "resize_size"):
         return None

@@ -67,7 +67,7 @@ class Suspicion:
         return np.argsort(-self.rank(), 1, kind="stable")[:, :count]
 
     def list_doubtful(self, good: "Suspicion") -> np.ndarray:
-        """Return the numbers of the photos whose most suspicious patch is no more so than those of good photos."""
+        """Return the numbers of photos whose most suspicious patch is no more so than a good photo's."""
         usual = np.quantile(good.rank(self).max(1), _USUAL)
         return self.photos[self.rank().max(1) <= usual]
 
@@ -180,7 +180,7 @@ def _check_normal(net: Any, normal: Any) -> None:
 
 
 def _choose_layers(net: Any, model: Any, source: FeatureSource) -> list[str]:
-    """Return the layers of contributions: those of the patches' features, or those of the model's maps."""
+    """Return the layers of contributions: the patches' own, or the layers of the model's maps."""
     means = net.head.training_set.means
     layers = [part.layer for part in source.parts or (source,) if part.layer and part.layer in means]
     if not layers and isinstance(model, Model):
