@@ -46,7 +46,6 @@ from pytorch_grad_cam_pcasvm import (
 FINE, LAST = ["features.6", "features.13"], "features.18"
 MEAN, STD = torch.tensor([0.485, 0.456, 0.406])[:, None, None], torch.tensor([0.229, 0.224, 0.225])[:, None, None]
 NAMES = np.array(["good", "fault"])
-COUNT = 160  # photos to fit on, and as many to measure
 SIDE = 320  # pixels of a crop
 HEADS = ("pooled features", "good photos only", "folders, distance alone", "folders, maps teach", "masks")
 
@@ -108,11 +107,11 @@ THINGS: dict[
 }
 
 
-def pasted_photos(kind: str, seed: int, *, left: bool) -> Photos:
-    """Return crops of the left or the right parts of photos, with a small thing in every other one."""
+def pasted_photos(kind: str, count: int, seed: int, *, left: bool) -> Photos:
+    """Return so many crops of the left or the right parts of photos, with a small thing in every other one."""
     random, images, masks = np.random.default_rng(seed), list[Image.Image](), list[np.ndarray]()
     draw_thing, blur, change = THINGS[kind]
-    for number in range(COUNT):
+    for number in range(count):
         photo = Image.fromarray(load_sample_images().images[number // 2 % 2])
         half = photo.width // 2
         photo = photo.crop((0, 0, half, photo.height) if left else (half, 0, photo.width, photo.height))
@@ -268,6 +267,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--cracks", type=Path, help="folder of CrackForest, with images and masks")
     parser.add_argument("--sets", nargs="+", default=[*THINGS], choices=["cracks", *THINGS])
     parser.add_argument("--views", nargs="+", default=["224", "448", "tiles"], choices=["224", "448", "tiles"])
+    parser.add_argument("--photos", type=int, default=160, help="of each pasted set to fit on, and as many to measure")
     parser.add_argument("--out", type=Path, default=Path("small-things.md"))
     options = parser.parse_args(arguments)
     net = load_network(options.weights)
@@ -279,7 +279,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         pair = (
             crack_crops(options.cracks)
             if name == "cracks"
-            else [pasted_photos(name, seed, not seed) for seed in (0, 1)]
+            else [pasted_photos(name, options.photos, seed, left=not seed) for seed in (0, 1)]
         )
         for view in options.views:
             bench = Bench(net, view, *pair)

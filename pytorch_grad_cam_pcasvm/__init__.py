@@ -4,7 +4,6 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from pytorch_grad_cam_pcasvm import moved as _moved
 from pytorch_grad_cam_pcasvm.version import __version__
 
 if TYPE_CHECKING:
@@ -148,8 +147,6 @@ def __getattr__(name: str) -> Any:
     """Return a public name, or a module of this package."""
     if name in _PLACES:
         value = getattr(import_module(f"{__name__}.{_PLACES[name]}"), name)
-    elif name in _moved.NAMES:
-        return _moved.renamed(name)
     elif not name.startswith("_") and find_spec(f"{__name__}.{name}"):
         value = import_module(f"{__name__}.{name}")
     else:

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import TensorDataset
 
-from pytorch_grad_cam_pcasvm import moved
 from pytorch_grad_cam_pcasvm.data.images import Images
 from pytorch_grad_cam_pcasvm.evaluation.looks import looks as looks_at
 from pytorch_grad_cam_pcasvm.evaluation.result import Pictures, Result, Row
@@ -31,6 +30,7 @@ from pytorch_grad_cam_pcasvm.network.grid import upsampled
 from pytorch_grad_cam_pcasvm.network.modules import device_of, evaluating, layer_name
 from pytorch_grad_cam_pcasvm.network.net import PCASVMNet, refuse_dense
 from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput
+from pytorch_grad_cam_pcasvm.runtime.deprecations import rename_arguments
 from pytorch_grad_cam_pcasvm.runtime.errors import (
     BaselineWarning,
     BlankMapWarning,
@@ -44,7 +44,7 @@ Method = type[ClosedFormCAM] | tuple[type[ClosedFormCAM], Mapping[str, Any]]
 Methods = Sequence[Method] | Mapping[str, Method]
 
 
-@moved.renamed_arguments(what="description")
+@rename_arguments(what="description")
 @dataclass(eq=False, repr=False)
 class Subject:
     """What is measured: checked, and read a batch at a time. Its fields are the arguments of a :class:`Study`."""

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map, tree_map_only
 
-from pytorch_grad_cam_pcasvm import moved
 from pytorch_grad_cam_pcasvm.head.alike import refuse_one_class
 from pytorch_grad_cam_pcasvm.head.conditions import USUAL, Conditions, Sampling
 from pytorch_grad_cam_pcasvm.head.decisions import Decision
@@ -20,6 +19,7 @@ from pytorch_grad_cam_pcasvm.head.measures import Measure, list_measures
 from pytorch_grad_cam_pcasvm.head.stage import Scaled, Stage, errors_after, identity, pulled_through, scaled_sum
 from pytorch_grad_cam_pcasvm.head.stages import Affine
 from pytorch_grad_cam_pcasvm.head.vote import Vote
+from pytorch_grad_cam_pcasvm.runtime.deprecations import rename_arguments
 from pytorch_grad_cam_pcasvm.runtime.device_sync import is_traced
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError, Way, refuse
 from pytorch_grad_cam_pcasvm.runtime.numerics import full_precision, precision
@@ -66,7 +66,7 @@ class HeadTrace:
         return HeadTrace(values, saved, traces[0].eps)
 
 
-@moved.renamed_arguments(baseline="start")
+@rename_arguments(baseline="start")
 class Stack(Hookable):
     """The stages after a backbone, in float64 (float32 if the device has no float64).
 

@@ -18,10 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pytorch_grad_cam_pcasvm import moved
 from pytorch_grad_cam_pcasvm.head.conditions import Conditions
 from pytorch_grad_cam_pcasvm.head.facts import Facts
 from pytorch_grad_cam_pcasvm.head.hooks import Changed, Hookable
+from pytorch_grad_cam_pcasvm.runtime.deprecations import allow_third_argument
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError
 from pytorch_grad_cam_pcasvm.runtime.numerics import precision
 
@@ -55,7 +55,7 @@ class Stage(Hookable):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        moved.translate_stage(cls)
+        allow_third_argument(cls)
         if "pullback" in vars(cls) and "secant" not in vars(cls):
             cls.secant = Stage.secant  # type: ignore[method-assign]  # an inherited one is of another function
 

@@ -9,7 +9,6 @@ from pytorch_grad_cam.utils.image import scale_cam_image
 from pytorch_grad_cam.utils.svd_on_activations import get_2d_projection
 from torch import Tensor
 
-from pytorch_grad_cam_pcasvm import moved
 from pytorch_grad_cam_pcasvm.maps.scale import check_finite, divided, largest, warn_of_blanks
 from pytorch_grad_cam_pcasvm.methods.docstrings import completed
 from pytorch_grad_cam_pcasvm.methods.method import Method
@@ -67,7 +66,6 @@ class ClosedFormCAM(Method):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        moved.translate(cls)
         cls.__doc__ = completed(cls, ClosedFormCAM)
 
     def __call__(

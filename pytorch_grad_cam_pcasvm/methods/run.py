@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from pytorch_grad_cam_pcasvm import moved
 from pytorch_grad_cam_pcasvm.calculus.pullback import Pullback
 from pytorch_grad_cam_pcasvm.calculus.secants import PathStart
 from pytorch_grad_cam_pcasvm.head import Head
@@ -19,6 +18,7 @@ from pytorch_grad_cam_pcasvm.network.layout import Layout
 from pytorch_grad_cam_pcasvm.network.net import network_output
 from pytorch_grad_cam_pcasvm.path.forward_pass import Pass
 from pytorch_grad_cam_pcasvm.rules.cotangents import Cotangent
+from pytorch_grad_cam_pcasvm.runtime.deprecations import rename_arguments
 from pytorch_grad_cam_pcasvm.runtime.device_sync import is_traced
 from pytorch_grad_cam_pcasvm.runtime.errors import Way, refuse
 from pytorch_grad_cam_pcasvm.runtime.numerics import full_precision
@@ -47,7 +47,7 @@ class Start:
     boundary: Boundary | None = None
 
 
-@moved.renamed_arguments(baseline="start")
+@rename_arguments(baseline="start")
 @dataclass
 class Run:
     """A network's run on N images.
@@ -266,10 +266,6 @@ class Run:
             return seeds.grads
         (grad,) = seeds.grads
         return [None if grad is None else grad.reshape(len(grad), *self.passed.output.shape)]
-
-    def __getattr__(self, name: str) -> Any:
-        """Return an attribute by its name in version 0.3."""
-        return moved.of_run(self, name)
 
     def output_gradients(self, targets: Sequence[Any], until: int = 0) -> OutputGradients:
         """Return the gradients of K targets by the features, in the precision of maps.

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 from torch import Tensor
 
-from pytorch_grad_cam_pcasvm import moved
+from pytorch_grad_cam_pcasvm.runtime.deprecations import rename_arguments
 from pytorch_grad_cam_pcasvm.targets.places import place_of, value_of
 
 
@@ -94,7 +94,7 @@ class ClosedFormTarget(BaseTarget, ABC):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        moved.renamed_arguments(baseline="start")(cls)
+        rename_arguments(baseline="start")(cls)
 
     @abstractmethod
     def __call__(self, output: Any) -> Tensor:

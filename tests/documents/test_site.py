@@ -323,27 +323,6 @@ def test_the_snippets_of_a_page_run(page, started, estimators, rules, monkeypatc
     assert not any(isinstance(value, types.ModuleType) and value.__name__ == "sphinx" for value in names.values())
 
 
-def test_the_extensions_of_version_0_3_work(started, estimators, rules, monkeypatch):
-    monkeypatch.chdir(started["folder"])
-    (code,) = re.findall(r"```python\n(.*?)```", (Path(__file__).parent / "extending-0.3.md").read_text(), re.DOTALL)
-    names = dict(started)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", DeprecationWarning)
-        exec(compile(code, "extending-0.3.md", "exec"), names)
-        flags = dict.fromkeys(("linear", "heads_add_up", "weights_are_sums", "replays"), True)
-        flags["compute"] = names["RisingGradCAM"].compute
-        flagged = type("Flagged", (package.ClosedFormCAM,), flags)(names["net"], ["1"])
-        maps = flagged.explain(names["images"])
-    old = {"Explained", "HiddenUnits.pullback(saved, grad, saved0)", "run.seeds(targets)"}
-    old |= {f"Flagged.{flag} = True" for flag in flags if flag != "compute"}
-    assert old <= {str(w.message).split(" is now ")[0] for w in caught}
-    assert maps.linear
-    expected = names["RisingGradCAM"](names["net"], ["1"]).explain(names["images"])
-    assert not expected.linear
-    assert flagged.host_divisor(torch.zeros(2, 3, 4, 5)) == 20
-    assert flagged.needs == "replay"
-
-
 def test_no_page_with_snippets_is_forgotten():
     elsewhere = {"docs/atlas.md", "docs/transformers.md", "docs/troubleshooting.md"}
     assert {page for page, text in PAGES.items() if "```python" in text} == set(SNIPPETS[1:]) | elsewhere

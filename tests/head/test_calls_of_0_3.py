@@ -84,46 +84,17 @@ def test_a_pullback_of_two_arguments_is_the_gradient_and_says_nothing(estimator)
     torch.testing.assert_close(grad.squeeze(1), expected, rtol=1e-9, atol=1e-11)
 
 
-def doubled(kind):
-    """Return a stage of version 0.3 that is twice a built-in one, and delegates to it as its subclass."""
+def test_a_stage_that_holds_another_gets_its_gradient():
+    class Wrapped(Stage):
+        def __init__(self):
+            super().__init__()
+            self.inner = Scale(torch.zeros(2), torch.full((2,), 4.0), torch.zeros(2))
 
-    class Doubled(kind):
         def evaluate(self, x):
-            y, saved = super().evaluate(x)
-            return 2 * y, saved
+            return self.inner.evaluate(x)
 
         def pullback(self, saved, grad, saved0=None):
-            grad, log_scale = super().pullback(saved, grad, saved0)
-            return 2 * grad, log_scale
-
-    return Doubled
-
-
-@pytest.mark.parametrize("name", ["clipped", "norm", "pca", "fourier", "selection"])
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_subclasses_that_delegate_get_their_secant_once(name):
-    stage = stage_of(STAGES[name])
-    stage.__class__ = doubled(type(stage))
-    x, start = rows(5, 1), rows(5, 2)
-    (y, saved), (y0, saved0) = stage.evaluate(x), stage.evaluate(start)
-    grad = torch.eye(y.shape[-1], dtype=y.dtype).unsqueeze(0)
-    for secant, _ in (stage.secant(saved, saved0, grad), stage.pullback(saved, grad, saved0)):
-        torch.testing.assert_close((secant * (x - start).unsqueeze(1)).sum(-1), y - y0, rtol=1e-9, atol=1e-10)
-
-
-def test_a_stage_that_holds_another_gets_its_gradient():
-    with pytest.warns(DeprecationWarning, match="Wrapped.pullback"):
-
-        class Wrapped(Stage):
-            def __init__(self):
-                super().__init__()
-                self.inner = Scale(torch.zeros(2), torch.full((2,), 4.0), torch.zeros(2))
-
-            def evaluate(self, x):
-                return self.inner.evaluate(x)
-
-            def pullback(self, saved, grad, saved0=None):
-                return self.inner.pullback(saved, grad, saved0)
+            return self.inner.pullback(saved, grad, saved0)
 
     stage = Wrapped()
     _, saved = stage.evaluate(torch.ones(3, 2))

@@ -424,12 +424,6 @@ def test_a_stage_without_a_secant_is_refused():
             slope = quotient(saved, saved.asinh(), saved0, saved0.asinh(), 1 / (1 + saved**2).sqrt())
             return grad * slope.unsqueeze(1), None
 
-    with pytest.warns(DeprecationWarning, match="OfBoth.pullback.* is now a method of its own"):
-
-        class OfBoth(Arcsinh):
-            def pullback(self, saved, grad, saved0=None):
-                return super().pullback(saved, grad) if saved0 is None else Asinh().secant(saved, saved0, grad)
-
     class OfClipping(Scale):
         def pullback(self, saved, grad):
             return super().pullback(saved, grad)
@@ -444,7 +438,7 @@ def test_a_stage_without_a_secant_is_refused():
     trace, baseline = (trace_of(clipping, x) for x in (QUERY, NEAR))
     with pytest.raises(NoClosedFormError, match="OfClipping has no secant"):
         clipping.pullback(trace, {2: None}, baseline)
-    for own, until in ((Double(), 3), (Asinh(), 1), (OfBoth(), 1)):
+    for own, until in ((Double(), 3), (Asinh(), 1)):
         head = Head([scaler, own, pca])
         assert head.linear_until == until
         trace, baseline = trace_of(head, QUERY), trace_of(head, NEAR[:1])
