@@ -227,8 +227,8 @@ class Starts:
         # A class that few patches have may be out of reach everywhere at once.
         warnings.tell(
             BaselineWarning,
-            f"no activations of {run.layers[layer]!r} near the training mean make the mean of {target!r} over positions "
-            "0: its maps start at this mean, and add up to the value minus that there (baseline_values)",
+            f"no activations of {run.layers[layer]!r} near the training mean make the mean of {target!r} over "
+            "positions 0: its maps start at this mean, and add up to the value minus that there (baseline_values)",
         )
         return near.mean
 
