@@ -80,11 +80,12 @@ def fit_labelled(
         number for number, counts in zip(numbers.tolist(), counted, strict=True)
         if not counts and patches.find_faults(number, size).any()
     ]  # fmt: skip
+    marked = patches.name_marked(names)
     labels = np.array([
-        counts.most_common(1)[0][0] if counts else names[number in unlearned]
+        counts.most_common(1)[0][0] if counts else marked[0] if number in unlearned else names[0]
         for number, counts in zip(numbers.tolist(), counted, strict=True)
     ])
-    _tell_unlearned(options, own, patches.name_marked(names), len(unlearned), len(unlearned) + sum(map(bool, counted)))
+    _tell_unlearned(options, own, marked, len(unlearned), len(unlearned) + sum(map(bool, counted)))
     photos = Photos.split(numbers, labels, objects, names[0])
     left_out = LeftOut(photos, options.rate or RATE, patches, size)
     heads = [_fit_fold(options, own.select(fit), photos, typed=typed) for fit, _ in photos.folds]

@@ -101,6 +101,8 @@ class LeftOut:
         import numpy as np
 
         if not self.evidence:
+            if self.photos.folds:
+                print("no cross-validation: it needs patches of each class in two photos or more")
             return {}
         areas = self.measure_folds(self.evidence)
         mean, error = float(np.nanmean(areas)), measure_error(areas)

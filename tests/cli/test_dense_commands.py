@@ -313,6 +313,33 @@ def test_classes_whose_faults_are_too_small_are_named(parts, tmp_path, capsys):
     assert f"{told}--coverage 0.225" in capsys.readouterr().out
 
 
+def test_patches_of_one_photo_alone_have_no_score(parts, tmp_path, capsys):
+    for folder in ("test", "masks"):
+        shutil.copytree(parts / folder, tmp_path / folder)
+    for mask in sorted((tmp_path / "masks" / "spot").iterdir())[1:]:
+        thin = np.zeros((80, 100), np.uint8)
+        thin[40, 20:70] = 255
+        Image.fromarray(thin).save(mask)
+    line = ["fit", str(tmp_path / "test"), *NETWORK_OF_FIT, "--pool", "dense", "--masks", str(tmp_path / "masks")]
+    options = ["--components", "4", "--no-cache", "--coverage", "0.9", "--out", str(tmp_path / "model.safetensors")]
+    assert main([*line, *options]) == 0
+    printed = capsys.readouterr().out
+    assert "hint: nothing is learned from 5 of 6 photos with faults" in printed
+    assert "no cross-validation: it needs patches of each class in two photos or more" in printed
+
+
+def test_two_heads_by_chance_are_no_comparison(parts, tmp_path, capsys):
+    rng = np.random.default_rng(0)
+    for number in range(24):
+        path = tmp_path / "photos" / ("good", "bad")[number % 2] / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(100, 150, (64, 64, 3), np.uint8)).save(path)
+    options = ["--pool", "dense", "--normal", "good", "--components", "4", "--C", "1", "--no-cache"]
+    line = ["fit", str(tmp_path / "photos"), *NETWORK_OF_FIT, *options, "--out", str(tmp_path / "model.safetensors")]
+    assert main(line) == 0
+    assert "; neither tells them better than by chance (0.5); " in capsys.readouterr().out
+
+
 def test_class_folders_without_masks_teach_patches(parts, tmp_path, capsys):
     shutil.copytree(parts / "test", tmp_path / "photos")
     shutil.copy(tmp_path / "photos/good/0.png", tmp_path / "photos/spot/nothing.png")  # a fault that is none
