@@ -179,7 +179,7 @@ def _to_explain(options: EvaluateOptions, method: str, layers: Any) -> str:
 
 
 def _masks(options: Any, preparation: Any, folder: Any, rows: Sequence[int]) -> Any:
-    """Return the masks of some images as the network sees them, (R, H, W)."""
+    """Return where masks of some images are inside, as the network sees them, boolean, (R, H, W)."""
     import numpy as np
 
     from pytorch_grad_cam_pcasvm.data.images import Images
@@ -192,14 +192,7 @@ def _masks(options: Any, preparation: Any, folder: Any, rows: Sequence[int]) -> 
     print(f"{masks.count} of {len(masks)} images have a mask; the others count as without a defect")
     with naming_all_bad(options, folder):
         size = tuple(image_and_label(folder[rows[0]])[0].shape[1:])
-    return np.stack([_inside(masks.of(row, size, resize)) for row in rows])
-
-
-def _inside(mask: Any) -> Any:
-    """Return what is inside of a mask; what nobody has labelled is not."""
-    from pytorch_grad_cam_pcasvm.data.mask_classes import UNLABELLED
-
-    return (mask > 0) & (mask != UNLABELLED)
+    return np.stack([masks.find_inside(row, size, resize) for row in rows])
 
 
 def _tell_accuracy(study: Any) -> None:

@@ -10,7 +10,7 @@ from pytorch_grad_cam_pcasvm.cli.choosing import describe_head, list_settings
 from pytorch_grad_cam_pcasvm.cli.chosen_patches import draw_chosen
 from pytorch_grad_cam_pcasvm.cli.classifiers import fit_classifier, make_classifier
 from pytorch_grad_cam_pcasvm.cli.patches import PatchOptions
-from pytorch_grad_cam_pcasvm.cli.photos import LeftOut, Photos, compare_areas
+from pytorch_grad_cam_pcasvm.cli.photos import LeftOut, Photos, compare_areas, measure_error
 from pytorch_grad_cam_pcasvm.cli.teaching import Teacher, choose_pooled, name_layers
 from pytorch_grad_cam_pcasvm.cli.training import TrainingSet, training_set
 from pytorch_grad_cam_pcasvm.model.preparation import Preparation
@@ -75,7 +75,17 @@ def fit_labelled(
     own = Patches(training.features.numpy(), np.array(names)[training.numbers.numpy()], np.array(training.rows))
     own.tell()
     numbers, size = np.unique(own.photos), tuple(training.blocks.first.shape[2:])
-    labels = np.array([_label_photo(own, number, names, patches, size) for number in numbers.tolist()])
+    counted = [_count_faults(own, number, names[0]) for number in numbers.tolist()]
+    unlearned = [
+        number for number, counts in zip(numbers.tolist(), counted, strict=True)
+        if not counts and patches.find_faults(number, size).any()
+    ]  # fmt: skip
+    marked = patches.name_marked(names)
+    labels = np.array([
+        counts.most_common(1)[0][0] if counts else marked[0] if number in unlearned else names[0]
+        for number, counts in zip(numbers.tolist(), counted, strict=True)
+    ])
+    _tell_unlearned(options, own, marked, len(unlearned), len(unlearned) + sum(map(bool, counted)))
     photos = Photos.split(numbers, labels, objects, names[0])
     left_out = LeftOut(photos, options.rate or RATE, patches, size)
     heads = [_fit_fold(options, own.select(fit), photos, typed=typed) for fit, _ in photos.folds]
@@ -126,14 +136,22 @@ def teach_patches(
     return head, training.describe() | about | score
 
 
-def _label_photo(own: Patches, number: int, names: Sequence[str], patches: PatchOptions, size: Any) -> str:
-    """Return the most frequent class of a photo's patches but the normal one, which a photo without a fault has."""
-    normal, *faults = names
-    counts = Counter(own.labels[(own.photos == number) & (own.labels != normal)].tolist())
-    if counts:
-        return str(counts.most_common(1)[0][0])
-    # A fault may be too small for any patch to have its class.
-    return faults[0] if patches.find_faults(number, size).any() else normal
+def _count_faults(own: Patches, number: int, normal: str) -> "Counter[str]":
+    """Return how many patches of a photo are of each class but the normal one."""
+    return Counter(own.labels[(own.photos == number) & (own.labels != normal)].tolist())
+
+
+def _tell_unlearned(options: FitOptions, own: Patches, marked: Sequence[str], count: int, faulty: int) -> None:
+    """Say of how many photos the faults are too small for any patch to have their class, and which classes lack."""
+    if not count:
+        return
+    lacking = [name for name in marked if name not in own.labels]
+    classes = f"; the model has no class {' or '.join(map(repr, lacking))}" if lacking else ""
+    print(
+        f"hint: nothing is learned from {count} of {faulty} photos with faults, which fill less than "
+        f"{options.coverage:.0%} of any patch{classes}: look closer, with --size or --tiles, or add "
+        f"--coverage {options.coverage / 4:g}"
+    )
 
 
 def _gather(
@@ -188,6 +206,9 @@ def _compare(
         verdict = f"no difference that so many photos show ({words[3:]})"
     else:
         verdict = f"patches are {'better' if difference > 0 else 'worse'} {words}"
+    best, doubt = max((float(np.nanmean(one)), measure_error(one)) for one in (areas, of_pooled))
+    if best - 2 * doubt <= 0.5:
+        verdict = f"neither tells them better than by chance (0.5); {verdict}"
     print(f"the same photos by pooled features: AUROC {mean:.3f}; {verdict}")
     if difference < -error:
         print(f"hint: decide about whole photos instead: {RUN} fit {options.images} --normal {options.normal}")

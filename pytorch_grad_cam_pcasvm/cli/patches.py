@@ -67,8 +67,7 @@ class PatchOptions:
 
     def find_faults(self, row: int, size: Any) -> Any:
         """Return where a picture's mask is inside, boolean, (H, W); what nobody has labelled is not."""
-        mask = self.masks.of(row, size, self.resize)
-        return (mask > 0) & (mask != self.masks.unlabelled)
+        return self.masks.find_inside(row, size, self.resize)
 
     def names(self, classes: Sequence[str] | None) -> list[str]:
         """Return the names of the labels from 0 on, of pictures in the folders of some classes."""
@@ -78,3 +77,10 @@ class PatchOptions:
             return [self.normal, *(classes or [self.masks.classes.names.get(1, "defect")])]
         last = max(number for number in self.masks.values if number != self.masks.unlabelled)
         return [self.normal, *(self.masks.titles.get(number, str(number)) for number in range(1, 1 + last))]
+
+    def name_marked(self, names: Sequence[str]) -> list[str]:
+        """Return the labels, without the background, that masks show anywhere."""
+        if self.masks.values != [1] or len(names) <= 2:
+            return list(names[1:])
+        marked = {name.split("/")[0] for name, file in zip(self.masks.names, self.masks.files, strict=True) if file}
+        return [name for name in names[1:] if name in marked]

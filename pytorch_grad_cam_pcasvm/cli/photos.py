@@ -101,9 +101,11 @@ class LeftOut:
         import numpy as np
 
         if not self.evidence:
+            if self.photos.folds:
+                print("no cross-validation: it needs patches of each class in two photos or more")
             return {}
         areas = self.measure_folds(self.evidence)
-        mean, error = float(np.nanmean(areas)), _error(areas)
+        mean, error = float(np.nanmean(areas)), measure_error(areas)
         words = f"AUROC of photos {mean:.3f} \N{PLUS-MINUS SIGN} {error:.3f}"
         score: dict[str, Any] = {"image_auroc": mean, "error": error, "folds": len(self.photos.folds)}
         found = None
@@ -133,7 +135,7 @@ class LeftOut:
         return np.array(areas)
 
 
-def _error(values: Any) -> float:
+def measure_error(values: Any) -> float:
     """Return the standard error of a mean of those that are known."""
     import numpy as np
 
@@ -145,4 +147,4 @@ def compare_areas(first: Any, second: Any) -> tuple[float, float]:
     """Return by how much the first areas of folds are larger than the second, and the standard error of that."""
     import numpy as np
 
-    return float(np.nanmean(first - second)), _error(first - second)
+    return float(np.nanmean(first - second)), measure_error(first - second)

@@ -172,7 +172,8 @@ def tell_whites(white_level: float | None, paths: Sequence[Path], integers: Mapp
 
 def _tell_depth(deep: Mapping[Path, float], paths: Sequence[Path], root: Path) -> None:
     """Say if classes can be told apart by the depth of their files."""
-    totals, of_deep = (Counter(path.relative_to(root).parts[0] for path in some) for some in (paths, deep))
+    parts = [[path.relative_to(root).parts for path in some] for some in (paths, deep)]
+    totals, of_deep = (Counter(names[0] for names in some if len(names) > 1) for some in parts)
     whole = [name for name, count in of_deep.items() if count == totals[name]]
     if whole and of_deep.keys() == set(whole) < totals.keys():
         names = " and ".join(map(repr, whole))

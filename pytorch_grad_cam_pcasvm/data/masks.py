@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 from PIL import Image
+from scipy import ndimage
 
 from pytorch_grad_cam_pcasvm.data.boxes import ENDING, Boxes, read_boxes
 from pytorch_grad_cam_pcasvm.data.images import size_and_orientation
@@ -15,6 +16,7 @@ from pytorch_grad_cam_pcasvm.data.mask_names import masks_by_picture
 from pytorch_grad_cam_pcasvm.export.explainer import ON_ITS_SIDE, framed
 from pytorch_grad_cam_pcasvm.runtime.errors import warn
 
+_CORNERS = np.ones((3, 3))  # neighbours of a pixel
 _ASPECT = 0.01  # relative difference of a mask's shape from its picture's that is rounding
 
 
@@ -126,6 +128,24 @@ class MaskFolder:
             return np.zeros(size, np.uint8)
         return np.asarray(framed(Image.fromarray(self._numbers(row, classes)), size, resize, "nearest"))
 
+    def find_inside(self, row: int, size: tuple[int, int], resize: int | str | None) -> np.ndarray:
+        """Return what is inside of a picture's mask as the network sees it, no region of it lost or broken.
+
+        Args:
+            row: number of the picture.
+            size: (H, W) of the network's input.
+            resize: as for :func:`.framed`: the picture's own.
+
+        Returns:
+            Boolean, shape (H, W), of every pixel that of the nearest; of a region too thin for that, whether any of it
+            is there. What nobody has labelled is not inside.
+        """
+        classes = self.classes
+        if self.files[row] is None:
+            return np.zeros(size, bool)
+        numbers = self._numbers(row, classes)
+        return _shrink((numbers > 0) & (numbers != UNLABELLED), size, resize)
+
     def _read_all_boxes(self) -> None:
         """Read the files of boxes, and number their classes by name.
 
@@ -202,6 +222,17 @@ class MaskFolder:
         if not self._exif:
             numbers = turned_back(numbers, orientation)
         return mask.with_numbers(np.ascontiguousarray(numbers))
+
+
+def _shrink(inside: np.ndarray, size: tuple[int, int], resize: int | str | None) -> np.ndarray:
+    """Return a mask as the network sees it; each connected region, also by corners, stays one."""
+    regions, count = ndimage.label(inside, _CORNERS)
+    nearest = np.asarray(framed(Image.fromarray(regions.astype(np.float32)), size, resize, "nearest"))
+    thin = [number for number in range(1, count + 1) if ndimage.label(nearest == number, _CORNERS)[1] != 1]
+    if not thin:
+        return nearest > 0
+    some = Image.fromarray(np.isin(regions, thin).astype(np.float32))
+    return (nearest > 0) | (np.asarray(framed(some, size, resize, "box")) > 0)
 
 
 def _fits(numbers: np.ndarray, size: tuple[int, int]) -> bool:

@@ -160,11 +160,11 @@ def framed(
     """Return a picture at the size that a network takes.
 
     Args:
-        picture: of mode ``"L"`` or ``"RGB"``.
+        picture: of mode ``"L"``, ``"RGB"`` or ``"F"``.
         size: (height, width).
         resize: None: the whole picture, stretched; ``"pad"``: the whole picture in its own shape, in the middle of a
             frame; a number of pixels: its shorter side becomes as long, and the middle is cut out.
-        interpolation: ``"bilinear"`` or ``"bicubic"``.
+        interpolation: ``"bilinear"`` or ``"bicubic"``; of masks ``"nearest"`` or ``"box"``.
         rim: colour of the frame.
 
     Returns:

@@ -18,7 +18,7 @@ from pytorch_grad_cam_pcasvm.network.layout import Layout
 from pytorch_grad_cam_pcasvm.network.mean_activations import backbone_of
 from pytorch_grad_cam_pcasvm.network.tiling import Tiled
 from pytorch_grad_cam_pcasvm.runtime.device_sync import is_traced, may_look
-from pytorch_grad_cam_pcasvm.runtime.errors import BaselineWarning
+from pytorch_grad_cam_pcasvm.runtime.errors import BaselineWarning, NoBoundaryError
 from pytorch_grad_cam_pcasvm.targets import SVMTarget
 from pytorch_grad_cam_pcasvm.targets.boundary_head import Boundary
 from pytorch_grad_cam_pcasvm.targets.jumps import deviations_of
@@ -209,9 +209,28 @@ class Starts:
                 centre = mean if together is None else together
                 if name == BESIDE_MEAN:
                     centre = off_jump_of(run, layer, centre)
-                points.append(centre if name in without else near.at(single, layer, name))
+                points.append(centre if name in without else self._find_point(near, single, layer, name, warnings))
             starts.append((members, _spread_points(points, which, run, layer)))
         return starts
+
+    def _find_point(self, near: PathBoundary, run: Run, layer: int, target: Any, warnings: WarnOnce) -> Tensor:
+        """Return activations at which a target is 0, near the mean; of dense features, this mean if there are none.
+
+        Raises:
+            NoBoundaryError: there are none for the decision about a whole image.
+        """
+        try:
+            return near.at(run, layer, target)
+        except NoBoundaryError:
+            if run.output.grid is None:
+                raise
+        # A class that few patches have may be out of reach everywhere at once.
+        warnings.tell(
+            BaselineWarning,
+            f"no activations of {run.layers[layer]!r} near the training mean make the mean of {target!r} over "
+            "positions 0: its maps start at this mean, and add up to the value minus that there (baseline_values)",
+        )
+        return near.mean
 
     def _near(self, layer: str, mean: Tensor) -> PathBoundary:
         """Return the boundary near a mean at a layer; starts that it keeps hold for this mean alone."""

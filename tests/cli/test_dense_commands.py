@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from scipy import ndimage
 from sklearn.decomposition import PCA
 from sklearn.metrics import roc_auc_score
 from sklearn.model_selection import GroupKFold
@@ -296,6 +297,49 @@ def test_photos_with_tiny_faults_are_no_good_photos(parts, tmp_path, capsys):
     assert "(6 of 7)" in printed
 
 
+def test_classes_whose_faults_are_too_small_are_named(parts, tmp_path, capsys):
+    for folder in ("test", "masks"):
+        shutil.copytree(parts / folder, tmp_path / folder)
+    for number in range(3):
+        image, mask = Image.open(parts / f"test/good/{number}.png"), np.zeros((80, 100), np.uint8)
+        mask[40, 20:70] = 255
+        for folder, picture in (("test", image), ("masks", Image.fromarray(mask))):
+            (tmp_path / folder / "hair").mkdir(exist_ok=True)
+            picture.save(tmp_path / folder / "hair" / f"{number}.png")
+    line = ["fit", str(tmp_path / "test"), *NETWORK_OF_FIT, "--pool", "dense", "--masks", str(tmp_path / "masks")]
+    options = ["--components", "4", "--C", "1", "--no-cache", "--out", str(tmp_path / "model.safetensors")]
+    assert main([*line, *options, "--coverage", "0.9"]) == 0
+    told = "less than 90% of any patch; the model has no class 'hair': look closer, with --size or --tiles, or add "
+    assert f"{told}--coverage 0.225" in capsys.readouterr().out
+
+
+def test_patches_of_one_photo_alone_have_no_score(parts, tmp_path, capsys):
+    for folder in ("test", "masks"):
+        shutil.copytree(parts / folder, tmp_path / folder)
+    for mask in sorted((tmp_path / "masks" / "spot").iterdir())[1:]:
+        thin = np.zeros((80, 100), np.uint8)
+        thin[40, 20:70] = 255
+        Image.fromarray(thin).save(mask)
+    line = ["fit", str(tmp_path / "test"), *NETWORK_OF_FIT, "--pool", "dense", "--masks", str(tmp_path / "masks")]
+    options = ["--components", "4", "--no-cache", "--coverage", "0.9", "--out", str(tmp_path / "model.safetensors")]
+    assert main([*line, *options]) == 0
+    printed = capsys.readouterr().out
+    assert "hint: nothing is learned from 5 of 6 photos with faults" in printed
+    assert "no cross-validation: it needs patches of each class in two photos or more" in printed
+
+
+def test_two_heads_by_chance_are_no_comparison(parts, tmp_path, capsys):
+    rng = np.random.default_rng(0)
+    for number in range(24):
+        path = tmp_path / "photos" / ("good", "bad")[number % 2] / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(100, 150, (64, 64, 3), np.uint8)).save(path)
+    options = ["--pool", "dense", "--normal", "good", "--components", "4", "--C", "1", "--no-cache"]
+    line = ["fit", str(tmp_path / "photos"), *NETWORK_OF_FIT, *options, "--out", str(tmp_path / "model.safetensors")]
+    assert main(line) == 0
+    assert "; neither tells them better than by chance (0.5); " in capsys.readouterr().out
+
+
 def test_class_folders_without_masks_teach_patches(parts, tmp_path, capsys):
     shutil.copytree(parts / "test", tmp_path / "photos")
     shutil.copy(tmp_path / "photos/good/0.png", tmp_path / "photos/spot/nothing.png")  # a fault that is none
@@ -406,6 +450,23 @@ def test_masks_are_found_by_name_and_resized_as_pictures(tmp_path):
     assert padded.sum() == 8
     cropped = masks.of(2, (6, 6), 6)  # the middle 6 of 8 columns
     assert cropped.tolist() == (square[:, 1:7] > 0).astype(int).tolist()
+
+
+@pytest.mark.parametrize("resize", [None, "pad", 16])
+def test_faults_are_neither_lost_nor_broken_when_photos_are_shrunk(tmp_path, resize):
+    paths = pictures_in(tmp_path / "photos", "a", "b", size=(320, 200))
+    hair, speck = np.zeros((2, 200, 320), np.uint8)
+    for step in range(60):
+        hair[30 + step, 90 + 2 * step : 93 + 2 * step] = 255
+    speck[20:40, 150:170], speck[101, 158] = 255, 1  # 255 beside other numbers: not labelled
+    masks_in(tmp_path / "hairs", a=hair)
+    hairs = MaskFolder(tmp_path / "hairs", ["a.jpg", "b.jpg"], paths)
+    inside = hairs.find_inside(0, (16, 24), resize)
+    assert inside.any()
+    assert ndimage.label(inside, np.ones((3, 3)))[1] == 1
+    assert not hairs.find_inside(1, (16, 24), resize).any()
+    masks_in(tmp_path / "specks", b=speck)
+    assert MaskFolder(tmp_path / "specks", ["a.jpg", "b.jpg"], paths).find_inside(1, (16, 24), resize).sum() == 1
 
 
 def test_masks_of_several_classes_keep_their_numbers(tmp_path):

@@ -21,6 +21,7 @@ import pytorch_grad_cam_pcasvm as package
 from pytorch_grad_cam_pcasvm import ContributionCAM, Head, PCASVMNet, SVMTarget, atlas, extract_features
 from pytorch_grad_cam_pcasvm.atlas import engines
 from pytorch_grad_cam_pcasvm.cli import main, training
+from pytorch_grad_cam_pcasvm.cli.preparation import _tell_depth
 from pytorch_grad_cam_pcasvm.model.preparation import Preparation
 
 IMAGENET = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
@@ -236,6 +237,15 @@ def test_8_and_16_bits_are_the_same_pictures(fitted, tmp_path):
     assert "so they are dark" not in printed
     correct = int(re.search(r"cross-validation: (\d+)% correct", printed)[1])
     assert correct <= 50  # there is nothing to tell them apart by
+
+
+def test_files_of_one_folder_are_no_classes(tmp_path, capsys):
+    paths = []
+    for number, scaled in enumerate((lambda grey: grey, lambda grey: (grey * 257.0).astype(np.uint16))):
+        paths.append(tmp_path / f"{number}.tif")
+        Image.fromarray(scaled(noise(number, channels=1))).save(paths[-1])
+    _tell_depth({paths[1]: 65535.0}, paths, tmp_path)
+    assert capsys.readouterr().out == ""
 
 
 @pytest.mark.slow

@@ -39,6 +39,8 @@ from pytorch_grad_cam_pcasvm import (
     recombined,
     smoothed,
 )
+from pytorch_grad_cam_pcasvm.methods import boundary_path
+from pytorch_grad_cam_pcasvm.runtime.errors import BaselineWarning
 
 torch.manual_seed(0)
 X = torch.randn(4, 3, 16, 24, dtype=torch.float64)
@@ -332,6 +334,22 @@ def test_targets_are_compared_and_stored(tmp_path):
     assert list(maps[:, [1, 2]].targets) == targets[1:3]
     assert maps[2:3].output.features.shape == (1, 7, 8, 12)
     assert maps.cpu().output.labels().tolist() == net.predict(X).tolist()
+
+
+def test_a_class_that_is_out_of_reach_everywhere_starts_at_the_mean(monkeypatch):
+    pipeline, _, _ = fitted(LogisticRegression(), "around")
+    pipeline[-1].intercept_[0] -= 1000  # features end at 1
+    net = PCASVMNet(BACKBONE, pipeline, "around", pool="dense").eval()
+    mean = mean_activations(net, [X], ["stem"])
+    cam = ContributionCAM(net, ["stem"], baseline="neutral", mean=mean)
+    target = SVMTarget("crack", at="max")
+    with pytest.warns(BaselineWarning, match=r"near the training mean make the mean of SVMTarget\('crack'\) over pos"):
+        maps = cam.explain(X, target)
+    torch.testing.assert_close(maps.maps.sum((2, 3)) + maps.baseline_values, maps.values)
+    expected = ContributionCAM(net, ["stem"], baseline="mean", mean=mean).explain(X, target)
+    torch.testing.assert_close(maps.maps, expected.maps)
+    monkeypatch.setattr(boundary_path, "_solved", None)  # nobody searches again
+    assert torch.equal(cam.explain(X, target).maps, maps.maps)
 
 
 def test_maps_of_a_place_are_recombined():
