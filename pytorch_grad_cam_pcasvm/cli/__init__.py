@@ -80,7 +80,7 @@ def _limit_threads(threads: int | None) -> None:
 
 
 def _words(error: Exception) -> str:
-    """Return the message of an error, with what is typed here to get around it."""
+    """Return the message of an error, with its ways out as they are typed here."""
     ways = getattr(error, "ways_out", None)
     if ways is None:
         return str(error)

@@ -12,7 +12,7 @@ _ROWS = 2000  # that are asked at once
 
 
 def keep_left_out(head: Any, pipeline: Any, training: TrainingSet, groups: Any, options: FitOptions) -> None:
-    """Keep with a head what anomalies of its training photos are where these are left out: their scale, a threshold.
+    """Keep with a head the scale and the threshold of anomalies, from training photos that were left out.
 
     Args:
         head: of the pipeline.
@@ -49,7 +49,7 @@ def keep_left_out(head: Any, pipeline: Any, training: TrainingSet, groups: Any, 
 
 
 def split_good(groups: Any) -> list[tuple[Any, Any]]:
-    """Return the folds of good photos, or of their patches: the numbers of the rows to fit on, and of those left out.
+    """Return the folds of good photos, or of their patches: the numbers of rows to fit on, and of rows left out.
 
     Args:
         groups: the number of the object of each row, whose rows are left out together, of two or more objects.
@@ -72,7 +72,7 @@ def _fit_others(pipeline: Any, rows: Any) -> Any:
 
 
 def _keep_scale(head: Any, training: TrainingSet, heads: list[Any], folds: list[Any]) -> None:
-    """Keep with a head where the colours of positions start and end, by those that were left out."""
+    """Keep with a head where the colours of positions start and end, by positions that were left out."""
     import numpy as np
 
     from pytorch_grad_cam_pcasvm.head.anomaly_scale import is_distance, reach_of
@@ -87,7 +87,7 @@ def _keep_scale(head: Any, training: TrainingSet, heads: list[Any], folds: list[
 
 
 def _keep_threshold(head: Any, scores: dict[int, float], groups: Any, options: FitOptions) -> None:
-    """Keep with a head which score passes, by those of photos that were left out, and say so."""
+    """Keep with a head the largest score that passes, by photos that were left out, and say so."""
     from pytorch_grad_cam_pcasvm.model.thresholds import choose_threshold
 
     assert options.rate is not None

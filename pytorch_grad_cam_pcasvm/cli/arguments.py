@@ -582,7 +582,7 @@ class ExportOptions(TargetOptions):
     )
 
     def check(self) -> None:
-        """Refuse what needs photos, or what a page is made of, without any.
+        """Refuse options that need photos, or a page, without any.
 
         Raises:
             ValueError: there are none.
@@ -654,7 +654,7 @@ def make_parser() -> Parser:
 
 
 def parse_arguments(arguments: list[str]) -> Command:
-    """Return the options of a command as they were typed; what cannot be understood ends the process."""
+    """Return the options of a command as they were typed; a line that cannot be understood ends the process."""
     parsed, unknown = make_parser().parse_known_args(arguments)
     if unknown:
         parsed.parser.refuse_unknown(unknown)

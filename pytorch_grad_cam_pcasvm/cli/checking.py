@@ -1,4 +1,4 @@
-"""The command that looks at photos before any work: what is broken, odd or doubled."""
+"""The command that looks at photos before any work, for broken, odd and doubled ones."""
 
 import hashlib
 from collections import Counter, defaultdict
@@ -17,7 +17,7 @@ _FEW = 10  # photos of a class, from which choices can be made
 
 
 def check(options: CheckOptions) -> None:
-    """Say what is in a folder of photos."""
+    """Describe a folder of photos."""
     root = options.images
     paths = list_photos(root)
     if not paths:
@@ -104,7 +104,7 @@ def _tell_tiny(root: Path, looked: dict[Path, dict[str, Any]]) -> list[str]:
 
 
 def _tell_unread(root: Path) -> list[str]:
-    """Say which files are pictures in formats that are not read, such as those of phones."""
+    """Name the pictures in formats that are not read, such as some phones'."""
     unread = sorted(path for path in root.rglob("*") if path.suffix.lower() in _UNREAD)
     return [f"not read: {_name_some(root, unread)}; save them as JPEG or PNG"] if unread else []
 
@@ -137,7 +137,7 @@ def _list_classes(root: Path, paths: Sequence[Path]) -> Counter[str]:
 
 
 def _tell_classes(root: Path, paths: Sequence[Path]) -> list[str]:
-    """Say how many photos each class has, and what is too few."""
+    """Say how many photos each class has, and which classes have too few."""
     counts, told = _list_classes(root, paths), []
     beside = [path for path in paths if path.parent == root]
     if counts and beside:
@@ -157,7 +157,7 @@ def _tell_classes(root: Path, paths: Sequence[Path]) -> list[str]:
 
 
 def _tell_masks(masks: Path | None, root: Path, paths: Sequence[Path]) -> list[str]:
-    """Say which masks are those of no photo, and how many photos have one."""
+    """Say which masks belong to no photo, and how many photos have one."""
     if masks is None:
         return []
     from pytorch_grad_cam_pcasvm.data.mask_names import masks_by_picture

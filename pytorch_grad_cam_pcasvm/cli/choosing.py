@@ -1,4 +1,4 @@
-"""The choices of ``fit``, how well what was chosen classifies, and what to try next where that is poor."""
+"""The choices of ``fit``, their score, and advice where that is poor."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +19,7 @@ Make = Callable[[FitOptions], Any]  # makes the classifier of options, not fitte
 
 
 def choose(options: FitOptions, features: Any, labels: Any, groups: Any, make: Make, *, typed: bool) -> Any:
-    """Return the choice of what is not typed, which ``options`` then has; None: there is no cross-validation.
+    """Return the choice of settings that are not typed, and set them in ``options``; None: no cross-validation.
 
     Args:
         options: those of ``fit``.
@@ -91,7 +91,7 @@ def describe_head(options: FitOptions, candidate: Any = None) -> str:
 
 
 def _tell_choice(options: FitOptions, choice: Any, wanted: Sequence[str], count: int, groups: Any) -> None:
-    """Say what was chosen, from what, and how to choose otherwise."""
+    """Say which candidate was chosen, from which, and how to choose another."""
     photos = f"{len(choice.rows)} photos" if len(choice.rows) == count else f"{len(choice.rows)} of {count} photos"
     if options.groups:
         photos += f" in {len(set(groups.tolist()))} objects"
@@ -107,7 +107,7 @@ def _tell_choice(options: FitOptions, choice: Any, wanted: Sequence[str], count:
 
 
 def describe_choice(options: FitOptions, choice: Any) -> dict[str, Any]:
-    """Return what was chosen and from what, as a model's file holds it; empty: nothing was."""
+    """Return the chosen settings and their candidates, as a model's file holds them; empty: no choice was made."""
     if choice is None or len(choice.candidates) == 1:
         return {}
     table = [
@@ -153,7 +153,7 @@ def explain_poor(labels: Any, guessed: Any) -> str | None:
 def tell_next_step(
     typed: FitOptions, choice: Any, features: Any, labels: Any, groups: Any, make: Make, resize: str | None
 ) -> None:
-    """After a poor score, say what is most likely to help: what was tried on the same features, if that is better.
+    """After a poor score, say what is most likely to help, having tried it on the same features.
 
     Args:
         typed: the options of ``fit``, without what was chosen.
@@ -202,7 +202,7 @@ def tell_next_step(
 
 
 def _list_tries(options: FitOptions, labels: Any, make: Make) -> Mapping[str, tuple[Any, Sequence[Mapping[str, Any]]]]:
-    """Return what can be typed besides, with its classifier and the settings to choose from."""
+    """Return alternatives to the typed options, each with its classifier and the settings to choose from."""
     from dataclasses import replace
 
     tries: dict[str, tuple[Any, Sequence[Mapping[str, Any]]]] = {}

@@ -1,4 +1,4 @@
-"""Classifiers: what stands behind the scaler and the PCA, by the name that is typed."""
+"""Classifiers: the estimators behind the scaler and the PCA, by the name that is typed."""
 
 import math
 from collections import Counter
@@ -15,7 +15,7 @@ GOOD_PARTS = ("neighbours", "residual")
 
 
 def learns_from_good_parts(options: Any) -> bool:
-    """Return whether the estimator learns what is normal, from images without classes."""
+    """Return whether the estimator learns from good parts alone, without classes."""
     if options.classifier in CLASSIFIERS:
         return options.classifier in GOOD_PARTS
     from sklearn.base import is_outlier_detector
@@ -63,7 +63,7 @@ def make_classifier(options: Any, count: int) -> Any:
 
 
 def assemble_pipeline(options: Any, count: int) -> Any:
-    """Return a scaler, a PCA, and what stands behind it, not fitted, for a number of rows."""
+    """Return a scaler, a PCA, and a classifier behind it, not fitted, for a number of rows."""
     from sklearn.decomposition import PCA
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
@@ -109,7 +109,7 @@ def fit_classifier(options: Any, features: Any, labels: Any, folds: int) -> tupl
 
 
 def tell_search(search: Any) -> None:
-    """Say what was best, and how much better it is than scikit-learn's own choice."""
+    """Say which settings were best, and how much better they are than scikit-learn's own choice."""
     best = " ".join(f"--{name} {value:.3g}" for name, value in search.best_params_.items())
     candidates = search.cv_results_["params"]
     usual = search.cv_results_["mean_test_score"][candidates.index(_usual(search.param_grid))]
@@ -120,7 +120,7 @@ def tell_search(search: Any) -> None:
 
 
 def _grid(options: Any, components: Any) -> dict[str, list[float]]:
-    """Return what ``--search`` compares."""
+    """Return the settings that ``--search`` compares."""
     grid = {"C": [0.1, 1.0, 10.0, 100.0]}
     if options.kernel != "linear":
         scale = 1 / (options.components * components.var())  # scikit-learn's gamma="scale"
@@ -129,5 +129,5 @@ def _grid(options: Any, components: Any) -> dict[str, list[float]]:
 
 
 def _usual(grid: dict[str, list[float]]) -> dict[str, float]:
-    """Return scikit-learn's own choice, which is among what is compared."""
+    """Return scikit-learn's own choice, which is among the compared settings."""
     return {"C": 1.0} | ({"gamma": grid["gamma"][1]} if "gamma" in grid else {})

@@ -1,4 +1,4 @@
-"""The commands that explain: each takes its options, and imports what it needs when it runs."""
+"""The commands that explain: each takes its options, and imports its modules when it runs."""
 
 import shlex
 import time
@@ -144,7 +144,7 @@ def _refuse_few(options: EvaluateOptions) -> None:
 
 
 def _tell_verdicts(file: Path, ways: Mapping[str, str]) -> None:
-    """Say what a report found, and which commands draw maps that may be used."""
+    """Say a report's verdicts, and which commands draw maps that may be used."""
     import json
 
     from pytorch_grad_cam_pcasvm import evaluation

@@ -123,7 +123,7 @@ def explain(options: Any) -> None:
 
 
 def _with_file(options: Any, bad: list[str]) -> tuple[int, Iterator[Drawn]]:
-    """Return the number of pictures, and what a file makes of them; those that cannot be read go to ``bad``."""
+    """Return the number of pictures, and their explanations by a file; unreadable ones go to ``bad``."""
     from pytorch_grad_cam_pcasvm.export.explainer import Explainer, UnreadableImageError
 
     paths, folder = list_photos(options.images), options.images
@@ -151,7 +151,7 @@ def _with_file(options: Any, bad: list[str]) -> tuple[int, Iterator[Drawn]]:
 
 
 def _list_unreadable(explainer: Any, folder: Path, paths: Sequence[Path]) -> dict[str, str]:
-    """Return why pictures cannot be read, by name, of those that cannot."""
+    """Return the reasons why pictures cannot be read, by name."""
     from pytorch_grad_cam_pcasvm.export.explainer import UnreadableImageError
 
     bad = {}
@@ -192,7 +192,7 @@ def _keep_originals(folder: Any) -> dict[str, Any]:
 
 
 def _with_network(options: Any, bad: list[str]) -> tuple[int, Iterator[Drawn]]:
-    """Return the number of pictures, and what a network makes of them; unreadable ones go to ``bad``."""
+    """Return the number of pictures, and their explanations by a network; unreadable ones go to ``bad``."""
     import torch
 
     from pytorch_grad_cam_pcasvm.data.images import Images, as_picture

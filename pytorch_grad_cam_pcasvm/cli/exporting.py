@@ -67,7 +67,7 @@ def export(options: Any) -> None:
 
 
 def _listed(titles: list[str]) -> str:
-    """Return what maps are of, components as one."""
+    """Return the titles of maps as a list in words, components as one."""
     others = [title for title in titles if not title.startswith("component ")]
     count = len(titles) - len(others)
     components = [titles[0] if count == 1 else f"{count} components"] if count else []

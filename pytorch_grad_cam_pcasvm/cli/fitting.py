@@ -111,7 +111,7 @@ def _fit_head(
     options: FitOptions, training: TrainingSet, classes: Sequence[str] | None, patches: PatchOptions | None,
     preparation: Preparation, groups: Any, *, typed: bool, of_good_parts: bool,
 ) -> tuple[Any, dict[str, Any]]:  # fmt: skip
-    """Return the fitted head, and what the model says of its fit."""
+    """Return the fitted head, and the model's description of its fit."""
     from pytorch_grad_cam_pcasvm.model.fitting import describe_estimator
 
     features = training.features.numpy()
@@ -200,7 +200,7 @@ def _name_objects(options: FitOptions, paths: Sequence[Path], *, has_classes: bo
 
 
 def _choose_features(options: FitOptions, backbone: Any, preparation: Preparation) -> Any:
-    """Return the layer that features come from, or a list of several: those typed, or the last block.
+    """Return the layer that features come from, or a list of several: the typed ones, or the last block.
 
     Raises:
         ValueError: no block has positions.
@@ -234,7 +234,7 @@ def _tell_left_out(left_out: Mapping[str, str]) -> None:
 
 
 def _one_class(options: Any, classes: Sequence[str] | None) -> None:
-    """Refuse images of several classes for what learns from good parts alone."""
+    """Refuse images of several classes for an estimator that learns from good parts alone."""
     if options.masks is not None:
         raise ValueError(
             f"--classifier {options.classifier} learns from good parts alone: leave out --masks, and measure with "
@@ -270,7 +270,7 @@ def _check_normal(options: Any, classes: Sequence[str] | None, of_good_parts: bo
 
 
 def _patches(options: Any, preparation: Preparation, folder: Any) -> PatchOptions | None:
-    """Return which patches are kept, and what labels them; None: there is one row for each image."""
+    """Return which patches are kept, and the source of their labels; None: there is one row for each image."""
     from pytorch_grad_cam_pcasvm.network.pools import is_dense
 
     if not is_dense(_parse_pool(options)):
@@ -299,7 +299,7 @@ def _with_labels(
     options: FitOptions, training: TrainingSet, names: Sequence[str], unit: str, preparation: Preparation, groups: Any,
     *, typed: bool,
 ) -> tuple[Any, Any, dict[str, Any]]:  # fmt: skip
-    """Return the fitted pipeline of a classifier, its head, and what was chosen and measured, having said so."""
+    """Return the fitted pipeline of a classifier, its head, and its choices and scores, having said them."""
     import numpy as np
 
     features = training.features.numpy()

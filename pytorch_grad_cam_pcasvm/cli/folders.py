@@ -1,4 +1,4 @@
-"""Folders of images: what they hold, and how many of them are classified correctly."""
+"""Folders of images: their photos and classes, and how many photos are classified correctly."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -75,7 +75,7 @@ def refuse_bad(options: Any, reasons: Mapping[str, str]) -> None:
 
 
 def list_bad(folder: Any) -> dict[int, str]:
-    """Return why images of a folder cannot be read, by number, of those that cannot."""
+    """Return the reasons why images of a folder cannot be read, by number."""
     from pytorch_grad_cam_pcasvm.data.images import Images
 
     images, rows = Images(folder, thumbnails=0), range(len(folder))
@@ -109,7 +109,7 @@ def tell_bad(names: Sequence[str]) -> None:
 
 
 def accuracy(labels: Sequence[Any], correct: Any) -> str:
-    """Return what part is correct: of N images, of each class on average, and of each class."""
+    """Return the share of correct images in words: of all, of each class on average, and of each class."""
     counts, hits = Counter(labels), Counter(label for label, is_hit in zip(labels, correct, strict=True) if is_hit)
     of_class = {label: hits[label] / count for label, count in sorted(counts.items())}
     balanced = sum(of_class.values()) / len(of_class)

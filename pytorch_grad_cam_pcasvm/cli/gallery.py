@@ -203,7 +203,7 @@ class Gallery:
         ))
 
     def _described(self, card: Card) -> str:
-        """Return the attributes of a card that the page filters and sorts by, and keep what there is to choose from."""
+        """Return the attributes of a card for filters and sorting, and collect the choices of the filters."""
         told = {}
         if card.label is not None:
             told["label"] = str(card.label)
@@ -220,7 +220,7 @@ class Gallery:
         return "".join(f' data-{name}="{html.escape(word)}"' for name, word in told.items())
 
     def _controls(self) -> str:
-        """Return what the page is filtered and sorted by; a filter with one choice is none."""
+        """Return the filters and sort orders of the page; a filter with one choice is left out."""
         value = "anomaly" if self._anomalies else "value"
         first = "most anomalous first" if self._anomalies else "wrong first" if self._wrong else "as in the folder"
         if any(counts[outcome] for counts in self._outcomes.values() for outcome in counts if outcome):

@@ -8,7 +8,7 @@ from typing import Any
 
 
 def name_objects(paths: Sequence[Path], root: Path, level: int, *, has_classes: bool) -> list[str]:
-    """Return the name of the object of each photo: its folders below that of its class, down to a level.
+    """Return the name of the object of each photo: its folders below its class's, down to a level.
 
     Args:
         paths: of the photos.

@@ -1,4 +1,4 @@
-"""Lines of version 0.4, which name ``--images`` or ``--head``: what they are now; they work until 0.6."""
+"""Lines of version 0.4, which name ``--images`` or ``--head``, translated; they work until 0.6."""
 
 import shlex
 import sys
@@ -43,7 +43,7 @@ def translate(arguments: list[str]) -> list[str]:
 
 
 def _read_description(path: Path) -> Description | None:
-    """Return the description of a model, or None of what is none, or is damaged, which is told later."""
+    """Return the description in a model's file; None of another or a damaged file, which is told later."""
     try:
         return read_description(path)
     except ValueError:
@@ -51,14 +51,14 @@ def _read_description(path: Path) -> Description | None:
 
 
 def _write(flag: str, value: str | None) -> list[str]:
-    """Return an option as it is typed; what begins with a dash would be taken for another one."""
+    """Return an option as it is typed; a value that begins with a dash would be taken for another option."""
     if value is None:
         return [flag]
     return [f"{flag}={value}"] if value.startswith("-") and flag.startswith("--") else [flag, value]
 
 
 def _pair(words: list[str]) -> list[tuple[str, str | None]]:
-    """Return flags with what stands behind them, or None; a word without a flag is its own."""
+    """Return flags with the value behind them, or None; a word without a flag is a flag of its own."""
     pairs: list[tuple[str, str | None]] = []
     for word in words:
         flag, equals, value = word.partition("=")

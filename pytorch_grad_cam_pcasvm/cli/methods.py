@@ -13,7 +13,7 @@ _COMPARED = 50  # images, for --layer auto
 
 
 def choose_layers(options: Any, model: Any, methods: Sequence[type] = ()) -> list[str]:
-    """Return the target layers: those named, of the model, or recommended after comparing them on the images.
+    """Return the target layers: named ones, the model's, or the recommended ones of a comparison on the images.
 
     Args:
         options: ``layer`` and what is needed to compare.
@@ -74,7 +74,7 @@ def choose_options(
 
 
 def choose_targets(options: Any, net: Any) -> list[Any]:
-    """Return what is explained: components, as many as are wanted, and the decision.
+    """Return the targets: components, as many as are wanted, and the decision.
 
     The decision is the predicted class, or what speaks for any other than the normal one; of a head that decides at
     every position each class but the background; of one that was fitted on good parts alone, how anomalous an image

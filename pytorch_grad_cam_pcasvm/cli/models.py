@@ -55,7 +55,7 @@ def open_model(options: ModelOptions) -> Any:
 
 
 def _refuse_other(name: str, typed: Any, fitted: Any) -> None:
-    """Refuse an option that is not what a model was fitted with."""
+    """Refuse an option that differs from the fit of a model."""
     if typed not in (None, fitted):
         words = [_write(value) for value in (typed, fitted)]
         raise ValueError(f"--{name} {words[0]}, but the model was fitted with {words[1]}: leave it out, or fit again")
@@ -106,14 +106,14 @@ def _put_together(options: ModelOptions) -> Any:
 
 
 def _agree(name: str, typed: Any, of_head: Any) -> Any:
-    """Return what is typed, or else what a head says; refuse what contradicts it."""
+    """Return the typed value, or else the head's; refuse a contradiction."""
     if of_head is not None:
         _refuse_other(name, typed, of_head)
     return typed if of_head is None else of_head
 
 
 def first_image(preparation: Any) -> Any:
-    """Return an image of a black photo, (1, C, H, W), which shows what a network makes of one."""
+    """Return an image of a black photo, (1, C, H, W), to try a network on."""
     from PIL import Image
 
     return preparation.transform(Image.new("RGB", preparation.enlarge(480, 320)))[None]

@@ -1,4 +1,4 @@
-"""Options: those of a command are a dataclass, from which its parser is made."""
+"""Options: each command has a dataclass of them, from which its parser is made."""
 
 import argparse
 import sys
@@ -46,7 +46,7 @@ def place(text: str, default: Any = MISSING, *, metavar: str) -> Any:
 
 
 def one_of(*names: str, form: str = "", fits: Callable[[str], bool] | None = None) -> Callable[[str], str]:
-    """Return what parses one of some names; others are refused with the nearest of them.
+    """Return a parser of some names, which refuses others with the nearest of them.
 
     Args:
         names: that are known.
@@ -68,7 +68,7 @@ def one_of(*names: str, form: str = "", fits: Callable[[str], bool] | None = Non
 def number_from(
     least: float, *, whole: bool = False, above: bool = False, most: float | None = None
 ) -> Callable[[str], Any]:
-    """Return what parses a finite number that is at least, or above, another one, and at most a third."""
+    """Return a parser of finite numbers within bounds."""
 
     def parse(text: str) -> Any:
         try:
@@ -101,20 +101,20 @@ def parse_amount(text: str) -> int | float:
 
 
 def list_flags(entry: "Field[Any]") -> list[str]:
-    """Return what may be typed for a field, the usual one first."""
+    """Return the flags of a field, the usual one first."""
     return (entry.metadata.get("flag") or f"--{entry.name.replace('_', '-')}").split()
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that says what was meant, and nothing else."""
+    """A parser that answers a mistake with the nearest option, and nothing else."""
 
     def error(self, message: str) -> NoReturn:
-        """Say what is wrong, and exit with status 2."""
+        """Print the mistake, and exit with status 2."""
         print(f"error: {message} (see {self.prog} --help)", file=sys.stderr)
         self.exit(2)
 
     def refuse_unknown(self, texts: Sequence[str]) -> None:
-        """Refuse what no option takes, naming the nearest one."""
+        """Refuse unknown options, naming the nearest one."""
         text = next((text for text in texts if text.startswith("-")), texts[0])
         if not text.startswith("-"):
             self.error(f"nothing takes {text!r}")
@@ -124,7 +124,7 @@ class Parser(argparse.ArgumentParser):
 
 
 class ShowVersions(argparse.Action):
-    """Prints the versions of the package and of what it stands on, none of which is imported."""
+    """Prints the versions of the package and of its dependencies, none of which is imported."""
 
     def __call__(self, parser: argparse.ArgumentParser, *args: Any) -> None:
         """Print them, and exit."""
@@ -142,7 +142,7 @@ class ShowVersions(argparse.Action):
 
 
 def add_options(parser: Parser, kind: type) -> None:
-    """Add the options of a dataclass to a parser, its own before those that it inherits."""
+    """Add the options of a dataclass to a parser, its own before inherited ones."""
     hints, groups = get_type_hints(kind), dict[str, Any]()
     for entry in sorted(fields(kind), key=lambda entry: entry.name not in kind.__annotations__):
         about = entry.metadata

@@ -34,7 +34,7 @@ class Patches:
     photos: Any
 
     def select(self, photos: Any) -> "Patches":
-        """Return those of some photos."""
+        """Return the patches of some photos."""
         import numpy as np
 
         some = np.isin(self.photos, photos)
@@ -60,7 +60,7 @@ def fit_labelled(
     options: FitOptions, training: TrainingSet, patches: PatchOptions, names: Sequence[str], objects: Any,
     *, typed: bool,
 ) -> tuple[Any, dict[str, Any]]:  # fmt: skip
-    """Return the head of patches that masks label, and what the model says of its fit.
+    """Return the head of patches that masks label, and the model's description of its fit.
 
     Args:
         options: those of ``fit``; afterwards with what was chosen.
@@ -99,7 +99,7 @@ def teach_patches(
     options: FitOptions, training: TrainingSet, made: Any, preparation: Preparation, folder: Any, layer: Any,
     names: Sequence[str], objects: Any, *, typed: bool,
 ) -> tuple[Any, dict[str, Any]]:  # fmt: skip
-    """Return the head of patches that the maps of photos teach, and what the model says of its fit.
+    """Return the head of patches that the maps of photos teach, and the model's description of its fit.
 
     Args:
         options: those of ``fit``; afterwards with what was chosen.
@@ -187,7 +187,7 @@ def _gather(
 def _compare(
     options: FitOptions, left_out: LeftOut, photos: Photos, pooled: TrainingSet, lessons: Sequence[Any]
 ) -> dict[str, Any]:
-    """Say whether patches or pooled features tell photos better that were left out; return what a file holds."""
+    """Say whether patches or pooled features tell photos better that were left out; return it for the model's file."""
     import numpy as np
     import torch
 
@@ -226,7 +226,7 @@ def _fit_fold(options: FitOptions, own: Patches, photos: Photos, *, typed: bool)
 
 
 def _fit_all(options: FitOptions, own: Patches, photos: Photos, *, typed: bool) -> tuple[Any, dict[str, Any]]:
-    """Return the head that is fitted on all patches, and what was chosen, having said so."""
+    """Return the head that is fitted on all patches, and its choices, having said them."""
     from pytorch_grad_cam_pcasvm.model.fitting import describe_estimator
 
     chosen, candidates = _choose(options, own, photos, typed=typed)
@@ -254,7 +254,7 @@ def _fit_all(options: FitOptions, own: Patches, photos: Photos, *, typed: bool) 
 def _choose(
     options: FitOptions, own: Patches, photos: Photos, *, typed: bool
 ) -> tuple[FitOptions | None, Sequence[Any]]:
-    """Return the options with a number of components and settings for some patches, and what was compared.
+    """Return the options with a number of components and settings for some patches, and the candidates.
 
     None is returned in place of the options where there are too few photos.
     """

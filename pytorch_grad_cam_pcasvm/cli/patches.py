@@ -1,4 +1,4 @@
-"""Patches: which rows of dense features a command keeps, and what labels them."""
+"""Patches: which rows of dense features a command keeps, and the source of their labels."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -10,7 +10,7 @@ COVERAGE = 0.2  # of a patch
 
 @dataclass(frozen=True)
 class PatchOptions:
-    """Which rows of dense features are kept, and what labels them.
+    """Which rows of dense features are kept, and the source of their labels.
 
     Attributes:
         masks: a :class:`.MaskFolder`; None: the label of a patch is that of its image.
@@ -66,7 +66,7 @@ class PatchOptions:
         return torch.from_numpy(masks)
 
     def find_faults(self, row: int, size: Any) -> Any:
-        """Return where a picture's mask is inside, boolean, (H, W); what nobody has labelled is not."""
+        """Return the inside of a picture's mask, boolean, (H, W); unlabelled pixels are outside."""
         return self.masks.find_inside(row, size, self.resize)
 
     def names(self, classes: Sequence[str] | None) -> list[str]:

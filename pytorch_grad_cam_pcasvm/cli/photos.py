@@ -1,4 +1,4 @@
-"""Photos: those that a head of patches is fitted on, and what it says of them where they are left out."""
+"""Photos: a head of patches is fitted on them, and scores them where they are left out."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -136,7 +136,7 @@ class LeftOut:
 
 
 def measure_error(values: Any) -> float:
-    """Return the standard error of a mean of those that are known."""
+    """Return the standard error of the mean of the known values."""
     import numpy as np
 
     known = values[~np.isnan(values)]

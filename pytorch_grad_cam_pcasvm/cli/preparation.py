@@ -100,7 +100,7 @@ def resize_of_masks(preparation: Preparation) -> Any:
 
 
 def with_whites(preparation: Preparation, paths: Sequence[Path], root: Path) -> None:
-    """Decide what is white in the deep pictures of a training set, once for all of them, and say so.
+    """Decide the white level of the deep pictures of a training set, once for all of them, and say so.
 
     Args:
         preparation: takes the decision.
@@ -128,7 +128,7 @@ def with_whites(preparation: Preparation, paths: Sequence[Path], root: Path) -> 
 
 
 def _largest(paths: Sequence[Path]) -> tuple[dict[Path, float], dict[Path, float]]:
-    """Return the largest number of each picture of more than 8 bits: of those of integers, and of the others."""
+    """Return the largest number of each picture of more than 8 bits: of pictures of integers, and of the others."""
     from PIL import Image
 
     from pytorch_grad_cam_pcasvm.export.explainer import deep_numbers
@@ -146,7 +146,7 @@ def _largest(paths: Sequence[Path]) -> tuple[dict[Path, float], dict[Path, float
 
 
 def tell_whites(white_level: float | None, paths: Sequence[Path], integers: Mapping[Path, float] | None = None) -> None:
-    """Say what is white in pictures of more than 8 bits, and if that is far from what they have.
+    """Say the white level of pictures of more than 8 bits, and if that is far from their numbers.
 
     Args:
         white_level: that of the head or the command line; None: the largest number of the type.
@@ -181,7 +181,7 @@ def _tell_depth(deep: Mapping[Path, float], paths: Sequence[Path], root: Path) -
 
 
 def tell_crop(preparation: Preparation, paths: Sequence[Path]) -> None:
-    """Say what share of the pictures the network sees, if it does not see them whole."""
+    """Say how large a share of the pictures the network sees, if it does not see them whole."""
     from pytorch_grad_cam_pcasvm.data.images import size_and_orientation
     from pytorch_grad_cam_pcasvm.export.explainer import ON_ITS_SIDE
 

@@ -1,4 +1,4 @@
-"""Refusals: what cannot work, by names and by headers of files, before anything is imported or downloaded."""
+"""Refusals of lines that cannot work, by names and headers of files, before anything is imported or downloaded."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -74,7 +74,7 @@ def refuse_unwritable(options: Any) -> None:
 
 
 def refuse_model(options: Any) -> None:
-    """Refuse a model that is none, and what its header says that it cannot do.
+    """Refuse a file that is no model, and options that contradict a model's header.
 
     Raises:
         ValueError: it is damaged, of another kind, or has not what is to be explained.

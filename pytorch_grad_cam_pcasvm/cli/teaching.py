@@ -61,7 +61,7 @@ class Teacher:
         self._layer, self._pool, self._layers = layer, pool, layers
 
     def teach(self) -> list[Lesson]:
-        """Return the lesson of each fold, and last that of all photos, with their maps."""
+        """Return the lesson of each fold, and last the lesson of all photos, with their maps."""
         photos = self._photos
         features = self._pooled.features.numpy()
         labels, objects = photos.labels, None if photos.objects is None else photos.objects[photos.numbers]
@@ -97,7 +97,7 @@ class Teacher:
         return replace(options, components=chosen.components, **chosen.settings)
 
     def _make_lesson(self, options: FitOptions, fit: Any, fold: int | None) -> Lesson:
-        """Return the head that is fitted on the pooled features of some photos, and what explains it."""
+        """Return the head that is fitted on the pooled features of some photos, and its method."""
         from pytorch_grad_cam_pcasvm import ContributionCAM, PCASVMNet
 
         own = self._photos.index(fit)
@@ -139,7 +139,7 @@ class Teacher:
                 bar.update(len(rows))
 
     def pick(self, lessons: Sequence[Lesson]) -> tuple[list[dict[str, Any]], list[int]]:
-        """Return what is suspicious in the photos of each lesson, by class, and the doubtful ones of all photos."""
+        """Return the suspicion of the photos of each lesson, by class, and the doubtful ones of all photos."""
         import numpy as np
         import torch
 
@@ -199,7 +199,7 @@ def choose_pooled(made: Any, preparation: Preparation) -> tuple[Any, Any, Any]:
 
 
 def name_layers(net: Any, layer: Any) -> list[str]:
-    """Return the names of the layers that features of patches come from, of a network on tiles those behind it."""
+    """Return the names of the layers of patches' features; on tiles, the names inside of the tiled network."""
     from pytorch_grad_cam_pcasvm.network.tiles import TiledNet
 
     if isinstance(net, TiledNet):

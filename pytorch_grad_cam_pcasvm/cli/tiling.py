@@ -56,7 +56,7 @@ def _write_size(size: Sequence[int]) -> str:
 
 
 def _read_sizes(preparation: Preparation, paths: Sequence[Path]) -> dict[Path, tuple[int, int]]:
-    """Return the width and height of each photo as people see it; those that cannot be read are told elsewhere."""
+    """Return the width and height of each photo as people see it; unreadable ones are told elsewhere."""
     from pytorch_grad_cam_pcasvm.data.images import size_and_orientation
     from pytorch_grad_cam_pcasvm.export.explainer import ON_ITS_SIDE
 

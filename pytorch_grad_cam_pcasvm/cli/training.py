@@ -170,7 +170,7 @@ def _stored(
     options: Any, images: Any, backbone: Any, layer: Any, source: Any, pool: Any, preparation: Preparation,
     wanted: Sequence[str], probe: Any,
 ) -> Iterator[Any]:  # fmt: skip
-    """Yield the features of the images: those that were kept, or extracted now, and where possible kept."""
+    """Yield the features of the images: kept ones, or ones extracted now and kept where possible."""
     with tempfile.TemporaryDirectory() as nowhere:
         folder = cache_folder() / _name_for(backbone, source, pool, preparation, images, wanted)
         if not options.no_cache:
@@ -228,7 +228,7 @@ def _tell_not_kept(error: OSError) -> None:
 def _extracted(
     options: Any, images: Any, backbone: Any, layer: Any, pool: Any, wanted: Sequence[str], folder: Path
 ) -> Any:
-    """Return the features, extracted into a folder; what an interrupted command left there is not extracted again."""
+    """Return the features, extracted into a folder; an interrupted command's are not extracted again."""
     from pytorch_grad_cam_pcasvm import atlas
 
     def extract() -> Any:
@@ -257,7 +257,7 @@ def _extracted(
 
 
 def _probe(backbone: Any, source: Any, preparation: Preparation, first: Any) -> Any:
-    """Return the features of a picture of the folder and of noise, (1, .): what the code of a network makes of them.
+    """Return the features of a picture of the folder and of noise, (1, .), by which a network's code is recognised.
 
     A folder's name cannot say what hooks, attributes and transforms do.
     """
@@ -288,7 +288,7 @@ def cache_folder() -> Path:
 def _name_for(
     backbone: Any, source: Any, pool: Any, preparation: Preparation, images: Any, wanted: Sequence[str]
 ) -> str:
-    """Return a name by everything that decides what the features are, but for code."""
+    """Return a name made of everything that decides the features, but for code."""
     import torch
 
     from pytorch_grad_cam_pcasvm.runtime.digests import described, digest_of_module
@@ -319,7 +319,7 @@ def _file_of_probe(folder: Path) -> Path:
 
 
 def _can_keep(folder: Path, probe: Any) -> bool:
-    """Return whether features can be kept in a folder; what another network left there is removed."""
+    """Return whether features can be kept in a folder; another network's are removed."""
     import numpy as np
 
     try:

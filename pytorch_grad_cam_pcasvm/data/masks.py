@@ -129,7 +129,7 @@ class MaskFolder:
         return np.asarray(framed(Image.fromarray(self._numbers(row, classes)), size, resize, "nearest"))
 
     def find_inside(self, row: int, size: tuple[int, int], resize: int | str | None) -> np.ndarray:
-        """Return what is inside of a picture's mask as the network sees it, no region of it lost or broken.
+        """Return the inside of a picture's mask as the network sees it, no region of it lost or broken.
 
         Args:
             row: number of the picture.
@@ -137,8 +137,8 @@ class MaskFolder:
             resize: as for :func:`.framed`: the picture's own.
 
         Returns:
-            Boolean, shape (H, W), of every pixel that of the nearest; of a region too thin for that, whether any of it
-            is there. What nobody has labelled is not inside.
+            Boolean, shape (H, W): the nearest pixel of the mask, or, of a region too thin for that, if any pixel of
+            it is there. Unlabelled pixels are outside.
         """
         classes = self.classes
         if self.files[row] is None:
