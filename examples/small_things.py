@@ -176,7 +176,7 @@ class Bench:
         self.loader = list(batches(self.x, self.labels))
         self.layers = [f"net.{name}" for name in FINE] if view == "tiles" else FINE
         self.model = fit_model(
-            self.whole, self.loader, classifier(64), last, pool=mean, layers=self.layers, normal="good", progress=False
+            self.whole, self.loader, classifier(16), last, pool=mean, layers=self.layers, normal="good", progress=False
         )
 
     def measure(self, head: str) -> tuple[np.ndarray, float]:

@@ -103,8 +103,13 @@ def choose_targets(options: Any, net: Any) -> list[Any]:
     elif anomalies:
         decisions = [anomaly_target(net.head, at)]
     elif dense and net.head.classes_ is not None:
-        absent = (BACKGROUND, net.head.normal)
-        decisions = [package.SVMTarget(name, at=at) for name in net.head.classes_.tolist() if name not in absent]
+        absent = [name for name in (net.head.normal, BACKGROUND) if name in labels]
+        # Against the normal class: of more classes, a margin may be above 0 where the normal one is ahead.
+        decisions = [
+            package.SVMTarget(name, versus=absent[0] if absent else None, at=at)
+            for name in labels
+            if name not in absent
+        ]
     return [*(package.PCATarget(b, at=options.at) for b in range(count)), *decisions]
 
 

@@ -479,9 +479,8 @@ class Sheets:
             parts.append(_Part(positions[0], positions[1], self._meaning(found, row), positions[2], LARGE))
         for place, k in enumerate(shown):
             first = not place and not titles[k].startswith("component ")
-            parts.append(
-                self._part(large if first else small, found, row, k, titles[k], frame, LARGE if first else TILE)
-            )
+            big = first or k in self.about.get("strongest", [])  # as the one beside it, with the same outlines
+            parts.append(self._part(large if big else small, found, row, k, titles[k], frame, LARGE if big else TILE))
         words, colour = self._verdict(found, row, truth)
         return self._arranged(parts, ("; ".join(filter(None, (words, note))), UNLIKE if note else colour))
 
@@ -590,7 +589,7 @@ class Sheets:
             y += TEXT // 2 + 2
             draw.text((x, y), "lowers", "#2166ac", font)
             draw.text((x + size, y), "raises", WRONG, font, anchor="ra")
-            draw.text((x + size // 2, y + TEXT + 2), end, "black", font, anchor="ma")
+            draw.text((x + size // 2, y + TEXT + 2), _short(end, font, size), "black", font, anchor="ma")
 
 
 @dataclass
