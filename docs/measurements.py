@@ -11,15 +11,17 @@ from typing import Any
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent / "examples"))
 
-import which_layer  # noqa: E402 - beside what was put on the path
+import small_things  # noqa: E402 - beside what was put on the path
+import which_layer  # noqa: E402
 from experiment import comparison  # noqa: E402
 
 HEAD = """\
 # Measurements
 
-All numbers behind [Which maps can be believed?](which-maps.md), which also says how they were measured, and behind
-[Choosing layers](layers.md). `python docs/measurements.py` writes this page and its pictures from the JSON files that
-`examples/which_method.py` and `examples/which_layer.py` leave.
+All numbers behind [Which maps can be believed?](which-maps.md), which also says how they were measured, behind
+[Choosing layers](layers.md) and [Defects](how-to/defects.md). `python docs/measurements.py` writes this page and its
+pictures from the JSON files that `examples/which_method.py`, `examples/which_layer.py` and `examples/small_things.py`
+leave.
 
 Deletion and insertion: by how much the margin falls further, or stays higher, than with a control (random maps, or the
 blind map), in standard deviations of the margin; above 0 is better. Side by side: share of the positive evidence for
@@ -27,10 +29,25 @@ a class on its own photo; 0.5 is chance. Means ± standard errors. In sets whose
 ten images of one class for each of another.
 """
 
+SMALL = """\
+`examples/small_things.py` says what the sets and heads are. AUROC of photos and of pixels, AUPRO up to 0.3 false
+positives, share of faulty photos whose strongest pixel is in a fault, and share of faults found where at most RATES
+good photos raise a false alarm, the fewest that can be told. Of pooled features, the contributions to a fault are the
+values of pixels.
+
+"""
+
 
 def found(name: str) -> Any:
     """Return the numbers of one run."""
     return json.loads((HERE / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def describe_small_things() -> str:
+    """Return the section of small things."""
+    rows = found("small_things")
+    rates = sorted({f"1 of {round(1 / row['rate'])}" for row in rows})
+    return SMALL.replace("RATES", " or ".join(rates)) + small_things.write_table(rows)
 
 
 def page() -> str:
@@ -42,6 +59,7 @@ def page() -> str:
     kept |= {f"Layers, {title}": table for title, table in which_layer.tables(found("which_layer")).items()}
     together = which_layer.tables(found("which_layers_together"))
     kept |= {f"Layers together, {title}": table for title, table in together.items() if "half" not in title}
+    kept |= {"Small things": describe_small_things()}
     return HEAD + "".join(f"\n## {title}\n\n{table}\n" for title, table in kept.items())
 
 

@@ -13,6 +13,7 @@ scratches, stains, and grains. The fourth is CrackForest (Shi et al., 2016), if 
 """
 
 import argparse
+import json
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -260,21 +261,27 @@ def load_network(weights: Path | None) -> nn.Module:
     return net.eval()
 
 
+def write_table(rows: Sequence[dict[str, Any]]) -> str:
+    """Return measurements as a table in Markdown."""
+    columns = ["set", "seen at", "fitted on", "photos", "pixels", "AUPRO", "pointing", "found"]
+    lines = [columns, ["---"] * len(columns)]
+    for row in rows:
+        numbers = [f"{row[name]:.3f}" for name in columns[3:6]] + [f"{row[name]:.2f}" for name in columns[6:]]
+        lines.append([row[name] for name in columns[:3]] + numbers)
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure, and write the table."""
+    """Measure, and write the numbers."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--weights", type=Path, help="state dict of MobileNetV2 (default: torchvision's, downloaded)")
     parser.add_argument("--cracks", type=Path, help="folder of CrackForest, with images and masks")
     parser.add_argument("--sets", nargs="+", default=[*THINGS], choices=["cracks", *THINGS])
     parser.add_argument("--views", nargs="+", default=["224", "448", "tiles"], choices=["224", "448", "tiles"])
-    parser.add_argument("--photos", type=int, default=160, help="of each pasted set to fit on, and as many to measure")
-    parser.add_argument("--out", type=Path, default=Path("small-things.md"))
+    parser.add_argument("--photos", type=int, default=100, help="of each pasted set to fit on, and as many to measure")
+    parser.add_argument("--out", type=Path, default=Path("small_things.json"))
     options = parser.parse_args(arguments)
-    net = load_network(options.weights)
-    lines = [
-        "| set | seen at | fitted on | AUROC of photos | AUROC of pixels | AUPRO | pointing | faults found |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
+    net, rows = load_network(options.weights), list[dict[str, Any]]()
     for name in options.sets:
         pair = (
             crack_crops(options.cracks)
@@ -283,19 +290,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
         )
         for view in options.views:
             bench = Bench(net, view, *pair)
+            seen = {"tiles": f"2x2 tiles of 224, on {bench.size}"}.get(view, view)
             for head in HEADS:
                 started = time.monotonic()
                 values, area = bench.measure(head)
                 scores = evaluation.pixel_scores(values, bench.truth)
                 assert scores.found is not None
-                found = f"{scores.found.faults.mean:.2f} at 1 in {1 / scores.found.rate:.0f}"
-                seen = {"tiles": f"2x2 tiles of 224, on {bench.size}"}.get(view, view)
-                lines.append(
-                    f"| {name} | {seen} | {head} | {area:.3f} | {scores.auroc.mean:.3f} | {scores.aupro.mean:.3f} | "
-                    f"{scores.pointing.mean:.2f} | {found} |"
-                )
-                print(lines[-1], f"{time.monotonic() - started:.0f} s", flush=True)
-            options.out.write_text("\n".join(lines) + "\n", encoding="utf-8")
+                means = (area, scores.auroc.mean, scores.aupro.mean, scores.pointing.mean, scores.found.faults.mean)
+                numbers = dict(zip(("photos", "pixels", "AUPRO", "pointing", "found"), map(float, means), strict=True))
+                rows.append({"set": name, "seen at": seen, "fitted on": head, **numbers, "rate": scores.found.rate})
+                print(write_table(rows[-1:]).splitlines()[-1], f"{time.monotonic() - started:.0f} s", flush=True)
+            options.out.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

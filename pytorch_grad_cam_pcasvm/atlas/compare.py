@@ -32,7 +32,12 @@ def compare(job: Job, missing: Collection[int], verify: bool, workers: int, prog
         ValueError: an image or label differs, or a shard has nothing to verify it by.
     """
     different: dict[str, str] = {}  # by shard
-    images = [image for number in job.shards if number not in missing for image in _of(job, number, verify, different)]
+    images = [
+        image
+        for number in job.shards
+        if number not in missing
+        for image in _list_images(job, number, verify, different)
+    ]
     blocks = [[image.row] for image in images]  # one at a time: their shapes may differ by now
     with progress_bar(verify and progress, total=len(images), desc="verify", unit="image") as bar:
         for image, (batch, digests) in zip(images, job.read(blocks, workers if verify else 0), strict=True):
@@ -42,7 +47,7 @@ def compare(job: Job, missing: Collection[int], verify: bool, workers: int, prog
             elif digests != [image.digest]:
                 different.setdefault(image.shard, f"the pixels of image {name} differ")
             elif _differ(image.label, batch.labels[0]):
-                different.setdefault(image.shard, _of_label(name, image.label, batch.labels[0]))
+                different.setdefault(image.shard, _describe_change(name, image.label, batch.labels[0]))
             bar.update()
     if different:
         extent = (
@@ -58,7 +63,7 @@ def compare(job: Job, missing: Collection[int], verify: bool, workers: int, prog
         )
 
 
-def _of(job: Job, number: int, verify: bool, different: dict[str, str]) -> list[_Image]:
+def _list_images(job: Job, number: int, verify: bool, different: dict[str, str]) -> list[_Image]:
     """Return the images of a shard that are to be read and compared; compare the labels that are known without."""
     shard = shards.name_of(number)
     path = job.folder / shard
@@ -70,7 +75,7 @@ def _of(job: Job, number: int, verify: bool, different: dict[str, str]) -> list[
     labels = columns.get("label", [None] * len(rows))
     for row, stored, current in zip(rows, labels, job.images.labels(rows) or labels, strict=True):
         if _differ(stored, current):
-            different.setdefault(shard, _of_label(job.images.id(row), stored, current))
+            different.setdefault(shard, _describe_change(job.images.id(row), stored, current))
     if first is not None:  # version 0.2.0 kept no other digest
         if verify:
             refuse(
@@ -97,5 +102,5 @@ def _differ(stored: Any, current: Any) -> bool:
     return stored != current and not (stored != stored and current != current)  # NaN
 
 
-def _of_label(name: str, stored: Any, current: Any) -> str:
+def _describe_change(name: str, stored: Any, current: Any) -> str:
     return f"the label of image {name} was {stored!r} and is {current!r}"

@@ -55,9 +55,9 @@ class PatchExplainer(Explainer):
                 for image, corner in zip(images, corners.reshape(len(images), -1), strict=True)
             ],
         )
-        return self.columns(rows, self._of_patches(maps, places)) | {"place": corners.reshape(len(images), -1)}
+        return self.columns(rows, self._split_patches(maps, places)) | {"place": corners.reshape(len(images), -1)}
 
-    def _of_patches(self, maps: SignedMaps, places: Tensor) -> SignedMaps:
+    def _split_patches(self, maps: SignedMaps, places: Tensor) -> SignedMaps:
         """Return the maps of n K rows from maps of targets at K patches of n images."""
         shape = (places.shape[1], len(self.targets))
         tensors = {name: tensor.unflatten(1, shape).flatten(0, 1) for name, tensor in maps.columns.items()}

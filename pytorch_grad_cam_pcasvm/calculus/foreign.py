@@ -135,11 +135,11 @@ def _hide_unneeded(step: Step, rule: Rule, path: set[int], here: Call) -> Call:
     hides = needs in ("y", "nothing") or (needs == "others" and len(own) == 1)
     y = here.y
     if needs in ("inputs", "others", "nothing"):
-        y = _of_nan(y) if isinstance(y, Tensor) else tuple(map(_of_nan, y))
+        y = _fill_with_nan(y) if isinstance(y, Tensor) else tuple(map(_fill_with_nan, y))
     return Call(tuple(unknown(step.arguments, here.args)) if hides else here.args, here.kwargs, y)
 
 
-def _of_nan(y: Any) -> Any:
+def _fill_with_nan(y: Any) -> Any:
     return torch.full_like(y, torch.nan) if isinstance(y, Tensor) else y
 
 

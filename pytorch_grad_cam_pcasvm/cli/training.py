@@ -326,7 +326,7 @@ def _can_keep(folder: Path, probe: Any) -> bool:
         folder.parent.mkdir(parents=True, exist_ok=True)
         if folder.is_file():
             folder.unlink()
-        if folder.exists() and not _is_of(folder, probe):
+        if folder.exists() and not _fits_probe(folder, probe):
             shutil.rmtree(folder)
         np.save(_file_of_probe(folder), probe)
     except OSError as error:
@@ -335,7 +335,7 @@ def _can_keep(folder: Path, probe: Any) -> bool:
     return True
 
 
-def _is_of(folder: Path, probe: Any) -> bool:
+def _fits_probe(folder: Path, probe: Any) -> bool:
     """Return whether the network still makes the same of two pictures as when a folder was begun."""
     import numpy as np
 
@@ -350,7 +350,7 @@ def _kept(folder: Path, probe: Any) -> Any:
     """Return the features in a folder, if all are there and the network still makes the same of pictures; or None."""
     from pytorch_grad_cam_pcasvm import atlas
 
-    if not _is_of(folder, probe):
+    if not _fits_probe(folder, probe):
         return None
     try:
         stored = atlas.Features(folder)

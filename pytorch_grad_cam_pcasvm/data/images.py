@@ -79,7 +79,7 @@ class Images:
             raise ValueError("the data set is empty: there is nothing to explain")
         self.data = data
         self.transform = None if isinstance(source, str | Path) else transform
-        self.picture = picture if picture is not None else _unnormalised(transform or _transform_of(data))
+        self.picture = picture if picture is not None else _unnormalised(transform or _find_transform(data))
         self.thumbnails = thumbnails
 
     def __len__(self) -> int:
@@ -278,7 +278,7 @@ def _plain(label: Any) -> Any:
     return label
 
 
-def _transform_of(data: Any) -> Any:
+def _find_transform(data: Any) -> Any:
     while isinstance(data, Subset):
         data = data.dataset
     return getattr(data, "transform", None)

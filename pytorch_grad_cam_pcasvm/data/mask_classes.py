@@ -96,7 +96,7 @@ class MaskClasses:
             ValueError: nobody can say; the message says why.
         """
         if any(mask.kind == "colour" for mask in masks):
-            return _of_colours(root, masks)
+            return _class_colours(root, masks)
         palettes = [mask for mask in masks if mask.kind == "index"]
         reading, counts = "grey", [mask.counts for mask in masks]
         shown = {mask.palette.get(number) for mask in palettes for number in mask.counts}
@@ -104,7 +104,7 @@ class MaskClasses:
             reading, counts = "shade", [_shades(mask) for mask in masks]
         else:
             _check_palettes(root, palettes, only_inside)
-        values, threshold = _of_numbers(root, masks, counts, only_inside)
+        values, threshold = _class_numbers(root, masks, counts, only_inside)
         hint = _hint(root, counts, threshold) if values == [1] else ""
         return cls(values, reading, threshold=threshold, hint=hint)
 
@@ -163,7 +163,7 @@ def _check_palettes(root: Path, masks: Sequence[MaskFacts], only_inside: bool) -
     _refuse_blends(root, masks)
 
 
-def _of_colours(root: Path, masks: Sequence[MaskFacts]) -> MaskClasses:
+def _class_colours(root: Path, masks: Sequence[MaskFacts]) -> MaskClasses:
     """Return a class for each colour in masks of which some have colours.
 
     Raises:
@@ -235,7 +235,7 @@ def _refuse_blends(root: Path, masks: Sequence[MaskFacts]) -> None:
                 )
 
 
-def _of_numbers(
+def _class_numbers(
     root: Path, masks: Sequence[MaskFacts], counts: Sequence[Counter[int]], only_inside: bool
 ) -> tuple[list[int], int]:
     """Return the numbers of classes, and above which number is inside where there is only one.

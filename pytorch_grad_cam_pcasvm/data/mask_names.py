@@ -32,7 +32,7 @@ def masks_by_picture(root: Path, names: Sequence[str], paths: Sequence[Path]) ->
     known, of_key = set(keys), defaultdict[str, list[Path]](list)
     unknown = []
     for path in found:
-        key = _key_of(path, root, known)
+        key = _find_picture(path, root, known)
         if key is None:
             unknown.append(path)
         else:
@@ -67,7 +67,7 @@ def _keys(names: Sequence[str], *, flat: bool) -> list[str]:
     return keys
 
 
-def _key_of(path: Path, root: Path, known: set[str]) -> str | None:
+def _find_picture(path: Path, root: Path, known: set[str]) -> str | None:
     """Return which picture a mask is of: the one of its name, with or without an ending, or of its folder's."""
     stem = path.relative_to(root).with_suffix("").as_posix()
     folder = path.parent.relative_to(root).as_posix()

@@ -166,7 +166,7 @@ def localisation(  # noqa: D417 - of the study its class tells
             own_maps = {method: against.of(method)[""] for method in subject.named}
             pixels.add(where, rows_of, own_maps | {BLIND: subject.blind(x)})
             pixels.decide(measure_decisions(subject.net, x, subject.normal))
-            others = _of_other_questions(subject, x, targets, rows_of, own_maps)
+            others = _explain_other_classes(subject, x, targets, rows_of, own_maps)
             answers.add(where, rows_of, others | {CENTRE: _centre(x)})
             yield from _add_nothing(subject, on_nothing, pixels)
         yield subject.step(found, lambda row: masks is None and bool(row.verdict) and row.against in DECIDING)
@@ -203,7 +203,7 @@ def _rows(subject: Subject, against: Rivals, numbers_of: Mapping[Any, np.ndarray
     return rows
 
 
-def _of_other_questions(
+def _explain_other_classes(
     subject: Subject, x: Tensor, targets: Sequence[Any], rows: Sequence[int], own: Mapping[str, list[SignedMaps]]
 ) -> dict[str, list[SignedMaps]]:
     """Return the maps of the true class, and of the predicted one unless it is explained anyway, by method.
@@ -218,7 +218,7 @@ def _of_other_questions(
     questions = {} if subject.normal is None else {"the predicted class": subject.fresh(SVMTarget()).targets(x)}
     labels = subject.source.labels(rows) if subject.net.head.classes_ is not None else None
     with contextlib.suppress(ValueError):  # labels that are no classes of the head
-        questions |= {"the true class": [SVMTarget(label) for label in _labels_of(subject, labels or [None])]}
+        questions |= {"the true class": [SVMTarget(label) for label in _translate_labels(subject, labels or [None])]}
     maps = {}
     for question, asked in questions.items():
         differ = [n for n, (target, usual) in enumerate(zip(asked, targets, strict=True)) if target != usual]
@@ -265,7 +265,7 @@ def _refuse_few_classes(subject: Subject) -> None:
     """Refuse images of fewer than two classes, where the data set tells labels without reading them."""
     labels = subject.source.labels(subject.rows.tolist())
     if labels is not None:
-        _check_classes(set(_labels_of(subject, labels)))
+        _check_classes(set(_translate_labels(subject, labels)))
 
 
 def _check_classes(present: Collection[Any]) -> None:
@@ -282,7 +282,7 @@ def _classified(subject: Subject) -> Generator[None, None, dict[Any, list[int]]]
     for x, labels, rows in subject.batches("localisation: which images are classified correctly?"):
         if x.dim() != 4:
             raise ValueError(OF_VOLUMES)
-        true_labels = _labels_of(subject, labels)
+        true_labels = _translate_labels(subject, labels)
         present |= set(true_labels)
         for row, label, predicted in zip(rows, true_labels, subject.predicted(x), strict=True):
             if label == predicted:
@@ -349,7 +349,7 @@ def _chosen(waiting: dict[Any, int], tiles: int, random: np.random.Generator, no
     return []
 
 
-def _labels_of(subject: Subject, labels: Sequence[Any]) -> list[Any]:
+def _translate_labels(subject: Subject, labels: Sequence[Any]) -> list[Any]:
     """Return labels in the head's form: classes, or the names that the data set has for their numbers."""
     if any(label is None for label in labels):
         raise ValueError("localisation needs labels: give (images, labels), or masks=")

@@ -137,7 +137,7 @@ class PixelValues:
         if masks.all():
             subject.missing["pixels"] = "all lie inside of masks"
             return []
-        rows = self._of_decisions(masks, rate)
+        rows = self._measure_decisions(masks, rate)
         options: Any = {"tolerance": tolerance, "rate": rate, "seed": subject.seed}
         for name, parts in self._values.items():
             values = np.concatenate(parts)
@@ -151,7 +151,7 @@ class PixelValues:
                 measures |= {f"{POINT}, within {tolerance:g} pixels": of_class.near}
                 if name == POSITIONS:
                     measures |= {POINT: of_class.pointing, IMAGE_AUROC: of_class.image_auroc}
-                    measures |= self._of_alarms(of_class.found, label)
+                    measures |= self._measure_alarms(of_class.found, label)
                 rows += [
                     Row(name, f"{measure}, {label}" if label else measure, "", estimate)
                     for measure, estimate in measures.items()
@@ -159,7 +159,7 @@ class PixelValues:
                 ]
         return rows
 
-    def _of_decisions(self, masks: np.ndarray, rate: float) -> list[Row]:
+    def _measure_decisions(self, masks: np.ndarray, rate: float) -> list[Row]:
         """Return how well decisions tell images with a mask from the others."""
         masked = np.asarray(masks.reshape(len(masks), -1).any(1))
         if not self._decisions or masked.all() or not masked.any():
@@ -167,10 +167,14 @@ class PixelValues:
         evidence = np.concatenate(self._decisions)
         # Of a decision all pixels of a photo have the same evidence.
         found = find_faults(evidence[:, None], masked[:, None], rate)
-        measures = {IMAGE_AUROC: measure_image_auroc(evidence, masked)} | self._of_alarms(found, "", photos_only=True)
+        measures = {IMAGE_AUROC: measure_image_auroc(evidence, masked)} | self._measure_alarms(
+            found, "", photos_only=True
+        )
         return [Row(DECISION, measure, "", estimate) for measure, estimate in measures.items()]
 
-    def _of_alarms(self, found: FoundFaults | None, label: str, *, photos_only: bool = False) -> dict[str, Estimate]:
+    def _measure_alarms(
+        self, found: FoundFaults | None, label: str, *, photos_only: bool = False
+    ) -> dict[str, Estimate]:
         """Return the share of faults found at the rate of false alarms, by measure, and note it in words."""
         if found is None:
             return {}

@@ -45,7 +45,7 @@ def masks_of(regions: np.ndarray, boxes: bool, rows: Sequence[int], size: tuple[
         )
     if not boxes and regions.shape[1:] != size:
         raise ValueError(f"masks of {regions.shape[1:]} for images of {size}: bring them to the size of the input")
-    return _of_boxes(regions[rows].astype(int), size) if boxes else regions[rows].astype(bool)
+    return _draw_boxes(regions[rows].astype(int), size) if boxes else regions[rows].astype(bool)
 
 
 def _check_boxes(boxes: np.ndarray) -> None:
@@ -57,7 +57,7 @@ def _check_boxes(boxes: np.ndarray) -> None:
         raise ValueError("boxes must be x0, y0, x1, y1, from one corner to the other: are yours x, y, width, height?")
 
 
-def _of_boxes(boxes: np.ndarray, size: Sequence[int]) -> np.ndarray:
+def _draw_boxes(boxes: np.ndarray, size: Sequence[int]) -> np.ndarray:
     """Return masks (N, H, W) of boxes."""
     y, x = np.ogrid[: size[0], : size[1]]
     x0, y0, x1, y1 = boxes.T[..., None, None]

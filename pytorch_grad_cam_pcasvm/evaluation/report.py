@@ -85,7 +85,7 @@ def report(  # noqa: D417 - of the study its class tells
     courses = _courses(study, options)
     for course in courses:
         course.begin()  # what cannot be answered is said before anything is computed
-        _warn_of(course)
+        _warn_if_failed(course)
     if all(course.ended for course in courses):
         raise ValueError(f"no check could be made: {courses[0].not_reached}")
     file = Path(out) / "report.json"
@@ -97,7 +97,7 @@ def report(  # noqa: D417 - of the study its class tells
     said: list[str] = []
     for turn in take_turns(sorted(courses, key=lambda course: _order(course, study)), budget):
         if turn is not None:
-            _warn_of(turn)
+            _warn_if_failed(turn)
             _draw(turn, entries, budget)
             if dense and turn.result is not None and not entries["examples"]:
                 entries["examples"] = _positions(study, options)
@@ -254,7 +254,7 @@ def _draw(course: Course, entries: dict[str, Any], budget: Budget) -> None:
     budget.drawing = max(budget.drawing, budget.clock() - start)
 
 
-def _warn_of(course: Course) -> None:
+def _warn_if_failed(course: Course) -> None:
     if course.error is not None:
         warn(f"the check {course.name!r} was not run: {reason(course.error)}", UserWarning)
 

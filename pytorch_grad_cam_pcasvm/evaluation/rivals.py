@@ -89,7 +89,7 @@ class Rivals:
         random and whose classifier is unchanged: it gets other directions than it was fitted on, as if it had learned
         nothing.
         """
-        makers = {"": self._own, ANOTHER: self._of_others, HEAD: self._of_rotated}
+        makers = {"": self._own, ANOTHER: self._explain_others, HEAD: self._explain_rotated}
         return {
             name: self._subject.made.get((method, name, *self._keys[name], *self._targets), partial(maker, method))
             for name, maker in makers.items()
@@ -99,10 +99,10 @@ class Rivals:
     def _own(self, method: str) -> list[SignedMaps]:
         return [SignedMaps.cat([image_map]) for image_map in self._subject.explained(method, self._x, self._targets)]
 
-    def _of_others(self, method: str) -> list[SignedMaps]:
+    def _explain_others(self, method: str) -> list[SignedMaps]:
         return _lean(self._subject.explained(method, self._other, self._targets))
 
-    def _of_rotated(self, method: str) -> list[SignedMaps]:
+    def _explain_rotated(self, method: str) -> list[SignedMaps]:
         maps = []
         for n, row in enumerate(self._rows):
             self._rotate(row)

@@ -105,7 +105,7 @@ def checked(
         if name not in others or _finite(outputs):
             expected[name] = x, outputs
     # Photos that are in the training set have distances of 0, which says nothing of how large these are.
-    sizes = sizes_of([expected[name][1] for name in ("images", "changed") if name in expected])
+    sizes = measure_sizes([expected[name][1] for name in ("images", "changed") if name in expected])
     largest: dict[str, float] = {}
     for x, outputs in expected.values():
         for name, difference in compared(run(x), outputs, sizes).items():
@@ -169,7 +169,7 @@ def sample_of(
         return {}
     if not _finite(expected):
         return {}
-    sizes = sizes_of([outputs_of(maps, size), expected]) | {"maps": 1.0}
+    sizes = measure_sizes([outputs_of(maps, size), expected]) | {"maps": 1.0}
     numbers = sampled_outputs({name: tensor.cpu().numpy() for name, tensor in expected.items()})
     sample["outputs"] = {
         name: {"numbers": array.tolist(), "size": float(sizes[name])} for name, array in numbers.items()
@@ -193,7 +193,7 @@ def _finite(outputs: Mapping[str, Tensor]) -> bool:
     return all(bool(tensor.isfinite().all()) for tensor in outputs.values())
 
 
-def sizes_of(outputs: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
+def measure_sizes(outputs: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
     """Return the largest absolute number of each output."""
     found: dict[str, float] = {}
     for of_images in outputs:

@@ -88,7 +88,7 @@ class Head(Stack):
             ValueError: the training features are all alike, or the classifier knows only one class; the head does not
                 have several outputs, or has another number of them.
         """
-        head = fitted if isinstance(fitted, Head) else cls._of_estimators(fitted)
+        head = fitted if isinstance(fitted, Head) else cls._convert(fitted)
         if outputs is not None:
             if head.vote is None or head.vote.about != "outputs":
                 raise ValueError("the head has no outputs that could have names: its classes are those of its fit")
@@ -101,7 +101,7 @@ class Head(Stack):
         return head
 
     @classmethod
-    def _of_estimators(cls, fitted: Any) -> "Head":
+    def _convert(cls, fitted: Any) -> "Head":
         varying = check_variety(fitted)
         head = cls(stages_of_head(fitted))
         for estimator in islice(estimators_of(fitted), 1):  # what takes the network's features

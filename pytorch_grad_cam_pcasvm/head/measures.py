@@ -120,20 +120,20 @@ def _measured(step: Step) -> Iterator[Measure]:
     if stage.facts.count < _ENOUGH:
         return
     if isinstance(stage, Scale):
-        yield from _of_scale(step)
+        yield from _measure_scaler(step)
     elif isinstance(stage, Projection):
-        yield from _of_projection(step)
+        yield from _measure_projection(step)
     elif isinstance(stage, Quadratic) and stage.facts.spread:
         words = f"they lie {_DEVIATIONS} of all features from every class's mean"
         distances = partial(_to_nearest, as_array(stage.centres), stage.facts.spread)
         yield Measure("classes", step.before, distances, _FAR_ALTOGETHER, words)
     elif isinstance(stage, KernelMap | Neighbours):
-        yield from _of_points(step, _few(stage.points))
+        yield from _measure_points(step, _few(stage.points))
     elif isinstance(stage, KernelSVM):
-        yield from _of_machine(step, _few(stage.support_vectors))
+        yield from _measure_machine(step, _few(stage.support_vectors))
 
 
-def _of_scale(step: Step) -> Iterator[Measure]:
+def _measure_scaler(step: Step) -> Iterator[Measure]:
     """Yield the share of a scaler's output that is far from its output for the training images."""
     low, high = step.stage.facts.low, step.stage.facts.high
     if low is not None and high is not None:
@@ -149,7 +149,7 @@ def _of_scale(step: Step) -> Iterator[Measure]:
             yield Measure("scaled", step.after, _root_mean_square, _FAR_ALTOGETHER, words)
 
 
-def _of_projection(step: Step) -> Iterator[Measure]:
+def _measure_projection(step: Step) -> Iterator[Measure]:
     """Yield how far images are from the mean of the training images: within components, outside, and towards zero."""
     stage = step.stage
     mean = as_array(stage.mean)
@@ -199,10 +199,10 @@ def _towards_zero(place: Place, mean: np.ndarray, direction: np.ndarray, varianc
     return Measure("towards zero", place, partial(_along, mean, direction, deviation), _FAR, words)
 
 
-def _of_points(step: Step, points: np.ndarray) -> Iterator[Measure]:
+def _measure_points(step: Step, points: np.ndarray) -> Iterator[Measure]:
     """Yield how far images are from training images."""
     if step.is_first:
-        yield from _of_norms(step, points)
+        yield from _measure_norms(step, points)
     if len(points) < _ENOUGH:
         return
     mean = points.mean(0)
@@ -214,11 +214,11 @@ def _of_points(step: Step, points: np.ndarray) -> Iterator[Measure]:
         yield _towards_zero(step.before, mean, direction, ((points - mean) @ direction).var(), spread)
 
 
-def _of_machine(step: Step, points: np.ndarray) -> Iterator[Measure]:
+def _measure_machine(step: Step, points: np.ndarray) -> Iterator[Measure]:
     """Yield how far images are from the support vectors, which are a part of the training set, and not any part."""
     stage, zeros = step.stage, as_array(step.zeros)
     if step.is_first:
-        yield from _of_norms(step, points)
+        yield from _measure_norms(step, points)
     if not len(points):
         return
     mean = points.mean(0)
@@ -236,7 +236,7 @@ def _of_machine(step: Step, points: np.ndarray) -> Iterator[Measure]:
         yield Measure("range of sizes", step.before, distances, _OUT_OF_RANGE, words)
 
 
-def _of_norms(step: Step, points: np.ndarray) -> Iterator[Measure]:
+def _measure_norms(step: Step, points: np.ndarray) -> Iterator[Measure]:
     """Yield how much the norms of images differ from the training images' norm, if all of these have the same."""
     if len(points) < _ENOUGH or points.shape[1] < 4:
         return

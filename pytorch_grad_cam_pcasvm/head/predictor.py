@@ -73,7 +73,7 @@ class Predictor:
         if width is None:
             raise ValueError(f"{type(steps[0]).__name__} does not say how many features it takes")
         self.n_inputs: int = width
-        self.classes = _classes_of(self.estimator)
+        self.classes = _read_classes(self.estimator)
         with _names_left_out():
             rows = self._transformed(np.zeros((2, self.n_inputs)))
             if self.classes is None:
@@ -244,7 +244,7 @@ def _names_left_out() -> Iterator[None]:
         yield
 
 
-def _classes_of(estimator: Any) -> Any:
+def _read_classes(estimator: Any) -> Any:
     """Return the labels of an estimator: an array, a list of arrays for several labels, or None.
 
     Raises:

@@ -355,7 +355,7 @@ class Method(Named, BaseCAM):
                 if not error._autograd_helps:
                     raise
                 self._warnings.tell(AutogradFallbackWarning, f"using autograd on the path: {error.reason}")
-        return self._of_pass(x, site, passed or AutogradPath(*site.parts).run(x), path.run)
+        return self._make_run(x, site, passed or AutogradPath(*site.parts).run(x), path.run)
 
     def _takes_blocks(self, x: Tensor, site: Site) -> bool:
         """Return whether tiles are too many to be recorded at once, and can be in blocks."""
@@ -370,7 +370,7 @@ class Method(Named, BaseCAM):
         inner = Path(net, site.backbone.find_source(x), names, modules_of(net), self.attention, self.needs)
         return BlockPass(site.backbone, x, path, inner, site.layers)
 
-    def _of_pass(self, x: Tensor, site: Site, passed: Pass, record: Callable[[Tensor], Pass]) -> Run:
+    def _make_run(self, x: Tensor, site: Site, passed: Pass, record: Callable[[Tensor], Pass]) -> Run:
         """Return the run of a pass of the network."""
         layouts = [
             layout_by(self.reshape_transform, site.backbone, name, x, activations, self._warnings.once)

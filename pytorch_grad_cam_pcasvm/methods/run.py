@@ -272,7 +272,7 @@ class Run:
 
         Or with respect to another of the head's values, at the position ``until``, in its own precision.
         """
-        return differentiate_targets(self.output, targets, self._dtype_of(until), until=until)
+        return differentiate_targets(self.output, targets, self._find_dtype(until), until=until)
 
     def secants(self, targets: Sequence[Any], layer: int, until: int = 0) -> OutputGradients:
         """Return the secants of K targets from where they start, as :meth:`output_gradients`; without one, these."""
@@ -281,10 +281,10 @@ class Run:
             return self.output_gradients(targets, until)
         if start.boundary is not None:
             return start.boundary.differentiate(self.output, targets, self.dtype, until, self.sampling)
-        dtype = self._dtype_of(until)
+        dtype = self._find_dtype(until)
         return differentiate_targets(self.output, targets, dtype, start.output, until=until, sampling=self.sampling)
 
-    def _dtype_of(self, position: int) -> torch.dtype:
+    def _find_dtype(self, position: int) -> torch.dtype:
         return self.output.head_trace.values[position].dtype if position else self.dtype
 
     def started(self, starts: Mapping[int, Tensor]) -> dict[int, Start]:

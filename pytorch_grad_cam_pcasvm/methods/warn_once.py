@@ -101,13 +101,13 @@ class WarnOnce:
         """Warn about the values of a SignedMaps; waits for the device."""
         self.of_images(maps.output)
         if maps.effects is not None:
-            self.of_cancellation(maps.targets, as_array(maps.cancellation))
+            self.warn_of_cancelling(maps.targets, as_array(maps.cancellation))
         if maps.baseline_values is None or BaselineWarning in self._told:
             return
         values, at_baseline = as_array(maps.values), as_array(maps.baseline_values)
         for k in np.flatnonzero(2 * _is_ruled(values, at_baseline).sum(0) > len(values)):
             if _is_decision(maps.targets[k], maps.output):
-                self._of_baseline(maps.targets[k], values[:, k], at_baseline[:, k], maps.effects is None)
+                self._warn_about_baseline(maps.targets[k], values[:, k], at_baseline[:, k], maps.effects is None)
 
     def of_rows(self, output: Any, targets: Sequence[Any], values: Tensor, at_baseline: Tensor | None) -> None:
         """Warn about the values of maps with one target per image, values (N, 1); waits for the device."""
@@ -118,9 +118,9 @@ class WarnOnce:
             decision = kinds.pop() if len(kinds) == 1 else "the decisions"
             columns = as_array(values)[rows, 0], as_array(at_baseline)[rows, 0]
             if 2 * _is_ruled(*columns).sum() > len(rows):
-                self._of_baseline(decision, *columns)
+                self._warn_about_baseline(decision, *columns)
 
-    def of_cancellation(self, targets: Sequence[Any], cancellation: np.ndarray) -> None:
+    def warn_of_cancelling(self, targets: Sequence[Any], cancellation: np.ndarray) -> None:
         """Warn if on some maps (N, K) evidence cancels that is much larger than the value that it explains."""
         most = cancellation.max(0)
         worst = int(most.argmax())
@@ -148,7 +148,7 @@ class WarnOnce:
                     f"the images are unlike the training images: {measure.in_words.format(middle)}. {_CAUSES}",
                 )
 
-    def _of_baseline(
+    def _warn_about_baseline(
         self, decision: Any, values: np.ndarray, at_baseline: np.ndarray, has_gradient: bool = True
     ) -> None:
         """Warn that most values (N,) of a decision are due to the baseline, which a neutral one need not change."""

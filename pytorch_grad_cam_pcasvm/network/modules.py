@@ -32,7 +32,7 @@ def network_of(network: Any) -> nn.Module:
     exported = isinstance(network, torch.export.ExportedProgram)
     if not isinstance(network, nn.Module) and not exported:
         description = f"the class {network.__name__}" if isinstance(network, type) else type(network).__name__
-        refuse(TypeError, f"the network must be a torch.nn.Module, got {description}", _in_place_of(network))
+        refuse(TypeError, f"the network must be a torch.nn.Module, got {description}", _advise_on(network))
     module = network if exported else uncompiled(network)
     maker, part = "", ""
     if isinstance(module, torch.jit.ScriptModule):
@@ -59,7 +59,7 @@ def _is_exported(module: nn.Module) -> bool:
     return any(isinstance(node.target, torch._ops.OpOverload) for node in module.graph.nodes)
 
 
-def _in_place_of(network: Any) -> str:
+def _advise_on(network: Any) -> str:
     """Return advice on a module to pass in place of an object that is none."""
     if isinstance(network, type):
         return f"make one, as in {network.__name__}(...)"

@@ -119,7 +119,7 @@ class HeadRun(OfHead):
 
     def rows(self, index: Any) -> "HeadRun":
         """Return some images."""
-        return HeadRun(self.head, _images_of(self, index), self.grid)
+        return HeadRun(self.head, _take_images(self, index), self.grid)
 
     def target_rows(self) -> list[Any]:
         """Return the argument of each image's target."""
@@ -185,7 +185,7 @@ class HeadOutput(OfHead, Tensor):
     def rows(self, index: Any) -> "HeadOutput":
         """Return some rows, with the head's values for them."""
         with torch._C.DisableTorchFunctionSubclass():
-            return HeadOutput._with(Tensor.__getitem__(self, index), self.head, _images_of(self, index), self.grid)
+            return HeadOutput._with(Tensor.__getitem__(self, index), self.head, _take_images(self, index), self.grid)
 
     @staticmethod
     def cat(outputs: Sequence["HeadOutput"]) -> "HeadOutput":
@@ -229,7 +229,7 @@ class HeadOutput(OfHead, Tensor):
         return result
 
 
-def _images_of(output: Any, index: Any) -> HeadTrace:
+def _take_images(output: Any, index: Any) -> HeadTrace:
     """Return the trace of some images: of dense features all their rows."""
     trace: HeadTrace = output.head_trace
     if output.grid is None:

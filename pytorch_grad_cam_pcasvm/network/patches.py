@@ -85,7 +85,7 @@ class Patches:
         if self.sample is not None:
             for image in range(count):
                 drawn = np.random.default_rng([self.seed, first + image]).permutation(kept[image].nonzero()[0])
-                count_of_image = amount_of(self.sample, len(drawn))
+                count_of_image = count_amount(self.sample, len(drawn))
                 kept[image] = False
                 if labels is None:
                     kept[image, drawn[:count_of_image]] = True
@@ -173,7 +173,7 @@ def coreset(rows: np.ndarray, amount: float, seed: int = 0, *, progress: bool = 
     Returns:
         Their numbers, in the order in which they were chosen.
     """
-    count = amount_of(amount, len(rows))
+    count = count_amount(amount, len(rows))
     width = johnson_lindenstrauss_min_dim(len(rows), eps=_EPS) if len(rows) > 1 else rows.shape[1]
     if width < rows.shape[1]:
         rows = SparseRandomProjection(width, random_state=seed).fit_transform(rows)
@@ -195,7 +195,7 @@ def coreset(rows: np.ndarray, amount: float, seed: int = 0, *, progress: bool = 
     return np.array(chosen)
 
 
-def amount_of(amount: float, count: int) -> int:
+def count_amount(amount: float, count: int) -> int:
     """Return how many of so many a number, or a fraction, is: at least one."""
     return min(count, amount) if isinstance(amount, int) else min(count, max(1, round(amount * count)))
 

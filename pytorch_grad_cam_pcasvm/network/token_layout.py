@@ -227,9 +227,9 @@ class _Probe:
             shape = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
             raise _UnknownError(f"it returns {shape}, which has no positions")
         if output.dim() == 3 and self._axes == 1:
-            return self._of_signal(output, count)
+            return self._lay_out_signal(output, count)
         if output.dim() == 3:
-            return self._of_tokens(output, count)
+            return self._lay_out_tokens(output, count)
         if len(output) != count:
             raise _UnknownError(f"for {count} images it returns {tuple(output.shape)}")
         grids = [*self._shapes, *self._sizes]
@@ -247,7 +247,7 @@ class _Probe:
             raise _UnknownError(f"its shape {tuple(output.shape)} can be read with channels first or last")
         return fitting[0]
 
-    def _of_signal(self, output: Tensor, count: int) -> Layout:
+    def _lay_out_signal(self, output: Tensor, count: int) -> Layout:
         """Return the layout of activations that may have channels first, (N, T, L), or be tokens, (N, L, T)."""
         axes, whole = positions_of(self._backbone, self._place, self._x)
         if len(axes) != 1:
@@ -257,9 +257,9 @@ class _Probe:
             return Layout(tuple(output.shape[2:]), 3, 0, 1)
         if whole and axes == [1] and len(output) == count:
             return Layout(tuple(output.shape[1:2]), 3, 0, 2)
-        return self._of_tokens(output, count)
+        return self._lay_out_tokens(output, count)
 
-    def _of_tokens(self, output: Tensor, count: int) -> Layout:
+    def _lay_out_tokens(self, output: Tensor, count: int) -> Layout:
         batch = [axis for axis in (0, 1) if output.shape[axis] == count]
         if len(batch) != 1:
             raise _UnknownError(f"for {count} images it returns {tuple(output.shape)} (windows in place of images?)")

@@ -62,7 +62,7 @@ def attention(
             return Outer(left, right)
         return lambda: of_group(left.mT @ right, argument)
 
-    def scores_of(query: Tensor, key: Tensor, mask: Tensor | None) -> Tensor:
+    def score(query: Tensor, key: Tensor, mask: Tensor | None) -> Tensor:
         scores = scale * query @ key.mT
         if is_causal:
             future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
@@ -71,17 +71,17 @@ def attention(
             return scores
         return scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
 
-    def weights_of(scores: Tensor) -> Tensor:
+    def weigh(scores: Tensor) -> Tensor:
         weights = torch.softmax(scores, -1)
         return weights if attn_mask is None else weights.nan_to_num()  # a query that may look at nothing
 
     query, key, value = heads(query, key, value)
-    scores = scores_of(query, key, attn_mask)
-    weights = slopes = weights_of(scores)
+    scores = score(query, key, attn_mask)
+    weights = slopes = weigh(scores)
     if base is not None:  # midpoints of products, and the logarithmic mean of the softmax
         query0, key0, value0 = heads(*base.args[:3])
-        scores0 = scores_of(query0, key0, base.args[3] if len(base.args) > 3 else attn_mask)
-        weights, slopes = mid(weights, weights_of(scores0)), logarithmic_mean(scores, scores0, -1)
+        scores0 = score(query0, key0, base.args[3] if len(base.args) > 3 else attn_mask)
+        weights, slopes = mid(weights, weigh(scores0)), logarithmic_mean(scores, scores0, -1)
         query, key, value = mid(query, query0), mid(key, key0), mid(value, value0)
     of_scores = through_softmax(slopes, by_rows(grad, value.mT), -1)
     return (

@@ -44,17 +44,17 @@ def convolution(
         shape = (batched.shape[0], *input.shape[-spatial - 1 :])
         return _INPUTS[spatial - 1](shape, weight, batched, *options).reshape(len(grad), *input.shape)
 
-    def of_weight(part: Tensor) -> Tensor:
+    def pull_weight(part: Tensor) -> Tensor:
         return _WEIGHTS[spatial - 1](_batch(input, spatial), weight.shape, _batch(part, spatial), *options)
 
-    return of_input, lambda: torch.stack([of_weight(part) for part in grad]), lambda: _of_bias(grad, spatial)
+    return of_input, lambda: torch.stack([pull_weight(part) for part in grad]), lambda: _sum_bias(grad, spatial)
 
 
 def _batch(x: Tensor, spatial: int) -> Tensor:
     return x.unsqueeze(0) if x.dim() == spatial + 1 else x
 
 
-def _of_bias(grad: Tensor, spatial: int) -> Tensor:
+def _sum_bias(grad: Tensor, spatial: int) -> Tensor:
     """Sum over images and positions."""
     return grad.flatten(-spatial).sum(-1).reshape(len(grad), -1, grad.shape[-spatial - 1]).sum(1)
 
@@ -83,10 +83,10 @@ def transposed_convolution(
             pulled = pulled.narrow(dim, 0, input.shape[dim])
         return pulled.reshape(len(grad), *input.shape)
 
-    def of_weight(part: Tensor) -> Tensor:
+    def pull_weight(part: Tensor) -> Tensor:
         return _WEIGHTS[spatial - 1](_batch(part, spatial), weight.shape, _batch(input, spatial), *options)
 
-    return of_input, lambda: torch.stack([of_weight(part) for part in grad]), lambda: _of_bias(grad, spatial)
+    return of_input, lambda: torch.stack([pull_weight(part) for part in grad]), lambda: _sum_bias(grad, spatial)
 
 
 @register_jacobian(*aten("convolution", "_convolution"), secant="linear", needs="others")

@@ -38,11 +38,11 @@ def _apart(x1: Tensor, x2: Tensor, p: float, base: Call | None, grad: Tensor, ep
     return size_slope(apart, apart0, p, [-1], resolution(grad, base))
 
 
-def _of_powers(x1: Tensor, x2: Tensor, p: float = 2.0, *rest: Any) -> bool:
+def _is_power(x1: Tensor, x2: Tensor, p: float = 2.0, *rest: Any) -> bool:
     return 0 < p < math.inf
 
 
-@register_jacobian(*aten("pairwise_distance"), needs="inputs", holds=_of_powers)
+@register_jacobian(*aten("pairwise_distance"), needs="inputs", holds=_is_power)
 def pairwise_distance(
     x1: Tensor,
     x2: Tensor,
@@ -59,7 +59,7 @@ def pairwise_distance(
     return lambda: unbroadcast(pulled, x1), lambda: unbroadcast(-pulled, x2)
 
 
-@register_jacobian(*aten("cdist"), needs="inputs", holds=_of_powers)
+@register_jacobian(*aten("cdist"), needs="inputs", holds=_is_power)
 def cdist(
     input: Tensor,
     other: Tensor,

@@ -164,18 +164,18 @@ def power(input: Any, exponent: Any, *, y: Tensor, grad: Tensor, base: Call | No
             "use a gradient method such as ClosedFormGradCAM",
         )
 
-    def of_base() -> Tensor:
+    def pull_base() -> Tensor:
         slope = exponent * input ** (exponent - 1)
         slope = torch.where(torch.as_tensor(exponent == 0, device=grad.device), 0.0, slope)
         slope = slope if base is None else quotient(input, y, input0, base.y, slope, base.eps)
         return unbroadcast(grad * slope, input)
 
-    def of_exponent() -> Tensor:
+    def pull_exponent() -> Tensor:
         slope = y * torch.as_tensor(input).to(y).log()
         slope = slope if base is None else quotient(exponent, y, exponent0, base.y, slope, base.eps)
         return unbroadcast(grad * slope, exponent)
 
-    return of_base, of_exponent
+    return pull_base, pull_exponent
 
 
 @register_jacobian(*aten("glu"), needs="inputs")

@@ -123,17 +123,17 @@ def flip(input: Tensor, dims: Any, *, y: Tensor, grad: Tensor) -> Tensor:
     return grad.flip([axis % input.dim() + 1 for axis in dims])
 
 
-def _of_matrices(input: Tensor, *args: Any, y: Tensor, **options: Any) -> bool:
+def _is_batch(input: Tensor, *args: Any, y: Tensor, **options: Any) -> bool:
     return input.dim() > 2
 
 
-@_moving(*aten("tril"), by_image=_of_matrices)
+@_moving(*aten("tril"), by_image=_is_batch)
 def tril(input: Tensor, diagonal: int = 0, *, y: Tensor, grad: Tensor) -> Tensor:
     """Grad below the diagonal."""
     return grad.tril(diagonal)
 
 
-@_moving(*aten("triu"), by_image=_of_matrices)
+@_moving(*aten("triu"), by_image=_is_batch)
 def triu(input: Tensor, diagonal: int = 0, *, y: Tensor, grad: Tensor) -> Tensor:
     """Grad above the diagonal."""
     return grad.triu(diagonal)

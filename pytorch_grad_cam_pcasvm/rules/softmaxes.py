@@ -9,11 +9,11 @@ from pytorch_grad_cam_pcasvm.rules.registry import aten, dims_of, ratio, registe
 from pytorch_grad_cam_pcasvm.rules.rule import Call
 
 
-def _of_other_dims(dim: int, input: Tensor, along: Any = None, *rest: Any, y: Tensor, **options: Any) -> int | None:
+def _keep_other_dim(dim: int, input: Tensor, along: Any = None, *rest: Any, y: Tensor, **options: Any) -> int | None:
     return dim if isinstance(along, int) and along % y.dim() != dim else None
 
 
-@register_jacobian(*aten("softmax", "_softmax"), needs="y", tokens=_of_other_dims, attends=("input",))
+@register_jacobian(*aten("softmax", "_softmax"), needs="y", tokens=_keep_other_dim, attends=("input",))
 def softmax(
     input: Tensor,
     dim: int,

@@ -27,7 +27,7 @@ def check_fields(written: Any, kinds: Mapping[str, tuple[type, ...]], what: str,
     if others:
         raise ValueError(f"its {what} has an unknown {others[0]!r:.40}")
     for name, value in written.items():
-        if not _is_one_of(value, kinds[name]):
+        if not _is_any(value, kinds[name]):
             raise ValueError(f"its {what} has the {name} {value!r:.40}")
 
 
@@ -54,15 +54,15 @@ def check_sides(written: Any, what: str) -> None:
 
 def is_number(value: Any) -> bool:
     """Return whether a value is a finite number."""
-    return _is_one_of(value, (float,)) and abs(value) < float("inf")
+    return _is_any(value, (float,)) and abs(value) < float("inf")
 
 
 def is_count(value: Any) -> bool:
     """Return whether a value is a whole number above 0."""
-    return _is_one_of(value, (int,)) and value > 0
+    return _is_any(value, (int,)) and value > 0
 
 
-def _is_one_of(value: Any, kinds: tuple[type, ...]) -> bool:
+def _is_any(value: Any, kinds: tuple[type, ...]) -> bool:
     if isinstance(value, bool):
         return bool in kinds
     return isinstance(value, kinds) or (float in kinds and isinstance(value, int))

@@ -165,7 +165,7 @@ class AliasTracker:
         else:
             self._marks.add(alias.tensor)
         self._tensors.append(alias.tensor)
-        self.tape.values.append(tensor if self._keeps_all else self._shape_of(tensor))
+        self.tape.values.append(tensor if self._keeps_all else self._empty_like(tensor))
         if self._keeps_all:
             self.keep_numbers(index)
         return index
@@ -192,7 +192,7 @@ class AliasTracker:
         self._exposed.clear()
         self._tensors.clear()
 
-    def _shape_of(self, tensor: Tensor) -> Tensor:
+    def _empty_like(self, tensor: Tensor) -> Tensor:
         """Return the shape of a tensor in no memory."""
         key = tensor.dtype, tensor.device
         if key not in self._nothing:

@@ -148,7 +148,7 @@ class HotellingTarget(QuadraticTarget):
         if variances is None:
             needs = "the variances of uncorrelated components, as PCA and IncrementalPCA have them"
             raise ValueError(f"{self} needs {needs}: {_why_unknown(reduction)}")
-        return position, components, _of_varying(reduction, variances).to(components)
+        return position, components, _find_varying(reduction, variances).to(components)
 
 
 @dataclass(frozen=True, repr=False)
@@ -223,7 +223,7 @@ def evaluate_components(targets: Sequence[PCATarget], output: OfHead) -> tuple[T
     return components @ seeds.T, {position: seeds.unsqueeze(0)}
 
 
-def _of_varying(reduction: Any, variances: Tensor) -> Tensor:
+def _find_varying(reduction: Any, variances: Tensor) -> Tensor:
     """Return the variances of components, infinite where they are nothing but rounding, which so leaves T^2."""
     varying = reduction.facts.varying
     if varying is None:

@@ -134,13 +134,13 @@ def _differentiate(
 ) -> OutputGradients:
     """Return the gradients of K questions that are asked of all images."""
     if output.head is None:
-        return _of_plain(output, columns, dtype, start)
+        return _differentiate_plain(output, columns, dtype, start)
     if output.grid is not None:
-        return _of_places(output, columns, dtype, start, sampling)
+        return _differentiate_places(output, columns, dtype, start, sampling)
     return _of_head(output, [(columns, start)], dtype, until, sampling)[0]
 
 
-def _of_plain(
+def _differentiate_plain(
     output: PlainOutput, columns: Sequence[Question], dtype: torch.dtype, start: PlainOutput | None
 ) -> OutputGradients:
     """Return the gradients of K targets with respect to every tensor that an ordinary network gave."""
@@ -246,7 +246,7 @@ def _pull(
     return *head.pullback(trace, seeds, start_trace, until, sampling), sizes
 
 
-def _of_places(
+def _differentiate_places(
     output: HeadRun | HeadOutput, columns: Sequence[Question], dtype: torch.dtype, start: Any, sampling: Sampling
 ) -> OutputGradients:
     """Return the gradients of K questions with respect to dense features, each at its place."""
@@ -258,14 +258,14 @@ def _of_places(
         some = [columns[k] for k in members]
         positions = some[0].positions
         if positions is not None:
-            part = _of_region(output, some, positions, dtype, start, sampling)
+            part = _differentiate_region(output, some, positions, dtype, start, sampling)
         else:
-            part = _of_whole(output, some[0], dtype, start, sampling)
+            part = _differentiate_whole(output, some[0], dtype, start, sampling)
         parts.append(part)
     return join_gradients(parts, [k for members in groups.values() for k in members])
 
 
-def _of_region(
+def _differentiate_region(
     output: HeadRun | HeadOutput,
     columns: Sequence[Question],
     selection: Spans | Chosen,
@@ -319,7 +319,7 @@ def _anew(run: HeadRun | HeadOutput) -> HeadTrace:
     return trace
 
 
-def _of_whole(
+def _differentiate_whole(
     output: HeadRun | HeadOutput, column: Question, dtype: torch.dtype, start: Any, sampling: Sampling
 ) -> OutputGradients:
     """Return the gradient of a callable that takes all scores of an image, as of one target: K is 1."""

@@ -146,9 +146,9 @@ class Contents:
         size, chunks = self.rows_per_chunk, {}
         for start in range(0, len(rows), size):
             part = slice(start, start + size)
-            chunk = {"maps": _of_nu(maps.maps[part], maps.nu[part]), "nu": packed(maps.nu[part].float().numpy())}
+            chunk = {"maps": _pack_maps(maps.maps[part], maps.nu[part]), "nu": packed(maps.nu[part].float().numpy())}
             if self.opposite:
-                chunk["opposite"] = _of_nu(maps.opposite[part], maps.nu[part])
+                chunk["opposite"] = _pack_maps(maps.opposite[part], maps.nu[part])
             chunks[f"maps-{(int(rows[0]) + start) // size:05d}"] = chunk
         return chunks
 
@@ -264,7 +264,7 @@ def decided(tail: Head, components: np.ndarray) -> dict[str, Any]:
     return {name: torch.cat(tensors).numpy() if tensors else None for name, tensors in parts.items()}
 
 
-def _of_nu(maps: torch.Tensor, nu: torch.Tensor) -> dict[str, Any]:
+def _pack_maps(maps: torch.Tensor, nu: torch.Tensor) -> dict[str, Any]:
     """Return maps divided by nu in half precision, which is how an atlas keeps them."""
     divisor = torch.where(nu > 0, nu, 1.0).reshape(*nu.shape, 1, 1)
     return packed((maps / divisor).to(torch.float16).numpy())

@@ -303,7 +303,7 @@ def _transformed_target(estimator: TransformedTargetRegressor) -> Stage:
 
 @stage_for.register(RANSACRegressor)
 @stage_for.register(SelfTrainingClassifier)
-def _of_its_own(estimator: Any) -> Stage:
+def _convert_inner(estimator: Any) -> Stage:
     return Chain(stages_of(estimator.estimator_))
 
 

@@ -257,7 +257,7 @@ def _nearest_centroid(estimator: NearestCentroid) -> Stage:
 @stage_for.register(MultinomialNB)
 @stage_for.register(ComplementNB)
 @stage_for.register(BernoulliNB)
-def _of_counts(estimator: Any) -> Stage:
+def _convert_counts(estimator: Any) -> Stage:
     weight, bias = tensor(estimator.feature_log_prob_), tensor(estimator.class_log_prior_)
     if isinstance(estimator, BernoulliNB):
         if estimator.binarize is not None:
