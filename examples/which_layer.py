@@ -95,7 +95,7 @@ def accuracy(net: PCASVMNet, test: datasets.Part, order: np.ndarray, options: ar
     return float((np.concatenate(found) == test.labels[order]).mean())
 
 
-def title_of(result: evaluation.Result) -> str:
+def write_title(result: evaluation.Result) -> str:
     """Return the name of the recommended candidate in the rows."""
     together = ", mean" if result.settings["combine"] == "mean" else ""
     return " + ".join(result.settings["recommended"]) + together
@@ -172,7 +172,7 @@ def tables(results: dict[str, Any]) -> dict[str, str]:
         )  # fmt: skip
     held = []
     for name, (first, second) in of.items():
-        chosen, last = title_of(first), last_of(second)
+        chosen, last = write_title(first), last_of(second)
         same = chosen == last
         gains = ["the same" if same else str(second[chosen, kind, last]) for kind in KINDS]
         held.append([name, f"{results[name]['accuracy']:.2f}", f"`{chosen}`", *gains])

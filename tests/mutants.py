@@ -150,7 +150,7 @@ FASTER = {
         "tensor.shape[:1] != recorded.shape[:1]",
         "tensor - tensor[:1] -> ",
     ),
-    "rules/rule.py Rule.tokens_of": ("x.numel()",),
+    "rules/rule.py Rule.find_tokens": ("x.numel()",),
     "methods/boundary_path.py _solved": (
         "damping",
         "nothing",

@@ -129,8 +129,8 @@ BY_VALUES = "use ContributionCAM, which needs values alone"
 
 # --- the messages in the source ---------------------------------------------------------------------------------------
 
-# What raises an error with ways out; _not_of is called with the advice.
-REFUSING = ("refuse", "_refused", "NoClosedFormError", "NoProgramError", "_not_of")
+# What raises an error with ways out; _refuse_member is called with the advice.
+REFUSING = ("refuse", "_refused", "NoClosedFormError", "NoProgramError", "_refuse_member")
 # Messages that have no row, and why.
 WITHOUT = {
     "model/backbones.py: cannot be downloaded": "tests/cli/test_commands.py follows it",

@@ -20,11 +20,11 @@ from pytorch_grad_cam_pcasvm.atlas.run import (
     BLOCK,
     SHARD_BYTES,
     begin,
+    find_kind,
     finish,
     first_of,
-    kind_of,
+    list_missing,
     make,
-    missing_of,
     refuse_child,
     refuse_other,
 )
@@ -33,7 +33,7 @@ from pytorch_grad_cam_pcasvm.data.images import THUMBNAIL, Batch, Images
 from pytorch_grad_cam_pcasvm.head.storage import own_types
 from pytorch_grad_cam_pcasvm.methods import ContributionCAM
 from pytorch_grad_cam_pcasvm.methods.grad_cam_protocol import ClosedFormCAM
-from pytorch_grad_cam_pcasvm.network.modules import device_of, evaluating, layer_name
+from pytorch_grad_cam_pcasvm.network.modules import evaluating, find_device, layer_name
 from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
 from pytorch_grad_cam_pcasvm.network.pools import is_dense
 from pytorch_grad_cam_pcasvm.runtime import digests
@@ -122,7 +122,7 @@ def build(
     Example:
         >>> store = atlas.build(net, dataset, ["layer2"], out="atlas", progress=False)
     """
-    if torch.is_autocast_enabled(device_of(net).type):
+    if torch.is_autocast_enabled(find_device(net).type):
         raise ValueError("build an atlas outside autocast, which would not apply to other processes")
     numbers = {"batch_size": batch_size, "patches": patches, "shard_size": shard_size, "block": block}
     _check(net, target_layers, method, engine, numbers | {"processes": processes}, options)
@@ -130,10 +130,10 @@ def build(
     turned = net.head.exif if exif is None else exif
     images = Images(dataset, transform, picture, thumbnails=THUMBNAIL if thumbnails else 0, exif=turned)
     # The components of several patches are many targets already.
-    block = block or (1 if is_dense(net.pool) else BLOCK.get(device_of(net).type, BLOCK["cuda"]))
+    block = block or (1 if is_dense(net.pool) else BLOCK.get(find_device(net).type, BLOCK["cuda"]))
     first = first_of(images)
     with evaluating(net), torch.no_grad():
-        output = net(first.images.to(device_of(net)))
+        output = net(first.images.to(find_device(net)))
     if output.components is None:
         raise ValueError(
             "an atlas is made of components, but this head has none: put a PCA in front, as in "
@@ -150,7 +150,7 @@ def build(
     kinds: dict[str, str] = {}
     for name in ("label", "prediction"):
         if name in probe and probe[name][0] is not None:
-            kinds[name] = kind_of(probe[name][0], name)
+            kinds[name] = find_kind(probe[name][0], name)
     entries = _entries(images, explainer, first, probe, kinds, shard_size)
     folder = Path(out)
     job = engines.Job(
@@ -171,7 +171,7 @@ def build(
         begin(folder, entries)
         if not (folder / HEAD).exists():
             net.head.save(folder / HEAD)
-        missing = missing_of(job)
+        missing = list_missing(job)
         compare(job, missing, verify, workers, progress)
         if missing:
             make(job, missing, engine, processes, workers, progress, explainer.cam._warnings)

@@ -68,7 +68,7 @@ def _list_images(job: Job, number: int, verify: bool, different: dict[str, str])
     shard = shards.name_of(number)
     path = job.folder / shard
     with shards.open_shard(path) as file:
-        first = shards.marks_of(file).get("first")
+        first = shards.read_marks(file).get("first")
         names = [name for name in ("row", "label", "digest", "file_size") if name in file.schema_arrow.names]
         columns = {name: values.tolist() for name, values in shards.read(path, file, names).items()}
     rows = columns["row"]

@@ -28,7 +28,7 @@ from pytorch_grad_cam_pcasvm.atlas import shards
 from pytorch_grad_cam_pcasvm.atlas.explainer import Explainer
 from pytorch_grad_cam_pcasvm.atlas.told import Told, collected
 from pytorch_grad_cam_pcasvm.data.images import Batch, Images
-from pytorch_grad_cam_pcasvm.network.modules import device_of
+from pytorch_grad_cam_pcasvm.network.modules import find_device
 from pytorch_grad_cam_pcasvm.runtime.digests import digest_of_tensor
 from pytorch_grad_cam_pcasvm.runtime.errors import Way, refuse
 
@@ -85,7 +85,7 @@ class Job:
         blocks = [(shard, block) for shard in numbers for block in self._blocks(self.rows_of(shard))]
         columns: list[dict[str, Any]] = []
         bad: dict[int, str] = {}
-        device = device_of(self.explainer.net)
+        device = find_device(self.explainer.net)
         read = self.read([block for _, block in blocks], workers)
         for (shard, rows), (batch, digests) in zip(blocks, read, strict=True):
             self._check(batch)
@@ -297,7 +297,7 @@ def _on_ray(
     actors: list[Any] = []
     try:
         resources = ray_.cluster_resources()
-        gpus = int(resources.get("GPU", 0)) if device_of(job.explainer.net).type == "cuda" else 0
+        gpus = int(resources.get("GPU", 0)) if find_device(job.explainer.net).type == "cuda" else 0
         cpus = resources.get("CPU", 1)
         count = min(len(numbers), count or gpus or max(1, int(cpus) // 2))
         options = {
@@ -402,7 +402,7 @@ def _begin(path: Path, threads: int, identities: Any, workers: int) -> None:
     torch.set_num_threads(threads)
     job: Job = pickle.loads(path.read_bytes())
     number = identities.get()
-    if device_of(job.explainer.net).type == "cuda":
+    if find_device(job.explainer.net).type == "cuda":
         job.explainer.net.to(torch.device("cuda", number % torch.cuda.device_count()))
     _of_process = job, workers
 

@@ -16,11 +16,11 @@ from pytorch_grad_cam_pcasvm.atlas.run import (
     BLOCK,
     SHARD_BYTES,
     begin,
+    find_kind,
     finish,
     first_of,
-    kind_of,
+    list_missing,
     make,
-    missing_of,
     refuse_child,
     refuse_other,
 )
@@ -29,7 +29,7 @@ from pytorch_grad_cam_pcasvm.data.images import Batch, Images
 from pytorch_grad_cam_pcasvm.methods.warn_once import WarnOnce
 from pytorch_grad_cam_pcasvm.network.channel_means import ChannelMeans
 from pytorch_grad_cam_pcasvm.network.features import FeatureSource, features_of
-from pytorch_grad_cam_pcasvm.network.modules import device_of, evaluating, network_of
+from pytorch_grad_cam_pcasvm.network.modules import evaluating, find_device, find_network
 from pytorch_grad_cam_pcasvm.network.tiling import Tiled
 from pytorch_grad_cam_pcasvm.runtime import digests
 from pytorch_grad_cam_pcasvm.runtime.errors import refuse
@@ -137,26 +137,26 @@ def extract(
         >>> rows.shape
         (120, 8)
     """
-    if torch.is_autocast_enabled(device_of(backbone).type):
+    if torch.is_autocast_enabled(find_device(backbone).type):
         raise ValueError("extract features outside autocast, which would not apply to other processes")
     if engine not in ("local", "ray"):
         raise ValueError(f"engine must be 'local' or 'ray', got {engine!r}")
-    network = network_of(backbone)
+    network = find_network(backbone)
     images = Images(dataset, transform, thumbnails=0, exif=exif)
     varies = isinstance(network, Tiled) and network.canvas is None  # with the size of photos, which come one by one
-    block = 1 if varies else block or BLOCK.get(device_of(network).type, BLOCK["cuda"])
+    block = 1 if varies else block or BLOCK.get(find_device(network).type, BLOCK["cuda"])
     source = FeatureSource.of(network, layer, pool)
     first = first_of(images)
-    extractor = Extractor(network, source.where, pool, block, means, first.images.to(device_of(network)))
+    extractor = Extractor(network, source.where, pool, block, means, first.images.to(find_device(network)))
     for _ in range(2):  # only the first pass runs what is behind the features, whose means would be those of one image
-        probe = extractor(Batch(first.rows, first.images.to(device_of(network)), first.labels, [], {}))
+        probe = extractor(Batch(first.rows, first.images.to(find_device(network)), first.labels, [], {}))
     extractor.kept = [name.removeprefix(OF_MEANS) for name in probe if name.startswith(OF_MEANS)]
     if shard_size is None:
         shard_size = max(1, min(2048, SHARD_BYTES // probe["features"].nbytes, -(-len(images) // 16)))
     shard_size = -(-shard_size // block) * block
     columns = {name: values for name, values in probe.items() if isinstance(values, np.ndarray)}
     label = probe["label"][0]
-    kinds = {} if label is None else {"label": kind_of(label, "label")}
+    kinds = {} if label is None else {"label": find_kind(label, "label")}
     entries = {
         "format": manifest.OF_FEATURES,
         "versions": {lib.__name__: lib.__version__ for lib in (pytorch_grad_cam_pcasvm, torch, np)},
@@ -184,7 +184,7 @@ def extract(
     refuse_other(folder, entries)  # at once, before waiting for another run
     with lock.alone(folder):
         begin(folder, entries)
-        missing = missing_of(job)
+        missing = list_missing(job)
         compare(job, missing, verify, workers, progress)
         if missing:
             make(job, missing, engine, processes, workers, progress, WarnOnce(), "features")

@@ -32,7 +32,7 @@ class MeanMaps:
     log_scale: np.ndarray
 
 
-def means_of(table: Table, values: np.ndarray, chosen: slice) -> list[MeanMaps]:
+def average_maps(table: Table, values: np.ndarray, chosen: slice) -> list[MeanMaps]:
     """Return the mean maps of some components, grouped by values (R,); reads the files twice, a shard at a time."""
     groups, of_row = np.unique(values, return_inverse=True)
     of_row = of_row.reshape(-1)

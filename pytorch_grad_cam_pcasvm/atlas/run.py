@@ -37,7 +37,7 @@ def first_of(images: Images) -> Batch:
     raise RuntimeError(f"none of the {len(images)} images can be read; the first, {images.id(0)}: {why}")
 
 
-def kind_of(value: Any, name: str) -> str:
+def find_kind(value: Any, name: str) -> str:
     """Return how a label or a prediction is kept.
 
     Raises:
@@ -77,7 +77,7 @@ def begin(folder: Path, entries: Mapping[str, Any]) -> None:
         manifest.write(folder, entries)
 
 
-def missing_of(job: engines.Job) -> list[int]:
+def list_missing(job: engines.Job) -> list[int]:
     """Return the numbers of the shards that are to be made; refuse one that is broken."""
     missing = []
     for number in job.shards:
@@ -86,7 +86,7 @@ def missing_of(job: engines.Job) -> list[int]:
             missing.append(number)
             continue
         with shards.open_shard(path, job.atlas, number) as file:
-            marks = shards.marks_of(file)
+            marks = shards.read_marks(file)
         bad = [int(row) for row in marks["bad"]]
         if bad and (not job.skip_bad_images or job.images.read(bad).rows):
             missing.append(number)  # they are to be read now, or can be
@@ -128,7 +128,7 @@ def finish(job: engines.Job, entries: dict[str, Any]) -> None:
     for number in job.shards:
         with shards.open_shard(job.folder / shards.name_of(number), job.atlas, number) as file:
             rows += file.metadata.num_rows
-            bad |= shards.marks_of(file)["bad"]
+            bad |= shards.read_marks(file)["bad"]
     if not rows:
         raise RuntimeError(f"none of the {len(job.images)} images can be read")
     named = {job.images.id(int(row)): why for row, why in bad.items()}

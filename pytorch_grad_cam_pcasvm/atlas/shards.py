@@ -100,13 +100,13 @@ def open_shard(path: Path, atlas: str | None = None, number: int | None = None) 
         file = pq.ParquetFile(path, memory_map=True, page_checksum_verification=True)
     except (pa.ArrowInvalid, OSError) as error:
         raise ValueError(f"{path} is not a shard, or is truncated ({error}): {_REPAIR}") from error
-    owner = marks_of(file).get("atlas")
+    owner = read_marks(file).get("atlas")
     if owner is None:
         raise ValueError(f"{path} is not a shard of an atlas: {_REPAIR}")
     if atlas is not None and owner != atlas:
         raise ValueError(f"{path} is a shard of another atlas: {_REPAIR}")
-    if number is not None and marks_of(file)["number"] != number:
-        raise ValueError(f"{path} is a copy of shard {marks_of(file)['number']}: {_REPAIR}")
+    if number is not None and read_marks(file)["number"] != number:
+        raise ValueError(f"{path} is a copy of shard {read_marks(file)['number']}: {_REPAIR}")
     return file
 
 
@@ -116,7 +116,7 @@ _REPAIR = "delete it, and run the same build again, which makes only what is mis
 _MARKS = (b"atlas", b"number", b"bad", b"first")
 
 
-def marks_of(file: pq.ParquetFile) -> dict[str, Any]:
+def read_marks(file: pq.ParquetFile) -> dict[str, Any]:
     """Return the metadata written beside the schema."""
     metadata = file.schema_arrow.metadata or {}
     return {key.decode(): json.loads(value) for key, value in metadata.items() if key in _MARKS}

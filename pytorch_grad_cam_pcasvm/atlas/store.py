@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.atlas.columns import Columns
 from pytorch_grad_cam_pcasvm.atlas.explainer import OF_TARGETS
-from pytorch_grad_cam_pcasvm.atlas.means import MeanMaps, means_of
+from pytorch_grad_cam_pcasvm.atlas.means import MeanMaps, average_maps
 from pytorch_grad_cam_pcasvm.head import Head
 from pytorch_grad_cam_pcasvm.maps.recombination import recombined
 from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
@@ -168,11 +168,11 @@ class Atlas(Columns):
             ValueError: there is no such component, there are no labels, or the numbers of values and rows differ.
         """
         self._check_component(component)
-        return means_of(self.table, self._grouping(by), slice(component, component + 1))[0]
+        return average_maps(self.table, self._grouping(by), slice(component, component + 1))[0]
 
     def mean_maps(self, by: Any = None) -> list[MeanMaps]:
         """Return the result of :meth:`mean_map` for every component, reading the files once."""
-        return means_of(self.table, self._grouping(by), slice(None))
+        return average_maps(self.table, self._grouping(by), slice(None))
 
     def nearest(self, row: int | str, count: int = 12) -> Neighbours:
         """Return the rows whose components are nearest to a given row's, without that row."""

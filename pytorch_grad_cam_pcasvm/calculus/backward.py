@@ -185,7 +185,7 @@ class Walk(Pullback):
         """Return the dimension in which each argument of a step has the tokens of its output's; None: it mixes them."""
         if step.rule is None or any(isinstance(item, Ref | Tensor) for item in step.options.values()):
             return None
-        return step.rule.tokens_of(dim, self.tape.recorded(step))
+        return step.rule.find_tokens(dim, self.tape.recorded(step))
 
     def _walk_to(self, inside: Sequence[Step]) -> None:
         """Pull back through all steps that are not ``inside``."""

@@ -97,7 +97,7 @@ def _verify_tokens(
     """Refuse a wrong claim that tokens are treated separately: each must depend on its own token alone."""
     recorded = tape.recorded(step)
     for dim in range(recorded.y.dim()) if isinstance(grad, Tensor) else ():
-        dims = rule.tokens_of(dim, recorded)
+        dims = rule.find_tokens(dim, recorded)
         for token in () if dims is None or recorded.y.shape[dim] < 2 else (0, -1):  # from the last, as in causal steps
             one = torch.zeros_like(grad)
             one.select(dim + 1, token).copy_(grad.select(dim + 1, token))

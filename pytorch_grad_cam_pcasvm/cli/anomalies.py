@@ -75,14 +75,14 @@ def _keep_scale(head: Any, training: TrainingSet, heads: list[Any], folds: list[
     """Keep with a head where the colours of positions start and end, by positions that were left out."""
     import numpy as np
 
-    from pytorch_grad_cam_pcasvm.head.anomaly_scale import is_distance, reach_of
+    from pytorch_grad_cam_pcasvm.head.anomaly_scale import is_distance, measure_reach
 
     drawn, values = np.random.default_rng(0), []
     for fitted, rows in zip(heads, folds, strict=True):
         some = drawn.permutation(rows)[:_MOST]
         if fitted is not None:
             values.append(_ask(fitted, training.features[some]))
-    least, reach = reach_of(np.concatenate(values), is_distance=is_distance(head))
+    least, reach = measure_reach(np.concatenate(values), is_distance=is_distance(head))
     head.stages[0].facts = replace(head.stages[0].facts, least=least, reach=reach)
 
 

@@ -46,14 +46,14 @@ def _look_at(path: Path) -> dict[str, Any]:
     """Return the size, depth, orientation and digest of a photo, or why it is broken."""
     from PIL import Image
 
-    from pytorch_grad_cam_pcasvm.export.explainer import deep_numbers, orientation_of
+    from pytorch_grad_cam_pcasvm.export.explainer import deep_numbers, read_orientation
 
     try:
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
         with Image.open(path) as picture:
             picture.load()
             numbers, _ = deep_numbers(picture)
-            turned = orientation_of(picture) != 1
+            turned = read_orientation(picture) != 1
             return {"size": picture.size, "digest": digest, "turned": turned, "deep": numbers is not None}
     except Exception as error:  # whatever a decoder raises
         return {"broken": getattr(error, "reason", "") or str(error) or type(error).__name__}

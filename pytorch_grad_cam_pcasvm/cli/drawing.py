@@ -202,7 +202,7 @@ def _with_network(options: Any, bad: list[str]) -> tuple[int, Iterator[Drawn]]:
     from pytorch_grad_cam_pcasvm.head.anomalies import tells_anomalies
     from pytorch_grad_cam_pcasvm.maps.carried import carried
     from pytorch_grad_cam_pcasvm.methods.outside_training import unlike
-    from pytorch_grad_cam_pcasvm.network.modules import device_of
+    from pytorch_grad_cam_pcasvm.network.modules import find_device
     from pytorch_grad_cam_pcasvm.network.pools import is_dense
 
     model = open_model(options)
@@ -229,7 +229,7 @@ def _with_network(options: Any, bad: list[str]) -> tuple[int, Iterator[Drawn]]:
         bad.extend(map(images.id, batch.bad))
         if not batch.rows:
             return
-        x = batch.images.to(device_of(net))
+        x = batch.images.to(find_device(net))
         chosen, parts = targets, [[]] * len(x)  # type: list[Any], list[list[int]]
         if ranked:
             with torch.no_grad():

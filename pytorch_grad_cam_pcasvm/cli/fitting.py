@@ -70,7 +70,7 @@ def fit(options: FitOptions) -> None:
     _check(options)
     from pytorch_grad_cam_pcasvm.network.auto_layers import refuse_unmappable
     from pytorch_grad_cam_pcasvm.network.features import FeatureSource
-    from pytorch_grad_cam_pcasvm.network.modules import device_of
+    from pytorch_grad_cam_pcasvm.network.modules import find_device
     from pytorch_grad_cam_pcasvm.network.pools import is_dense
 
     made = make_named(options, options.size)
@@ -86,7 +86,7 @@ def fit(options: FitOptions) -> None:
     tell_crop(preparation, folder.paths)
     patches = _patches(options, preparation, folder)
     if options.layer:
-        x = first_image(preparation).to(device_of(made.net))
+        x = first_image(preparation).to(find_device(made.net))
         source = FeatureSource.of(made.net, layer, pool).at(made.net, x)
         refuse_unmappable(made.net, source, options.layer, x, "--layer {}")
     groups = group_photos(folder.paths, _name_objects(options, folder.paths, has_classes=has_classes))
@@ -206,12 +206,12 @@ def _choose_features(options: FitOptions, backbone: Any, preparation: Preparatio
         ValueError: no block has positions.
     """
     from pytorch_grad_cam_pcasvm.network.auto_layers import fine_features, last_features
-    from pytorch_grad_cam_pcasvm.network.modules import device_of
+    from pytorch_grad_cam_pcasvm.network.modules import find_device
     from pytorch_grad_cam_pcasvm.network.pools import is_dense
 
     if options.features:
         return options.features[0] if len(options.features) == 1 else options.features
-    x = first_image(preparation).to(device_of(backbone))
+    x = first_image(preparation).to(find_device(backbone))
     fine = fine_features(backbone, x) if is_dense(_parse_pool(options)) else []
     if fine:
         print(f"features: {' and '.join(fine)}, whose positions are fine enough for small things (another: --features)")

@@ -30,13 +30,13 @@ def choose_layers(options: Any, model: Any, methods: Sequence[type] = ()) -> lis
     net, preparation = model.net, model.preparation
     from pytorch_grad_cam_pcasvm import evaluation
     from pytorch_grad_cam_pcasvm.data.images import Images
-    from pytorch_grad_cam_pcasvm.network.modules import device_of
+    from pytorch_grad_cam_pcasvm.network.modules import find_device
 
     images = Images(preparation.folder(options.images), thumbnails=0)
     x = next((batch.images for row in range(len(images)) if (batch := images.read([row])).rows), None)
     if x is None:
         raise ValueError(f"none of the {len(images)} images in {options.images} can be read")
-    x = x.to(device_of(net))
+    x = x.to(find_device(net))
     backbone, features = net.feature_source(x)
     candidates = layers_for_maps(backbone, features, x)
     if images.names is None:
@@ -129,7 +129,7 @@ def add_means(options: Any, model: Any, layers: Sequence[str]) -> None:
         ValueError: there are no training images to take them from, or a layer does not run before the features.
     """
     from pytorch_grad_cam_pcasvm.network.auto_layers import refuse_unmappable
-    from pytorch_grad_cam_pcasvm.network.modules import device_of
+    from pytorch_grad_cam_pcasvm.network.modules import find_device
 
     net, means = model.net, model.net.head.training_set.means
     derived = None if model.tokens or net.pool != "mean" else net.layer
@@ -138,7 +138,7 @@ def add_means(options: Any, model: Any, layers: Sequence[str]) -> None:
         if options.train is not None:
             print("--train is not needed: the means of these layers are known")
         return
-    x = first_image(model.preparation).to(device_of(net))
+    x = first_image(model.preparation).to(find_device(net))
     backbone, source = net.feature_source(x)
     refuse_unmappable(backbone, source, missing, x, "--layer {}")  # where training images are of no help
     if options.train is None:

@@ -121,10 +121,10 @@ def first_image(preparation: Any) -> Any:
 
 def check_layers(backbone: Any, layers: Sequence[str]) -> None:
     """Refuse names of layers that there are not, before anything else takes long."""
-    from pytorch_grad_cam_pcasvm.network.modules import layer_name, network_of
+    from pytorch_grad_cam_pcasvm.network.modules import find_network, layer_name
 
     for layer in layers if layers != ["auto"] else ():
-        layer_name(network_of(backbone), layer)
+        layer_name(find_network(backbone), layer)
 
 
 def choose_device(typed: str | None) -> str:

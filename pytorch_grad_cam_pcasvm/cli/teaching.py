@@ -112,14 +112,14 @@ class Teacher:
 
         from pytorch_grad_cam_pcasvm.data.images import Images
         from pytorch_grad_cam_pcasvm.model.teaching import explain_faults
-        from pytorch_grad_cam_pcasvm.network.modules import device_of
+        from pytorch_grad_cam_pcasvm.network.modules import find_device
 
         images, normal = Images(self._folder, thumbnails=0), self._photos.normal
         label_of = dict(zip(self._photos.numbers.tolist(), self._photos.labels.tolist(), strict=True))
         grid = tuple(next(iter(self._training.read_all()))[0].shape[2:])
         faults = [name for name in dict.fromkeys(label_of.values()) if name != normal]
         numbers = sorted(label_of, key=lambda number: label_of[number] == normal)
-        device = device_of(self._made.net)
+        device = find_device(self._made.net)
         with tqdm(total=len(numbers), desc="maps", unit="photo") as bar:
             for start in range(0, len(numbers), _BATCH):
                 batch = images.read(numbers[start : start + _BATCH])
@@ -188,10 +188,10 @@ def choose_pooled(made: Any, preparation: Preparation) -> tuple[Any, Any, Any]:
         preparation: of the photos.
     """
     from pytorch_grad_cam_pcasvm.network.auto_layers import last_features
-    from pytorch_grad_cam_pcasvm.network.modules import device_of
+    from pytorch_grad_cam_pcasvm.network.modules import find_device
     from pytorch_grad_cam_pcasvm.network.tiles import TiledNet
 
-    x = first_image(preparation).to(device_of(made.net))
+    x = first_image(preparation).to(find_device(made.net))
     if not isinstance(made.net, TiledNet):
         return made, last_features(made.net, x), "mean"
     last = last_features(made.net.net, made.net.find_tiling(x).cut(x)[:1])

@@ -92,12 +92,12 @@ def training_set(
     from pytorch_grad_cam_pcasvm.network.block_means import BlockMeans
     from pytorch_grad_cam_pcasvm.network.features import FeatureSource
     from pytorch_grad_cam_pcasvm.network.grid import Grid
-    from pytorch_grad_cam_pcasvm.network.modules import device_of
+    from pytorch_grad_cam_pcasvm.network.modules import find_device
 
     images = Images(preparation.folder(root), thumbnails=0)
     first = _first(images, root)
     source = FeatureSource.of(backbone, layer, pool)
-    x = first.to(device_of(backbone))
+    x = first.to(find_device(backbone))
     blocks = BlockMeans(backbone, source, also)
     blocks.begin(x)
     wanted = blocks.wanted
@@ -266,14 +266,14 @@ def _probe(backbone: Any, source: Any, preparation: Preparation, first: Any) -> 
     from PIL import Image
 
     from pytorch_grad_cam_pcasvm.network.features import features_of
-    from pytorch_grad_cam_pcasvm.network.modules import device_of, evaluating
+    from pytorch_grad_cam_pcasvm.network.modules import evaluating, find_device
 
     noise = np.random.default_rng(0).integers(0, 256, (64, 96, 3), np.uint8)
     rows = []
     with evaluating(backbone), torch.no_grad():
         picture = Image.fromarray(noise).resize(preparation.enlarge(480, 320))
         for x in (first, preparation.transform(picture)[None]):
-            x = x.to(device_of(backbone))
+            x = x.to(find_device(backbone))
             rows.append(features_of(backbone, source.at(backbone, x), x).float().cpu().flatten(1))
     return torch.cat(rows, 1).numpy()  # the noise may have another size, as of a transform of one's own
 

@@ -16,7 +16,7 @@ from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 from torchvision.datasets import DatasetFolder, ImageFolder
 
 from pytorch_grad_cam_pcasvm.data.photo_files import arranged, class_folders, list_photos, name_classes
-from pytorch_grad_cam_pcasvm.export.explainer import orientation_of, read_picture
+from pytorch_grad_cam_pcasvm.export.explainer import read_orientation, read_picture
 from pytorch_grad_cam_pcasvm.network.inputs import LABEL_KEYS, image_and_label, plain_tensor
 
 THUMBNAIL = 96  # pixels, the longer side
@@ -198,11 +198,11 @@ class Images:
 
 
 def size_and_orientation(path: str | Path) -> tuple[tuple[int, int], int]:
-    """Return the width and height of a picture as it is stored, and how people see it; see :func:`.orientation_of`."""
+    """Return the width and height of a picture as it is stored, and its orientation; see :func:`.read_orientation`."""
     with Image.open(path) as picture:
-        if orientation_of(picture) != 1:
+        if read_orientation(picture) != 1:
             picture.load()  # Pillow turns a TIFF by itself
-        return picture.size, orientation_of(picture)
+        return picture.size, read_orientation(picture)
 
 
 class _Classes(ImageFolder):

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from pytorch_grad_cam_pcasvm.export.explainer import ON_ITS_SIDE, deep_numbers, orientation_of
+from pytorch_grad_cam_pcasvm.export.explainer import ON_ITS_SIDE, deep_numbers, read_orientation
 
 BLACK, WHITE = 0x000000, 0xFFFFFF
 STEPS = (1, 2, 4)  # pixels to a neighbour
@@ -102,7 +102,7 @@ def read_mask(file: Path) -> MaskPixels:
             lossy = mask.format in _LOSSY or (mask.format == "WEBP" and b"VP8L" not in file.read_bytes()[:64])
             lossy = lossy or "jpeg" in str(mask.info.get("compression", "")).lower()
             mask.load()
-            orientation, (numbers, white) = orientation_of(mask), deep_numbers(mask)
+            orientation, (numbers, white) = read_orientation(mask), deep_numbers(mask)
             if numbers is None and mask.mode == "I":  # of PGM
                 numbers, white = np.asarray(mask).astype(np.int64), 65535.0
             picture = mask.copy()

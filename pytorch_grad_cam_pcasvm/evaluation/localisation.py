@@ -21,7 +21,7 @@ from pytorch_grad_cam_pcasvm.evaluation.positions import (
     measure_decisions,
     measure_positions,
 )
-from pytorch_grad_cam_pcasvm.evaluation.regions import OF_VOLUMES, masks_of, regions_of
+from pytorch_grad_cam_pcasvm.evaluation.regions import OF_VOLUMES, draw_masks, read_regions
 from pytorch_grad_cam_pcasvm.evaluation.result import Result, Row
 from pytorch_grad_cam_pcasvm.evaluation.rivals import BLIND, RANDOM, RIVALS, Rivals
 from pytorch_grad_cam_pcasvm.evaluation.statistics import Estimate
@@ -412,7 +412,7 @@ def _check_size(net: PCASVMNet, scenes: Tensor, tiles: int) -> None:
 
 def _without_masks(subject: Subject, masks: Any) -> list[int]:
     """Return the rows of images on which there is nothing, and take them from the subject's."""
-    regions, boxes = regions_of(len(subject.source), masks)
+    regions, boxes = read_regions(len(subject.source), masks)
     empty = [
         row
         for row in subject.rows.tolist()
@@ -426,9 +426,9 @@ def _without_masks(subject: Subject, masks: Any) -> list[int]:
 
 def _masked(subject: Subject, masks: Any) -> Any:
     """Yield images, their targets, masks, and rows."""
-    regions, boxes = regions_of(len(subject.source), masks)
+    regions, boxes = read_regions(len(subject.source), masks)
     for x, _, rows in subject.batches("localisation", looks=subject.minutes is not None):
-        where = masks_of(regions, boxes, rows, tuple(x.shape[2:]))  # which refuses other sizes
+        where = draw_masks(regions, boxes, rows, tuple(x.shape[2:]))  # which refuses other sizes
         yield x, subject.targets(x), where, rows
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.evaluation.faults import RATE, FoundFaults, find_faults
 from pytorch_grad_cam_pcasvm.evaluation.pixels import by_class, measure_image_auroc, pixel_scores, pointing
-from pytorch_grad_cam_pcasvm.evaluation.regions import masks_of, regions_of
+from pytorch_grad_cam_pcasvm.evaluation.regions import draw_masks, read_regions
 from pytorch_grad_cam_pcasvm.evaluation.result import Result, Row, in_words
 from pytorch_grad_cam_pcasvm.evaluation.rivals import BLIND
 from pytorch_grad_cam_pcasvm.evaluation.statistics import Estimate
@@ -51,8 +51,8 @@ def found_in_words(result: Result) -> list[str]:
         if method in (BLIND, CENTRE) or ABOUT in method:
             continue
         others = [
-            f"of {name.removeprefix(method + ABOUT)}: {share_of:.0%}"
-            for name, (share_of, _) in near.items()
+            f"of {name.removeprefix(method + ABOUT)}: {measure_share:.0%}"
+            for name, (measure_share, _) in near.items()
             if name.startswith(method + ABOUT)
         ]
         sentences.append(
@@ -220,7 +220,7 @@ def measure_positions(study: Subject, masks: Any, category: Any, tolerance: floa
         )
     subject = copy.copy(study)
     subject._forget()
-    regions, boxes = regions_of(len(subject.source), masks)
+    regions, boxes = read_regions(len(subject.source), masks)
     pixels = PixelValues()
     question = "do the values of every position tell what lies inside of masks?"
     anomalies = tells_anomalies(subject.net.head)
@@ -234,7 +234,7 @@ def measure_positions(study: Subject, masks: Any, category: Any, tolerance: floa
             values = cells.spread(values.unsqueeze(1), size)[:, 0]
         if anomalies:
             pixels.score(scores)
-        pixels.add(masks_of(regions, boxes, rows, size), rows, {POSITIONS: values})
+        pixels.add(draw_masks(regions, boxes, rows, size), rows, {POSITIONS: values})
 
         def look() -> Result:
             found = pixels.rows(subject, tolerance, rate)

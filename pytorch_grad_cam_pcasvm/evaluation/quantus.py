@@ -7,9 +7,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from pytorch_grad_cam_pcasvm.evaluation.subject import explained, heat, layer_of, named
+from pytorch_grad_cam_pcasvm.evaluation.subject import explained, find_target_layer, heat, named
 from pytorch_grad_cam_pcasvm.methods.grad_cam_protocol import ClosedFormCAM
-from pytorch_grad_cam_pcasvm.network.modules import device_of
+from pytorch_grad_cam_pcasvm.network.modules import find_device
 from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
 from pytorch_grad_cam_pcasvm.targets import SVMTarget
 
@@ -42,7 +42,7 @@ def quantus_explainer(
         >>> explainer = evaluation.quantus_explainer(ContributionCAM, net, ["layer2"])
     """
     named([method])
-    name = layer_of(net, target_layers)
+    name = find_target_layer(net, target_layers)
     if net.head.classes_ is None:
         raise ValueError("Quantus explains classes, but the head has none")
     if isinstance(name, nn.Module) or not name:
@@ -52,7 +52,7 @@ def quantus_explainer(
 
     def explain(model: PCASVMNet, inputs: Any, targets: Any, **_: Any) -> np.ndarray:
         parameter = next(model.parameters())
-        x = torch.as_tensor(np.asarray(inputs)).to(device_of(model), parameter.dtype)
+        x = torch.as_tensor(np.asarray(inputs)).to(find_device(model), parameter.dtype)
         classes = model.head.classes_.tolist()  # type: ignore[union-attr]
         positions = np.asarray(targets).reshape(-1)
         if (

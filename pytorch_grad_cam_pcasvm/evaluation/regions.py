@@ -9,7 +9,7 @@ from torch import Tensor
 OF_VOLUMES = "only pictures can be put side by side, or have boxes: give masks of the input's size"
 
 
-def regions_of(count: int, masks: Any) -> tuple[np.ndarray, bool]:
+def read_regions(count: int, masks: Any) -> tuple[np.ndarray, bool]:
     """Return masks, or boxes, of so many images as an array, and whether they are boxes.
 
     Raises:
@@ -30,7 +30,7 @@ def regions_of(count: int, masks: Any) -> tuple[np.ndarray, bool]:
     return regions, boxes
 
 
-def masks_of(regions: np.ndarray, boxes: bool, rows: Sequence[int], size: tuple[int, ...]) -> np.ndarray:
+def draw_masks(regions: np.ndarray, boxes: bool, rows: Sequence[int], size: tuple[int, ...]) -> np.ndarray:
     """Return the masks of some images, (N, H, W).
 
     Raises:

@@ -16,8 +16,8 @@ from pytorch_grad_cam_pcasvm.evaluation.duration import expected, in_minutes
 from pytorch_grad_cam_pcasvm.evaluation.faithfulness import faithfulness
 from pytorch_grad_cam_pcasvm.evaluation.localisation import localisation
 from pytorch_grad_cam_pcasvm.evaluation.positions import POSITIONS, values_of_positions
-from pytorch_grad_cam_pcasvm.evaluation.regions import masks_of, regions_of
-from pytorch_grad_cam_pcasvm.evaluation.report_page import FORMAT, as_png, page, verdicts_of
+from pytorch_grad_cam_pcasvm.evaluation.regions import draw_masks, read_regions
+from pytorch_grad_cam_pcasvm.evaluation.report_page import FORMAT, as_png, judge_methods, page
 from pytorch_grad_cam_pcasvm.evaluation.result import Result
 from pytorch_grad_cam_pcasvm.evaluation.sensitivity import sensitivity
 from pytorch_grad_cam_pcasvm.evaluation.stability import stability
@@ -108,7 +108,7 @@ def report(  # noqa: D417 - of the study its class tells
         if study.minutes is not None or (turn is not None and turn.result is not None):
             _write(file, entries)  # what was found stays, whatever comes next
             page(file)
-        sentences = [judgement.sentence for judgement in verdicts_of(entries)]
+        sentences = [judgement.sentence for judgement in judge_methods(entries)]
         if study.progress and sentences != said and running:
             print("so far:", *sentences, sep="\n  ", flush=True)
             said = sentences
@@ -194,9 +194,9 @@ def _positions(study: Subject, options: Mapping[str, Mapping[str, Any]]) -> dict
     """Return a picture of images with a mask and of their values at every position, as PNG."""
     masks = options["localisation"].get("masks")
     try:
-        regions, boxes = regions_of(len(study.source), masks)
+        regions, boxes = read_regions(len(study.source), masks)
         x, _ = study.read(study.rows[:1].tolist())
-        inside = masks_of(regions, boxes, study.rows.tolist(), tuple(x.shape[2:]))
+        inside = draw_masks(regions, boxes, study.rows.tolist(), tuple(x.shape[2:]))
         shown = np.flatnonzero(inside.reshape(len(inside), -1).any(1))[:_DRAWN]
         rows = study.rows[shown].tolist()
         x, _ = study.read(rows)
@@ -302,7 +302,7 @@ def _examples(subject: Subject) -> dict[str, str]:
 
 
 def _write(file: Path, entries: Mapping[str, Any]) -> None:
-    text = json.dumps({**entries, "verdicts": list(map(vars, verdicts_of(entries)))}, indent=1, allow_nan=False)
+    text = json.dumps({**entries, "verdicts": list(map(vars, judge_methods(entries)))}, indent=1, allow_nan=False)
     with atomically(file) as whole:
         whole.write(text.encode())
 

@@ -73,7 +73,7 @@ def page(written: str | Path) -> Path:
     if not isinstance(entries, dict) or entries.get("format") != FORMAT:
         raise ValueError(f"{path} is not a report of this version: make one with evaluation.report(..., out=FOLDER)")
     results = _results(entries)
-    verdicts = sorted(verdicts_of(entries), key=lambda judgement: (USE, OPEN, DO_NOT).index(judgement.verdict))
+    verdicts = sorted(judge_methods(entries), key=lambda judgement: (USE, OPEN, DO_NOT).index(judgement.verdict))
     sections = "\n".join(_section(name, result, entries["pictures"].get(name, {})) for name, result in results.items())
     time = _time(entries.get("time"), entries["results"])
     told = [_told(judgement, entries, results) for judgement in verdicts] or [_told_of_positions(entries, results)]
@@ -118,7 +118,7 @@ def _results(entries: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def verdicts_of(entries: Mapping[str, Any]) -> list[Verdict]:
+def judge_methods(entries: Mapping[str, Any]) -> list[Verdict]:
     """Return the verdict about each method."""
     measured = {name: result for name, result in _results(entries).items() if isinstance(result, Result)}
     layers, target = entries.get("layers", {}), entries.get("target", "")

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pytorch_grad_cam_pcasvm.evaluation.subject import Subject, digests_of, generator, with_head
+from pytorch_grad_cam_pcasvm.evaluation.subject import Subject, digest_images, generator, with_head
 from pytorch_grad_cam_pcasvm.head.stages import Projection
 from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
 from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
@@ -68,7 +68,7 @@ class Rivals:
         Raises:
             ValueError: the images are not as large as those before.
         """
-        digests = digests_of(x)
+        digests = digest_images(x)
         before, digest = self._before or (x[:2][-1:], digests[:2][-1])  # of the first, the image after it
         if before.shape[1:] != x.shape[1:]:
             raise ValueError(

@@ -27,7 +27,7 @@ from pytorch_grad_cam_pcasvm.methods import ClosedFormGradCAM, ContributionCAM
 from pytorch_grad_cam_pcasvm.methods.grad_cam_protocol import ClosedFormCAM
 from pytorch_grad_cam_pcasvm.methods.warn_once import WarnOnce
 from pytorch_grad_cam_pcasvm.network.grid import upsampled
-from pytorch_grad_cam_pcasvm.network.modules import device_of, evaluating, layer_name
+from pytorch_grad_cam_pcasvm.network.modules import evaluating, find_device, layer_name
 from pytorch_grad_cam_pcasvm.network.net import PCASVMNet, refuse_dense
 from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput
 from pytorch_grad_cam_pcasvm.runtime.deprecations import rename_arguments
@@ -65,7 +65,7 @@ class Subject:
     minutes: float | None = None
 
     def __post_init__(self) -> None:
-        self.layer = layer_of(self.net, self.target_layers)
+        self.layer = find_target_layer(self.net, self.target_layers)
         numbers = (("images", self.images, 1), ("batch_size", self.batch_size, 1), ("seed", self.seed, 0))
         for name, number, least in numbers:
             if not (number is None and name == "images") and (not isinstance(number, Integral) or number < least):
@@ -156,7 +156,7 @@ class Subject:
             raise RuntimeError(
                 f"image {row} ({self.source.id(row)}) cannot be read: {why}. Fix it, or leave it out of the data set"
             )
-        return batch.images.to(device_of(self.net)), batch.labels
+        return batch.images.to(find_device(self.net)), batch.labels
 
     def targets(self, x: Tensor) -> list[Any]:
         """Return the target of each image; by default the predicted class, by its name."""
@@ -170,11 +170,11 @@ class Subject:
             except ValueError as error:  # the class to compare with is the predicted one of some image
                 raise ValueError(f"{error}: name the category as well") from error
 
-        return self.known.get([("target", self.target, digest) for digest in digests_of(x)], fixed)
+        return self.known.get([("target", self.target, digest) for digest in digest_images(x)], fixed)
 
     def predicted(self, x: Tensor) -> list[Any]:
         """Return the predicted class of each image."""
-        return self.known.get([("class", digest) for digest in digests_of(x)], lambda: self.net.predict(x).tolist())
+        return self.known.get([("class", digest) for digest in digest_images(x)], lambda: self.net.predict(x).tolist())
 
     @property
     def without_normal(self) -> str:
@@ -328,12 +328,12 @@ class Known:
         return [self._answers[key] for key in keys]
 
 
-def digests_of(x: Tensor) -> list[bytes]:
+def digest_images(x: Tensor) -> list[bytes]:
     """Return a digest of each image."""
     return [blake2b(image).digest() for image in x.cpu().flatten(1).contiguous().view(torch.uint8).numpy()]
 
 
-def layer_of(net: PCASVMNet, target_layers: Sequence[nn.Module | str]) -> nn.Module | str:
+def find_target_layer(net: PCASVMNet, target_layers: Sequence[nn.Module | str]) -> nn.Module | str:
     """Return the one target layer, by its name if it has one."""
     if not isinstance(net, PCASVMNet):
         raise TypeError(f"the network must be a PCASVMNet, got {type(net).__name__}: use PCASVMNet(backbone, head)")

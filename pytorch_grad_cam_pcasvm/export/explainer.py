@@ -78,7 +78,7 @@ def read_picture(
             deep_colours = picture.mode.startswith("RGB") and ";16" in str(picture.tile)
             inverted = getattr(picture, "tag_v2", {}).get(262) == 0  # of TIFF: 0 is white
             picture.load()
-            turn = _TURNS.get(orientation_of(picture)) if exif else None
+            turn = _TURNS.get(read_orientation(picture)) if exif else None
             numbers, white = deep_numbers(picture)
             if numbers is None and picture.mode == "I":  # of PGM, which says what is white, and Pillow follows it
                 shown = Image.fromarray(np.rint(np.asarray(picture) / 257).astype(np.uint8))
@@ -114,7 +114,7 @@ def read_picture(
     return _turned(Image.fromarray(np.rint(shades * (255 / white)).astype(np.uint8)), turn)
 
 
-def orientation_of(picture: Image.Image) -> int:
+def read_orientation(picture: Image.Image) -> int:
     """Return how a picture that was opened and loaded is turned when people see it: 1 (not at all) to 8, as EXIF."""
     try:
         number = picture.getexif().get(0x0112)
@@ -208,7 +208,7 @@ def normalised(picture: Image.Image, mean: Any, std: Any) -> np.ndarray:
     return np.ascontiguousarray(((pixels - mean) / std).transpose(2, 0, 1))
 
 
-def rim_of(mean: Any, channels: int) -> Any:
+def choose_rim(mean: Any, channels: int) -> Any:
     """Return the colour of a frame: the mean that is subtracted, so that it is 0 for the network; else black."""
     colour = [0] * channels if mean is None else [round(255 * number) for number in mean]
     return colour[0] if channels == 1 else tuple(colour)
@@ -738,7 +738,7 @@ class Explainer(Sheets):
             raise ValueError(f"the network takes arrays of shape {input_format['shape']}, not pictures")
         channels, height, width = input_format["shape"]
         picture = picture.convert("RGB" if channels == 3 else "L")
-        rim = rim_of(input_format["mean"], channels)
+        rim = choose_rim(input_format["mean"], channels)
         return framed(picture, (height, width), input_format["resize"], input_format["interpolation"], rim)
 
     def prepared(self, picture: Image.Image) -> np.ndarray:
@@ -780,7 +780,7 @@ def _why_refused(path: Path, message: str, version: str) -> str:
     """Return why onnxruntime does not take a file, by its message and the file's own versions."""
     if not path.is_file():
         return f"there is no file {path}"
-    if (versions := _versions_of(path)) is None:
+    if (versions := _read_versions(path)) is None:
         return f"{path} is cut short, or no ONNX model: copy it again, or write one with export.onnx"
     reason = message.split("failed:")[-1].strip().splitlines()[0][:300]
     if "float16" in message:
@@ -802,7 +802,7 @@ def _why_refused(path: Path, message: str, version: str) -> str:
     )
 
 
-def _versions_of(path: Path) -> tuple[int, int] | None:
+def _read_versions(path: Path) -> tuple[int, int] | None:
     """Return the IR version and the opset of an ONNX model, or None if the file is cut short, or something else."""
     found: dict[int, Any] = {}
     try:

@@ -16,7 +16,7 @@ from pytorch_grad_cam_pcasvm import __version__
 from pytorch_grad_cam_pcasvm.export.explainer import AS_STORED, FORMAT, KEY, opened
 from pytorch_grad_cam_pcasvm.export.graph import traced_program
 from pytorch_grad_cam_pcasvm.export.operators import decompositions
-from pytorch_grad_cam_pcasvm.export.outputs import checked, outputs_of, sample_of
+from pytorch_grad_cam_pcasvm.export.outputs import checked, describe_sample, outputs_of
 from pytorch_grad_cam_pcasvm.export.titles import about
 from pytorch_grad_cam_pcasvm.head import Head
 from pytorch_grad_cam_pcasvm.head.anomaly_scale import anomaly_range, usual_reach
@@ -140,7 +140,7 @@ def onnx(
 
     ways_out = ("use export.program", "see whether explain changes as much with net.double()", "report this network")
     metadata["differences"] = checked(run, cam, maps, prepared, size, "onnxruntime", ways_out)
-    metadata |= sample_of(run, cam, maps, prepared, size)
+    metadata |= describe_sample(run, cam, maps, prepared, size)
     model.metadata_props.add(key=KEY, value=json.dumps(metadata))
     with atomically(path) as file:
         file.write(model.SerializeToString())

@@ -134,7 +134,7 @@ def _changed(images: Tensor) -> Tensor:
     return moved + 0.25 * images.std() * torch.randn(images.shape, generator=generator).to(images)
 
 
-def sample_of(
+def describe_sample(
     run: Callable[[Tensor], Mapping[str, Any]], cam: ClosedFormCAM, maps: SignedMaps, images: Tensor,
     size: Sequence[int] | None,
 ) -> dict[str, Any]:  # fmt: skip

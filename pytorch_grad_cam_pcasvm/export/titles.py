@@ -20,7 +20,7 @@ from pytorch_grad_cam_pcasvm.targets import (
     SVMTarget,
     Target,
 )
-from pytorch_grad_cam_pcasvm.targets.meanings import anomaly_in_words, meaning_of
+from pytorch_grad_cam_pcasvm.targets.meanings import anomaly_in_words, describe_meaning
 from pytorch_grad_cam_pcasvm.targets.places import list_strongest, place_in_words
 
 _BACKGROUND = "background"  # outside of masks
@@ -47,7 +47,7 @@ def about(targets: Sequence[Target], net: nn.Module) -> dict[str, Any]:
     return (
         {
             "titles": [_title(target, classes, anomalies) for target in targets],
-            "meanings": [meaning_of(target, head, dense) for target in targets],
+            "meanings": [describe_meaning(target, head, dense) for target in targets],
             "classes": classes,
             "colours": colour_table(),
         }

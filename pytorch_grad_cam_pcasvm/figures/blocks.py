@@ -42,7 +42,7 @@ from pytorch_grad_cam_pcasvm.targets import (
     SVMTarget,
     fix_target,
 )
-from pytorch_grad_cam_pcasvm.targets.places import place_in_words, selection_of
+from pytorch_grad_cam_pcasvm.targets.places import place_in_words, select_positions
 
 GAP = 0.07  # between pictures, in inches
 IMAGE_WEIGHT = 0.45
@@ -94,7 +94,7 @@ class Block:
             parts = self.group.positive(scale="none"), self.group.negative(scale="none")
         positive, negative = (upsampled(part[:, k : k + 1], size)[:, 0].cpu().numpy() for part in parts)
         nu = self.group.nu[:, k].cpu().numpy()
-        name = title_of(target, self.group.output, self.classes)
+        name = write_title(target, self.group.output, self.classes)
         if self.signed:
             yield Column(name, positive - negative, nu, signed=True)
         elif isinstance(target, PCATarget):
@@ -117,7 +117,7 @@ class Block:
         target, output = self.group.targets[self.k], self.group.output
         if getattr(target, "at", None) is None or not isinstance(output, HeadOutput) or output.grid is None:
             return None
-        selection = selection_of(target, output)
+        selection = select_positions(target, output)
         every = torch.ones(1, len(output), selection.size, 1, device=output.device)
         mask = selection.put(every)[0, row, :, 0].unflatten(0, output.grid.shape).cpu().numpy()
         index = [np.arange(pixels) * positions // pixels for pixels, positions in zip(size, mask.shape, strict=True)]
@@ -172,13 +172,13 @@ def overlaid(picture: np.ndarray, heat: np.ndarray) -> np.ndarray:
     return show_cam_on_image(picture, heat, True, cv2.COLORMAP_INFERNO, IMAGE_WEIGHT)[:-1]
 
 
-def title_of(target: Any, output: Any, classes: Sequence[Any] | None) -> str:
+def write_title(target: Any, output: Any, classes: Sequence[Any] | None) -> str:
     """Return a target in plain words, the same for all images."""
     where, against = place_in_words(target), getattr(target, "sign", "+") == "-"
     if isinstance(target, PCATarget):
         return f"{'minus ' * against}component {target.component + 1}{where}"
     name = heading(target, output)
-    if labels_of(output) is None or not isinstance(target, _OF_CLASSES):
+    if list_labels(output) is None or not isinstance(target, _OF_CLASSES):
         is_value = isinstance(target, SVMTarget)
         if is_value and isinstance(output, HeadOutput) and tells_anomalies(output.head):
             return ("anomaly" if against else "normality") + where
@@ -196,7 +196,7 @@ def _sides(target: Any, output: Any, classes: Sequence[Any] | None, against: boo
     rivals = versus if isinstance(versus, tuple) else () if versus is None else (versus,)
     own = _PREDICTED if category is None else _name(category, _ROLES | names)
     others = ", ".join(_name(label, _ROLES | names) for label in rivals)
-    if category is None and not isinstance(versus, tuple) and _plain(versus) in (labels_of(output) or ()):
+    if category is None and not isinstance(versus, tuple) and _plain(versus) in (list_labels(output) or ()):
         return f"{'for' if against else 'against'} {others}"  # by whichever other class is the strongest
     if others:
         return f"{others} rather than {own}" if against else f"{own} rather than {others}"
@@ -211,7 +211,7 @@ def heading(target: Any, output: Any) -> str:
         return f"$P_{{{target.component + 1}}}$" if target.sign == "+" else f"$(-P_{{{target.component + 1}}})$"
     if isinstance(target, SVMTarget):
         decision = "margin" if target.versus is None else "decision"
-        return decision if labels_of(output) is not None else "value"
+        return decision if list_labels(output) is not None else "value"
     if isinstance(target, LogRatioTarget):
         return "log-ratio"
     if isinstance(target, ProbabilityTarget | ClassifierOutputSoftmaxTarget):
@@ -246,7 +246,7 @@ def _value(group: SignedMaps, k: int, row: int) -> str:
 
 def subject(target: Any, output: Any, row: int, classes: Sequence[Any] | None) -> str:
     """Return the class that a target speaks for in this image, and any class it speaks against; "" if unknown."""
-    labels, of_svm = labels_of(output), isinstance(target, SVMTarget | LogRatioTarget | ProbabilityTarget)
+    labels, of_svm = list_labels(output), isinstance(target, SVMTarget | LogRatioTarget | ProbabilityTarget)
     if labels is None or isinstance(target, PCATarget):
         return ""
     category, versus = getattr(target, "category", None), getattr(target, "versus", None)
@@ -269,7 +269,7 @@ def subject(target: Any, output: Any, row: int, classes: Sequence[Any] | None) -
 
 def _names(target: Any, output: Any, classes: Sequence[Any] | None) -> dict[Any, str]:
     """Return the names of the classes by their labels, as far as a target's labels are known to be these."""
-    labels = labels_of(output) or []
+    labels = list_labels(output) or []
     if not isinstance(output, HeadOutput) and isinstance(target, SVMTarget | LogRatioTarget | ProbabilityTarget):
         return {}  # maps that were loaded have no head: which of the classes a label is, nobody knows
     names = classes if classes is not None and len(classes) == len(labels) else [_class(label) for label in labels]
@@ -288,7 +288,7 @@ def _predicted(target: Any, output: HeadOutput, row: int) -> Any:
     return fix_target(target, output.rows([row])).category
 
 
-def labels_of(output: Any) -> list[Any] | None:
+def list_labels(output: Any) -> list[Any] | None:
     """Return the labels of the classes: for an ordinary classifier their numbers, for a regressor None."""
     if isinstance(output, HeadOutput):
         return None if output.head.classes_ is None else output.head.classes_.tolist()

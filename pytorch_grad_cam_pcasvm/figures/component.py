@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor, nn
 
-from pytorch_grad_cam_pcasvm.figures.blocks import heading, labels_of, subject
+from pytorch_grad_cam_pcasvm.figures.blocks import heading, list_labels, subject
 from pytorch_grad_cam_pcasvm.figures.grid import check_maps
 from pytorch_grad_cam_pcasvm.figures.steps import decision_of
 from pytorch_grad_cam_pcasvm.figures.style import (
@@ -22,6 +22,7 @@ from pytorch_grad_cam_pcasvm.figures.style import (
     MARKERS,
     RED,
     bare,
+    choose_unit,
     class_name,
     draw_bar,
     draw_signed,
@@ -30,7 +31,6 @@ from pytorch_grad_cam_pcasvm.figures.style import (
     laid_out,
     number,
     plain_name,
-    unit_of,
 )
 from pytorch_grad_cam_pcasvm.head import Head
 from pytorch_grad_cam_pcasvm.maps.recombination import steps_of
@@ -39,7 +39,7 @@ from pytorch_grad_cam_pcasvm.methods import ContributionCAM
 from pytorch_grad_cam_pcasvm.methods.grad_cam_protocol import ClosedFormCAM
 from pytorch_grad_cam_pcasvm.network.features import checked_images
 from pytorch_grad_cam_pcasvm.network.grid import upsampled
-from pytorch_grad_cam_pcasvm.network.modules import device_of, evaluating, uncompiled
+from pytorch_grad_cam_pcasvm.network.modules import evaluating, find_device, uncompiled
 from pytorch_grad_cam_pcasvm.network.net import PCASVMNet, refuse_dense
 from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput
 from pytorch_grad_cam_pcasvm.runtime.errors import BlankMapWarning
@@ -151,7 +151,7 @@ def plot_component(
     Example:
         >>> figure = plot_component(net, 0, images, target_layer="layer2", count=1)
     """
-    cam = method_of(net, target_layer, cam)
+    cam = choose_method(net, target_layer, cam)
     target = decision_of(target, net.head, normal)
     x = checked_images(images)
     source = as_array(x if pictures is None else pictures)
@@ -178,18 +178,18 @@ def plot_component(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", BlankMapWarning)
         maps = SignedMaps.cat([
-            cam.explain(x[some].to(device_of(net)), [PCATarget(component)]).cpu()
+            cam.explain(x[some].to(find_device(net)), [PCATarget(component)]).cpu()
             for some in torch.from_numpy(rows).split(batch_size)
         ])
         check_maps("", maps, len(drawn))
         ends = _ends(rows, drawn, maps)
-        parts = _parts(cam, x[:1], p.to(device_of(net)), component, target)
+        parts = _parts(cam, x[:1], p.to(find_device(net)), component, target)
     group = "class" if labels is not None else "predicted class" if classes_known(net.head) else "set"
     along = Along(f"p_{{{component + 1}}}", values, labelled, group, parts, _decision(target, output, classes))
     return _drawn(ends, along, count, size)
 
 
-def method_of(net: PCASVMNet, layer: Any, cam: ClosedFormCAM | None, at: Any = None) -> ClosedFormCAM:
+def choose_method(net: PCASVMNet, layer: Any, cam: ClosedFormCAM | None, at: Any = None) -> ClosedFormCAM:
     """Return the method that was given, or contributions at a layer; ``at``: the position that a figure is about."""
     if at is None:
         refuse_dense(net, "this figure")
@@ -213,7 +213,7 @@ def values_of(net: PCASVMNet, x: Tensor, batch_size: int) -> tuple[Tensor, np.nd
     components, labels = [], []
     with evaluating(net), torch.no_grad():
         for batch in x.split(batch_size):
-            output = net(batch.to(device_of(net)))
+            output = net(batch.to(find_device(net)))
             if output.components is None:
                 raise ValueError("the head has no components: this figure needs one with a PCA")
             components.append(output.components.cpu())
@@ -229,7 +229,7 @@ def classes_known(head: Head) -> bool:
 
 def _decision(target: Any, output: HeadOutput, classes: Any) -> str:
     """Return the decision that the component is a part of, for images of any class."""
-    name, labels = heading(target, output), labels_of(output)
+    name, labels = heading(target, output), list_labels(output)
     if labels is None:
         return name
     if getattr(target, "category", None) is None:
@@ -367,7 +367,7 @@ def _draw_strip(axis: Axes, along: Along, names: Sequence[str], circled: np.ndar
 def _draw_parts(axis: Axes, along: Along, names: Sequence[str], decision: str) -> None:
     """Draw the mean part of the component in the decision, a bar for each class."""
     assert along.parts is not None
-    unit, power = unit_of(float(np.abs(along.parts).max()))
+    unit, power = choose_unit(float(np.abs(along.parts).max()))
     groups = [along.parts[along.classes[name]] / unit for name in names]
     means = np.array([group.mean() for group in groups])
     errors = [group.std(ddof=1) / math.sqrt(len(group)) if len(group) > 1 else 0.0 for group in groups]

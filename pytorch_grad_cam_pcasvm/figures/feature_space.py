@@ -16,7 +16,7 @@ from pytorch_grad_cam_pcasvm.figures.style import (
     axis_or_new,
     bare,
     class_name,
-    figure_of,
+    find_figure,
     literal,
     new_figure,
     number,
@@ -55,7 +55,7 @@ def plot_contribution_ratios(pca: Any, *, highlight: int | None = None, ax: Axes
     axis.set_xticks(np.arange(1, len(ratios) + 1, 1 if len(ratios) < 12 else 5))
     axis.set_title(f"first {shown}: {ratios[:shown].sum():.1f} %", fontsize="medium")
     axis.spines[["top", "right"]].set_visible(False)
-    return figure_of(axis)
+    return find_figure(axis)
 
 
 def _ratios(pca: Any) -> np.ndarray:
@@ -137,7 +137,7 @@ def plot_feature_space(
         if len(arrays) > 1:
             axis.set_title(f"{name}, {len(p)} samples", fontsize="medium")
     axes[-1].legend(loc="center left", bbox_to_anchor=(1.12, 0.5), fontsize="small", markerscale=2, frameon=False)
-    return figure_of(axes[0])
+    return find_figure(axes[0])
 
 
 def plot_support_vector_effect(
@@ -176,7 +176,7 @@ def plot_support_vector_effect(
     axis.set_ylim(bottom=0)
     axis.legend(frameon=False, title="circle: $d = 1/\\sqrt{2\\gamma}$")
     axis.spines[["top", "right"]].set_visible(False)
-    return figure_of(axis)
+    return find_figure(axis)
 
 
 def plot_support_vectors(

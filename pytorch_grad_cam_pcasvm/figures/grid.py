@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 
-from pytorch_grad_cam_pcasvm.figures.blocks import Block, labels_of
+from pytorch_grad_cam_pcasvm.figures.blocks import Block, list_labels
 from pytorch_grad_cam_pcasvm.figures.layout import Layout
 from pytorch_grad_cam_pcasvm.figures.style import FONT, LINES, literal
 from pytorch_grad_cam_pcasvm.maps.carried import carried
@@ -159,7 +159,7 @@ def _check_comparable(groups: Mapping[str, SignedMaps]) -> None:
 
 def check_classes(classes: Sequence[Any] | None, groups: Mapping[str, SignedMaps]) -> None:
     """Raise a ValueError if none of these maps has as many classes as there are names."""
-    counts = sorted({len(labels) for group in groups.values() if (labels := labels_of(group.output)) is not None})
+    counts = sorted({len(labels) for group in groups.values() if (labels := list_labels(group.output)) is not None})
     if classes is not None and counts and len(classes) not in counts:
         raise ValueError(
             f"{len(classes)} names for {' or '.join(map(str, counts))} classes: give one for each, in the order of "

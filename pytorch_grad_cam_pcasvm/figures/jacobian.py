@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from pytorch_grad_cam_pcasvm.figures.style import BLUE, RED, bare, new_figure
 from pytorch_grad_cam_pcasvm.network.features import checked_images
-from pytorch_grad_cam_pcasvm.network.modules import device_of, evaluating, layer_name
+from pytorch_grad_cam_pcasvm.network.modules import evaluating, find_device, layer_name
 from pytorch_grad_cam_pcasvm.network.net import PCASVMNet, refuse_dense
 from pytorch_grad_cam_pcasvm.runtime.pictures import as_array
 
@@ -53,7 +53,7 @@ def plot_jacobian(
     """
     refuse_dense(net, "plot_jacobian")
     of_volumes = any(isinstance(module, nn.Conv3d) for module in net.backbone.modules())
-    x = checked_images(image.unsqueeze(0) if image.dim() == (4 if of_volumes else 3) else image).to(device_of(net))
+    x = checked_images(image.unsqueeze(0) if image.dim() == (4 if of_volumes else 3) else image).to(find_device(net))
     if len(x) != 1:
         raise ValueError(f"one image is drawn, got {len(x)} in shape {tuple(image.shape)}: give images[:1]")
     stages = _dense_stages(net, target_layer, x)

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from pytorch_grad_cam_pcasvm.figures.blocks import OUTLINE
-from pytorch_grad_cam_pcasvm.figures.component import method_of, values_of
+from pytorch_grad_cam_pcasvm.figures.component import choose_method, values_of
 from pytorch_grad_cam_pcasvm.figures.decision import how_to_read
 from pytorch_grad_cam_pcasvm.figures.patches import Around
 from pytorch_grad_cam_pcasvm.figures.steps import COLUMN, PICTURE, Steps, stand_below
@@ -21,13 +21,13 @@ from pytorch_grad_cam_pcasvm.maps.recombination import at_place
 from pytorch_grad_cam_pcasvm.methods.grad_cam_protocol import ClosedFormCAM
 from pytorch_grad_cam_pcasvm.network.features import checked_images
 from pytorch_grad_cam_pcasvm.network.grid import Grid
-from pytorch_grad_cam_pcasvm.network.modules import device_of
+from pytorch_grad_cam_pcasvm.network.modules import find_device
 from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
 from pytorch_grad_cam_pcasvm.network.patches import label_patches
 from pytorch_grad_cam_pcasvm.runtime.errors import BlankMapWarning
 from pytorch_grad_cam_pcasvm.runtime.pictures import as_array, as_pictures
 from pytorch_grad_cam_pcasvm.targets import PCATarget, SVMTarget
-from pytorch_grad_cam_pcasvm.targets.places import place_of
+from pytorch_grad_cam_pcasvm.targets.places import make_place
 
 _MOST_NAMED = 3  # components in the title
 _ROUNDING = 1e-4  # how exactly maps in single precision add up
@@ -102,11 +102,11 @@ def plot_mistake(
     """
     head_classes = _classes(net.head)
     truth = head_classes[net.head.class_index(truth)]
-    place = place_of(at)
+    place = make_place(at)
     if not (place is None or isinstance(place, tuple)):
         raise ValueError(f"at must be one position, (row, column), got {place!r}")
     at = place
-    cam = method_of(net, target_layer, cam, at)
+    cam = choose_method(net, target_layer, cam, at)
     one, x = checked_images(image.unsqueeze(0) if image.dim() == 3 else image), checked_images(images, net)
     image_labels, source = as_array(labels), as_array(x if pictures is None else pictures)
     if one.shape != x[:1].shape or count < 1 or neighbours < 1 or batch_size < 1:
@@ -135,7 +135,7 @@ def plot_mistake(
         )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", BlankMapWarning)  # the picture says so
-        components = cam.explain(one.to(device_of(net)), [PCATarget(b, at=at) for b in range(len(p))]).cpu()
+        components = cam.explain(one.to(find_device(net)), [PCATarget(b, at=at) for b in range(len(p))]).cpu()
     components, (target,) = at_place(components, SVMTarget(predicted, versus=truth), at)
     in_order = None if classes is None else list(names.values())
     steps, all_steps = (Steps.of(components, net.head, target, most, in_order) for most in (count, len(p)))
@@ -285,4 +285,4 @@ def _components(net: PCASVMNet, features: Any, count: int) -> Tensor:
     if stored is not None:
         return numbers
     with torch.no_grad():
-        return head(numbers.to(device_of(net))).values[position].cpu()
+        return head(numbers.to(find_device(net))).values[position].cpu()

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 
-from pytorch_grad_cam_pcasvm.figures.blocks import caption, title_of
+from pytorch_grad_cam_pcasvm.figures.blocks import caption, write_title
 from pytorch_grad_cam_pcasvm.figures.grid import check_classes, check_components, selected
 from pytorch_grad_cam_pcasvm.figures.style import draw_bar, laid_out, literal, number
 from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
@@ -88,7 +88,7 @@ def plot_signal(
                 nu = float(maps.nu[row, k])
                 _draw(axis, times, lines[row], colours[row, k] / (nu or 1.0), channels)
                 words = caption(maps, k, row, classes)
-                words = words if ":" in words else f"{title_of(maps.targets[k], maps.output, classes)}: {words}"
+                words = words if ":" in words else f"{write_title(maps.targets[k], maps.output, classes)}: {words}"
                 title = words if rows is None else f"{literal(rows[row])}\n{words}"
                 axis.set_title(title, loc="left", fontsize="small")
                 draw_bar(axis.inset_axes((1.015, 0, 0.02, 1)), number(nu, float(maps.log_scale[row, k])), signed=True)

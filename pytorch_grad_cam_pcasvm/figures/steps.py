@@ -15,18 +15,18 @@ from matplotlib.patheffects import withStroke
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
-from pytorch_grad_cam_pcasvm.figures.blocks import heading, subject, title_of
+from pytorch_grad_cam_pcasvm.figures.blocks import heading, subject, write_title
 from pytorch_grad_cam_pcasvm.figures.grid import check_classes
 from pytorch_grad_cam_pcasvm.figures.style import (
     BLUE,
     RED,
     bare,
+    choose_unit,
     draw_bar,
     draw_outlines,
     draw_signed,
     filled,
     number,
-    unit_of,
 )
 from pytorch_grad_cam_pcasvm.head import Head
 from pytorch_grad_cam_pcasvm.maps.recombination import moved, recombined, steps_of
@@ -108,7 +108,7 @@ class Steps:
         check_classes(classes, {"": whole})
         value, start = float(whole.values), float(whole.baseline_values)
         parts = _parts(components, head, target, whole, count)
-        title, words = title_of(target, whole.output, classes), subject(target, whole.output, 0, classes)
+        title, words = write_title(target, whole.output, classes), subject(target, whole.output, 0, classes)
         title += f", {words}" if getattr(target, "category", words) is None and words else ""
         label = filled(title, COLUMN, "medium", break_long_words=False)
         numbers, tokens = [b for part in parts for b in part.components], sum(part.tokens for part in parts)
@@ -139,7 +139,7 @@ class Steps:
 
     @property
     def _unit(self) -> tuple[float, str]:
-        return unit_of(self._largest)
+        return choose_unit(self._largest)
 
     @property
     def _largest(self) -> float:

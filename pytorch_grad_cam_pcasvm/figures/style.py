@@ -75,7 +75,7 @@ def axis_or_new(ax: Axes | None, size: tuple[float, float]) -> Axes:
     return new_figure(size).subplots() if ax is None else ax
 
 
-def figure_of(axis: Axes) -> Figure:
+def find_figure(axis: Axes) -> Figure:
     """Return the figure that an axis is part of."""
     figure = axis.get_figure()
     assert isinstance(figure, Figure)
@@ -137,7 +137,7 @@ def number(value: float, log_scale: float = 0.0) -> str:
     return f"{10**fraction:.1f}e{exponent:.0f}"
 
 
-def unit_of(largest: float) -> tuple[float, str]:
+def choose_unit(largest: float) -> tuple[float, str]:
     """Return the power of ten in which numbers up to this size are short, and how it is written; 1 and "" if they are.
 
     matplotlib's own, "1e-7", stands in the way of titles and labels.

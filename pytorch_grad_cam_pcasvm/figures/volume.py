@@ -8,7 +8,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from pytorch_grad_cam_pcasvm.figures.blocks import GAP, caption, title_of
+from pytorch_grad_cam_pcasvm.figures.blocks import GAP, caption, write_title
 from pytorch_grad_cam_pcasvm.figures.grid import check_classes, check_components, selected
 from pytorch_grad_cam_pcasvm.figures.style import bare, captioned, draw_bar, draw_signed, filled, laid_out, number
 from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
@@ -218,7 +218,7 @@ def _picture_size(shape: Sequence[int], spacing: Sequence[float], count: int) ->
 
 def _title(maps: SignedMaps, k: int, image: int, classes: Sequence[Any] | None) -> str:
     """Return a target in words, and its value."""
-    words = [title_of(maps.targets[k], maps.output, classes), caption(maps, k, image, classes)]
+    words = [write_title(maps.targets[k], maps.output, classes), caption(maps, k, image, classes)]
     if not maps.nu[image, k]:
         words.append("blank: all zero")
     return "\n".join(captioned(text, _TITLE, "medium") for text in words)

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pytorch_grad_cam_pcasvm.head.build import estimators_of
+from pytorch_grad_cam_pcasvm.head.build import list_estimators
 from pytorch_grad_cam_pcasvm.head.registry import tensor
 from pytorch_grad_cam_pcasvm.runtime.errors import ConstantComponentWarning, refuse, warn
 
@@ -42,7 +42,7 @@ def check_variety(fitted: Any) -> list[tuple[Any, int]]:
         ValueError: no feature varies.
     """
     varying, told, before = list[tuple[Any, int]](), set[str](), None
-    for estimator in estimators_of(fitted):
+    for estimator in list_estimators(fitted):
         name = type(estimator).__name__
         variances = _variances(estimator)
         constant = constant_components(estimator, before)

@@ -17,7 +17,7 @@ def tells_anomalies(head: Head) -> bool:
     return getattr(head.stages[(head.component_position or 0) - 1], "restoring", None) is not None
 
 
-def clusters_of(head: Head) -> int | None:
+def find_clusters(head: Head) -> int | None:
     """Return the position of the logarithms of weighted densities of a mixture's clusters; None: the head is none."""
     position = head.decision_position
     return None if not position or head.stages[position - 2].facts.density is None else position - 1
@@ -29,7 +29,7 @@ def anomaly(head: Head, trace: HeadTrace) -> Tensor:
     Raises:
         ValueError: the head's value does not tell what is like the training set, or its reduction restores nothing.
     """
-    clusters = clusters_of(head)
+    clusters = find_clusters(head)
     if clusters is not None:
         return -trace.values[clusters].logsumexp(-1)
     if head.decision_position is not None:

@@ -28,7 +28,7 @@ def anomaly_range(head: Head) -> tuple[float, float] | None:
     values = None if points is None else _left_out(points)
     if points is None or values is None:
         return None
-    return _range(*reach_of(values.cpu().numpy(), is_distance=points.is_distance))
+    return _range(*measure_reach(values.cpu().numpy(), is_distance=points.is_distance))
 
 
 def usual_reach(head: Head) -> float | None:
@@ -37,7 +37,7 @@ def usual_reach(head: Head) -> float | None:
     return None if known is None else known[0] + (known[1] - known[0]) / _TIMES
 
 
-def reach_of(values: np.ndarray, *, is_distance: bool) -> tuple[float, float]:
+def measure_reach(values: np.ndarray, *, is_distance: bool) -> tuple[float, float]:
     """Return between which numbers anomalies of training rows are; distances start at 0."""
     return 0.0 if is_distance else float(values.min()), float(np.quantile(values, _SHARE))
 

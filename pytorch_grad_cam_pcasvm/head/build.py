@@ -26,7 +26,7 @@ from pytorch_grad_cam_pcasvm.head.stages import Chain
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError, refuse
 
 
-def stages_of(fitted: Any, *, transform: bool = False) -> Iterator[Stage]:
+def convert_stages(fitted: Any, *, transform: bool = False) -> Iterator[Stage]:
     """Yield the stages of a fitted estimator, pipeline, search or list of these, in order.
 
     The last one predicts if it can, unless it is asked to ``transform``.
@@ -37,13 +37,13 @@ def stages_of(fitted: Any, *, transform: bool = False) -> Iterator[Stage]:
         ValueError: an estimator was fitted by another version of scikit-learn, and lacks what is read here.
     """
     register_all()
-    estimators = list(estimators_of(fitted))
+    estimators = list(list_estimators(fitted))
     for position, estimator in enumerate(estimators):
         yield from _closed_form(estimator, last=position == len(estimators) - 1 and not transform)
 
 
 def stages_of_head(fitted: Any) -> Iterator[Stage]:
-    """Yield the stages of a head, as :func:`stages_of`; the last is :class:`.Enumerated` where it has no closed form.
+    """Yield the stages of a head, as :func:`convert_stages`; the last may be :class:`.Enumerated`, without a closed form.
 
     That takes in the steps behind the reduction from the first without a closed form on.
 
@@ -51,7 +51,7 @@ def stages_of_head(fitted: Any) -> Iterator[Stage]:
         NoClosedFormError: a step is not supported, and not among the last, of which values are enough.
     """
     register_all()
-    estimators, width, reduced = list(estimators_of(fitted)), None, False
+    estimators, width, reduced = list(list_estimators(fitted)), None, False
     for position, estimator in enumerate(estimators):
         rest = estimators[position:]
         try:
@@ -182,13 +182,13 @@ def _refuse_own_methods(estimator: BaseEstimator, *ways_out: str) -> None:
         )
 
 
-def estimators_of(fitted: Any) -> Iterator[Any]:
+def list_estimators(fitted: Any) -> Iterator[Any]:
     """Yield the single estimators of nested pipelines, searches and lists, without passthroughs."""
     if isinstance(fitted, list | tuple):
         for part in fitted:
-            yield from estimators_of(part)
+            yield from list_estimators(part)
     elif any(base.__module__.partition(".")[0] == "cuml" for base in type(fitted).__mro__):
-        yield from estimators_of(_from_gpu(fitted))
+        yield from list_estimators(_from_gpu(fitted))
     elif fitted is None or (isinstance(fitted, str) and fitted == "passthrough"):
         return
     elif hasattr(fitted, "fit_resample") and not hasattr(fitted, "transform") and not hasattr(fitted, "predict"):
@@ -199,15 +199,15 @@ def estimators_of(fitted: Any) -> Iterator[Any]:
         yield fitted
     elif isinstance(fitted, Pipeline):
         _refuse_own_methods(fitted, "pass its fitted steps as a list")
-        yield from estimators_of([step for _, step in fitted.steps])
+        yield from list_estimators([step for _, step in fitted.steps])
     elif isinstance(fitted, BaseSearchCV):
         _refuse_own_methods(fitted, "pass its best_estimator_")
         check_is_fitted(fitted)
         if not hasattr(fitted, "best_estimator_"):
             raise ValueError(f"{type(fitted).__name__} has no best estimator: fit it with refit=True")
-        yield from estimators_of(fitted.best_estimator_)
+        yield from list_estimators(fitted.best_estimator_)
     elif type(fitted).__name__ == "FrozenEstimator":  # scikit-learn 1.6 and newer
-        yield from estimators_of(fitted.estimator)
+        yield from list_estimators(fitted.estimator)
     else:
         yield fitted
 

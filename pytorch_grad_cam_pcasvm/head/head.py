@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from pytorch_grad_cam_pcasvm.head import storage
 from pytorch_grad_cam_pcasvm.head.alike import check_variety
-from pytorch_grad_cam_pcasvm.head.build import estimators_of, stages_of_head
+from pytorch_grad_cam_pcasvm.head.build import list_estimators, stages_of_head
 from pytorch_grad_cam_pcasvm.head.column_names import warn_of_order
 from pytorch_grad_cam_pcasvm.head.conditions import Conditions
 from pytorch_grad_cam_pcasvm.head.decisions import KernelSVM, SupportVectorEffect
@@ -104,7 +104,7 @@ class Head(Stack):
     def _convert(cls, fitted: Any) -> "Head":
         varying = check_variety(fitted)
         head = cls(stages_of_head(fitted))
-        for estimator in islice(estimators_of(fitted), 1):  # what takes the network's features
+        for estimator in islice(list_estimators(fitted), 1):  # what takes the network's features
             warn_of_order(estimator)
         for reduction, count in varying:
             rows = tensor(getattr(reduction, "components_", ()))

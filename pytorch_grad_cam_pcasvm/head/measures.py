@@ -70,7 +70,7 @@ class Measure(NamedTuple):
     in_words: str
     is_share: bool = False
 
-    def limit_of(self, count: int) -> float:
+    def find_limit(self, count: int) -> float:
         """Return the limit for the median of so many images, as a single one may be unusual."""
         return self.limit if self.is_share else self.limit * (1 + 1 / count)
 

@@ -25,7 +25,7 @@ _RAW: dict[str, dict[str, Any]] = {
 _OF_MOST_PROBABLE = (RandomForestClassifier.predict, BaggingClassifier.predict)
 
 
-def threshold_of(estimator: Any) -> tuple[Any, str, float, bool]:
+def read_threshold(estimator: Any) -> tuple[Any, str, float, bool]:
     """Return how a classifier's threshold is moved.
 
     Returns:
@@ -216,7 +216,7 @@ class Predictor:
                 return np.stack([part[:, 1] - part[:, 0] for part in parts], 1)
             return 2 * _columns(parts) - 1
         if _has_threshold(self.estimator):
-            fitted, method, threshold, _ = threshold_of(self.estimator)
+            fitted, method, threshold, _ = read_threshold(self.estimator)
             return _columns(getattr(fitted, method)(rows))[:, -1:] - threshold
         options = _RAW.get(type(self.estimator).__module__.partition(".")[0])
         if options is not None:

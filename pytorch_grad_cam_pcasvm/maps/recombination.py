@@ -18,9 +18,9 @@ from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput
 from pytorch_grad_cam_pcasvm.runtime.errors import BaselineWarning, warn
 from pytorch_grad_cam_pcasvm.targets import HotellingTarget, PCATarget, ResidualTarget, SVMTarget, Target
 from pytorch_grad_cam_pcasvm.targets.boundary_head import Boundary
-from pytorch_grad_cam_pcasvm.targets.jumps import deviations_of
+from pytorch_grad_cam_pcasvm.targets.jumps import find_deviations
 from pytorch_grad_cam_pcasvm.targets.output_gradients import OutputGradients, differentiate_targets
-from pytorch_grad_cam_pcasvm.targets.places import positions_of, region_of
+from pytorch_grad_cam_pcasvm.targets.places import positions_of, take_region
 from pytorch_grad_cam_pcasvm.targets.questions import resolve_targets
 from pytorch_grad_cam_pcasvm.targets.target import PlacedTarget
 
@@ -109,7 +109,7 @@ def at_place(components: SignedMaps, targets: Any, place: Any) -> tuple[SignedMa
     unplaced = [PCATarget(b) for b in range(len(components.targets))]
     output = components.output
     if isinstance(output, HeadOutput):
-        rows = region_of(output, positions_of(place, output.grid))
+        rows = take_region(output, positions_of(place, output.grid))
         output = HeadOutput.of(rows.head, rows.head_trace)
     return replace(components, targets=unplaced, output=output), [
         target.unplaced if isinstance(target, PlacedTarget) else target for target in listed
@@ -120,7 +120,7 @@ def _recombined(components: SignedMaps, reduction: Head | None, tail: Head | Non
     boundary = _boundary_of(components, tail, reduction)
     samplings = split_sampling(None if tail is None else tail.enumerated, USUAL.sampling)
     seeds = (_seeds(components, reduction, tail, targets, boundary, sampling) for sampling in samplings)
-    result = average_samples([result_of(components, of_group) for of_group in seeds])
+    result = average_samples([compute_result(components, of_group) for of_group in seeds])
     output = _output(tail, 0, components.values)
     return SignedMaps(
         **vars(result),
@@ -133,7 +133,7 @@ def _recombined(components: SignedMaps, reduction: Head | None, tail: Head | Non
     )
 
 
-def result_of(components: Any, seeds: OutputGradients) -> MethodResult:
+def compute_result(components: Any, seeds: OutputGradients) -> MethodResult:
     """Return the maps of targets by their gradients, or secants, with respect to the components.
 
     Args:
@@ -213,7 +213,7 @@ def _boundary_of(components: SignedMaps, tail: Head | None, reduction: Head | No
         return None
     assert components.baseline_values is not None
     deviations = None if reduction is None else reduction.stages[-1].output_deviations
-    if tail.enumerated is not None and deviations is None and deviations_of(tail) is None:
+    if tail.enumerated is not None and deviations is None and find_deviations(tail) is None:
         warn(
             f"{tail.enumerated.predictor.name} has no gradient, and the reduction that the components came from is not "
             "known, as it is in no file of maps, so where it is undecided cannot be found: maps start at the baseline "
@@ -298,10 +298,10 @@ def _parts(head: Head, count: int, components: SignedMaps) -> tuple[Head | None,
     source = head if position else made_by
     stage = None if source is None or not source.component_position else source.stages[source.component_position - 1]
     reduction = Head([stage]) if stage is not None and stage.n_outputs == count else None
-    return reduction, tail_of(head, count, made_by, width)
+    return reduction, take_tail(head, count, made_by, width)
 
 
-def tail_of(head: Head, count: int, made_by: Head | None, width: int | None) -> Head | None:
+def take_tail(head: Head, count: int, made_by: Head | None, width: int | None) -> Head | None:
     """Return the part of a head after components that another head computed; None if there is none.
 
     Args:
@@ -335,7 +335,7 @@ def refuse_between(names: Sequence[str]) -> None:
 
 
 def behind_components(head: Head, count: int, made_by: Head | None, width: int | None) -> int:
-    """Return the position of components in a head, or 0 if it was fitted on them; see :func:`tail_of`."""
+    """Return the position of components in a head, or 0 if it was fitted on them; see :func:`take_tail`."""
     # A head that takes the components may have a reduction of its own.
     if head.n_features == count != width:
         return 0

@@ -14,7 +14,7 @@ from pytorch_grad_cam_pcasvm.network.outputs import HeadRun
 from pytorch_grad_cam_pcasvm.runtime.device_sync import is_traced, may_look
 from pytorch_grad_cam_pcasvm.runtime.errors import NoBoundaryError
 from pytorch_grad_cam_pcasvm.runtime.log import log_since, start_clock
-from pytorch_grad_cam_pcasvm.tape.tape import memory_of, version_of
+from pytorch_grad_cam_pcasvm.tape.tape import count_writes, identify_memory
 from pytorch_grad_cam_pcasvm.targets import every_component
 from pytorch_grad_cam_pcasvm.targets.boundary_head import Boundary
 from pytorch_grad_cam_pcasvm.targets.jumps import off_jump
@@ -181,10 +181,10 @@ def _read_state(run: Run) -> Any:
         for module in net.modules()
     ]
     tensors = chain(net.parameters(), net.buffers(), means)
-    return modules, [(id(tensor), version_of(tensor), memory_of(tensor)) for tensor in tensors]
+    return modules, [(id(tensor), count_writes(tensor), identify_memory(tensor)) for tensor in tensors]
 
 
-def off_jump_of(run: Run, layer: int, start: Tensor) -> Tensor:
+def leave_jump(run: Run, layer: int, start: Tensor) -> Tensor:
     """Return activations, of one row, inside of a cell, next to others at which a decision without a gradient jumps.
 
     If it does not jump there, or no such activations are found, they are the others.

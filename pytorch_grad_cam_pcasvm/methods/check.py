@@ -68,7 +68,7 @@ class CheckReport:
         return "\n".join(lines)
 
 
-def of_gradient(name: str, passed: Pass, reference: Pass, seeds: Sequence[Tensor | None], target: int) -> Comparison:
+def check_gradient(name: str, passed: Pass, reference: Pass, seeds: Sequence[Tensor | None], target: int) -> Comparison:
     """Compare the pullback of K targets with autograd's."""
     actual, expected = (path.pullback(seeds, target).dense().double() for path in (passed, reference))
     size = expected.norm()
@@ -78,7 +78,7 @@ def of_gradient(name: str, passed: Pass, reference: Pass, seeds: Sequence[Tensor
     return Comparison(name, "gradient", error, _tolerance(passed))
 
 
-def of_contributions(
+def check_contributions(
     name: str, passed: Pass, seeds: Sequence[Tensor | None], target: int, network_at: Any
 ) -> Comparison:
     """Compare the sum of contributions from zero activations with how far the network's output is from there.

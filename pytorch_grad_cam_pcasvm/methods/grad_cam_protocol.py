@@ -15,7 +15,7 @@ from pytorch_grad_cam_pcasvm.methods.method import Method
 from pytorch_grad_cam_pcasvm.methods.warn_once import warn_of_blind_tokens
 from pytorch_grad_cam_pcasvm.network.features import one_input, prepare_images
 from pytorch_grad_cam_pcasvm.network.grid import upsampled
-from pytorch_grad_cam_pcasvm.network.inputs import Inputs, images_of
+from pytorch_grad_cam_pcasvm.network.inputs import Inputs, pick_images
 from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
 from pytorch_grad_cam_pcasvm.network.pools import is_dense
 from pytorch_grad_cam_pcasvm.targets import PCATarget, PredictedScore, ScoreTarget, SVMTarget, Target
@@ -160,12 +160,12 @@ class ClosedFormCAM(Method):
                 "a call makes one map of all target layers, but these may be of different inputs: use explain, which "
                 "returns maps of each, or name one"
             )
-        if len({image.shape[2:] for image in images_of(x)}) > 1:
+        if len({image.shape[2:] for image in pick_images(x)}) > 1:
             raise ValueError(
                 "a call scales its maps to the image, but the inputs are images of different sizes: use explain, whose "
                 "maps have the layer's own grid"
             )
-        size, shape = self.get_target_width_height(images_of(x)[0]), images_of(x)[0].shape[2:]
+        size, shape = self.get_target_width_height(pick_images(x)[0]), pick_images(x)[0].shape[2:]
         with self._running(x) as modules:
             run = self._run(x, modules)
             self.outputs = run.public_output  # where the host keeps it

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from pytorch_grad_cam_pcasvm.head.conditions import Sampling
 from pytorch_grad_cam_pcasvm.head.enumerated import split_sampling
 from pytorch_grad_cam_pcasvm.maps.multiscale import share_remainders
-from pytorch_grad_cam_pcasvm.maps.recombination import result_of
+from pytorch_grad_cam_pcasvm.maps.recombination import compute_result
 from pytorch_grad_cam_pcasvm.maps.result import MethodResult, average_samples
 from pytorch_grad_cam_pcasvm.maps.scale import largest
 from pytorch_grad_cam_pcasvm.maps.signed_maps import Jacobians, SignedMaps
-from pytorch_grad_cam_pcasvm.methods.check import CheckReport, of_contributions, of_gradient
+from pytorch_grad_cam_pcasvm.methods.check import CheckReport, check_contributions, check_gradient
 from pytorch_grad_cam_pcasvm.methods.run import Run, adds_components, is_neutral
 from pytorch_grad_cam_pcasvm.methods.warn_once import WarnOnce, warn_of_blind_tokens
 from pytorch_grad_cam_pcasvm.network.features import check_rows, flatten, prepare_images
@@ -27,8 +27,8 @@ from pytorch_grad_cam_pcasvm.network.layout import lay_out_maps
 from pytorch_grad_cam_pcasvm.network.modules import (
     eager,
     evaluating,
-    modules_of,
-    network_of,
+    find_network,
+    list_modules,
     refuse_parallel,
 )
 from pytorch_grad_cam_pcasvm.network.net import PCASVMNet, network_output
@@ -80,9 +80,9 @@ class Method(Named, BaseCAM):
         attention: str = "exact",
         max_bytes: int | None = None,
     ) -> None:
-        network = network_of(model)
+        network = find_network(model)
         if isinstance(network, PCASVMNet):
-            network_of(network.backbone)  # which may be another since
+            find_network(network.backbone)  # which may be another since
         if jacobian not in ("closed_form", "auto", "autograd"):
             raise ValueError(f"jacobian must be 'closed_form', 'auto' or 'autograd', got {jacobian!r}")
         if attention not in ("exact", "frozen"):
@@ -218,9 +218,9 @@ class Method(Named, BaseCAM):
             seeds = run.cotangents(run.output_gradients(targets))
             comparisons = []
             for target, name in enumerate(site.layers):
-                comparisons.append(of_gradient(name, passed, reference, seeds, target))
+                comparisons.append(check_gradient(name, passed, reference, seeds, target))
                 at = partial(path.network_at, x, name)
-                comparisons.append(of_contributions(name, passed, seeds, target, at))
+                comparisons.append(check_contributions(name, passed, seeds, target, at))
         return CheckReport(tuple(comparisons))
 
     def jacobians(self, input_tensor: Tensor) -> Jacobians:
@@ -294,7 +294,7 @@ class Method(Named, BaseCAM):
         if not together:
             return result
         assert run.head is not None
-        return result_of(result, run.secants(questions, layer, run.head.component_position or 0))
+        return compute_result(result, run.secants(questions, layer, run.head.component_position or 0))
 
     def _explain_heads(self, run: Run, questions: Questions) -> Tensor:
         """Return the maps of every head of the first attention, (N, K, heads, H, W); they add up to the maps."""
@@ -367,7 +367,7 @@ class Method(Named, BaseCAM):
         """Run a network on tiles in blocks."""
         assert isinstance(site.backbone, TiledNet)
         net, names = site.backbone.net, [look_inside(site.backbone, name, x)[1] for name in site.layers]
-        inner = Path(net, site.backbone.find_source(x), names, modules_of(net), self.attention, self.needs)
+        inner = Path(net, site.backbone.find_source(x), names, list_modules(net), self.attention, self.needs)
         return BlockPass(site.backbone, x, path, inner, site.layers)
 
     def _make_run(self, x: Tensor, site: Site, passed: Pass, record: Callable[[Tensor], Pass]) -> Run:
@@ -442,7 +442,7 @@ class Method(Named, BaseCAM):
     def _running(self, x: Tensor) -> Iterator[Sequence[nn.Module]]:
         """Evaluation mode, no graph, and no half-precision copies of weights left behind in the user's autocast."""
         with ExitStack() as stack:
-            modules = modules_of(self.model)
+            modules = list_modules(self.model)
             explain_unseen(stack.enter_context(evaluating(self.model, modules)))
             stack.enter_context(eager(modules))
             # Evaluating puts this back, not a context, which an interrupt could leave to the garbage collector; and not

@@ -24,5 +24,5 @@ def unlike(output: Any) -> list[bool]:
     Of dense features nothing is said: positions unlike others are what is looked for.
     """
     known = measure_images(output) if isinstance(output, OfHead) and output.grid is None else ()
-    far = [distances > measure.limit_of(1) for measure, distances in known]
+    far = [distances > measure.find_limit(1) for measure, distances in known]
     return np.any(far, 0).tolist() if far else [False] * len(output)

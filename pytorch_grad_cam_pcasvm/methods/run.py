@@ -13,7 +13,7 @@ from pytorch_grad_cam_pcasvm.calculus.pullback import Pullback
 from pytorch_grad_cam_pcasvm.calculus.secants import PathStart
 from pytorch_grad_cam_pcasvm.head import Head
 from pytorch_grad_cam_pcasvm.head.conditions import USUAL, Sampling
-from pytorch_grad_cam_pcasvm.network.inputs import Inputs, images_of, refuse_without_channels
+from pytorch_grad_cam_pcasvm.network.inputs import Inputs, pick_images, refuse_without_channels
 from pytorch_grad_cam_pcasvm.network.layout import Layout
 from pytorch_grad_cam_pcasvm.network.net import network_output
 from pytorch_grad_cam_pcasvm.path.forward_pass import Pass
@@ -104,7 +104,7 @@ class Run:
         return self._activations[layer]
 
     def _check_shape(self, activations: Tensor, layer: int) -> Tensor:
-        signals = images_of(self.images)[0].dim() == 3
+        signals = pick_images(self.images)[0].dim() == 3
         if activations.dim() not in (3 if signals else 4, 4, 5):
             if activations.dim() == 3:
                 refuse_without_channels(self.images, repr(self.layers[layer]))

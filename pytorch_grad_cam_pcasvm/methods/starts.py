@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - torch's own habit
 
-from pytorch_grad_cam_pcasvm.methods.boundary_path import PathBoundary, off_jump_of
+from pytorch_grad_cam_pcasvm.methods.boundary_path import PathBoundary, leave_jump
 from pytorch_grad_cam_pcasvm.methods.grad_cam_protocol import ClosedFormCAM
 from pytorch_grad_cam_pcasvm.methods.run import Run, Start
 from pytorch_grad_cam_pcasvm.methods.warn_once import WarnOnce
@@ -15,13 +15,13 @@ from pytorch_grad_cam_pcasvm.network.channel_means import everywhere
 from pytorch_grad_cam_pcasvm.network.features import output_of
 from pytorch_grad_cam_pcasvm.network.inputs import Inputs
 from pytorch_grad_cam_pcasvm.network.layout import Layout
-from pytorch_grad_cam_pcasvm.network.mean_activations import backbone_of
+from pytorch_grad_cam_pcasvm.network.mean_activations import find_backbone
 from pytorch_grad_cam_pcasvm.network.tiling import Tiled
 from pytorch_grad_cam_pcasvm.runtime.device_sync import is_traced, may_look
 from pytorch_grad_cam_pcasvm.runtime.errors import BaselineWarning, NoBoundaryError
 from pytorch_grad_cam_pcasvm.targets import SVMTarget
 from pytorch_grad_cam_pcasvm.targets.boundary_head import Boundary
-from pytorch_grad_cam_pcasvm.targets.jumps import deviations_of
+from pytorch_grad_cam_pcasvm.targets.jumps import find_deviations
 from pytorch_grad_cam_pcasvm.targets.questions import BESIDE_MEAN, Questions
 
 
@@ -148,7 +148,7 @@ class Starts:
             return False
         if head is None or head.enumerated is None or (head.classes_ is None and head.voting.about != "one class"):
             return False  # a regressor starts at the mean
-        known = deviations_of(head) is not None and (boundary is not None or head.component_position is not None)
+        known = find_deviations(head) is not None and (boundary is not None or head.component_position is not None)
         if not known:
             start = "zero activations" if self._mean(run, layer) is None else "the training mean"
             warnings.tell(
@@ -208,7 +208,7 @@ class Starts:
                     )
                 centre = mean if together is None else together
                 if name == BESIDE_MEAN:
-                    centre = off_jump_of(run, layer, centre)
+                    centre = leave_jump(run, layer, centre)
                 points.append(centre if name in without else self._find_point(near, single, layer, name, warnings))
             starts.append((members, _spread_points(points, which, run, layer)))
         return starts
@@ -254,12 +254,12 @@ class Starts:
                     "reshape_transform, and it starts with a StandardScaler or PCA: pass "
                     f"mean=mean_activations(net, loader, {_needed(run)})"
                 )
-            return start if baseline == "zero" else off_jump_of(run, layer, start)
+            return start if baseline == "zero" else leave_jump(run, layer, start)
         shape, image = activations.shape, run.images.shape
         if baseline.shape not in (image, image[1:], (1, *image[1:])):
             return self._as_activations(baseline, run, layer)
         images = baseline.to(activations.device).reshape(-1, *image[1:]).to(run.images.dtype)
-        start = output_of(backbone_of(run.model), run.layers[layer], images)
+        start = output_of(find_backbone(run.model), run.layers[layer], images)
         if len(start) == run.rows(layer):  # of one image
             start = start.repeat(run.count, *[1] * (start.dim() - 1)) if len(start) > 1 else start
         if baseline.shape in (shape, shape[1:], (1, *shape[1:])) and not torch.equal(

@@ -12,7 +12,7 @@ from pytorch_grad_cam_pcasvm.maps.scale import check_finite, warn_of_blanks
 from pytorch_grad_cam_pcasvm.methods.outside_training import measure_images
 from pytorch_grad_cam_pcasvm.methods.run import Run
 from pytorch_grad_cam_pcasvm.network.auto_layers import norms_before_attention
-from pytorch_grad_cam_pcasvm.network.mean_activations import backbone_of
+from pytorch_grad_cam_pcasvm.network.mean_activations import find_backbone
 from pytorch_grad_cam_pcasvm.network.outputs import OfHead
 from pytorch_grad_cam_pcasvm.runtime.device_sync import may_look
 from pytorch_grad_cam_pcasvm.runtime.errors import (
@@ -142,7 +142,7 @@ class WarnOnce:
             distances = [*self._distances.get(measure.name, ()), *measured.tolist()]
             self._distances[measure.name] = distances = distances[-max(_LATEST, len(measured)) :]
             middle = median_low(distances)
-            if middle > measure.limit_of(len(distances)):
+            if middle > measure.find_limit(len(distances)):
                 self.tell(
                     OutsideTrainingWarning,
                     f"the images are unlike the training images: {measure.in_words.format(middle)}. {_CAUSES}",
@@ -194,7 +194,7 @@ def warn_of_blind_tokens(run: Run, layer: int, nu: Tensor) -> bool:
     """Say which layer to take where the features look at no token of a patch: not at the output of a last block."""
     if not run.layouts[layer].others or not may_look(nu) or bool(nu.any()):
         return False
-    norm = next(reversed(norms_before_attention(backbone_of(run.model))), None)
+    norm = next(reversed(norms_before_attention(find_backbone(run.model))), None)
     fix = f"choose {norm!r}, " if norm not in (None, run.layers[layer]) else "choose "
     warn(
         f"no map of {run.layers[layer]!r} has a gradient: after it the features look at other tokens only, such as "

@@ -166,7 +166,7 @@ def _make_own(typed: str) -> tuple[Any, Any, bool]:
     """Return the network of a user's function, its transform or ImageNet's, and whether that is the user's."""
     from torch import nn
 
-    from pytorch_grad_cam_pcasvm.network.modules import network_of
+    from pytorch_grad_cam_pcasvm.network.modules import find_network
 
     module, _, name = typed.rpartition(":")
     returned = call_by_name("the backbone", module, name, FORMS)
@@ -177,7 +177,7 @@ def _make_own(typed: str) -> tuple[Any, Any, bool]:
             f"the backbone {module}:{name}: {name}() must return a torch.nn.Module, or a pair of it and its transform, "
             f"but returned a {type_name}"
         )
-    network_of(net)
+    find_network(net)
     if transform:
         return net, transform[0], True
     from torchvision.models import ResNet18_Weights

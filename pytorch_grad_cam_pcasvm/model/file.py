@@ -20,7 +20,7 @@ from pytorch_grad_cam_pcasvm.model.origin import Origin, parse_origin
 from pytorch_grad_cam_pcasvm.model.preparation import read_preparation, record_preparation, with_transform
 from pytorch_grad_cam_pcasvm.network.features import features_of, output_of
 from pytorch_grad_cam_pcasvm.network.inputs import Inputs, each
-from pytorch_grad_cam_pcasvm.network.modules import device_of, evaluating, layer_name
+from pytorch_grad_cam_pcasvm.network.modules import evaluating, find_device, layer_name
 from pytorch_grad_cam_pcasvm.network.pools import parse_pool, write_pool
 from pytorch_grad_cam_pcasvm.network.tiles import TiledNet, tile_network
 from pytorch_grad_cam_pcasvm.runtime.digests import digest_of_weights
@@ -236,7 +236,7 @@ def _probe(model: Model) -> dict[str, list[float]]:
         images["picture"] = model.transform(picture)[None]
     backbone, _ = model.net.feature_source()
     rows = {}
-    with evaluating(backbone), torch.no_grad(), full_precision(device_of(backbone)):
+    with evaluating(backbone), torch.no_grad(), full_precision(find_device(backbone)):
         for name, x in images.items():
             x = _place(x, backbone)
             _, source = model.net.feature_source(x)
@@ -247,7 +247,7 @@ def _probe(model: Model) -> dict[str, list[float]]:
 def _place(x: Any, backbone: nn.Module) -> Any:
     """Return images, or several inputs, on the device of a backbone, in the dtype of its weights."""
     dtype = next((p.dtype for p in backbone.parameters() if p.is_floating_point()), torch.float32)
-    device = device_of(backbone)
+    device = find_device(backbone)
     return each(lambda one: one.to(device, dtype) if one.is_floating_point() else one.to(device), x)
 
 

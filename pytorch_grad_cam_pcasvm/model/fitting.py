@@ -25,7 +25,7 @@ from pytorch_grad_cam_pcasvm.network.channel_means import ChannelMeans
 from pytorch_grad_cam_pcasvm.network.extraction import collect_features
 from pytorch_grad_cam_pcasvm.network.features import FeatureSource, Layer
 from pytorch_grad_cam_pcasvm.network.inputs import Inputs
-from pytorch_grad_cam_pcasvm.network.modules import device_of, evaluating, layer_name, network_of
+from pytorch_grad_cam_pcasvm.network.modules import evaluating, find_device, find_network, layer_name
 from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
 from pytorch_grad_cam_pcasvm.network.tiling import Tiled
 from pytorch_grad_cam_pcasvm.runtime.arguments import named
@@ -214,7 +214,7 @@ def attach_head(backbone: nn.Module, head: Head, layer: Any, pool: Any) -> PCASV
 def _are_tokens(net: nn.Module, layers: Sequence[str], x: Any) -> bool:
     """Return whether the output of a layer does not have its channels behind the images."""
     with evaluating(net), torch.no_grad():
-        layouts = ChannelMeans(net, layers, x.to(device_of(net))).layouts.values()
+        layouts = ChannelMeans(net, layers, x.to(find_device(net))).layouts.values()
     return any(not layout.is_that_of_maps for layout in layouts)
 
 
@@ -223,7 +223,7 @@ def take_backbone(backbone: nn.Module | str, transform: Callable[[Any], Tensor] 
     if isinstance(backbone, str):
         made = make_backbone(backbone)
         return made if transform is None else Backbone(made.net, transform, True, made.origin)
-    net = network_of(backbone)
+    net = find_network(backbone)
     return Backbone(net, transform, transform is not None, Origin("", type(net).__name__))
 
 

@@ -136,10 +136,10 @@ class Framed:
         """Return the tensor, shape (C, H, W)."""
         import torch
 
-        from pytorch_grad_cam_pcasvm.export.explainer import framed, normalised, rim_of
+        from pytorch_grad_cam_pcasvm.export.explainer import choose_rim, framed, normalised
 
         picture = picture.convert("L" if len(self.mean) == 1 else "RGB")
-        rim = rim_of(self.mean, len(self.mean))
+        rim = choose_rim(self.mean, len(self.mean))
         frame = framed(picture, self.size, self.resize, self.interpolation, rim)
         return torch.from_numpy(normalised(frame, self.mean, self.std))
 

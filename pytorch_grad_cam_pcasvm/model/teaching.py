@@ -24,7 +24,7 @@ from pytorch_grad_cam_pcasvm.network.extraction import check_loader
 from pytorch_grad_cam_pcasvm.network.features import FeatureSource, Layer, features_of
 from pytorch_grad_cam_pcasvm.network.grid import MODES
 from pytorch_grad_cam_pcasvm.network.inputs import image_and_label
-from pytorch_grad_cam_pcasvm.network.modules import device_of, evaluating, network_of
+from pytorch_grad_cam_pcasvm.network.modules import evaluating, find_device, find_network
 from pytorch_grad_cam_pcasvm.runtime.arguments import named
 from pytorch_grad_cam_pcasvm.runtime.errors import NoBoundaryError
 from pytorch_grad_cam_pcasvm.targets import SVMTarget
@@ -129,7 +129,7 @@ def choose_patches(
     normal = net.head.normal if normal is None else normal
     _check_normal(net, normal)
     check_loader(loader)
-    dense_net = net.backbone if backbone is None else network_of(backbone)
+    dense_net = net.backbone if backbone is None else find_network(backbone)
     source = FeatureSource.of(dense_net, layer, pool)
     if not source.dense:
         raise ValueError(f"patches are rows of positions: pool='dense' is expected, or ('dense', 3), got {pool!r}")
@@ -141,7 +141,7 @@ def choose_patches(
             x, names = image_and_label(batch)
             if names is None:
                 raise ValueError("the loader yields no labels: let it yield (images, labels)")
-            x = x.to(device_of(net.backbone))
+            x = x.to(find_device(net.backbone))
             own = np.asarray(names.cpu() if isinstance(names, Tensor) else names).reshape(-1).tolist()
             with evaluating(dense_net), torch.no_grad():
                 features.append(features_of(dense_net, source.at(dense_net, x), x).cpu())

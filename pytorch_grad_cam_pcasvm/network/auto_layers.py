@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from pytorch_grad_cam_pcasvm.network.features import FeatureSource, output_of
-from pytorch_grad_cam_pcasvm.network.inputs import Inputs, images_of
-from pytorch_grad_cam_pcasvm.network.modules import evaluating, modules_of
+from pytorch_grad_cam_pcasvm.network.inputs import Inputs, pick_images
+from pytorch_grad_cam_pcasvm.network.modules import evaluating, list_modules
 from pytorch_grad_cam_pcasvm.network.tiling import Tiled
 from pytorch_grad_cam_pcasvm.runtime.hooks import hooked
 
@@ -54,7 +54,7 @@ def last_blocks_by_branch(backbone: nn.Module, source: FeatureSource, x: Tensor)
         for child in _trunk(module, name, passed):
             output = passed[child][1]
             size = tuple(output.shape[2:])
-            if size and max(size) > 1 and output.dim() in {image.dim() for image in images_of(x)}:
+            if size and max(size) > 1 and output.dim() in {image.dim() for image in pick_images(x)}:
                 by_size.pop(size, None)  # so that the last one counts, also in the order
                 by_size[size] = child
         branches += [list(by_size.values())] if by_size else []
@@ -200,7 +200,7 @@ def _passed(
             passed[name] = args, output
 
     with hooked() as hooks, torch.no_grad():
-        for module in modules_of(backbone):
+        for module in list_modules(backbone):
             hooks.after(module, note)
         output_of(backbone, source, x, ends=True)
     return {name: call for name, call in passed.items() if name not in twice}, list(twice)

@@ -15,7 +15,7 @@ from pytorch_grad_cam_pcasvm.network.auto_layers import (
 )
 from pytorch_grad_cam_pcasvm.network.channel_means import ChannelMeans
 from pytorch_grad_cam_pcasvm.network.features import FeatureSource
-from pytorch_grad_cam_pcasvm.network.modules import device_of, evaluating
+from pytorch_grad_cam_pcasvm.network.modules import evaluating, find_device
 from pytorch_grad_cam_pcasvm.network.tiling import Tiled
 
 
@@ -62,7 +62,7 @@ class BlockMeans:
         """Find the blocks for images of the kind of x, unless that was done."""
         if self._means is not None:
             return
-        self.first, x = x[:1].to(torch.device("cpu")), x[:2].to(device_of(self._backbone))
+        self.first, x = x[:1].to(torch.device("cpu")), x[:2].to(find_device(self._backbone))
         with evaluating(self._backbone), torch.no_grad():
             self._means = self._find(x)
 

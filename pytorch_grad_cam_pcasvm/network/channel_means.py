@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from pytorch_grad_cam_pcasvm.network.features import output_of
-from pytorch_grad_cam_pcasvm.network.inputs import images_of
+from pytorch_grad_cam_pcasvm.network.inputs import pick_images
 from pytorch_grad_cam_pcasvm.network.layout import Layout, lay_out_maps
 from pytorch_grad_cam_pcasvm.network.tiling import Tiled, look_inside
-from pytorch_grad_cam_pcasvm.network.token_layout import layout_of, looks_channels_last
+from pytorch_grad_cam_pcasvm.network.token_layout import find_token_layout, looks_channels_last
 from pytorch_grad_cam_pcasvm.runtime.hooks import called, hooked
 
 
@@ -51,7 +51,7 @@ class ChannelMeans:
             layout = lay_out_maps(output.shape)
             if _may_be_tokens(output, images):
                 try:
-                    layout = layout_of(
+                    layout = find_token_layout(
                         network, lambda net, x, inner=inner: output_of(net, inner, x), repr(name), images, output
                     )
                 except ValueError as error:
@@ -125,7 +125,7 @@ class ChannelMeans:
 
 def _may_be_tokens(output: Tensor, x: Any) -> bool:
     """Return whether the channels of a layer's output may come last, which its shape does not tell."""
-    images = images_of(x)
+    images = pick_images(x)
     if images[0].dim() == 3:  # signals, whose layers return (N, T, L) or (N, L, T)
         return True
     return all(output.dim() != image.dim() or looks_channels_last(output.shape, image.shape) for image in images)

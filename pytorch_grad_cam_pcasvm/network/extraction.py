@@ -20,8 +20,8 @@ from pytorch_grad_cam_pcasvm.network.features import (
     check_tensor,
     features_of,
 )
-from pytorch_grad_cam_pcasvm.network.inputs import image_and_label, inputs_of
-from pytorch_grad_cam_pcasvm.network.modules import device_of, evaluating, network_of
+from pytorch_grad_cam_pcasvm.network.inputs import image_and_label, make_inputs
+from pytorch_grad_cam_pcasvm.network.modules import evaluating, find_device, find_network
 from pytorch_grad_cam_pcasvm.network.patches import Patches, check_amount
 from pytorch_grad_cam_pcasvm.network.patches import coreset as coreset_of
 from pytorch_grad_cam_pcasvm.network.pools import is_dense
@@ -148,7 +148,7 @@ def collect_features(
         raise ValueError(
             "sample, coreset, ignore_index, purity, coverage and places are for rows of positions: use pool='dense'"
         )
-    network = network_of(backbone)
+    network = find_network(backbone)
     backbone = backbone if layer is None else network
     ask_anew(backbone)
     source = FeatureSource.of(backbone, layer, pool)
@@ -157,7 +157,7 @@ def collect_features(
         raise ValueError("to fit, the loader is run through several times, but this one is an iterator: use DataLoader")
     for add in reduction.passes():
         _run_over(backbone, loader, source, add, progress, "fit", patches)
-    device = device_of(backbone)
+    device = find_device(backbone)
     features, at = list[Tensor](), list[np.ndarray]()
 
     def keep(rows: Tensor, where: np.ndarray | None) -> None:
@@ -211,7 +211,7 @@ def _run_over(
                 cells = None
                 if labels and labels[-1].ndim > 1:  # masks
                     stored = hasattr(loader, "input_shape")
-                    pictures = torch.zeros(1, *loader.input_shape, device=device_of(backbone)) if stored else images
+                    pictures = torch.zeros(1, *loader.input_shape, device=find_device(backbone)) if stored else images
                     cells = source.at(backbone, pictures).cells
                 output, own, where = patches.of(output, labels[-1] if labels else None, images_before, cells)
                 labels[-1:] = [] if own is None else [own]
@@ -236,7 +236,7 @@ def _batches(
 
     Features that are stored are only read, and stand in the place of images.
     """
-    device, stored = device_of(backbone), hasattr(loader, "stored_batches")
+    device, stored = find_device(backbone), hasattr(loader, "stored_batches")
     batches = loader.stored_batches(backbone, source) if stored else loader
     for batch in tqdm(batches, desc=name, unit="batch") if progress else batches:
         if stored:
@@ -244,7 +244,7 @@ def _batches(
             yield features, label, partial(features.to, device)
             continue
         images, label = image_and_label(batch)
-        images = inputs_of(images)
+        images = make_inputs(images)
         check_tensor(images, "images")
         images = images.to(device)
         yield images, label, partial(_features, backbone, source, images)

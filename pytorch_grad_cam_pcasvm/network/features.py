@@ -14,13 +14,13 @@ from torch import Tensor, nn
 
 from pytorch_grad_cam_pcasvm.network.cells import Cells
 from pytorch_grad_cam_pcasvm.network.grid import on_finest
-from pytorch_grad_cam_pcasvm.network.inputs import Inputs, images_of, inputs_of
+from pytorch_grad_cam_pcasvm.network.inputs import Inputs, make_inputs, pick_images
 from pytorch_grad_cam_pcasvm.network.layout import Layout
-from pytorch_grad_cam_pcasvm.network.modules import device_of, layer_name
-from pytorch_grad_cam_pcasvm.network.pools import check_pool, is_dense, pool_of
+from pytorch_grad_cam_pcasvm.network.modules import find_device, layer_name
+from pytorch_grad_cam_pcasvm.network.pools import check_pool, is_dense, make_pool
 from pytorch_grad_cam_pcasvm.network.runner import Visit, run_until
 from pytorch_grad_cam_pcasvm.network.tiling import Tiled
-from pytorch_grad_cam_pcasvm.network.token_layout import layout_of
+from pytorch_grad_cam_pcasvm.network.token_layout import find_token_layout
 from pytorch_grad_cam_pcasvm.runtime.device_sync import is_traced, may_look
 from pytorch_grad_cam_pcasvm.runtime.errors import refuse
 
@@ -100,15 +100,15 @@ class FeatureSource:
             return self
         whole = replace(self, pool=None)
         layout = backbone.find_layout(x) if isinstance(backbone, Tiled) and self.where is None else None
-        layout = layout or layout_of(
+        layout = layout or find_token_layout(
             backbone,
             lambda net, images: output_of(net, whole, images),
             f"the output of {self}" if self.field or self.layer else "the backbone's output",
             x,
-            fix=_POOL_OF_SIGNALS if images_of(x)[0].dim() == 3 else _POOL_OF_TOKENS,
+            fix=_POOL_OF_SIGNALS if pick_images(x)[0].dim() == 3 else _POOL_OF_TOKENS,
             without="it is pooled already, so leave pool out, or name an earlier layer, as layer=",
         )
-        return replace(self, pool=pool_of(self.pool, layout), layout=layout)
+        return replace(self, pool=make_pool(self.pool, layout), layout=layout)
 
     @property
     def cells(self) -> Cells | None:
@@ -264,7 +264,7 @@ def checked_images(x: Any, network: nn.Module | None = None) -> Any:
         TypeError: the input is not a floating-point tensor.
         ValueError: it is no batch of images, or has NaN or infinite values.
     """
-    x = inputs_of(x)
+    x = make_inputs(x)
     check_tensor(x, "input_tensor")
     floats = [tensor for tensor in x.tensors if tensor.is_floating_point()] if isinstance(x, Inputs) else [x]
     if not floats or not floats[0].is_floating_point():
@@ -281,7 +281,7 @@ def checked_images(x: Any, network: nn.Module | None = None) -> Any:
 
 def prepare_images(model: nn.Module, x: Any) -> Any:
     """Return images that were checked, on the model's device."""
-    return checked_images(x, model).to(device_of(model))
+    return checked_images(x, model).to(find_device(model))
 
 
 def _takes_signals(network: nn.Module | None) -> bool:

@@ -41,14 +41,18 @@ class Grid:
 
     def covered(self, mask: Tensor) -> Tensor:
         """Return which positions, (*shape), are covered by a mask of the grid or the picture: by most of their area."""
-        return mask if tuple(mask.shape) == self.shape else share_of(mask.unsqueeze(0), self.shape, self.cells)[0] > 0.5
+        return (
+            mask
+            if tuple(mask.shape) == self.shape
+            else measure_share(mask.unsqueeze(0), self.shape, self.cells)[0] > 0.5
+        )
 
     def spread(self, maps: Tensor, size: Sequence[int]) -> Tensor:
         """Return maps (N, K, *shape) over the picture, (N, K, *size)."""
         return upsampled(maps, size) if self.cells is None else self.cells.spread(maps, size)
 
 
-def share_of(masks: Tensor, shape: tuple[int, ...], cells: Cells | None = None) -> Tensor:
+def measure_share(masks: Tensor, shape: tuple[int, ...], cells: Cells | None = None) -> Tensor:
     """Return how much of each position masks of pictures (N, ...) cover, (N, *shape)."""
     if cells is not None and cells.picture == tuple(masks.shape[1:]):
         return cells.shares(masks, shape)

@@ -98,7 +98,7 @@ class Inputs:
             ) from error
 
 
-def inputs_of(item: Any) -> Any:
+def make_inputs(item: Any) -> Any:
     """Return several tensors as :class:`Inputs`, and anything else unchanged: perhaps a list of single images."""
     values = list(item.values()) if isinstance(item, Mapping) else item
     if not isinstance(values, list | tuple) or not values or not all(isinstance(value, Tensor) for value in values):
@@ -112,7 +112,7 @@ def each(function: Callable[..., Tensor], x: Any, *others: Any) -> Any:
     return x.map(function, *others) if isinstance(x, Inputs) else function(x, *others)
 
 
-def images_of(x: Any) -> list[Tensor]:
+def pick_images(x: Any) -> list[Tensor]:
     """Return the input; of several, the images among them, or all if there are none."""
     return x.images if isinstance(x, Inputs) else [x]
 
@@ -127,7 +127,7 @@ def refuse_without_channels(x: Any, layer: str) -> None:
     Raises:
         ValueError: they are (N, L).
     """
-    images = images_of(x)[0]
+    images = pick_images(x)[0]
     if images.dim() == 2:
         refuse(
             ValueError,
@@ -138,9 +138,9 @@ def refuse_without_channels(x: Any, layer: str) -> None:
         )
 
 
-def picture_of(x: Any) -> tuple[int, ...]:
+def measure_picture(x: Any) -> tuple[int, ...]:
     """Return the shape of a picture, (H, W), (D, H, W) or (L,); of several inputs, the first image's."""
-    return tuple(images_of(x)[0].shape[2:])
+    return tuple(pick_images(x)[0].shape[2:])
 
 
 def image_and_label(item: Any) -> tuple[Any, Any]:

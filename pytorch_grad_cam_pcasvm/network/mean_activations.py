@@ -10,7 +10,7 @@ from tqdm.auto import tqdm
 from pytorch_grad_cam_pcasvm.network.extraction import check_loader
 from pytorch_grad_cam_pcasvm.network.features import checked_images, output_of
 from pytorch_grad_cam_pcasvm.network.inputs import image_and_label
-from pytorch_grad_cam_pcasvm.network.modules import device_of, evaluating, layer_name, network_of
+from pytorch_grad_cam_pcasvm.network.modules import evaluating, find_device, find_network, layer_name
 from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
 from pytorch_grad_cam_pcasvm.network.runner import ask_anew
 from pytorch_grad_cam_pcasvm.network.tiling import Tiled
@@ -57,7 +57,7 @@ def mean_activations(
     if isinstance(layer, list | tuple):
         return [mean_activations(net, loader, one, progress=progress) for one in layer]
     check_loader(loader)
-    backbone = backbone_of(net)
+    backbone = find_backbone(net)
     name = layer_name(backbone, layer)
     total: Tensor | None = None
     count = 0
@@ -65,7 +65,7 @@ def mean_activations(
     with evaluating(net), torch.no_grad():
         for batch in tqdm(loader, desc="mean activations", unit="batch") if progress else loader:
             images = checked_images(image_and_label(batch)[0], backbone)
-            activations = output_of(backbone, name, images.to(device_of(net)))
+            activations = output_of(backbone, name, images.to(find_device(net)))
             if not isinstance(activations, Tensor):
                 raise TypeError(
                     f"the layer {name!r} returns a {type(activations).__name__}, not a tensor: name another"
@@ -74,7 +74,7 @@ def mean_activations(
             if (
                 total is None
                 and not tiled
-                and not _counts_images(backbone, name, activations, images.to(device_of(net)))
+                and not _counts_images(backbone, name, activations, images.to(find_device(net)))
             ):
                 raise ValueError(
                     f"the first dimension of the output of {name!r}, {tuple(activations.shape)}, does not count images "
@@ -99,6 +99,6 @@ def _counts_images(backbone: nn.Module, name: str | None, activations: Tensor, i
     return len(activations) == len(images)
 
 
-def backbone_of(net: nn.Module) -> nn.Module:
+def find_backbone(net: nn.Module) -> nn.Module:
     """Return the network up to its features."""
-    return net.feature_source()[0] if isinstance(net, PCASVMNet) else network_of(net)
+    return net.feature_source()[0] if isinstance(net, PCASVMNet) else find_network(net)

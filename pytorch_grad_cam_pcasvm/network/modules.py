@@ -21,7 +21,7 @@ from pytorch_grad_cam_pcasvm.runtime.hooks import called
 from pytorch_grad_cam_pcasvm.runtime.rollback import Rollback
 
 
-def network_of(network: Any) -> nn.Module:
+def find_network(network: Any) -> nn.Module:
     """Return a network, without ``torch.compile``, whose layers hooks can reach.
 
     Parts of it may be TorchScript, as long as they are called as modules.
@@ -37,7 +37,7 @@ def network_of(network: Any) -> nn.Module:
     maker, part = "", ""
     if isinstance(module, torch.jit.ScriptModule):
         maker = "torch.jit"
-    elif exported or any(map(_is_exported, modules_of(module))):
+    elif exported or any(map(_is_exported, list_modules(module))):
         maker = "torch.export"
         part = "" if exported else next(name for name, inner in module.named_modules() if _is_exported(inner))
     if maker:
@@ -87,7 +87,7 @@ def uncompiled(module: nn.Module) -> nn.Module:
 
 def refuse_parallel(model: nn.Module) -> None:
     """Refuse a network that runs, entirely or in part, as copies of itself."""
-    for module in modules_of(model):
+    for module in list_modules(model):
         if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
             wrapper = type(module).__name__
             fix = "pass model.module" if module is model else f"put the .module of each {wrapper} in its place"
@@ -120,13 +120,13 @@ def layer_name(backbone: nn.Module, layer: str | nn.Module | None) -> str | None
         raise ValueError(f"{type(backbone).__name__} has no layer {layer!r}; {hint} last layers are: {last}") from None
 
 
-def device_of(module: nn.Module) -> torch.device:
+def find_device(module: nn.Module) -> torch.device:
     """Return the device of a module's first parameter, or buffer (the CPU if it has none)."""
     first = next(chain(module.parameters(), module.buffers()), None)
     return torch.device("cpu") if first is None else first.device
 
 
-def modules_of(model: nn.Module) -> list[nn.Module]:
+def list_modules(model: nn.Module) -> list[nn.Module]:
     """Return a model and all modules in it, each once: several times as fast as ``model.modules()``."""
     modules, visited = [model], {model}
     for module in modules:
@@ -149,7 +149,7 @@ def evaluating(model: nn.Module, modules: Sequence[nn.Module] | None = None) -> 
     Yields:
         What puts it back, and may put back more.
     """
-    modules = modules_of(model) if modules is None else modules
+    modules = list_modules(model) if modules is None else modules
     with Rollback() as rollback:
         rollback.note_torch()
         with _evaluating_lock:

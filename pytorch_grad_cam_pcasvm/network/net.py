@@ -21,8 +21,8 @@ from pytorch_grad_cam_pcasvm.network.features import (
     flatten,
 )
 from pytorch_grad_cam_pcasvm.network.grid import Grid, blurred, rows_of
-from pytorch_grad_cam_pcasvm.network.inputs import inputs_of, picture_of
-from pytorch_grad_cam_pcasvm.network.modules import device_of, evaluating, network_of, refuse_parallel, uncompiled
+from pytorch_grad_cam_pcasvm.network.inputs import make_inputs, measure_picture
+from pytorch_grad_cam_pcasvm.network.modules import evaluating, find_device, find_network, refuse_parallel, uncompiled
 from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput, HeadRun, PlainOutput
 from pytorch_grad_cam_pcasvm.network.pools import is_dense
 from pytorch_grad_cam_pcasvm.network.runner import ask_anew
@@ -69,10 +69,10 @@ class PCASVMNet(Named, nn.Module):
         self, backbone: nn.Module, head: Any, layer: Layer | Sequence[Layer] | None = None, *, pool: Any = None
     ) -> None:
         super().__init__()
-        network = network_of(backbone)
+        network = find_network(backbone)
         refuse_parallel(backbone)
         self.backbone = network
-        self.head = Head.of(head).to(device_of(backbone))
+        self.head = Head.of(head).to(find_device(backbone))
         source = FeatureSource.of(self.backbone, layer, pool)
         ask_anew(self.backbone)
         self.layer: Any = source.where
@@ -95,7 +95,7 @@ class PCASVMNet(Named, nn.Module):
             ValueError: the backbone gives several rows of features, or too many, for each image; or the layer runs more
                 than once, and no call of it is named.
         """
-        x = inputs_of(x)
+        x = make_inputs(x)
         check_tensor(x, "images")
         self._warn_of_training()
         backbone, source = self.feature_source(x)
@@ -121,7 +121,7 @@ class PCASVMNet(Named, nn.Module):
             return HeadRun(self.head, self.head(features))
         grid = Grid(tuple(features.shape[2:]), ())
         if x is not None:
-            grid = Grid(grid.shape, picture_of(x), self.feature_source(x)[1].cells)
+            grid = Grid(grid.shape, measure_picture(x), self.feature_source(x)[1].cells)
         return HeadRun(self.head, self.head.values_of(rows_of(features)), grid)
 
     def predict(self, x: Tensor) -> np.ndarray:

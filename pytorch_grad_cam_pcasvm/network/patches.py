@@ -11,7 +11,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from pytorch_grad_cam_pcasvm.network.cells import Cells
-from pytorch_grad_cam_pcasvm.network.grid import rows_of, share_of
+from pytorch_grad_cam_pcasvm.network.grid import measure_share, rows_of
 from pytorch_grad_cam_pcasvm.runtime.errors import warn
 
 _EPS = 0.9  # relative error of distances that PatchCore's projection allows
@@ -121,7 +121,7 @@ def label_patches(
     """
     values, numbers = np.unique(masks.cpu() if isinstance(masks, Tensor) else masks, return_inverse=True)
     index = torch.from_numpy(numbers.reshape(masks.shape))
-    shares = torch.stack([share_of(index == number, grid, cells).flatten(1) for number in range(len(values))])
+    shares = torch.stack([measure_share(index == number, grid, cells).flatten(1) for number in range(len(values))])
     seen = (shares.sum(0) > 0).numpy()
     if coverage is None:
         share, most = shares.max(0)

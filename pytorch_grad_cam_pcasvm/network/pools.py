@@ -69,7 +69,7 @@ def parse_pool(text: str) -> Any:
     return pool
 
 
-def pool_of(pool: str | tuple[str, float], layout: Layout) -> Callable[[Tensor], Tensor]:
+def make_pool(pool: str | tuple[str, float], layout: Layout) -> Callable[[Tensor], Tensor]:
     """Return a named pool as a function from an output in this layout to features (N, D); dense ones (N, D, h, w).
 
     Raises:

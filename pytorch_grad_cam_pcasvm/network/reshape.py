@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from pytorch_grad_cam_pcasvm.network.features import output_of
-from pytorch_grad_cam_pcasvm.network.inputs import images_of
+from pytorch_grad_cam_pcasvm.network.inputs import pick_images
 from pytorch_grad_cam_pcasvm.network.layout import Layout, lay_out_maps
 from pytorch_grad_cam_pcasvm.network.tiling import Tiled, look_inside
-from pytorch_grad_cam_pcasvm.network.token_layout import layout_of, looks_channels_last
+from pytorch_grad_cam_pcasvm.network.token_layout import find_token_layout, looks_channels_last
 from pytorch_grad_cam_pcasvm.runtime.errors import Way, refuse, warn
 
 
@@ -42,18 +42,20 @@ def layout_by(
 
     def layout() -> Layout:
         output_name = f"the output of {name!r}"
-        return layout_of(backbone, lambda net, images: output_of(net, name, images), output_name, x, activations)
+        return find_token_layout(
+            backbone, lambda net, images: output_of(net, name, images), output_name, x, activations
+        )
 
     if transform == "tokens":
         return layout()
     if transform is None:
-        if all(looks_channels_last(activations.shape, image.shape) for image in images_of(x)):
+        if all(looks_channels_last(activations.shape, image.shape) for image in pick_images(x)):
             refuse(
                 ValueError,
                 f"the activations of {name!r}, {tuple(activations.shape)}, seem to have their channels last",
                 Way("pass reshape_transform='tokens', or lambda t: t if they come first", "reshape_transform"),
             )
-        if activations.dim() == 3 and images_of(x)[0].dim() == 3:
+        if activations.dim() == 3 and pick_images(x)[0].dim() == 3:
             _refuse_tokens(layout, name, activations)
         return lay_out_maps(activations.shape)
     if once((name, x.shape[1:], activations.shape[1:])):

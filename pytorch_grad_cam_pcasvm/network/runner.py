@@ -10,7 +10,7 @@ from torch import Tensor, compiler, nn
 from torch.utils._pytree import tree_map_only
 
 from pytorch_grad_cam_pcasvm.runtime.device_sync import is_traced
-from pytorch_grad_cam_pcasvm.runtime.hooks import Hooks, called, calls_of, hooked, runs_instead
+from pytorch_grad_cam_pcasvm.runtime.hooks import Hooks, called, hooked, list_calls, runs_instead
 
 Visit = Callable[[str, Any], Any]
 _once: "WeakKeyDictionary[nn.Module, set[Any]]" = WeakKeyDictionary()  # layers that run once, as layouts are known
@@ -103,7 +103,7 @@ def run_until(
         if own.runs[name] > 1:
             raise ValueError(
                 f"the layer {name!r} runs {own.runs[name]} times in a forward pass: name the call whose output is "
-                f"meant, {calls_of(name, own.runs[name])}"
+                f"meant, {list_calls(name, own.runs[name])}"
             )
     if whole:
         _once[backbone].add(key)
@@ -147,5 +147,5 @@ def _refuse_repeated_targets(names: Iterable[str], runs: Mapping[str, int]) -> N
         if runs.get(name, 0) > 1:
             raise ValueError(
                 f"the target layer {name!r} runs {runs[name]} times: name one of its calls, "
-                f"{calls_of(name, runs[name])}, or choose the block around it"
+                f"{list_calls(name, runs[name])}, or choose the block around it"
             )

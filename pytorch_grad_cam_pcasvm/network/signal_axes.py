@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from pytorch_grad_cam_pcasvm.network.inputs import each, images_of
-from pytorch_grad_cam_pcasvm.network.modules import modules_of
+from pytorch_grad_cam_pcasvm.network.inputs import each, pick_images
+from pytorch_grad_cam_pcasvm.network.modules import list_modules
 from pytorch_grad_cam_pcasvm.runtime.hooks import hooked
 
 _ALONG_SIGNALS = (
@@ -61,7 +61,7 @@ def positions_of(backbone: nn.Module, place: Place, x: Any) -> SignalAxis:
 def _by_derivatives(backbone: nn.Module, place: Place, x: Any) -> SignalAxis | None:
     """Return the axis whose places depend, in order, on the positions of activations known to be (N, C, L)."""
     generator = torch.Generator().manual_seed(0)
-    count = max(4, min(_MOST, _NUMBERS // images_of(x)[0].shape[2]))
+    count = max(4, min(_MOST, _NUMBERS // pick_images(x)[0].shape[2]))
     known = list[Tensor]()
     of_signals = set[nn.Module]()
 
@@ -84,7 +84,7 @@ def _by_derivatives(backbone: nn.Module, place: Place, x: Any) -> SignalAxis | N
 
     with torch.enable_grad(), hooked() as hooks:
         signals = each(noise, x)
-        for module in modules_of(backbone):
+        for module in list_modules(backbone):
             if not isinstance(module, torch.jit.ScriptModule):
                 hooks.before(module, before)
                 hooks.after(module, after)
@@ -180,7 +180,7 @@ def _axes_that_follow(backbone: nn.Module, place: Place, x: Any) -> list[int]:
     on the axis of positions; on that of channels it stays, but for chance, which many signals leave little of.
     """
     generator = torch.Generator().manual_seed(0)
-    length = images_of(x)[0].shape[2]
+    length = pick_images(x)[0].shape[2]
     starts = [number * length // _WINDOWS for number in range(_WINDOWS)]
     windows = [(start, start + max(1, length // _WINDOWS)) for start in starts]
 

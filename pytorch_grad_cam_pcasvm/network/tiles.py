@@ -10,7 +10,7 @@ from pytorch_grad_cam_pcasvm.network.auto_layers import last_blocks
 from pytorch_grad_cam_pcasvm.network.channel_means import ChannelMeans
 from pytorch_grad_cam_pcasvm.network.features import FeatureSource, Layer, count_input_channels, features_of
 from pytorch_grad_cam_pcasvm.network.layout import Layout
-from pytorch_grad_cam_pcasvm.network.modules import evaluating, network_of
+from pytorch_grad_cam_pcasvm.network.modules import evaluating, find_network
 from pytorch_grad_cam_pcasvm.network.pools import parse_pool, write_pool
 from pytorch_grad_cam_pcasvm.network.tiling import Size, Tiled, Tiling, measure_canvas, scale_photo, spread_tiles
 from pytorch_grad_cam_pcasvm.runtime.arguments import Named
@@ -72,7 +72,7 @@ class TiledNet(Named, Tiled):
     ) -> None:
         super().__init__()
         _check_options(tiles, tile, overlap, block)
-        self.net = network_of(net)
+        self.net = find_network(net)
         self.source = FeatureSource.of(self.net, layer, pool)
         self.tiles, self.tile, self.overlap, self.block = tiles, tile, overlap, block
         self.size: Size = _find_size(self.net) if size is None else (size, size) if isinstance(size, int) else size

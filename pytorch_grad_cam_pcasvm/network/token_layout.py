@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from pytorch_grad_cam_pcasvm.network.cells import Geometry
-from pytorch_grad_cam_pcasvm.network.inputs import each, images_of, refuse_without_channels
+from pytorch_grad_cam_pcasvm.network.inputs import each, pick_images, refuse_without_channels
 from pytorch_grad_cam_pcasvm.network.layout import Layout
-from pytorch_grad_cam_pcasvm.network.modules import modules_of, unchanged
+from pytorch_grad_cam_pcasvm.network.modules import list_modules, unchanged
 from pytorch_grad_cam_pcasvm.network.signal_axes import positions_of
 from pytorch_grad_cam_pcasvm.runtime.hooks import hooked
 
@@ -34,7 +34,7 @@ _layouts: "WeakKeyDictionary[nn.Module, dict[Any, Layout]]" = WeakKeyDictionary(
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]  # hooks do not run in compiled code
-def layout_of(
+def find_token_layout(
     backbone: nn.Module,
     place: Callable[[nn.Module, Tensor], Any],
     name: str,
@@ -72,7 +72,7 @@ def layout_of(
     layouts = _layouts.setdefault(backbone, {})
     if key not in layouts:
         refuse_without_channels(x, name)
-        fix = fix or (_TRANSFORM_OF_SIGNALS if images_of(x)[0].dim() == 3 else _TRANSFORM)
+        fix = fix or (_TRANSFORM_OF_SIGNALS if pick_images(x)[0].dim() == 3 else _TRANSFORM)
         with unchanged(backbone), torch.no_grad():
             try:
                 layouts[key] = _looked_at(backbone, place, x)
@@ -140,7 +140,7 @@ def without_hooks(backbone: nn.Module, full: bool = False) -> nn.Module:
 
     # What is hooked by others is not to see noise, and other threads may need the hooks meanwhile.
     twins: dict[nn.Module, nn.Module] = {}
-    for module in modules_of(backbone):
+    for module in list_modules(backbone):
         if isinstance(module, torch.jit.ScriptModule):
             twins[module] = module
             continue
@@ -190,18 +190,18 @@ class _Probe:
     def __init__(
         self, backbone: nn.Module, place: Callable[[nn.Module, Tensor], Any], x: Tensor, extra: int = 0
     ) -> None:
-        self._axes = images_of(x)[0].dim() - 2
+        self._axes = pick_images(x)[0].dim() - 2
         if self._axes not in (1, 2, 3):
             raise ValueError(f"images of shape {tuple(x.shape)} have no grid: they must be (N, C, H, W)")
         self._images = each(partial(_changed_in_corners, [0, 1, *[0] * (self._axes + extra)], self._axes), x)
-        self._sizes = [image.shape[2:] for image in images_of(x)]
+        self._sizes = [image.shape[2:] for image in pick_images(x)]
         self._shapes: list[tuple[int, ...]] = []  # the grids of what convolutions gave
         self._geometry = Geometry(self._sizes[0])
         self._seen: list[_Tokens] = []
         self._positions: dict[nn.Module, bool] = {}  # whether a module's output has any, in order
         self._backbone, self._place, self._x = backbone, place, x
         with hooked() as hooks:
-            for module in modules_of(backbone):
+            for module in list_modules(backbone):
                 if isinstance(module, torch.jit.ScriptModule):
                     continue
                 hooks.before(module, lambda module, args, kwargs: self._see((*args, *kwargs.values())))

@@ -16,7 +16,7 @@ from pytorch_grad_cam_pcasvm.runtime.device_sync import may_look
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError
 from pytorch_grad_cam_pcasvm.runtime.log import log_since, start_clock
 from pytorch_grad_cam_pcasvm.tape.operations import list_tensors
-from pytorch_grad_cam_pcasvm.tape.tape import Tape, has_gradient, memory_of
+from pytorch_grad_cam_pcasvm.tape.tape import Tape, has_gradient, identify_memory
 
 
 @dataclass
@@ -108,9 +108,11 @@ class ClosedFormPass(Pass):
 
     def is_isolated(self, network: nn.Module) -> bool:
         """Return whether all that the path uses besides the target layers are parameters and buffers of a network."""
-        known = {memory_of(tensor) for tensor in (*network.parameters(), *network.buffers())} - {None}
+        known = {identify_memory(tensor) for tensor in (*network.parameters(), *network.buffers())} - {None}
         return all(
-            memory_of(tensor) in known for step in self.tape.steps for tensor in list_tensors((step.args, step.kwargs))
+            identify_memory(tensor) in known
+            for step in self.tape.steps
+            for tensor in list_tensors((step.args, step.kwargs))
         )
 
     def averages(self, target: int, tiles: int = 1) -> bool:

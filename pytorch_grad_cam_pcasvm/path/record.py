@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import _push_mode
 from torch.utils._pytree import tree_leaves
 
 from pytorch_grad_cam_pcasvm.network.inputs import each
-from pytorch_grad_cam_pcasvm.network.modules import modules_of, unchanged
+from pytorch_grad_cam_pcasvm.network.modules import list_modules, unchanged
 from pytorch_grad_cam_pcasvm.path.autograd import run_to_features
 from pytorch_grad_cam_pcasvm.path.closed_form import ClosedFormPass
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError, Way
@@ -50,7 +50,7 @@ class Path:
         self._attention, self._single, self._replays = attention, needs == "difference", needs != "gradient"
         self._keeps_all = self._replays or attention == "frozen"
         self._backbone, self._layer, self._names = backbone, layer, list(names)
-        self._modules = modules_of(backbone) if modules is None else modules
+        self._modules = list_modules(backbone) if modules is None else modules
 
     def run(self, x: Tensor) -> ClosedFormPass:
         """Run the network once, up to the features; refuse a path that has no closed form."""

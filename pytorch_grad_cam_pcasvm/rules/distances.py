@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - torch's own habit
 
 from pytorch_grad_cam_pcasvm.rules.norms import normalised, size_slope
-from pytorch_grad_cam_pcasvm.rules.registry import aten, dims_of, register_jacobian, unbroadcast
+from pytorch_grad_cam_pcasvm.rules.registry import aten, list_dims, register_jacobian, unbroadcast
 from pytorch_grad_cam_pcasvm.rules.rule import Call, mid, resolution
 
 
@@ -20,7 +20,7 @@ def cosine_similarity(
     """``y = sum a / max(|a|, eps) b / max(|b|, eps)``."""
     a, b = torch.broadcast_tensors(input, other)
     a0, b0 = (a, b) if base is None else torch.broadcast_tensors(*base.args[:2])
-    dims = [d - a.dim() for d in dims_of(a, dim)]
+    dims = [d - a.dim() for d in list_dims(a, dim)]
     spacing = resolution(grad, base)
     grad = grad.unsqueeze(dims[0])
 

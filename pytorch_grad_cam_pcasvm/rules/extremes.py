@@ -8,7 +8,7 @@ from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.rules.registry import (
     aten,
-    dims_of,
+    list_dims,
     ratio,
     register_jacobian,
     unbroadcast,
@@ -40,7 +40,7 @@ def _extreme(sign: int) -> Callable[..., Tensor]:
         input: Tensor, dim: Any = None, keepdim: bool = False, *, y: Tensor, grad: Tensor, base: Call | None = None
     ) -> Tensor:
         """Grad where the extreme is; several that are equal get even parts."""
-        dims = dims_of(input, dim)
+        dims = list_dims(input, dim)
 
         def chosen(x: Tensor) -> tuple[Tensor, Tensor]:
             y = reduce(x, dims, keepdim=True)
@@ -97,7 +97,7 @@ def _with_index(sign: int) -> Callable[..., Any]:
             return (_maximum if sign > 0 else _minimum)(input, dim, y=y, grad=grad, base=base)
         if dim is None:
             return (_amax if sign > 0 else _amin)(input, y=y, grad=grad, base=base)
-        dims = dims_of(input, dim)
+        dims = list_dims(input, dim)
 
         def chosen(x: Tensor) -> tuple[Tensor, Tensor]:
             values, places = reduce(x, dims[0], keepdim=True)

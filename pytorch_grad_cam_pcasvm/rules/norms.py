@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pytorch_grad_cam_pcasvm.rules.registry import aten, dims_of, ratio, register_jacobian, with_dims
+from pytorch_grad_cam_pcasvm.rules.registry import aten, list_dims, ratio, register_jacobian, with_dims
 from pytorch_grad_cam_pcasvm.rules.rule import Call, first_of, mid, resolution
 from pytorch_grad_cam_pcasvm.runtime.numerics import quotient
 
@@ -216,7 +216,7 @@ def vector_norm(
     base: Call | None = None,
 ) -> Tensor:
     """``s = (sum |x|^p)^(1/p)``."""
-    dims = dims_of(input, dim)
+    dims = list_dims(input, dim)
     p = _order(ord)
     eps = resolution(grad, base)
     from_behind = [d - input.dim() for d in dims]
@@ -257,7 +257,7 @@ def _spread(root: bool, with_mean: bool) -> Callable[..., Tensor]:
         """``dv = 2 sum mean(c) dx / (n - 1)``, c is x centred; of the root, ``mean(c) / mean(s)`` for 2 mean(c)."""
         if isinstance(dim, bool):
             dim, unbiased = None, dim
-        dims = dims_of(input, dim)
+        dims = list_dims(input, dim)
         count = math.prod(input.shape[d] for d in dims)
         divisor = count - (int(unbiased) if correction is None else correction)
 

@@ -8,16 +8,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - torch's own habit
 
-from pytorch_grad_cam_pcasvm.rules.registry import aten, dims_of, register_jacobian, with_dims
+from pytorch_grad_cam_pcasvm.rules.registry import aten, list_dims, register_jacobian, with_dims
 from pytorch_grad_cam_pcasvm.rules.rule import Call
 
 
 def _over_positions(input: Tensor, dim: Any = None, *args: Any, y: Tensor, **options: Any) -> bool:
-    return dims_of(input, dim) == list(range(2, input.dim()))
+    return list_dims(input, dim) == list(range(2, input.dim()))
 
 
 def _image_by_image(input: Tensor, dim: Any = None, *args: Any, y: Tensor, **options: Any) -> bool:
-    return 0 not in dims_of(input, dim)
+    return 0 not in list_dims(input, dim)
 
 
 @register_jacobian(
@@ -27,7 +27,7 @@ def mean(
     input: Tensor, dim: Any = None, keepdim: bool = False, *, y: Tensor, grad: Tensor, dtype: Any = None
 ) -> Tensor:
     """Grad / count at every position, which stays unexpanded in memory."""
-    dims = dims_of(input, dim)
+    dims = list_dims(input, dim)
     return total(input, dim, keepdim, y=y, grad=grad / math.prod(input.shape[d] for d in dims))
 
 
@@ -36,7 +36,7 @@ def total(
     input: Tensor, dim: Any = None, keepdim: bool = False, *, y: Tensor, grad: Tensor, dtype: Any = None
 ) -> Tensor:
     """Grad at every position, which stays unexpanded in memory."""
-    return with_dims(grad, dims_of(input, dim), keepdim).expand(len(grad), *input.shape)
+    return with_dims(grad, list_dims(input, dim), keepdim).expand(len(grad), *input.shape)
 
 
 @register_jacobian(*aten("cumsum"), secant="linear", needs="nothing")

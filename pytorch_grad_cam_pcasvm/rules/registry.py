@@ -190,7 +190,7 @@ def _be_seen(function: type[Function]) -> None:
     function.apply = classmethod(apply)  # type: ignore[method-assign, assignment]
 
 
-def rule_of(call: Any) -> Rule | None:
+def find_rule(call: Any) -> Rule | None:
     """Return the rule of an operation, a function or a registered class, or None."""
     rule = _rules.get(call)
     return _rules.get(call.overloadpacket) if rule is None and isinstance(call, OpOverload) else rule
@@ -256,7 +256,7 @@ def ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
     return torch.where(denominator == 0, 0.0, numerator / torch.where(denominator == 0, 1.0, denominator))
 
 
-def dims_of(input: Tensor, dim: Any) -> list[int]:
+def list_dims(input: Tensor, dim: Any) -> list[int]:
     """Return the dimensions that a reduction names, in order and from the front; None, or none: all."""
     dims = range(input.dim()) if dim is None or dim in ((), []) else [dim] if isinstance(dim, int) else dim
     return sorted(d % input.dim() for d in dims)

@@ -104,7 +104,7 @@ class Rule:
             args, y = mid(args, base.args), mid(y, base.y)
         return self.pull(*args, **kwargs, y=y, grad=grad)
 
-    def tokens_of(self, dim: int, call: Call) -> list[int | None] | None:
+    def find_tokens(self, dim: int, call: Call) -> list[int | None] | None:
         """Return the dimension in which each argument of a call has the tokens that its output has in ``dim``.
 
         Args:
@@ -130,7 +130,7 @@ class Rule:
 
 def mixes_images(rule: Rule, place: int, call: Call) -> bool:
     """Return whether a step may mix the images of one of its arguments, or puts them elsewhere."""
-    dims = rule.tokens_of(0, call)
+    dims = rule.find_tokens(0, call)
     if dims is not None and dims[place] == 0:
         return False
     separate = rule.by_image(*call.args, **call.kwargs, y=call.y) if callable(rule.by_image) else rule.by_image

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pytorch_grad_cam_pcasvm.rules.registry import aten, dims_of, ratio, register_jacobian, with_dims
+from pytorch_grad_cam_pcasvm.rules.registry import aten, list_dims, ratio, register_jacobian, with_dims
 from pytorch_grad_cam_pcasvm.rules.rule import Call
 
 
@@ -56,7 +56,7 @@ def logsumexp(
     input: Tensor, dim: Any, keepdim: bool = False, *, y: Tensor, grad: Tensor, base: Call | None = None
 ) -> Tensor:
     """``l = log sum exp(x)``: ``grad softmax(x)``."""
-    dims = dims_of(input, dim)
+    dims = list_dims(input, dim)
     return with_dims(grad, dims, keepdim) * _of_sum(input, base, dims)
 
 
@@ -71,5 +71,5 @@ def log_softmax(
     **options: Any,
 ) -> Tensor:
     """``y = x - l``: ``grad - softmax(x) sum_j grad_j``."""
-    dims = dims_of(input, dim)
+    dims = list_dims(input, dim)
     return grad - _of_sum(input, base, dims) * grad.sum(dims[0] + 1, keepdim=True)

@@ -29,7 +29,7 @@ def atomically(path: Path) -> Iterator[BinaryIO]:
     Raises:
         OSError: it cannot be written; the message names ``path``.
     """
-    temporary = temporary_of(path)
+    temporary = name_temporary(path)
     try:
         with named(path, temporary):
             with temporary.open("wb") as file:
@@ -116,7 +116,7 @@ def check_writable(path: Path, *, folder: bool) -> None:
         raise refused from error
 
 
-def temporary_of(path: Path) -> Path:
+def name_temporary(path: Path) -> Path:
     """Return the name of a file until it is complete, another one for each thread."""
     return path.with_name(f".{path.name}.{platform.node()}.{threading.get_ident()}.{os.getpid()}.tmp")
 

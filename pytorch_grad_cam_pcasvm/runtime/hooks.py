@@ -100,7 +100,7 @@ def called(name: str) -> tuple[str, int | None]:
     return path, int(call) if marked else None
 
 
-def calls_of(path: str, count: int) -> str:
+def list_calls(path: str, count: int) -> str:
     """Return the names of a layer's calls as in a sentence; of many, the first three and the last."""
     if count == 1:
         return repr(path)
@@ -111,7 +111,7 @@ def calls_of(path: str, count: int) -> str:
 def runs_instead(name: str, count: int) -> str:
     """Return the message for a named call of a layer that does not happen: how often it runs, and a choice."""
     path, _ = called(name)
-    return f"{path!r} runs {'once' if count == 1 else f'{count} times'}: choose {calls_of(path, count)}"
+    return f"{path!r} runs {'once' if count == 1 else f'{count} times'}: choose {list_calls(path, count)}"
 
 
 def _remove(run: Any, hooks: dict[int, Any], *others: dict[int, Any]) -> None:

@@ -13,11 +13,11 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError
 from pytorch_grad_cam_pcasvm.runtime.frames import module_around
-from pytorch_grad_cam_pcasvm.tape.aliases import Alias, Memory, views_of
+from pytorch_grad_cam_pcasvm.tape.aliases import Alias, Memory, find_views
 from pytorch_grad_cam_pcasvm.tape.marks import Marks
 from pytorch_grad_cam_pcasvm.tape.operations import list_tensors
 from pytorch_grad_cam_pcasvm.tape.step import Ref, Step
-from pytorch_grad_cam_pcasvm.tape.tape import Tape, has_gradient, memory_of, version_of
+from pytorch_grad_cam_pcasvm.tape.tape import Tape, count_writes, has_gradient, identify_memory
 
 _PLAIN = (Tensor, FakeTensor)
 
@@ -70,7 +70,7 @@ class AliasTracker:
             raise other_thread(tensor.grad_fn.name())
         if alias is not None:
             return
-        memory = memory_of(tensor)
+        memory = identify_memory(tensor)
         if memory in self.memories:
             raise unseen_write(self.memories[memory].by)  # type: ignore[index]
         if memory in self.sharing and type(tensor) not in _PLAIN and self.shares_memory(tensor):
@@ -82,7 +82,7 @@ class AliasTracker:
 
     def keep_constant(self, tensor: Tensor, memory: int | None) -> None:
         """Remember a constant that a step uses, lest it be written into."""
-        self.tape.constants.append((tensor, version_of(tensor), memory))
+        self.tape.constants.append((tensor, count_writes(tensor), memory))
         if memory is not None:
             self._constants.setdefault(memory, []).append(tensor)
 
@@ -93,7 +93,7 @@ class AliasTracker:
             self.tape.branches = True
             for tensor in tensors:
                 with self.paused():
-                    self._exposed.append((tensor.detach(), tensor.clone(), memory_of(tensor)))
+                    self._exposed.append((tensor.detach(), tensor.clone(), identify_memory(tensor)))
 
     def check_exposed(self) -> None:
         """Refuse unseen writes into exposed memory."""
@@ -114,8 +114,8 @@ class AliasTracker:
             return None
         written = self.memories.get(alias.memory) if alias.memory is not None else None
         if alias.value is not None and alias.writes is None:
-            alias.writes = version_of(tensor)
-        elif alias.value is not None and version_of(tensor) != alias.writes:
+            alias.writes = count_writes(tensor)
+        elif alias.value is not None and count_writes(tensor) != alias.writes:
             raise unseen_write("something that cannot be seen, as an autograd.Function that marks its argument dirty,")
         if written is None or alias.version == written.version:
             return alias.value
@@ -138,7 +138,7 @@ class AliasTracker:
         identity = id(tensor)
         alias = self.aliases.get(identity)
         if alias is None:
-            memory = memory_of(tensor)
+            memory = identify_memory(tensor)
 
             def forget(_: Any) -> None:  # its id, and that of its memory, may become another's
                 self.aliases.pop(identity, None)
@@ -157,7 +157,7 @@ class AliasTracker:
         if tensor.is_nested:
             raise NoClosedFormError("the path goes through a nested tensor", "pad its parts to one shape")
         index, alias = len(self.tape.values), self.track(tensor)
-        alias.value, alias.writes = index, version_of(tensor)
+        alias.value, alias.writes = index, count_writes(tensor)
         if alias.memory in self.memories:
             alias.version = self.memories[alias.memory].version
         if not smooth:
@@ -207,7 +207,7 @@ class AliasTracker:
         if tensor is not None and index not in self.tape.kept:
             self.tape.kept.add(index)
             self.tape.values[index] = tensor.detach()
-            memory = memory_of(tensor)
+            memory = identify_memory(tensor)
             if memory is not None:
                 self._kept.setdefault(memory, []).append(index)
 
@@ -218,13 +218,13 @@ class AliasTracker:
 
     def shares_memory(self, tensor: Tensor) -> bool:
         """Return whether a constant shares its memory with a tensor that depends on a target layer."""
-        memory = memory_of(tensor)
+        memory = identify_memory(tensor)
         others = () if memory is None else self.sharing.get(memory, ())
         return any(self.aliases[other].value is not None for other in others)
 
     def save_before_write(self, tensor: Tensor) -> None:
         """Keep copies of numbers that are about to be written over."""
-        memory = memory_of(tensor)
+        memory = identify_memory(tensor)
         if memory is not None:
             for index in self._kept.pop(memory, ()):
                 self.tape.values[index] = self.tape.values[index].clone()
@@ -247,7 +247,7 @@ class AliasTracker:
 
     def reread_versions(self, tensor: Tensor) -> None:
         """Read the count of writes anew: torch counts a write when it is over."""
-        for other in self.sharing.get(memory_of(tensor), {id(tensor)}):  # type: ignore[arg-type]
+        for other in self.sharing.get(identify_memory(tensor), {id(tensor)}):  # type: ignore[arg-type]
             if other in self.aliases:
                 self.aliases[other].writes = None
 
@@ -255,14 +255,14 @@ class AliasTracker:
         """Note which outputs of an operation are views of one of its arguments."""
         outputs = [result] if isinstance(result, Tensor) else list(result) if isinstance(result, list | tuple) else []
         outputs = [output for output in outputs if isinstance(output, Tensor)]
-        memory = memory_of(outputs[0]) if outputs else None
+        memory = identify_memory(outputs[0]) if outputs else None
         if not isinstance(func, OpOverload):
             return
-        parent = None if memory is None else next((x for x in list_tensors(args) if memory_of(x) == memory), None)
+        parent = None if memory is None else next((x for x in list_tensors(args) if identify_memory(x) == memory), None)
         if parent is None or any(parent is output for output in outputs):
             return
         self.track(parent)
-        for output, view in zip(outputs, views_of(func, args, kwargs, parent, outputs, switch=switch), strict=True):
+        for output, view in zip(outputs, find_views(func, args, kwargs, parent, outputs, switch=switch), strict=True):
             alias = self.track(output)
             alias.view, alias.writes = view, None  # torch lets a view share the count when this is over
 

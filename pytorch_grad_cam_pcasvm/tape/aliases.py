@@ -124,7 +124,7 @@ class Memory:
     version: int = 0
 
 
-def views_of(
+def find_views(
     function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], parent: Tensor, outputs: list[Any], *, switch: bool
 ) -> list[View | None]:
     """Return how each output of an operation is a view of one of its arguments; None for an output that is none."""

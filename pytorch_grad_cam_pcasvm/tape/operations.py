@@ -166,7 +166,7 @@ def _strided_places(x: Tensor, size: Sequence[int], stride: Sequence[int], offse
     return places.to(x.device)
 
 
-def mask_of(function: Any, args: tuple[Any, ...]) -> Tensor | None:
+def find_write_mask(function: Any, args: tuple[Any, ...]) -> Tensor | None:
     """Return the mask of a call that writes one number where it is true, to be broadcast; None for other calls."""
     if function is not aten.index_put_.default or len(args) > 3 or args[2].numel() != 1:
         return None

@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.checkpoint import CheckpointFunction
 
 from pytorch_grad_cam_pcasvm.rules.decompositions import decomposed
-from pytorch_grad_cam_pcasvm.rules.registry import is_constant, rule_of
+from pytorch_grad_cam_pcasvm.rules.registry import find_rule, is_constant
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError, refuse
 from pytorch_grad_cam_pcasvm.runtime.frames import function_around
 from pytorch_grad_cam_pcasvm.runtime.rollback import Rollback
@@ -39,16 +39,16 @@ from pytorch_grad_cam_pcasvm.tape.aliases import View, overlaps
 from pytorch_grad_cam_pcasvm.tape.marks import run_unmarked
 from pytorch_grad_cam_pcasvm.tape.operations import (
     Operation,
+    find_write_mask,
     functional,
     list_tensors,
-    mask_of,
     operation,
     plain,
 )
 from pytorch_grad_cam_pcasvm.tape.overlapping import check_order, overlapping_write
 from pytorch_grad_cam_pcasvm.tape.randomness import Draws, random_numbers
 from pytorch_grad_cam_pcasvm.tape.step import Ref, Step, mapped
-from pytorch_grad_cam_pcasvm.tape.tape import HALF, Tape, autocast_dtype, has_gradient, memory_of
+from pytorch_grad_cam_pcasvm.tape.tape import HALF, Tape, autocast_dtype, has_gradient, identify_memory
 from pytorch_grad_cam_pcasvm.tape.writes import find_parents, find_view_around, write_back
 
 # A call with a rule as a whole, while it runs: its step, and the ids of its tensors.
@@ -175,7 +175,7 @@ class Recorder(TorchDispatchMode):
         for memory in written:
             self.tracker.count_write(memory, step.name)
         if result is not None:
-            over = isinstance(result, Tensor) and id(result) in arguments and memory_of(result) in written
+            over = isinstance(result, Tensor) and id(result) in arguments and identify_memory(result) in written
             step.inplace, step.several = bool(written), several
             self._append_step(step, result, smooth=True, over=over)
 
@@ -246,7 +246,7 @@ class Recorder(TorchDispatchMode):
     def _prepare_step(self, function: Any, args: Any, kwargs: Any, *, smooth: bool, written: Any = None) -> Step:
         """Copy a call's arguments into a step, before the call can overwrite them."""
         inputs: list[int] = []
-        memory_written = None if written is None else memory_of(written)
+        memory_written = None if written is None else identify_memory(written)
 
         def taken(item: Any) -> Any:
             if not isinstance(item, Tensor):
@@ -255,7 +255,7 @@ class Recorder(TorchDispatchMode):
             if index is not None:
                 inputs.append(index)
                 return Ref(index)
-            memory = memory_of(item)
+            memory = identify_memory(item)
             if item is written or self.tracker.shares_memory(item) or (memory is not None and memory == memory_written):
                 return item.clone()
             self.tracker.keep_constant(item, memory)
@@ -310,7 +310,7 @@ class Recorder(TorchDispatchMode):
     def _write(self, func: Any, op: Operation, args: Any, kwargs: Any, *, smooth: bool) -> Any:
         """Run an operation that writes into its first argument, and record it as one that does not."""
         with self._listening():
-            mask = mask_of(func, args)
+            mask = find_write_mask(func, args)
             if mask is not None:
                 return args[0].masked_fill_(mask, args[2].reshape(()))
         (target, *others), twin = op.written_in(args, kwargs), functional(func)
@@ -324,7 +324,7 @@ class Recorder(TorchDispatchMode):
                 "write y = ..., without out= or an underscore",
             )
         options = {name: item for name, item in kwargs.items() if item is not target}  # without out=
-        if smooth and rule_of(twin) is None:
+        if smooth and find_rule(twin) is None:
             if (parts := decomposed(func)) is not None:
                 with self._listening():
                     return parts(*args, **kwargs)
@@ -350,7 +350,7 @@ class Recorder(TorchDispatchMode):
         if expected is not None:
             check_order(op.name, whole, expected)
         alias = self.tracker.track(whole)
-        if memory_of(target) != alias.memory:
+        if identify_memory(target) != alias.memory:
             refuse(ValueError, f"{op.name} gives a tensor other memory", "write y = x")  # as autograd
         sharing = () if alias.memory is None else self.tracker.sharing.get(alias.memory, ())
         shared = alias.memory is not None and (bool(upwards) or len(sharing) > 1)
@@ -375,7 +375,7 @@ class Recorder(TorchDispatchMode):
 
 
 def _has_rule(function: Any, args: Any) -> bool:
-    rule = rule_of(function)
+    rule = find_rule(function)
     return rule is not None and (rule.holds is None or rule.holds(*args))
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch._ops import OpOverload
 
-from pytorch_grad_cam_pcasvm.rules.registry import rule_of
+from pytorch_grad_cam_pcasvm.rules.registry import find_rule
 from pytorch_grad_cam_pcasvm.rules.rule import Call, Rule
 
 
@@ -79,7 +79,7 @@ class Step:
 
     def __post_init__(self) -> None:
         """Look up the rule, and arrange the arguments for it."""
-        self.rule = rule_of(self.function)
+        self.rule = find_rule(self.function)
         self.arguments, self.options = self.args, self.kwargs
         if self.rule is not None and self.kwargs:
             self.options = dict(self.kwargs)

@@ -159,7 +159,7 @@ class Tape:
     def check_constants(self) -> None:
         """Refuse a tensor that a step used, and whose numbers are others now."""
         for tensor, version, memory in self.constants:
-            if version_of(tensor) != version or memory_of(tensor) != memory:
+            if count_writes(tensor) != version or identify_memory(tensor) != memory:
                 raise NoClosedFormError(
                     f"a tensor of shape {tuple(tensor.shape)} was changed after the path had used it, as by "
                     "weight.data = ...",
@@ -347,13 +347,13 @@ def has_gradient(tensor: Tensor) -> bool:
     return tensor.is_floating_point() or tensor.is_complex()
 
 
-def version_of(tensor: Tensor) -> int | None:
+def count_writes(tensor: Tensor) -> int | None:
     """Return the count of writes into a tensor, or None."""
     with torch._C.DisableTorchFunction():  # bookkeeping, of which no mode need know
         return None if tensor.is_inference() else tensor._version  # in inference mode nothing is counted
 
 
-def memory_of(tensor: Tensor) -> int | None:
+def identify_memory(tensor: Tensor) -> int | None:
     """Return a number that tensors in the same memory share; None for sparse tensors and others without one block."""
     with suppress(NotImplementedError, RuntimeError), torch._C.DisableTorchFunction():
         return tensor.untyped_storage()._cdata if tensor.layout is torch.strided else None

@@ -18,9 +18,9 @@ from pytorch_grad_cam_pcasvm.runtime.device_sync import may_look
 from pytorch_grad_cam_pcasvm.runtime.errors import NoBoundaryError
 from pytorch_grad_cam_pcasvm.runtime.log import LOGGER, log_since, start_clock
 from pytorch_grad_cam_pcasvm.runtime.numerics import full_precision
-from pytorch_grad_cam_pcasvm.tape.tape import version_of
+from pytorch_grad_cam_pcasvm.tape.tape import count_writes
 from pytorch_grad_cam_pcasvm.targets import ClosedFormTarget
-from pytorch_grad_cam_pcasvm.targets.jumps import Jumps, deviations_of, features_at, off_jump
+from pytorch_grad_cam_pcasvm.targets.jumps import Jumps, features_at, find_deviations, off_jump
 from pytorch_grad_cam_pcasvm.targets.output_gradients import (
     OutputGradients,
     differentiate_starts,
@@ -58,7 +58,7 @@ class Boundary:
         self.head, self._given = head, start
         self._deviations = None if deviations is None else (0, deviations)
         self._kernels = _kernels(head)
-        self._tensors = [(tensor, version_of(tensor), tensor.clone()) for tensor in head.buffers()]
+        self._tensors = [(tensor, count_writes(tensor), tensor.clone()) for tensor in head.buffers()]
         with torch.no_grad():
             self.start = HeadRun(head, head(start.unsqueeze(0)))
         self._start_on_cpu: HeadRun | None = None
@@ -75,7 +75,7 @@ class Boundary:
             return False  # they may do anything
         looks = may_look(start)
         for tensor, (original, version, numbers) in zip(tensors, self._tensors, strict=True):
-            same = torch.equal(tensor, numbers) if looks else version_of(tensor) == version
+            same = torch.equal(tensor, numbers) if looks else count_writes(tensor) == version
             if tensor is not original or not same:
                 return False
         return _kernels(head) == self._kernels
@@ -173,7 +173,7 @@ class Boundary:
         values, size = near.head_trace.values, float(target(near).abs())
         if not size:
             return near.features[0]
-        position, deviations = self._deviations or deviations_of(near.head) or (0, None)
+        position, deviations = self._deviations or find_deviations(near.head) or (0, None)
         jumps = None if deviations is None else Jumps(near.head, target, position, deviations.to(values[0]))
         goal = None if jumps is None else jumps.nearest(values[position][0])
         if deviations is None or goal is None:

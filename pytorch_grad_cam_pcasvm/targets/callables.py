@@ -31,7 +31,7 @@ def differentiate_rows(
     return stacked.detach(), list(torch.autograd.grad(stacked.sum(), leaves, allow_unused=True))
 
 
-def leaf_of(value: Tensor) -> Tensor:
+def make_leaf(value: Tensor) -> Tensor:
     """Return a copy to differentiate by; a dual number's derivative along its direction stays with it."""
     primal, tangent = forward_ad.unpack_dual(value)
     leaf = primal.detach().clone().requires_grad_()

@@ -18,8 +18,8 @@ from pytorch_grad_cam_pcasvm.targets.target import (
     PlacedTarget,
     Target,
     check,
-    factor_of,
     find_components,
+    find_sign,
 )
 
 
@@ -89,13 +89,13 @@ class PCATarget(PlacedTarget, ClosedFormTarget):
     def value(self, output: OfHead) -> Tensor:
         """Return ``p_b`` or ``-p_b`` for a row, or for each row of several."""
         _, components = self._components(output)
-        return components[..., self.component] * factor_of(self.sign)
+        return components[..., self.component] * find_sign(self.sign)
 
     def seeds(self, output: OfHead, start: OfHead | None = None) -> dict[int, Tensor]:
         """Return the gradient by position of the head's value: a one-hot row over the components, shape (1, B)."""
         position, components = self._components(output)
         seed = components.new_zeros(1, components.shape[-1])
-        seed[0, self.component] = factor_of(self.sign)
+        seed[0, self.component] = find_sign(self.sign)
         return {position: seed}
 
     def _components(self, output: OfHead) -> tuple[int, Tensor]:
@@ -134,12 +134,12 @@ class HotellingTarget(QuadraticTarget):
     def value(self, output: OfHead) -> Tensor:
         """Return ``T^2`` or ``-T^2`` for a row, or for each row of several."""
         _, components, variances = self._parts(output)
-        return factor_of(self.sign) * (components.square() / variances).sum(-1)
+        return find_sign(self.sign) * (components.square() / variances).sum(-1)
 
     def _gradient(self, output: OfHead) -> dict[int, Tensor]:
         """Return the gradient by position of the head's value: ``2 p / lambda`` over the components, shape (N, B)."""
         position, components, variances = self._parts(output)
-        return {position: 2 * factor_of(self.sign) * components / variances}
+        return {position: 2 * find_sign(self.sign) * components / variances}
 
     def _parts(self, output: OfHead) -> tuple[int, Tensor, Tensor]:
         position, components = find_components(output, self)
@@ -183,12 +183,12 @@ class ResidualTarget(QuadraticTarget):
     def value(self, output: OfHead) -> Tensor:
         """Return ``Q`` or ``-Q`` for a row, or for each row of several."""
         _, rest, _ = self._parts(output)
-        return factor_of(self.sign) * rest.square().sum(-1)
+        return find_sign(self.sign) * rest.square().sum(-1)
 
     def _gradient(self, output: OfHead) -> dict[int, Tensor]:
         """Return the gradient by position: ``2 r`` over the input of the PCA, (N, D), ``-2 R r`` over p, (N, B)."""
         position, rest, restoring = self._parts(output)
-        twice = 2 * factor_of(self.sign) * rest
+        twice = 2 * find_sign(self.sign) * rest
         return {position - 1: twice, position: -twice @ restoring.mT}
 
     def _parts(self, output: OfHead) -> tuple[int, Tensor, Tensor]:

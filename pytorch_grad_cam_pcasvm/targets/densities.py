@@ -5,10 +5,10 @@ from typing import Any
 
 from torch import Tensor
 
-from pytorch_grad_cam_pcasvm.head.anomalies import clusters_of
+from pytorch_grad_cam_pcasvm.head.anomalies import find_clusters
 from pytorch_grad_cam_pcasvm.head.distances import mean_slopes
 from pytorch_grad_cam_pcasvm.network.outputs import OfHead
-from pytorch_grad_cam_pcasvm.targets.target import ClosedFormTarget, PlacedTarget, check, factor_of, head_of
+from pytorch_grad_cam_pcasvm.targets.target import ClosedFormTarget, PlacedTarget, check, find_sign, head_of
 
 
 @dataclass(frozen=True, repr=False)
@@ -44,23 +44,23 @@ class DensityTarget(PlacedTarget, ClosedFormTarget):
 
     def value(self, output: OfHead) -> Tensor:
         """Return the log-density, or minus that, of a row, or of each row of several."""
-        return factor_of(self.sign) * self._clusters(output)[1].logsumexp(-1)
+        return find_sign(self.sign) * self._clusters(output)[1].logsumexp(-1)
 
     def seeds(self, output: OfHead, start: OfHead | None = None) -> dict[int, Tensor]:
         """Return the gradient by position, or the secant: rows over the densities of clusters, shape (N, C)."""
         position, y = self._clusters(output)
         if start is None:
-            return {position: factor_of(self.sign) * y.softmax(-1)}
+            return {position: find_sign(self.sign) * y.softmax(-1)}
         y0 = self._clusters(start)[1]
         values, values0 = y.logsumexp(-1, keepdim=True), y0.logsumexp(-1, keepdim=True)
         size = y.abs().amax(-1, keepdim=True).maximum(y0.abs().amax(-1, keepdim=True))
         secant = mean_slopes(lambda at: at.softmax(-1).unsqueeze(-2), y, y0, values - values0, size)
-        return {position: factor_of(self.sign) * secant.squeeze(-2)}
+        return {position: find_sign(self.sign) * secant.squeeze(-2)}
 
     def _clusters(self, output: OfHead) -> tuple[int, Tensor]:
         """Return the position of the logarithms of the clusters' weighted densities, and these, (N, C)."""
         head = head_of(output, self)
-        position = clusters_of(head)
+        position = find_clusters(head)
         if position is None:
             raise ValueError(
                 f"{self} needs the log-density of a mixture, but this head does not end with one: fit GaussianMixture, "

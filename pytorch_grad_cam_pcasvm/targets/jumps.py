@@ -25,7 +25,7 @@ _BESIDE = 1e-6  # standard deviations around a start, or rounding if that is mor
 _HALVED = 8  # times, the way from a jump, until it ends inside of a cell
 
 
-def deviations_of(head: Head) -> tuple[int, Tensor] | None:
+def find_deviations(head: Head) -> tuple[int, Tensor] | None:
     """Return where a head without a gradient knows the standard deviations of its training set, and these, (B,).
 
     The position is that of its components, or of what a scaler gives; None: it knows none.
@@ -69,7 +69,7 @@ def off_jump(head: Head, features: Tensor, known: tuple[int, Tensor] | None = No
     Returns:
         The features; None: the others are on no jump, or nothing is known of the training set.
     """
-    known = known or deviations_of(head)
+    known = known or find_deviations(head)
     if known is None:
         return None
     position, deviations = known[0], known[1].to(features)

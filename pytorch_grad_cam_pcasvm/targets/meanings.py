@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from pytorch_grad_cam_pcasvm.head.anomalies import clusters_of
+from pytorch_grad_cam_pcasvm.head.anomalies import find_clusters
 from pytorch_grad_cam_pcasvm.head.distances import NearestDistance
 from pytorch_grad_cam_pcasvm.targets import (
     DensityTarget,
@@ -26,7 +26,7 @@ _KINDS = {
 _PREDICTED = "predicted class"  # which stands for the class that is predicted for an image
 
 
-def meaning_of(target: Target, head: Any, dense: bool = False) -> str:
+def describe_meaning(target: Target, head: Any, dense: bool = False) -> str:
     """Return the meaning of a target's value and of its limits in words, with ``{}`` for the number.
 
     Args:
@@ -44,7 +44,7 @@ def meaning_of(target: Target, head: Any, dense: bool = False) -> str:
 def anomaly_in_words(head: Any, dense: bool) -> str:
     """Return a head's anomalies in words: distances, or a value that is higher the less a photo is like good ones."""
     part = "patch" if dense else "photo"
-    if clusters_of(head) is not None:
+    if find_clusters(head) is not None:
         return "minus the log-density"
     if head.decision_position is None:
         return "squared distance from what the components can express"

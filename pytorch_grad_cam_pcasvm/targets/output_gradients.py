@@ -14,9 +14,9 @@ from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput, HeadRun, PlainOu
 from pytorch_grad_cam_pcasvm.runtime.columns import Columns, join_columns, join_rows, order_columns
 from pytorch_grad_cam_pcasvm.runtime.device_sync import is_traced
 from pytorch_grad_cam_pcasvm.runtime.rollback import without_inference
-from pytorch_grad_cam_pcasvm.targets.callables import call_at_start, differentiate_rows, leaf_of
+from pytorch_grad_cam_pcasvm.targets.callables import call_at_start, differentiate_rows, make_leaf
 from pytorch_grad_cam_pcasvm.targets.components import PCATarget, evaluate_components
-from pytorch_grad_cam_pcasvm.targets.places import Chosen, RegionRun, Spans, region_of
+from pytorch_grad_cam_pcasvm.targets.places import Chosen, RegionRun, Spans, take_region
 from pytorch_grad_cam_pcasvm.targets.plain_gradients import plain_gradients
 from pytorch_grad_cam_pcasvm.targets.questions import Question, Questions, resolve_targets
 from pytorch_grad_cam_pcasvm.targets.target import ClosedFormTarget, PlacedTarget
@@ -280,12 +280,12 @@ def _differentiate_region(
     if not is_traced():
         rows_at_once = max(1, _BYTES // (head.bytes_per_target(count) * len(columns)))
     for block in selection.blocks(rows_at_once):
-        region = region_of(output, block)
+        region = take_region(output, block)
         trace = _anew(region)
         rows = RegionRun(head, trace, size=block.size)
         there: HeadRun | None = None
         if start is not None:
-            there = HeadRun(head, _anew(region_of(start, block)))
+            there = HeadRun(head, _anew(take_region(start, block)))
             if start.count < count and block.size > 1:  # one start for all
                 there = there.rows(torch.arange(block.size, device=output.device).repeat(count))
         repeated = [column.repeat(block.size) for column in columns]
@@ -407,7 +407,7 @@ def _evaluate(
         return target.evaluate_questions(output, start, column.which)
     with without_inference(), torch.enable_grad():
         # Every value is a leaf of its own: a target may read any of them.
-        leaves = [leaf_of(value) for value in output.head_trace.values]
+        leaves = [make_leaf(value) for value in output.head_trace.values]
         if isinstance(output, RegionRun) and isinstance(target, PlacedTarget):
             of_leaves = replace(output, head_trace=HeadTrace(leaves, []))
             values = target.value_questions(of_leaves, column.which)  # of all rows at once: they may be many

@@ -65,7 +65,7 @@ class ImagePositions:
 Place = None | str | Region | ImagePositions | tuple[int, ...]
 
 
-def place_of(at: Any) -> Place:
+def make_place(at: Any) -> Place:
     """Return the place of ``at=`` in a form that can be hashed and compared.
 
     Raises:
@@ -139,7 +139,7 @@ class Spans:
             start += last - first
         return whole
 
-    def of_copies(self, image: int, count: int) -> "Spans":
+    def repeat_positions(self, image: int, count: int) -> "Spans":
         """Return the positions of so many copies of an image: the same."""
         return self
 
@@ -173,7 +173,7 @@ class Chosen:
         whole = grads.new_zeros(*grads.shape[:2], self.count, grads.shape[-1])
         return whole.scatter(2, self.index.reshape(1, -1, 1, 1).expand_as(grads), grads)
 
-    def of_copies(self, image: int, count: int) -> "Chosen":
+    def repeat_positions(self, image: int, count: int) -> "Chosen":
         """Return the positions of so many copies of an image."""
         return Chosen(self.index[image].expand(count), self.count)
 
@@ -252,7 +252,7 @@ class RegionRun(HeadRun):
         return numbers.unflatten(0, (-1, self.size)).mean(1)
 
 
-def selection_of(target: Any, output: OfHead) -> Spans | Chosen:
+def select_positions(target: Any, output: OfHead) -> Spans | Chosen:
     """Return the positions that a target is about."""
     assert output.grid is not None
     if isinstance(target.at, ImagePositions):
@@ -264,7 +264,7 @@ def selection_of(target: Any, output: OfHead) -> Spans | Chosen:
     return Chosen(values.unflatten(0, (-1, output.grid.count)).argmax(1), output.grid.count)
 
 
-def region_of(output: OfHead, selection: Spans | Chosen) -> RegionRun:
+def take_region(output: OfHead, selection: Spans | Chosen) -> RegionRun:
     """Return the run of the rows at some positions."""
     trace = output.head_trace
     values = [selection.take(value) for value in trace.values]
@@ -284,13 +284,13 @@ def refuse_place(target: Any, output: OfHead) -> None:
         )
 
 
-def value_of(target: Any, output: OfHead) -> Tensor:
+def evaluate_place(target: Any, output: OfHead) -> Tensor:
     """Return the value of a target at its place: a number for a single image, (N,) for a batch.
 
     Raises:
         ValueError: the features are not dense.
     """
     refuse_place(target, output)
-    region = region_of(output, selection_of(target, output))
+    region = take_region(output, select_positions(target, output))
     values = region.of_images(target.unplaced.value(region))
     return values if output.is_batch else values[0]

@@ -8,7 +8,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from pytorch_grad_cam_pcasvm.network.outputs import PlainOutput
 from pytorch_grad_cam_pcasvm.runtime.rollback import without_inference
-from pytorch_grad_cam_pcasvm.targets.callables import call_at_start, differentiate_rows, leaf_of
+from pytorch_grad_cam_pcasvm.targets.callables import call_at_start, differentiate_rows, make_leaf
 from pytorch_grad_cam_pcasvm.targets.questions import Question
 from pytorch_grad_cam_pcasvm.targets.scores import ScoreTarget
 
@@ -34,7 +34,7 @@ def plain_gradients(
         return _of_scores(output, column.target, start)
     tensors, structure = tree_flatten(output.value)
     with without_inference(), torch.enable_grad():
-        leaves = [leaf_of(t) if isinstance(t, Tensor) and t.is_floating_point() else t for t in tensors]
+        leaves = [make_leaf(t) if isinstance(t, Tensor) and t.is_floating_point() else t for t in tensors]
         rows = PlainOutput(tree_unflatten(leaves, structure), output.count).target_rows()
         floating = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.requires_grad]
         values, leaf_grads = differentiate_rows(column.callables(len(rows)), rows, floating)

@@ -17,8 +17,8 @@ from pytorch_grad_cam_pcasvm.targets.places import (
     Chosen,
     Spans,
     refuse_place,
-    region_of,
-    selection_of,
+    select_positions,
+    take_region,
 )
 from pytorch_grad_cam_pcasvm.targets.scores import ScoreTarget
 from pytorch_grad_cam_pcasvm.targets.target import BaseTarget, ClosedFormTarget, PlacedTarget, Target
@@ -73,7 +73,7 @@ class Question:
         if changed.head is None:
             return target.value_questions(changed.value.reshape(changed.count, -1), which)
         if self.positions is not None:
-            region = region_of(changed, self.positions.of_copies(image, changed.count))
+            region = take_region(changed, self.positions.repeat_positions(image, changed.count))
             return region.of_images(target.value_questions(region, which))
         if isinstance(target, ClosedFormTarget):
             return target.value_questions(changed, which)
@@ -282,8 +282,8 @@ def _resolve(target: Any, output: Any) -> Question:
     if output.grid is None:
         refuse_place(target, output)
     elif isinstance(target, PlacedTarget):
-        positions, at = selection_of(target, output), target.at
-        rows, target = region_of(output, positions), target.unplaced
+        positions, at = select_positions(target, output), target.at
+        rows, target = take_region(output, positions), target.unplaced
     which = None
     if isinstance(target, BaseTarget) and target.count_questions(output.head) > 1:
         which = target.number_questions(rows)

@@ -9,7 +9,7 @@ from torch import Tensor
 from pytorch_grad_cam_pcasvm.head import Head
 from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput, OfHead
 from pytorch_grad_cam_pcasvm.targets.decisions import SVMTarget
-from pytorch_grad_cam_pcasvm.targets.target import ClosedFormTarget, PlacedTarget, check, factor_of
+from pytorch_grad_cam_pcasvm.targets.target import ClosedFormTarget, PlacedTarget, check, find_sign
 
 
 @dataclass(frozen=True, repr=False)
@@ -48,7 +48,7 @@ class ProbabilityTarget(PlacedTarget):
         """Return the probability of each row's class, by its index; None: of the class that is named."""
         decision = SVMTarget(self.category).decision(output)
         voting = output.head.voting
-        probabilities = voting.probabilities(decision) * factor_of(self.sign)
+        probabilities = voting.probabilities(decision) * find_sign(self.sign)
         if which is None:
             return probabilities[..., output.head.class_index(self.category)]
         return probabilities.gather(-1, which.unsqueeze(-1)).squeeze(-1)

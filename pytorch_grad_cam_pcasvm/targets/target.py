@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.runtime.deprecations import rename_arguments
-from pytorch_grad_cam_pcasvm.targets.places import place_of, value_of
+from pytorch_grad_cam_pcasvm.targets.places import evaluate_place, make_place
 
 
 class Target(Protocol):
@@ -70,7 +70,7 @@ class PlacedTarget(BaseTarget, ABC):
         if self.at is None and getattr(output, "grid", None) is None:
             return self.value(output)
         head_of(output, self)
-        return value_of(self, output)
+        return evaluate_place(self, output)
 
     def at_place(self, at: Any) -> Any:
         """Return the same question to another place; None: to all positions."""
@@ -162,7 +162,7 @@ def check(target: Any) -> None:
         ValueError: the sign is neither ``"+"`` nor ``"-"``, or the place is empty.
     """
     check_sign(target.sign)
-    object.__setattr__(target, "at", place_of(target.at))
+    object.__setattr__(target, "at", make_place(target.at))
 
 
 def check_sign(sign: str) -> None:
@@ -175,6 +175,6 @@ def check_sign(sign: str) -> None:
         raise ValueError(f"sign must be '+' or '-', got {sign!r}")
 
 
-def factor_of(sign: str) -> float:
+def find_sign(sign: str) -> float:
     """Return 1 or -1."""
     return 1.0 if sign == "+" else -1.0

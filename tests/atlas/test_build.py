@@ -744,7 +744,7 @@ def test_images_that_were_mended_are_taken(tmp_path):
 def test_only_what_dead_processes_and_this_one_left_is_removed(tmp_path):
     dead = forked(lambda: None)
     joined(dead)
-    mine = files.temporary_of(tmp_path / "manifest.json")
+    mine = files.name_temporary(tmp_path / "manifest.json")
     of_the_dead, of_the_living = (
         mine.with_name(mine.name.replace(f".{os.getpid()}.", f".{pid}.")) for pid in (dead.pid, os.getppid())
     )
@@ -756,8 +756,8 @@ def test_only_what_dead_processes_and_this_one_left_is_removed(tmp_path):
 
 
 def test_each_thread_has_temporaries_of_its_own(tmp_path):
-    names = {files.temporary_of(tmp_path / "a")}
-    thread = threading.Thread(target=lambda: names.add(files.temporary_of(tmp_path / "a")))
+    names = {files.name_temporary(tmp_path / "a")}
+    thread = threading.Thread(target=lambda: names.add(files.name_temporary(tmp_path / "a")))
     thread.start()
     thread.join()
     assert len(names) == 2

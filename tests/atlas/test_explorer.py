@@ -49,7 +49,7 @@ from pytorch_grad_cam_pcasvm.figures.steps import Steps
 from pytorch_grad_cam_pcasvm.head import Head
 from pytorch_grad_cam_pcasvm.head.stages import KernelMap
 from pytorch_grad_cam_pcasvm.head.storage import Example
-from pytorch_grad_cam_pcasvm.maps.recombination import steps_of, tail_of
+from pytorch_grad_cam_pcasvm.maps.recombination import steps_of, take_tail
 from pytorch_grad_cam_pcasvm.maps.scale import largest
 from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
 
@@ -319,10 +319,10 @@ def test_heads_on_other_components_are_refused(tmp_path: Path) -> None:
 def test_the_tail_of_a_head_is_what_is_behind_its_components() -> None:
     p, labels = clouds(2)
     whole = Head.of(make_pipeline(StandardScaler(), PCA(2), SVC()).fit(p, labels))
-    tail = tail_of(whole, 2, whole, 3)
+    tail = take_tail(whole, 2, whole, 3)
     assert tail is not None
     assert len(tail.stages) == 1
-    assert tail_of(Head(list(whole.stages)[:2]), 2, whole, 3) is None
+    assert take_tail(Head(list(whole.stages)[:2]), 2, whole, 3) is None
 
 
 def test_what_heads_say_of_rows_is_what_scikit_learn_says() -> None:

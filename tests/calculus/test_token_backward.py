@@ -513,7 +513,7 @@ def test_a_class_token_needs_one_query(monkeypatch):
     net, x = net_of(tower(before=1, fused=True), "cls"), images(3, 1)
     rows = []
     attention = torch.ops.aten.scaled_dot_product_attention
-    rule = registry.rule_of(attention)
+    rule = registry.find_rule(attention)
 
     def counted(query, *args, **kwargs):
         rows.append(query.shape[-2])

@@ -53,7 +53,7 @@ def blurred(radius):
     return grey(TRUE * 255).filter(ImageFilter.GaussianBlur(radius))
 
 
-def masks_of(folder, *files, size=(W, H), **options):
+def draw_masks(folder, *files, size=(W, H), **options):
     """Return the masks of pictures named as files are: each is (path, picture), or a picture alone."""
     files = [file if isinstance(file, tuple) else (f"{n}.png", file) for n, file in enumerate(files)]
     names = [f"{n}.png" for n in range(len(files))] if "names" not in options else options.pop("names")
@@ -94,7 +94,7 @@ WHITE = Image.new("RGB", (W, H), "white")
 ], ids=lambda mask: mask.mode)  # fmt: skip
 @pytest.mark.parametrize("only_inside", [False, True])
 def test_what_is_inside_is_inside(tmp_path, mask, only_inside):
-    masks = masks_of(tmp_path, mask, only_inside=only_inside)
+    masks = draw_masks(tmp_path, mask, only_inside=only_inside)
     assert masks.values == [1]
     assert np.array_equal(seen(masks), TRUE)
 
@@ -109,7 +109,7 @@ def test_what_is_inside_is_inside(tmp_path, mask, only_inside):
     ("0_Mask.png", grey(TRUE)), ("0_seg.png", grey(TRUE)), ("0-label.PNG", grey(TRUE)), ("0/000.png", grey(TRUE)),
 ])  # fmt: skip
 def test_files_of_other_formats_and_names(tmp_path, name, mask):
-    masks = masks_of(tmp_path, (name, mask), names=["0.png"])
+    masks = draw_masks(tmp_path, (name, mask), names=["0.png"])
     assert masks.count == 1
     assert masks.files == [tmp_path / "masks" / name]
     assert np.array_equal(seen(masks), TRUE)
@@ -121,13 +121,13 @@ def test_files_of_other_formats_and_names(tmp_path, name, mask):
     palette(TWO, *[(k, k, k) for k in range(256)]), palette(TWO, (0, 0, 0), (255, 255, 255), RED),
 ], ids=lambda mask: mask.mode)  # fmt: skip
 def test_each_class_keeps_a_number_of_its_own(tmp_path, mask):
-    masks = masks_of(tmp_path, mask)
+    masks = draw_masks(tmp_path, mask)
     assert masks.values == [1, 2]
     assert np.array_equal(seen(masks), TWO)
 
 
 def test_colours_that_look_alike_in_grey_are_two_classes(tmp_path):
-    masks = masks_of(tmp_path, coloured(TRUE, RED), coloured(TRUE, GREEN), grey(TRUE * 0))
+    masks = draw_masks(tmp_path, coloured(TRUE, RED), coloured(TRUE, GREEN), grey(TRUE * 0))
     assert masks.values == [1, 2]
     assert np.array_equal(seen(masks, 0), 2 * TRUE)  # by their hexadecimal numbers
     assert np.array_equal(seen(masks, 1), TRUE)
@@ -136,7 +136,7 @@ def test_colours_that_look_alike_in_grey_are_two_classes(tmp_path):
 
 
 def test_palettes_and_colours_in_one_folder_have_the_same_classes(tmp_path):
-    masks = masks_of(tmp_path, palette(TRUE, (0, 0, 0), RED), coloured(TWO, GREEN, RED))
+    masks = draw_masks(tmp_path, palette(TRUE, (0, 0, 0), RED), coloured(TWO, GREEN, RED))
     assert masks.values == [1, 2]
     assert np.array_equal(seen(masks, 0), 2 * TRUE)
     assert np.array_equal(seen(masks, 1), TWO)
@@ -146,8 +146,8 @@ def test_the_borders_of_voc_are_not_labelled_in_colours_either(tmp_path):
     bordered = np.where(TRUE, 1, 0)
     bordered[9, 30:70] = bordered[40, 30:70] = 2
     expected = np.array([0, 1, 255])[bordered]
-    colours = masks_of(tmp_path / "colours", coloured(bordered, RED, BORDER))
-    index = masks_of(tmp_path / "index", palette(np.array([0, 1, 255])[bordered], (0, 0, 0), RED, *[BORDER] * 254))
+    colours = draw_masks(tmp_path / "colours", coloured(bordered, RED, BORDER))
+    index = draw_masks(tmp_path / "index", palette(np.array([0, 1, 255])[bordered], (0, 0, 0), RED, *[BORDER] * 254))
     for masks in (colours, index):
         assert masks.values == [1, 255]
         assert np.array_equal(seen(masks), expected)
@@ -183,7 +183,7 @@ def test_the_borders_of_voc_are_not_labelled_in_colours_either(tmp_path):
     ([coloured(TRUE, RED), grey(TRUE.astype(np.uint16) * 300)], "have colours, but .* has numbers up to 300"),
 ])  # fmt: skip
 def test_what_nobody_can_read_is_refused_by_name(tmp_path, masks, reason):
-    found = masks_of(tmp_path, *masks, names=[f"{n}.png" for n in range(len(masks))])
+    found = draw_masks(tmp_path, *masks, names=[f"{n}.png" for n in range(len(masks))])
     with pytest.raises(ValueError, match=reason) as error:
         found.of(0, (H, W), None)
     assert str(tmp_path / "masks") in str(error.value)
@@ -193,19 +193,19 @@ def test_soft_edges_have_their_middle_at_half_of_white_in_any_depth(tmp_path):
     shades = np.asarray(blurred(2))
     file = io.BytesIO()
     grey(TRUE * 255).save(file, "JPEG", quality=75)
-    masks = masks_of(tmp_path / "noise", Image.open(file))
+    masks = draw_masks(tmp_path / "noise", Image.open(file))
     assert np.array_equal(seen(masks), TRUE)
     for n, mask in enumerate((
         grey(shades), grey(shades.astype(np.uint16) * 257), grey(shades / np.float32(255)),
         layers(WHITE, shades), layers(coloured((shades > 0) * 1, (255, 0, 0)), shades),
     )):  # fmt: skip
-        masks = masks_of(tmp_path / str(n), (f"0.{'tif' if mask.mode == 'F' else 'png'}", mask), names=["0.png"])
+        masks = draw_masks(tmp_path / str(n), (f"0.{'tif' if mask.mode == 'F' else 'png'}", mask), names=["0.png"])
         assert masks.values == [1]
         assert np.array_equal(seen(masks), shades > 127)
 
 
 def test_inside_is_all_that_is_wanted(tmp_path):
-    loco = masks_of(
+    loco = draw_masks(
         tmp_path / "loco", ("0/000.png", grey(TRUE * 236)), ("0/001.png", grey((TWO == 2) * np.uint8(255))),
         ("1/000.png", grey(TRUE * 240)), names=["0.png", "1.png", "2.png"], only_inside=True,
     )  # fmt: skip
@@ -215,37 +215,39 @@ def test_inside_is_all_that_is_wanted(tmp_path):
     merged = np.array([0, 236, 255], np.uint8)[TWO]
     for n, mask in enumerate((grey(merged), grey(INSTANCES * 37), coloured(TWO, RED, GREEN))):
         inside = np.asarray(mask).reshape(H, W, -1).any(-1)
-        assert np.array_equal(seen(masks_of(tmp_path / str(n), mask, only_inside=True)) > 0, inside)
+        assert np.array_equal(seen(draw_masks(tmp_path / str(n), mask, only_inside=True)) > 0, inside)
     with pytest.raises(ValueError, match="which may be classes, or all mean one"):
-        seen(masks_of(tmp_path / "refused", grey(merged)))
+        seen(draw_masks(tmp_path / "refused", grey(merged)))
     with pytest.raises(ValueError, match="which may be classes, or the soft edge of one"):
-        seen(masks_of(tmp_path / "unclear", grey(np.array([0, 3, 252], np.uint8)[TWO]), only_inside=True))
+        seen(draw_masks(tmp_path / "unclear", grey(np.array([0, 3, 252], np.uint8)[TWO]), only_inside=True))
 
 
 def test_several_masks_of_a_picture_are_taken_together(tmp_path):
     left, right = grey((TWO == 1) * np.uint8(255)), grey((TWO == 2) * np.uint8(255))
     for n, names in enumerate((("0/0.png", "0/1.png"), ("0_mask_0.png", "0_mask_1.png"), ("0/a.png", "0/b_mask.png"))):
-        masks = masks_of(tmp_path / str(n), *zip(names, (left, right), strict=True), names=["0.png", "1.png"])
+        masks = draw_masks(tmp_path / str(n), *zip(names, (left, right), strict=True), names=["0.png", "1.png"])
         assert masks.count == 1
         assert np.array_equal(seen(masks), TRUE)
         assert not seen(masks, 1).any()
-    both = masks_of(
+    both = draw_masks(
         tmp_path / "both",
         ("0/0.png", grey((TWO == 1) * np.uint8(1))),
         ("0/1.png", grey((TWO == 2) * np.uint8(2))),
         names=["0.png"],
     )
     assert np.array_equal(seen(both), TWO)
-    contradicting = masks_of(tmp_path / "other", ("0/0.png", grey(TRUE)), ("0/1.png", grey(TRUE * 2)), names=["0.png"])
+    contradicting = draw_masks(
+        tmp_path / "other", ("0/0.png", grey(TRUE)), ("0/1.png", grey(TRUE * 2)), names=["0.png"]
+    )
     with pytest.raises(ValueError, match="have the classes 1 and 2 at the same place"):
         seen(contradicting)
     for names in (("0.png", "0_mask.png"), ("0_gt.png", "0_mask.png"), ("0.png", "0/0.png")):
         with pytest.raises(ValueError, match="are masks of the same picture: delete one"):
-            masks_of(tmp_path / names[1].replace("/", ""), *zip(names, (left, right), strict=True), names=["0.png"])
+            draw_masks(tmp_path / names[1].replace("/", ""), *zip(names, (left, right), strict=True), names=["0.png"])
 
 
 def test_a_picture_is_no_mask_of_its_own(tmp_path):
-    masks_of(tmp_path, ("0_mask.png", grey(TRUE)), names=["0.png"])
+    draw_masks(tmp_path, ("0_mask.png", grey(TRUE)), names=["0.png"])
     folder = tmp_path / "masks"
     Image.new("RGB", (W, H), "white").save(folder / "0.png")
     assert np.array_equal(seen(MaskFolder(folder, ["0.png"], [folder / "0.png"])), TRUE)
@@ -255,7 +257,7 @@ def test_a_picture_is_no_mask_of_its_own(tmp_path):
     "mask", [grey(255 - TRUE * 255), coloured(1 - TRUE, (255, 255, 255)), layers(WHITE, 255 - TRUE * 255)]
 )
 def test_black_defects_on_white_get_a_hint(tmp_path, mask):
-    masks = masks_of(tmp_path, mask)
+    masks = draw_masks(tmp_path, mask)
     with pytest.warns(
         UserWarning, match=r"% of the masks in .* is inside: if defects are black on white there, invert"
     ):
@@ -264,7 +266,7 @@ def test_black_defects_on_white_get_a_hint(tmp_path, mask):
         warnings.simplefilter("error")
         seen(masks)  # said once
         seen(
-            masks_of(
+            draw_masks(
                 tmp_path / "right", grey(TRUE * 255), grey(np.full((H, W), 255, np.uint8)), *[grey(TRUE * 255)] * 3
             )
         )
@@ -273,7 +275,7 @@ def test_black_defects_on_white_get_a_hint(tmp_path, mask):
 def test_red_defects_on_white_get_a_hint(tmp_path):
     on_white = Image.fromarray(np.array([(255, 255, 255), RED], np.uint8)[TRUE])
     with pytest.warns(UserWarning, match="is white, which is a class; what is outside must be black"):
-        seen(masks_of(tmp_path, on_white))
+        seen(draw_masks(tmp_path, on_white))
 
 
 class Annotation:
@@ -299,7 +301,7 @@ def test_boxes_of_voc(tmp_path, size):
     large = (large[0], *(scale * (edge - 1) + 1 for edge in large[1:3]), *(scale * edge for edge in large[3:]))
     small = (small[0], *(scale * (edge - 1) + 1 for edge in small[1:3]), *(scale * edge for edge in small[3:]))
     files = [("0.xml", Annotation(small, large, size=size)), ("1.xml", Annotation(size=size))]
-    masks = masks_of(tmp_path, *files, names=["0.png", "1.png", "2.png"])
+    masks = draw_masks(tmp_path, *files, names=["0.png", "1.png", "2.png"])
     expected = np.zeros((H, W), np.uint8)
     expected[10:40, 30:70] = 2
     expected[20:30, 40:50] = 1  # the smaller box, although it comes first
@@ -313,7 +315,7 @@ def test_boxes_of_voc(tmp_path, size):
 
 
 def test_boxes_of_one_class_have_its_name_or_that_of_their_folders(tmp_path):
-    masks = masks_of(tmp_path, ("0.xml", Annotation(("dent", 1, 1, W, 2))))
+    masks = draw_masks(tmp_path, ("0.xml", Annotation(("dent", 1, 1, W, 2))))
     assert PatchOptions(masks).names(None) == ["background", "dent"]
     assert PatchOptions(masks).names(["crack", "hole"]) == ["background", "crack", "hole"]
     assert seen(masks).sum() == 2 * W
@@ -332,4 +334,4 @@ def test_boxes_of_one_class_have_its_name_or_that_of_their_folders(tmp_path):
 ])  # fmt: skip
 def test_what_are_no_boxes_is_refused(tmp_path, files, error, reason):
     with pytest.raises(error, match=reason):
-        seen(masks_of(tmp_path, *files))
+        seen(draw_masks(tmp_path, *files))

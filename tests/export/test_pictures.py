@@ -15,7 +15,7 @@ from torchvision.transforms import functional
 
 from pytorch_grad_cam_pcasvm.data.images import Images
 from pytorch_grad_cam_pcasvm.export import explainer
-from pytorch_grad_cam_pcasvm.export.explainer import UnreadableImageError, framed, normalised, read_picture, rim_of
+from pytorch_grad_cam_pcasvm.export.explainer import UnreadableImageError, choose_rim, framed, normalised, read_picture
 
 GREYS = np.random.default_rng(0).integers(0, 256, (9, 14), np.uint8)
 
@@ -166,8 +166,8 @@ def test_what_a_network_sees(size, interpolation):
     inner = [max(1, round(part * side)) for side in size]
     top, left = (16 - inner[0]) // 2, (24 - inner[1]) // 2
     padding = [left, top, 24 - inner[1] - left, 16 - inner[0] - top]
-    padded = functional.pad(functional.resize(picture, inner, how), padding, fill=tuple(rim_of(mean, 3)))
-    given = normalised(framed(picture, (16, 24), "pad", interpolation, rim_of(mean, 3)), mean, std)
+    padded = functional.pad(functional.resize(picture, inner, how), padding, fill=tuple(choose_rim(mean, 3)))
+    given = normalised(framed(picture, (16, 24), "pad", interpolation, choose_rim(mean, 3)), mean, std)
     assert np.abs(given - image(padded)).max() < 1e-6
     if inner[1] < 24:
         assert np.abs(given[:, 8, 0]).max() < 0.01  # the rim is 0 for the network, but for 8 bits
@@ -177,4 +177,4 @@ def test_what_a_network_sees(size, interpolation):
 
 @pytest.mark.parametrize(("mean", "channels", "rim"), [(None, 1, 0), (None, 3, (0, 0, 0)), ([0.5], 1, 128)])
 def test_the_colour_of_a_frame(mean, channels, rim):
-    assert rim_of(mean, channels) == rim
+    assert choose_rim(mean, channels) == rim

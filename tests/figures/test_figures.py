@@ -54,7 +54,7 @@ from pytorch_grad_cam_pcasvm.figures import (
     plot_support_vector_effect,
     plot_support_vectors,
 )
-from pytorch_grad_cam_pcasvm.figures.blocks import IMAGE_WEIGHT, caption, heading, overlaid, title_of
+from pytorch_grad_cam_pcasvm.figures.blocks import IMAGE_WEIGHT, caption, heading, overlaid, write_title
 from pytorch_grad_cam_pcasvm.figures.jacobian import _dense_stages, _gradients
 from pytorch_grad_cam_pcasvm.figures.style import BLUE, RED, number
 from pytorch_grad_cam_pcasvm.maps.carried import carried
@@ -344,9 +344,11 @@ def test_several_decisions_have_headings_of_their_own(problem):
         *("predicted class rather than the runner-up", "against ant", "component 1"),
     ]
     output = problem.net(problem.x)
-    titles = [title_of(target, output, None) for target in (ProbabilityTarget("bee"), ProbabilityTarget())]
+    titles = [write_title(target, output, None) for target in (ProbabilityTarget("bee"), ProbabilityTarget())]
     assert titles == ["probability, for bee", "probability"]
-    assert title_of(SVMTarget(2), torch.zeros(1, 3), ["a", "b", "c"]) == "for class 2"  # of a file, which has no head
+    assert (
+        write_title(SVMTarget(2), torch.zeros(1, 3), ["a", "b", "c"]) == "for class 2"
+    )  # of a file, which has no head
 
 
 def test_what_rounding_leaves_of_a_sum_is_written_as_0(problem):

@@ -9,7 +9,7 @@ from towers import ChannelsLast, Tower
 from pytorch_grad_cam_pcasvm import methods
 from pytorch_grad_cam_pcasvm.network.features import output_of
 from pytorch_grad_cam_pcasvm.network.layout import Layout
-from pytorch_grad_cam_pcasvm.network.token_layout import layout_of
+from pytorch_grad_cam_pcasvm.network.token_layout import find_token_layout
 
 X = torch.randn(3, 3, 24, 16, generator=torch.Generator().manual_seed(0))
 GRID = (6, 4)
@@ -19,7 +19,7 @@ def found(net, layer, x=X):
     net = net.eval()
     with torch.no_grad():
         output = output_of(net, layer, x)
-        return layout_of(net, lambda net, images: output_of(net, layer, images), str(layer), x, output)
+        return find_token_layout(net, lambda net, images: output_of(net, layer, images), str(layer), x, output)
 
 
 def tower(**options):
@@ -110,14 +110,14 @@ def test_tokens_without_a_convolution_are_refused():
 def test_windows_in_place_of_images_are_refused():
     net = tower()
     with pytest.raises(ValueError, match="windows in place of images"):
-        layout_of(net, lambda net, x: net(x).unflatten(1, (5, 5)).flatten(0, 1), "windows", X)
+        find_token_layout(net, lambda net, x: net(x).unflatten(1, (5, 5)).flatten(0, 1), "windows", X)
 
 
 def test_several_tensors_are_refused():
     with pytest.raises(
         ValueError, match=r"how several lies on the image .*: it returns tuple, which has no positions; pass"
     ):
-        layout_of(tower(), lambda net, x: (x, x), "several", X)
+        find_token_layout(tower(), lambda net, x: (x, x), "several", X)
 
 
 class Pooled(nn.Module):
@@ -185,7 +185,7 @@ def test_a_network_that_takes_half_precision_alone_is_looked_at_in_it():
 def test_merged_tokens_that_no_longer_fit_are_refused():
     net = tower(before=1)
     with pytest.raises(ValueError, match="are not those of a grid of 6 x 4 patches"):
-        layout_of(net, lambda net, x: net(x)[:, :20], "some", X)
+        find_token_layout(net, lambda net, x: net(x)[:, :20], "some", X)
 
 
 @pytest.mark.parametrize("order", ["columns", "late"])
@@ -218,7 +218,7 @@ def test_a_network_in_training_mode_is_looked_at_in_evaluation_mode():
     net.patches = nn.Sequential(net.patches, nn.Dropout(0.5))
     net.train()
     with torch.no_grad():
-        layout = layout_of(net, lambda net, x: net(x), "tokens", X)
+        layout = find_token_layout(net, lambda net, x: net(x), "tokens", X)
     assert layout.before == 1
     assert net.training
     assert net.patches[1].training
@@ -229,7 +229,7 @@ def test_nothing_is_left_behind():
     net = nn.Sequential(nn.Conv2d(3, 4, 4, 4), nn.BatchNorm2d(4))  # in training mode: it counts
     before, state = {k: v.clone() for k, v in net.state_dict().items()}, torch.get_rng_state()
     with torch.no_grad():
-        layout_of(net, lambda net, x: net(x), "1", X)
+        find_token_layout(net, lambda net, x: net(x), "1", X)
     assert all(torch.equal(before[name], value) for name, value in net.state_dict().items())
     assert torch.equal(torch.get_rng_state(), state)
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in net.modules())

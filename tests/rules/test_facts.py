@@ -124,7 +124,7 @@ def test_a_users_layer_takes_part_in_sums_and_contributions_of_tokens(rules, kin
     net = Block(kind()).double().eval()
     x, x0 = torch.randn(2, 2, 9, 8, dtype=torch.float64)
     calls = []
-    layer_rule = registry.rule_of(kind)
+    layer_rule = registry.find_rule(kind)
     with torch.no_grad():
         passed = Path(net, None, ["start"]).record(x)
         at, seeds = passed.started({0: x0}), [torch.randn(2, 2, 8, dtype=torch.float64)]

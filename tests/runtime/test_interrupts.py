@@ -51,7 +51,7 @@ def state(net):
     }
 
 
-def calls_of(problem):
+def list_calls(problem):
     """Return what a user may call, first with methods that were used before."""
     net, x = problem.net, problem.x
     loader = [(x, torch.zeros(len(x)))]
@@ -70,7 +70,7 @@ def calls_of(problem):
 def interrupted(count, seed):
     """Interrupt calls at random moments; return how many were, and how often something was left after the next."""
     problem = Problem(seed=2)
-    net, x, calls = problem.net, problem.x, calls_of(problem)
+    net, x, calls = problem.net, problem.x, list_calls(problem)
     expected = calls[0]().maps
     times = []
     for call in calls:
@@ -119,7 +119,7 @@ def test_the_next_call_puts_right_what_an_interrupt_left(count):
 
 def test_gradients_are_switched_only_where_that_is_undone(monkeypatch):
     """An interrupt in ``__exit__`` of torch's own contexts leaves gradients off, with nobody to switch them on."""
-    calls, enter, without = calls_of(Problem(seed=2)), torch.no_grad.__enter__, []
+    calls, enter, without = list_calls(Problem(seed=2)), torch.no_grad.__enter__, []
 
     def entered(self):
         without.extend([] if rollback._open else [sys._getframe(1).f_code.co_name])

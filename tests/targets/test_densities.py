@@ -21,7 +21,7 @@ from pytorch_grad_cam_pcasvm import (
     recombined,
 )
 from pytorch_grad_cam_pcasvm.export.titles import about
-from pytorch_grad_cam_pcasvm.figures.blocks import title_of
+from pytorch_grad_cam_pcasvm.figures.blocks import write_title
 from pytorch_grad_cam_pcasvm.targets import decoded, encoded
 
 MIXTURES = {
@@ -133,7 +133,7 @@ def test_it_has_words_and_a_place_in_files():
     target = DensityTarget("-", at=(1, 2))
     assert decoded(encoded(target)) == target
     assert about([target, DensityTarget()], net)["titles"] == ["anomaly at (1, 2)", "log-density"]
-    assert title_of(DensityTarget(), net(IMAGES), None) == "log-density"
+    assert write_title(DensityTarget(), net(IMAGES), None) == "log-density"
     assert repr(target) == "DensityTarget('-', at=(1, 2))"
 
 

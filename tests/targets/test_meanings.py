@@ -12,7 +12,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.svm import SVC, LinearSVC, OneClassSVM
 
 from pytorch_grad_cam_pcasvm import Head, PCATarget, ProbabilityTarget, SVMTarget
-from pytorch_grad_cam_pcasvm.targets.meanings import anomaly_in_words, meaning_of
+from pytorch_grad_cam_pcasvm.targets.meanings import anomaly_in_words, describe_meaning
 
 FEATURES = np.random.default_rng(0).normal(size=(60, 4))
 TWO = np.where(FEATURES[:, 0] > 0, "crack", "good")
@@ -51,7 +51,7 @@ def head_of(estimator, labels=None):
     ],
 )
 def test_a_value_says_what_it_is(classifier, labels, target, words):
-    assert meaning_of(target, head_of(classifier, labels)) == words
+    assert describe_meaning(target, head_of(classifier, labels)) == words
 
 
 @pytest.mark.parametrize(("classifier", "labels"), [(SVC(), TWO), (SVC(), THREE), (LinearSVC(), THREE)])

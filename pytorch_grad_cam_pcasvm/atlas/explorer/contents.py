@@ -11,9 +11,9 @@ from pytorch_grad_cam_pcasvm.atlas.explorer.encoding import packed
 from pytorch_grad_cam_pcasvm.atlas.explorer.machine import machine_data
 from pytorch_grad_cam_pcasvm.head import Head
 from pytorch_grad_cam_pcasvm.head.anomalies import tells_anomalies
-from pytorch_grad_cam_pcasvm.maps.recombination import steps_of, tail_of
+from pytorch_grad_cam_pcasvm.maps.recombination import steps_of, take_tail
 from pytorch_grad_cam_pcasvm.targets import SVMTarget
-from pytorch_grad_cam_pcasvm.targets.meanings import meaning_of
+from pytorch_grad_cam_pcasvm.targets.meanings import describe_meaning
 
 BLOCK = 256  # rows that are read at a time
 SAVED = "head of the atlas"
@@ -186,7 +186,7 @@ class Contents:
         for name, head in named.items():
             fitted = self.store.head if head is None else Head.of(head)
             try:
-                tail = tail_of(fitted, self.count, self.store.head, self.store.head.n_features)
+                tail = take_tail(fitted, self.count, self.store.head, self.store.head.n_features)
             except ValueError as error:
                 raise ValueError(f"head {name!r}: {error}") from error
             if tail is None or tail.decision_position is None:
@@ -218,7 +218,7 @@ class Contents:
         labels = [] if tail.classes_ is None else tail.classes_.tolist()
         known = self.normal in labels and tail.enumerated is None  # of which only the predicted class is stored
         about = {"name": name, "kind": task, "classes": classes, "judged": correct is not None}
-        about["meaning"] = None if classes is None else meaning_of(SVMTarget(), tail)
+        about["meaning"] = None if classes is None else describe_meaning(SVMTarget(), tail)
         about["normal"] = labels.index(self.normal) if known else None
         return about, {
             **{key: None if array is None else packed(array) for key, array in values.items()},

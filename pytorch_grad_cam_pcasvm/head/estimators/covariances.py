@@ -17,7 +17,7 @@ from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError
 Term = tuple[float, Any, kernels.Kernel | None]
 
 
-def kernel_of(estimator: Any, gamma: float | None, n_features: int) -> kernels.Kernel:
+def convert_kernel(estimator: Any, gamma: float | None, n_features: int) -> kernels.Kernel:
     """Return the kernel that an estimator names."""
     # Where an estimator has no gamma of its own, pairwise_kernels takes 1 / n_features; coef0 is 1 there.
     gamma = 1.0 / n_features if gamma is None else float(gamma)

@@ -27,13 +27,13 @@ from sklearn.preprocessing import FunctionTransformer
 from sklearn.semi_supervised import SelfTrainingClassifier
 
 from pytorch_grad_cam_pcasvm.head import vote
-from pytorch_grad_cam_pcasvm.head.build import stages_of
+from pytorch_grad_cam_pcasvm.head.build import convert_stages
 from pytorch_grad_cam_pcasvm.head.calibration import Calibration, Isotonic, PerClass, Platt, Temperature
 from pytorch_grad_cam_pcasvm.head.decisions import Decision, Ensemble, LinearDecision
 from pytorch_grad_cam_pcasvm.head.elementwise import Elementwise
-from pytorch_grad_cam_pcasvm.head.estimators.predictors import best_of, plain_voting, regression, softmax
-from pytorch_grad_cam_pcasvm.head.estimators.transformers import of_columns
-from pytorch_grad_cam_pcasvm.head.predictor import threshold_of
+from pytorch_grad_cam_pcasvm.head.estimators.predictors import decide_largest, plain_voting, regression, softmax
+from pytorch_grad_cam_pcasvm.head.estimators.transformers import select_columns
+from pytorch_grad_cam_pcasvm.head.predictor import read_threshold
 from pytorch_grad_cam_pcasvm.head.quadratic import Quadratic
 from pytorch_grad_cam_pcasvm.head.registry import stage_for, tensor
 from pytorch_grad_cam_pcasvm.head.stage import Stage
@@ -77,7 +77,9 @@ def _one_vs_one(estimator: OneVsOneClassifier) -> Stage:
 def _output_code(estimator: OutputCodeClassifier) -> Stage:
     members, _ = _members(estimator, estimator.estimators_)
     codes = tensor(estimator.code_book_)
-    return best_of([Union(members), Quadratic(codes, torch.ones_like(codes), 0 * codes[:, 0])], estimator.classes_)
+    return decide_largest(
+        [Union(members), Quadratic(codes, torch.ones_like(codes), 0 * codes[:, 0])], estimator.classes_
+    )
 
 
 @stage_for.register(CalibratedClassifierCV)
@@ -100,7 +102,7 @@ def _calibrated(estimator: CalibratedClassifierCV) -> Stage:
 
 def _members(estimator: Any, fitted: list[Any], *, binary: bool = True) -> tuple[list[Chain], list[Any]]:
     """Return the members of a meta-estimator, each a decision between two classes if binary, and their decisions."""
-    members = [Chain(stages_of(base)) for base in fitted]
+    members = [Chain(convert_stages(base)) for base in fitted]
     decisions = [member.stages[-1] for member in members]
     for base, decision in zip(fitted, decisions, strict=True):
         # A regressor is cut at 0.5, and of probabilities scikit-learn takes the second column.
@@ -111,11 +113,11 @@ def _members(estimator: Any, fitted: list[Any], *, binary: bool = True) -> tuple
             plain = sigmoid or bool(decision.voting.members)
         of_sklearn = isinstance(estimator, MultiOutputClassifier) or getattr(decision, "voting", None) is None
         if not plain or not (of_sklearn or decision.voting.of_sklearn):
-            raise _not_of(estimator, base, "a classifier that has one decision value for two classes, e.g. SVC")
+            raise _refuse_member(estimator, base, "a classifier that has one decision value for two classes, e.g. SVC")
     return members, decisions
 
 
-def _not_of(estimator: Any, member: Any, instead: str) -> NoClosedFormError:
+def _refuse_member(estimator: Any, member: Any, instead: str) -> NoClosedFormError:
     return NoClosedFormError(
         f"{type(estimator).__name__} of {type(member).__name__} is not supported", f"fit it with {instead}"
     )
@@ -129,13 +131,15 @@ def _soft_vote(estimator: VotingClassifier) -> Stage:
     if estimator.voting != "soft":
         raise NoClosedFormError("VotingClassifier(voting='hard') counts votes, a step", "use voting='soft'")
     weights = np.ones(len(estimator.estimators_)) if estimator.weights is None else estimator._weights_not_none
-    return _mean_probability(estimator, [Chain(stages_of(base)) for base in estimator.estimators_], weights)
+    return _mean_probability(estimator, [Chain(convert_stages(base)) for base in estimator.estimators_], weights)
 
 
 @stage_for.register(BaggingClassifier)
 def _bag(estimator: BaggingClassifier) -> Stage:
     if not hasattr(estimator.estimators_[0], "predict_proba"):
-        raise _not_of(estimator, estimator.estimators_[0], "a classifier that has probabilities, or it counts votes")
+        raise _refuse_member(
+            estimator, estimator.estimators_[0], "a classifier that has probabilities, or it counts votes"
+        )
     scores = hasattr(estimator.estimators_[0], "decision_function")
     return _mean_probability(estimator, _bagged(estimator), np.ones(len(estimator.estimators_)), scores=scores)
 
@@ -143,7 +147,9 @@ def _bag(estimator: BaggingClassifier) -> Stage:
 def _bagged(estimator: Any) -> list[Chain]:
     """Return the members of a bag, each with the features that it was given."""
     bag = zip(estimator.estimators_, estimator.estimators_features_, strict=True)
-    return [of_columns(list(stages_of(base)), columns.tolist(), estimator.n_features_in_) for base, columns in bag]
+    return [
+        select_columns(list(convert_stages(base)), columns.tolist(), estimator.n_features_in_) for base, columns in bag
+    ]
 
 
 def _mean_probability(estimator: Any, members: list[Chain], weights: Any, *, scores: bool = False) -> Stage:
@@ -151,7 +157,7 @@ def _mean_probability(estimator: Any, members: list[Chain], weights: Any, *, sco
     for member, fitted in zip(members, estimator.estimators_, strict=True):
         voting: Any = getattr(member.stages[-1], "voting", None)
         if voting is None or (voting.calibration is None and not voting.members):
-            raise _not_of(
+            raise _refuse_member(
                 estimator, fitted, "members whose probabilities are known, e.g. CalibratedClassifierCV(SVC())"
             )
         if voting.n_classes != len(estimator.classes_):
@@ -174,7 +180,7 @@ def _mean_probability(estimator: Any, members: list[Chain], weights: Any, *, sco
 @stage_for.register(BaggingRegressor)
 def _mean(estimator: Any) -> Stage:
     bag = isinstance(estimator, BaggingRegressor)
-    members = _bagged(estimator) if bag else [Chain(stages_of(base)) for base in estimator.estimators_]
+    members = _bagged(estimator) if bag else [Chain(convert_stages(base)) for base in estimator.estimators_]
     weights = np.ones(len(members)) if bag or estimator.weights is None else estimator._weights_not_none
     shares = tensor(weights / np.sum(weights))
     width = _plain_width(estimator, estimator.estimators_, [member.stages[-1] for member in members])
@@ -187,7 +193,7 @@ def _plain_width(estimator: Any, fitted: Sequence[Any], decisions: Sequence[Any]
     for base, decision in zip(fitted, decisions, strict=True):
         voting = getattr(decision, "voting", None)
         if voting is None or voting.inverse or voting.about == "classes":
-            raise _not_of(estimator, base, "regressors that predict their decision value, e.g. SVR")
+            raise _refuse_member(estimator, base, "regressors that predict their decision value, e.g. SVR")
     return int(decisions[0].n_outputs)
 
 
@@ -205,7 +211,7 @@ def _several_outputs(estimator: Any) -> Stage:
                 )
         members, _ = _members(estimator, estimator.estimators_)
     else:
-        members = [Chain(stages_of(base)) for base in estimator.estimators_]
+        members = [Chain(convert_stages(base)) for base in estimator.estimators_]
         _plain_width(estimator, estimator.estimators_, [member.stages[-1] for member in members])
     votes = vote.outputs(len(members), labels)
     return Ensemble(members, 1.0, votes, range(len(members)))
@@ -216,7 +222,7 @@ def _several_outputs(estimator: Any) -> Stage:
 def _stack(estimator: Any) -> Stage:
     members = []
     for fitted, method in zip(estimator.estimators_, estimator.stack_method_, strict=True):
-        stages = list(stages_of(fitted))
+        stages = list(convert_stages(fitted))
         voting = getattr(stages[-1], "voting", None)
         match method, voting:
             case "decision_function", vote.Vote(kind="Binary" | "OneVsRest", of_sklearn=True):
@@ -228,14 +234,16 @@ def _stack(estimator: Any) -> Stage:
             case "predict_proba", vote.Vote(kind="Binary" | "BinaryVote") if voting.calibration == softmax(2):
                 stages.append(Elementwise("logistic"))
             case _:
-                raise _not_of(estimator, fitted, _stackable(fitted, method, voting))
+                raise _refuse_member(estimator, fitted, _stackable(fitted, method, voting))
         members.append(Chain(stages))
     if estimator.passthrough:
         n = estimator.n_features_in_
-        members.append(of_columns([], range(n), n))
-    *stages, decision = stages_of(estimator.final_estimator_)
+        members.append(select_columns([], range(n), n))
+    *stages, decision = convert_stages(estimator.final_estimator_)
     if not isinstance(decision, Decision):
-        raise _not_of(estimator, estimator.final_estimator_, "a final estimator that decides, e.g. LogisticRegression")
+        raise _refuse_member(
+            estimator, estimator.final_estimator_, "a final estimator that decides, e.g. LogisticRegression"
+        )
     if decision.classes is not None:
         decision.classes = estimator.classes_  # it was fitted on their numbers
     return Chain([Union(members), *stages, decision])
@@ -261,8 +269,8 @@ def _stackable(fitted: Any, method: str, voting: Any) -> str:
 @stage_for.register(FixedThresholdClassifier)
 @stage_for.register(TunedThresholdClassifierCV)
 def _threshold(estimator: Any) -> Stage:
-    fitted, method, threshold, zero_is_second = threshold_of(estimator)
-    *stages, decision = stages_of(fitted)
+    fitted, method, threshold, zero_is_second = read_threshold(estimator)
+    *stages, decision = convert_stages(fitted)
     voting = decision.voting if isinstance(decision, Decision) else None
     curve: Any = None
     if voting is not None:
@@ -272,7 +280,7 @@ def _threshold(estimator: Any) -> Stage:
         platt = curve.curves[0]
         threshold = (math.log(1 / threshold - 1) - platt.b) / platt.a
     elif method != "decision_function" or voting is None or voting.kind != "Binary" or not voting.of_sklearn:
-        raise _not_of(
+        raise _refuse_member(
             estimator, fitted, "a threshold within (0, 1) of a sigmoid probability, or one of decision values"
         )
     shifted = Platt(curve.curves[0].a, curve.curves[0].b + curve.curves[0].a * threshold) if sigmoid else None
@@ -285,26 +293,28 @@ def _threshold(estimator: Any) -> Stage:
 
 @stage_for.register(TransformedTargetRegressor)
 def _transformed_target(estimator: TransformedTargetRegressor) -> Stage:
-    *stages, decision = stages_of(estimator.regressor_)
+    *stages, decision = convert_stages(estimator.regressor_)
     _plain_width(estimator, [estimator.regressor_], [decision])
     value, after = Union([Chain([*stages, decision])]), estimator.transformer_
     if isinstance(after, FunctionTransformer):
         function = after.inverse_func
         name = None if function is None else getattr(function, "__name__", "")
         if name is not None and (name not in ("exp", "expm1") or function is not getattr(np, name)):
-            raise _not_of(estimator, after, "the inverse function exp or expm1, or a scaler")
+            raise _refuse_member(estimator, after, "the inverse function exp or expm1, or a scaler")
         width = int(decision.n_outputs or 0)
         return Chain([value, regression(torch.eye(width).double(), torch.zeros(width).double(), name)])
     scale = stage_for(after)
     if not isinstance(scale, Scale) or not scale.linear:
-        raise _not_of(estimator, after, "a scaler of the target, e.g. StandardScaler, or the function exp or expm1")
+        raise _refuse_member(
+            estimator, after, "a scaler of the target, e.g. StandardScaler, or the function exp or expm1"
+        )
     return Chain([value, regression(scale.divisor.diag(), scale.shift - scale.offset * scale.divisor)])
 
 
 @stage_for.register(RANSACRegressor)
 @stage_for.register(SelfTrainingClassifier)
 def _convert_inner(estimator: Any) -> Stage:
-    return Chain(stages_of(estimator.estimator_))
+    return Chain(convert_stages(estimator.estimator_))
 
 
 def _calibration(calibrated: Any) -> Calibration:

@@ -8,7 +8,7 @@ from sklearn.cluster import BisectingKMeans, KMeans, MiniBatchKMeans
 from sklearn.neighbors import KernelDensity, LocalOutlierFactor, NearestNeighbors
 
 from pytorch_grad_cam_pcasvm.head import vote
-from pytorch_grad_cam_pcasvm.head.anomaly_scale import reach_of
+from pytorch_grad_cam_pcasvm.head.anomaly_scale import measure_reach
 from pytorch_grad_cam_pcasvm.head.decisions import LinearDecision
 from pytorch_grad_cam_pcasvm.head.distances import (
     CosineDistance,
@@ -74,7 +74,7 @@ def _local_outlier(estimator: LocalOutlierFactor) -> Stage:
     radii, densities = tensor(estimator._distances_fit_X_[:, k - 1]), tensor(estimator._lrd)
     stage = LocalOutlier(_points(estimator), densities, radii, k, float(estimator.offset_))
     # Each of these is of a training row that is no neighbour of its own.
-    least, reach = reach_of(estimator.offset_ - estimator.negative_outlier_factor_, is_distance=False)
+    least, reach = measure_reach(estimator.offset_ - estimator.negative_outlier_factor_, is_distance=False)
     stage.facts = Facts(least=least, reach=reach)
     return decision_of(stage, vote.one_class(zero_is_inlier=True))
 

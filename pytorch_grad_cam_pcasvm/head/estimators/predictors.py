@@ -25,11 +25,11 @@ from sklearn.semi_supervised._label_propagation import BaseLabelPropagation
 from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.head import vote
-from pytorch_grad_cam_pcasvm.head.anomaly_scale import reach_of
+from pytorch_grad_cam_pcasvm.head.anomaly_scale import measure_reach
 from pytorch_grad_cam_pcasvm.head.calibration import Calibration, PerClass, Platt, Temperature
 from pytorch_grad_cam_pcasvm.head.decisions import KernelSVM, LinearDecision
 from pytorch_grad_cam_pcasvm.head.elementwise import Elementwise
-from pytorch_grad_cam_pcasvm.head.estimators.covariances import kernel_of, process
+from pytorch_grad_cam_pcasvm.head.estimators.covariances import convert_kernel, process
 from pytorch_grad_cam_pcasvm.head.estimators.likeness import decision_of
 from pytorch_grad_cam_pcasvm.head.facts import Facts
 from pytorch_grad_cam_pcasvm.head.neighbours import Neighbours
@@ -61,7 +61,7 @@ def _svc(estimator: Any) -> Stage:
 
 def _machine(estimator: Any, voting: vote.Vote, classes: Any = None) -> Stage:
     points = tensor(estimator.support_vectors_)
-    kernel = kernel_of(estimator, estimator._gamma, points.shape[1])
+    kernel = convert_kernel(estimator, estimator._gamma, points.shape[1])
     support = torch.as_tensor(estimator.support_).long()
     dual_coef, intercept = tensor(estimator.dual_coef_), tensor(estimator.intercept_)
     stage = KernelSVM(kernel, points, dual_coef, intercept, list(estimator.n_support_), support, voting, classes)
@@ -153,7 +153,7 @@ def _perceptron(estimator: Any) -> Stage:
     if estimator._label_binarizer.y_type_.startswith("multilabel"):
         return Chain([*stages, _outputs(*layers[-1], labels=True)])
     if len(estimator.classes_) > 2:
-        return best_of([*stages, Affine(*layers[-1])], estimator.classes_, softmax(len(estimator.classes_)))
+        return decide_largest([*stages, Affine(*layers[-1])], estimator.classes_, softmax(len(estimator.classes_)))
     return Chain([*stages, LinearDecision(*layers[-1], plain_voting(2, softmax(2)), estimator.classes_)])
 
 
@@ -165,7 +165,7 @@ def softmax(n_classes: int) -> Calibration:
     return PerClass([Platt(-1.0, 0.0)]) if n_classes == 2 else Temperature(1.0)
 
 
-def best_of(stages: Sequence[Stage], classes: Any, probability: Calibration | None = None) -> Chain:
+def decide_largest(stages: Sequence[Stage], classes: Any, probability: Calibration | None = None) -> Chain:
     """Return the decision for the largest of C values, of which only differences count."""
     n = len(classes)
     weight = torch.tensor([[-1.0, 1.0]]).double() if n == 2 else torch.eye(n).double()
@@ -176,7 +176,7 @@ def best_of(stages: Sequence[Stage], classes: Any, probability: Calibration | No
 def _likeliest(centres: Any, roots: Any, offsets: Any, classes: Any, **facts: float) -> Chain:
     stage = Quadratic(tensor(centres), tensor(roots), tensor(offsets))
     stage.facts = Facts(**facts)
-    return best_of([stage], classes, softmax(len(classes)))
+    return decide_largest([stage], classes, softmax(len(classes)))
 
 
 @stage_for.register(QuadraticDiscriminantAnalysis)
@@ -224,7 +224,7 @@ def _reach_of_mixture(estimator: Any, means: Tensor, roots: Tensor) -> tuple[flo
         whitened = roots.dim() == 2
         shift = noise[own] * inverses[cluster] if whitened else noise[own] @ torch.linalg.inv(roots[cluster])
         rows[own] = means[cluster] + shift
-    return reach_of(-estimator.score_samples(rows.numpy()), is_distance=False)
+    return measure_reach(-estimator.score_samples(rows.numpy()), is_distance=False)
 
 
 @stage_for.register(EllipticEnvelope)
@@ -232,7 +232,7 @@ def _envelope(estimator: EllipticEnvelope) -> Stage:
     values, vectors = torch.linalg.eigh(tensor(estimator.get_precision()))
     roots = (vectors * values.clamp(min=0).sqrt()).unsqueeze(0)
     quadratic = Quadratic(tensor(estimator.location_).unsqueeze(0), roots, -tensor(estimator.offset_).reshape(1))
-    least, reach = reach_of(estimator.dist_ + estimator.offset_, is_distance=False)
+    least, reach = measure_reach(estimator.dist_ + estimator.offset_, is_distance=False)
     quadratic.facts = Facts(spread=float(np.trace(estimator.covariance_)), least=least, reach=reach)
     return decision_of(quadratic, vote.one_class(zero_is_inlier=True))
 
@@ -248,7 +248,7 @@ def _nearest_centroid(estimator: NearestCentroid) -> Stage:
     if priors is not None and not plain:
         deviations = tensor(estimator.within_class_std_dev_)
         spread, offsets = torch.where(deviations == 0, 1.0, deviations), 2 * tensor(np.log(priors))
-    stage = best_of([Quadratic(centres, (1 / spread).expand_as(centres), offsets)], estimator.classes_)
+    stage = decide_largest([Quadratic(centres, (1 / spread).expand_as(centres), offsets)], estimator.classes_)
     decision = stage.stages[-1]
     decision.voting = replace(decision.voting, of_sklearn=not plain)
     return stage
@@ -270,7 +270,7 @@ def _convert_counts(estimator: Any) -> Stage:
         weight, bias = weight - absent, bias + absent.sum(1)
     elif isinstance(estimator, ComplementNB) and len(estimator.classes_) > 1:
         bias = torch.zeros_like(bias)
-    return best_of([Affine(weight, bias)], estimator.classes_, softmax(len(estimator.classes_)))
+    return decide_largest([Affine(weight, bias)], estimator.classes_, softmax(len(estimator.classes_)))
 
 
 @stage_for.register(KNeighborsClassifier)
@@ -323,7 +323,7 @@ def _kernel_ridge(estimator: KernelRidge) -> Stage:
     points, weights = tensor(estimator.X_fit_), tensor(estimator.dual_coef_)
     weights = weights.reshape(len(points), -1)
     zeros = torch.zeros(weights.shape[1]).double()
-    kernel = kernel_of(estimator, estimator.gamma, points.shape[1])
+    kernel = convert_kernel(estimator, estimator.gamma, points.shape[1])
     sums = KernelMap(kernel, points, weights, zeros, reduces=False)
     return Chain([sums, regression(torch.eye(len(zeros)).double(), zeros)])
 
@@ -358,8 +358,8 @@ def _label_propagation(estimator: Any) -> Stage:
         raise NoClosedFormError(f"{type(estimator).__name__} has the kernel {estimator.kernel!r}", "fit it with 'rbf'")
     points, shares = tensor(estimator.X_), tensor(estimator.label_distributions_)
     zeros = torch.zeros(shares.shape[1]).double()
-    kernel = kernel_of(estimator, estimator.gamma, points.shape[1])
-    return best_of([KernelMap(kernel, points, shares, zeros, reduces=False)], estimator.classes_)
+    kernel = convert_kernel(estimator, estimator.gamma, points.shape[1])
+    return decide_largest([KernelMap(kernel, points, shares, zeros, reduces=False)], estimator.classes_)
 
 
 @stage_for.register(svm.SVR)

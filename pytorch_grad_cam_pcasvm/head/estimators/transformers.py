@@ -18,9 +18,9 @@ from sklearn.neighbors import NeighborhoodComponentsAnalysis
 from sklearn.pipeline import FeatureUnion
 from torch import Tensor
 
-from pytorch_grad_cam_pcasvm.head.build import stages_of
+from pytorch_grad_cam_pcasvm.head.build import convert_stages
 from pytorch_grad_cam_pcasvm.head.elementwise import FUNCTIONS, Elementwise, Power
-from pytorch_grad_cam_pcasvm.head.estimators.covariances import kernel_of
+from pytorch_grad_cam_pcasvm.head.estimators.covariances import convert_kernel
 from pytorch_grad_cam_pcasvm.head.facts import Facts
 from pytorch_grad_cam_pcasvm.head.registry import stage_for, tensor, transformer_for
 from pytorch_grad_cam_pcasvm.head.stage import Stage
@@ -172,7 +172,7 @@ def _kernel_pca(estimator: Any) -> Stage:
     centerer = estimator._centerer
     offset = float(centerer.K_fit_all_) * alphas.sum(0) - tensor(centerer.K_fit_rows_) @ alphas
     points = tensor(estimator.X_fit_)
-    kernel = kernel_of(estimator, getattr(estimator, "gamma_", estimator.gamma), points.shape[1])
+    kernel = convert_kernel(estimator, getattr(estimator, "gamma_", estimator.gamma), points.shape[1])
     return KernelMap(kernel, points, centred, offset, reduces=True)
 
 
@@ -181,7 +181,7 @@ def _nystroem(estimator: Nystroem) -> Stage:
     if not callable(estimator.kernel) and estimator.kernel_params:
         raise NoClosedFormError("Nystroem(kernel_params=...) is not supported", "pass gamma, degree and coef0 directly")
     points, coefficients = tensor(estimator.components_), tensor(estimator.normalization_).T
-    kernel = kernel_of(estimator, estimator.gamma, points.shape[1])
+    kernel = convert_kernel(estimator, estimator.gamma, points.shape[1])
     return KernelMap(kernel, points, coefficients, torch.zeros(coefficients.shape[1]).double(), reduces=False)
 
 
@@ -210,8 +210,8 @@ def beside(parts: Iterable[tuple[Any, Sequence[int], float]], n_features: int) -
     """Return transformers side by side, each with its columns of the features and a weight."""
     chains = []
     for part, columns, weight in parts:
-        stages = list(stages_of(part, transform=True))
-        chain = of_columns(stages, columns, n_features)
+        stages = list(convert_stages(part, transform=True))
+        chain = select_columns(stages, columns, n_features)
         if weight != 1:
             width = int(chain.n_outputs or 0)
             chain = Chain([*chain.stages, Affine(weight * torch.eye(width).double(), torch.zeros(width).double())])
@@ -219,7 +219,7 @@ def beside(parts: Iterable[tuple[Any, Sequence[int], float]], n_features: int) -
     return Union(chains)
 
 
-def of_columns(stages: Sequence[Stage], columns: Sequence[int], n_features: int) -> Chain:
+def select_columns(stages: Sequence[Stage], columns: Sequence[int], n_features: int) -> Chain:
     """Return a chain of stages that begins with some columns of the features."""
     all_columns = list(columns) == list(range(n_features))
     if all_columns and stages and Chain(stages).n_outputs is not None:
