@@ -43,7 +43,7 @@ def convert_stages(fitted: Any, *, transform: bool = False) -> Iterator[Stage]:
 
 
 def stages_of_head(fitted: Any) -> Iterator[Stage]:
-    """Yield the stages of a head, as :func:`convert_stages`; the last may be :class:`.Enumerated`, without a closed form.
+    """Yield a head's stages, as :func:`convert_stages`; the last may be :class:`.Enumerated`, without a closed form.
 
     That takes in the steps behind the reduction from the first without a closed form on.
 
