@@ -1,5 +1,6 @@
 """Teaching: heads on pooled features say which patches of faulty photos are the faults, anew in each fold."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -25,6 +26,7 @@ class Lesson:
         fold: the number of the fold that is left out; None: none is.
         cam: explains the head on their pooled features.
         head: that head.
+        trusted: whether that head tells faulty photos better than by chance; otherwise distances alone teach.
         maps: the contributions at the positions of patches, by number of a faulty photo.
         good_maps: the same of good photos, to each class of faults.
     """
@@ -33,6 +35,7 @@ class Lesson:
     fold: int | None
     cam: Any
     head: Any
+    trusted: bool
     maps: dict[int, Any] = field(default_factory=dict)
     good_maps: dict[Any, dict[int, Any]] = field(default_factory=dict)
 
@@ -72,21 +75,27 @@ class Teacher:
         )  # fmt: skip
         print("a head on pooled features, whose maps say where to look:")
         choice = choose(plain, features, labels, objects, make_svm, typed=False)
+        trusted = choice is None or _is_trusted(choice)
+        if not trusted:
+            print(
+                f"this head tells photos no better than by chance (AUROC {choice.score:.3f} \N{PLUS-MINUS SIGN} "
+                f"{choice.error:.3f}): the patches farthest from good ones are taken for faults, without its maps"
+            )
         lessons = []
         for number, (fit, _) in enumerate(photos.folds):
             own = photos.index(fit)
-            options = plain if choice is None else self._choose_again(plain, choice, own)
-            lessons.append(self._make_lesson(options, fit, number))
-        lessons.append(self._make_lesson(plain, photos.numbers, None))
+            options, own_trusted = (plain, trusted) if choice is None else self._choose_again(plain, choice, own)
+            lessons.append(self._make_lesson(options, fit, number, own_trusted))
+        lessons.append(self._make_lesson(plain, photos.numbers, None, trusted))
         self._explain(lessons)
         return lessons
 
-    def _choose_again(self, options: FitOptions, choice: Any, own: Any) -> FitOptions:
-        """Return the options of a head that is chosen among the same candidates by some photos alone."""
+    def _choose_again(self, options: FitOptions, choice: Any, own: Any) -> tuple[FitOptions, bool]:
+        """Return the options of a head chosen by some photos alone, and whether it tells them better than by chance."""
         from pytorch_grad_cam_pcasvm.model.choices import compare_candidates, pick_simplest, split_folds
 
         if len(choice.candidates) == 1:
-            return options
+            return options, _is_trusted(choice)
         features, labels = self._pooled.features.double().numpy()[own], self._photos.number_labels()[own]
         objects = None if self._photos.objects is None else self._photos.objects[self._photos.numbers][own]
         components = sorted({one.components for one in choice.candidates})
@@ -94,9 +103,9 @@ class Teacher:
         folds = split_folds(labels, objects)
         components = [count for count in components if count < min(len(fit) for fit, _ in folds)] or components[:1]
         chosen = pick_simplest(compare_candidates(features, labels, folds, make_svm(options), settings, components))
-        return replace(options, components=chosen.components, **chosen.settings)
+        return replace(options, components=chosen.components, **chosen.settings), _is_trusted(chosen)
 
-    def _make_lesson(self, options: FitOptions, fit: Any, fold: int | None) -> Lesson:
+    def _make_lesson(self, options: FitOptions, fit: Any, fold: int | None, trusted: bool) -> Lesson:
         """Return the head that is fitted on the pooled features of some photos, and its method."""
         from pytorch_grad_cam_pcasvm import ContributionCAM, PCASVMNet
 
@@ -104,10 +113,11 @@ class Teacher:
         _, head = fit_classifier(options, self._pooled.features.numpy()[own], self._photos.labels[own], 0)
         head.training_set.means |= self._pooled.means
         net = PCASVMNet(self._made.net, head, self._layer, pool=self._pool).eval()
-        return Lesson(fit, fold, ContributionCAM(net, list(self._layers)), head)
+        return Lesson(fit, fold, ContributionCAM(net, list(self._layers)), head, trusted)
 
     def _explain(self, lessons: Sequence[Lesson]) -> None:
         """Compute the maps of all lessons; each photo is read once."""
+        import torch
         from tqdm.auto import tqdm
 
         from pytorch_grad_cam_pcasvm.data.images import Images
@@ -120,19 +130,25 @@ class Teacher:
         faults = [name for name in dict.fromkeys(label_of.values()) if name != normal]
         numbers = sorted(label_of, key=lambda number: label_of[number] == normal)
         device = find_device(self._made.net)
-        with tqdm(total=len(numbers), desc="maps", unit="photo") as bar:
-            for start in range(0, len(numbers), _BATCH):
+        for lesson in lessons:
+            if not lesson.trusted:
+                blank = torch.zeros(math.prod(grid))
+                lesson.maps = dict.fromkeys(numbers, blank)
+                lesson.good_maps = dict.fromkeys(faults, lesson.maps)
+        taught = [lesson for lesson in lessons if lesson.trusted]
+        with tqdm(total=len(numbers), desc="maps", unit="photo", disable=not taught) as bar:
+            for start in range(0, len(numbers), _BATCH) if taught else ():
                 batch = images.read(numbers[start : start + _BATCH])
                 x, rows = batch.images.to(device), batch.rows
                 faulty = [place for place, row in enumerate(rows) if label_of[row] != normal]
                 good = [place for place, row in enumerate(rows) if label_of[row] == normal]
-                for lesson in lessons:
+                for lesson in taught:
                     some = [place for place in faulty if rows[place] in lesson.fit]
                     if some:
                         labels = [label_of[rows[place]] for place in some]
                         maps = explain_faults(lesson.cam, x[some], labels, normal, grid)
                         lesson.maps |= {rows[place]: one.flatten() for place, one in zip(some, maps, strict=True)}
-                for name in faults if good else ():
+                for name in faults if good and lessons[-1].trusted else ():
                     maps = explain_faults(lessons[-1].cam, x[good], [name] * len(good), normal, grid)
                     own = lessons[-1].good_maps.setdefault(name, {})
                     own |= {rows[place]: one.flatten() for place, one in zip(good, maps, strict=True)}
@@ -173,6 +189,11 @@ class Teacher:
                         doubtful += by_class[name].list_doubtful(usual).tolist()
             suspicions.append(by_class)
         return suspicions, doubtful
+
+
+def _is_trusted(found: Any) -> bool:
+    """Return whether an AUROC, of a candidate or a choice, is above chance by two standard errors; also if unknown."""
+    return not found.score - 2 * found.error <= 0.5
 
 
 def make_svm(options: FitOptions) -> Any:

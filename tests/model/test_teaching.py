@@ -128,6 +128,16 @@ def test_suspicion_is_the_sum_of_contributions_and_distances_each_standardised(t
     assert len(rows) == 3 * len(faulty) + len(good) * GRID * GRID
 
 
+def test_where_maps_say_nothing_the_farthest_patches_are_the_faults():
+    distances = np.random.default_rng(1).random((3, 20))
+    alone = Suspicion(np.arange(3), np.zeros((3, 20)), distances)
+    assert alone.pick(2).tolist() == np.argsort(-distances, 1)[:, :2].tolist()
+    usual = Suspicion(np.arange(3, 6), np.zeros((3, 20)), distances / 2)
+    assert alone.list_doubtful(usual).tolist() == [n for n in range(3) if distances[n].max() <= np.quantile(
+        distances.max(1) / 2, 0.95
+    )]  # fmt: skip
+
+
 def test_distances_to_parts_of_the_good_photos_leave_out_the_object_itself():
     random = np.random.default_rng(3)
     features = torch.from_numpy(random.normal(size=(9, 5, 2, 3)))
