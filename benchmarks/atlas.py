@@ -141,7 +141,7 @@ def synthetic(out: Path, rows: int) -> Path:
         names = ("label", "prediction")
         block |= {name: random.integers(0, 2, count).tolist() for name in names} | {"thumbnail": [b""] * count}
         block["id"] = [str(row) for row in range(start, start + count)]
-        marks = {"atlas": manifest.digest_of(entries), "number": number, "bad": {}}
+        marks = {"atlas": manifest.digest_manifest(entries), "number": number, "bad": {}}
         shards.write(out, number, block, {"label": "int", "prediction": "int", "id": "str"}, marks)
     manifest.write(out, entries)
     return out

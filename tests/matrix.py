@@ -26,7 +26,7 @@ from sklearn.svm import SVC
 from test_program import CASES, made
 
 from pytorch_grad_cam_pcasvm import PCASVMNet, export, extract_features, mean_activations, methods
-from pytorch_grad_cam_pcasvm.export.outputs import compared, outputs_of
+from pytorch_grad_cam_pcasvm.export.outputs import compared, name_outputs
 
 LARGEST = 1e-5
 COUNTS = (1, 3, 7)
@@ -101,13 +101,13 @@ def difference(case: tuple[str, ...]) -> tuple[float, str]:
                 np.save(f"{folder}/x{count}.npy", pictures(count, x.shape[-1]).numpy())
             subprocess.run([sys.executable, "-c", _RUN, folder, *map(str, COUNTS)], check=True)
             batches = [torch.from_numpy(np.load(f"{folder}/x{count}.npy")) for count in COUNTS]
-            expected = [outputs_of(cam.explain(images, targets)) for images in batches]
+            expected = [name_outputs(cam.explain(images, targets)) for images in batches]
             found = [dict(np.load(f"{folder}/found{count}.npz")) for count in COUNTS]
         worst = largest(found, expected)
         if worst <= LARGEST:
             return worst, ""
         cam.model.double()
-        exact = [outputs_of(cam.explain(images.double(), targets)) for images in batches]
+        exact = [name_outputs(cam.explain(images.double(), targets)) for images in batches]
         own = largest([{name: x.numpy() for name, x in each.items()} for each in expected], exact)
         ours = largest(found, exact)
         return ours, f"from explain {worst:.1e}; in double precision: the file {ours:.1e}, explain {own:.1e}"

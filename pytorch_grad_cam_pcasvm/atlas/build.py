@@ -22,9 +22,9 @@ from pytorch_grad_cam_pcasvm.atlas.run import (
     begin,
     find_kind,
     finish,
-    first_of,
     list_missing,
     make,
+    read_first,
     refuse_child,
     refuse_other,
 )
@@ -131,7 +131,7 @@ def build(
     images = Images(dataset, transform, picture, thumbnails=THUMBNAIL if thumbnails else 0, exif=turned)
     # The components of several patches are many targets already.
     block = block or (1 if is_dense(net.pool) else BLOCK.get(find_device(net).type, BLOCK["cuda"]))
-    first = first_of(images)
+    first = read_first(images)
     with evaluating(net), torch.no_grad():
         output = net(first.images.to(find_device(net)))
     if output.components is None:
@@ -157,7 +157,7 @@ def build(
         images,
         explainer,
         folder.absolute(),
-        manifest.digest_of(entries),
+        manifest.digest_manifest(entries),
         shard_size,
         batch_size,
         tuple(first.images.shape[1:]),

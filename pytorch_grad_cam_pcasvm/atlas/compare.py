@@ -65,7 +65,7 @@ def compare(job: Job, missing: Collection[int], verify: bool, workers: int, prog
 
 def _list_images(job: Job, number: int, verify: bool, different: dict[str, str]) -> list[_Image]:
     """Return the images of a shard that are to be read and compared; compare the labels that are known without."""
-    shard = shards.name_of(number)
+    shard = shards.name_shard(number)
     path = job.folder / shard
     with shards.open_shard(path) as file:
         first = shards.read_marks(file).get("first")

@@ -35,7 +35,7 @@ def export(store: Any, kind: str, path: Path) -> Path:
     return path
 
 
-def frame_of(store: Any) -> Any:
+def make_frame(store: Any) -> Any:
     """Return a DataFrame of an atlas: see :meth:`Atlas.to_pandas`."""
     try:
         import pandas as pd

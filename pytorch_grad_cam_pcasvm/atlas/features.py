@@ -18,9 +18,9 @@ from pytorch_grad_cam_pcasvm.atlas.run import (
     begin,
     find_kind,
     finish,
-    first_of,
     list_missing,
     make,
+    read_first,
     refuse_child,
     refuse_other,
 )
@@ -146,7 +146,7 @@ def extract(
     varies = isinstance(network, Tiled) and network.canvas is None  # with the size of photos, which come one by one
     block = 1 if varies else block or BLOCK.get(find_device(network).type, BLOCK["cuda"])
     source = FeatureSource.of(network, layer, pool)
-    first = first_of(images)
+    first = read_first(images)
     extractor = Extractor(network, source.where, pool, block, means, first.images.to(find_device(network)))
     for _ in range(2):  # only the first pass runs what is behind the features, whose means would be those of one image
         probe = extractor(Batch(first.rows, first.images.to(find_device(network)), first.labels, [], {}))
@@ -177,7 +177,7 @@ def extract(
     }
     folder = Path(out)
     job = engines.Job(
-        images, extractor, folder.absolute(), manifest.digest_of(entries), shard_size, batch_size,  # type: ignore[arg-type]
+        images, extractor, folder.absolute(), manifest.digest_manifest(entries), shard_size, batch_size,  # type: ignore[arg-type]
         () if varies else tuple(first.images.shape[1:]), kinds, skip_bad_images,
     )  # fmt: skip
     refuse_child()
@@ -302,7 +302,7 @@ class Features:
             )
         names = ["features", *(["label"] if "label" in self.manifest["kinds"] else [])]
         for number in range(-(-self.manifest["images"] // self.manifest["shard_size"])):
-            path = self.folder / shards.name_of(number)
+            path = self.folder / shards.name_shard(number)
             with shards.open_shard(path) as file:
                 if not file.metadata.num_rows:  # none of its images can be read
                     continue

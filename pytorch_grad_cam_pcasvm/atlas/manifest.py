@@ -32,7 +32,7 @@ _DIGESTS = {
 }
 
 
-def digest_of(entries: Mapping[str, Any]) -> str:
+def digest_manifest(entries: Mapping[str, Any]) -> str:
     """Return the digest by which shards know their atlas."""
     same = {key: value for key, value in entries.items() if key not in _OF_THE_RUN}
     return _checksum(same)

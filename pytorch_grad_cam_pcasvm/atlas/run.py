@@ -21,7 +21,7 @@ BLOCK = {"cpu": 16, "cuda": 64}
 SHARD_BYTES = 64 * 2**20  # of maps, which are held in memory until a shard is complete
 
 
-def first_of(images: Images) -> Batch:
+def read_first(images: Images) -> Batch:
     """Return the first image that can be read."""
     for row in range(len(images)):
         batch = images.read([row])
@@ -81,7 +81,7 @@ def list_missing(job: engines.Job) -> list[int]:
     """Return the numbers of the shards that are to be made; refuse one that is broken."""
     missing = []
     for number in job.shards:
-        path = job.folder / shards.name_of(number)
+        path = job.folder / shards.name_shard(number)
         if not path.exists():
             missing.append(number)
             continue
@@ -126,7 +126,7 @@ def finish(job: engines.Job, entries: dict[str, Any]) -> None:
     rows = 0
     bad: dict[str, str] = {}
     for number in job.shards:
-        with shards.open_shard(job.folder / shards.name_of(number), job.atlas, number) as file:
+        with shards.open_shard(job.folder / shards.name_shard(number), job.atlas, number) as file:
             rows += file.metadata.num_rows
             bad |= shards.read_marks(file)["bad"]
     if not rows:

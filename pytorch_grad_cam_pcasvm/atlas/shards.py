@@ -20,7 +20,7 @@ ROW_GROUP = 256  # rows that are read together where maps of single rows are ask
 _KINDS = {"bool": pa.bool_(), "int": pa.int64(), "float": pa.float64(), "str": pa.string()}
 
 
-def name_of(number: int) -> str:
+def name_shard(number: int) -> str:
     """Return the file name of a shard."""
     return f"part-{number:05d}.parquet"
 
@@ -56,7 +56,7 @@ def write(
         fields.append(pa.field(name, array.type, metadata={"shape": json.dumps(shape)}))
     metadata = {key: json.dumps(value) for key, value in marks.items()}
     table = pa.Table.from_arrays(arrays, schema=pa.schema(fields, metadata=metadata))
-    path = folder / name_of(number)
+    path = folder / name_shard(number)
     try:
         with atomically(path) as file:
             # Maps hardly shrink: what compresses is the few labels.

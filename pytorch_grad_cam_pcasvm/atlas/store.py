@@ -227,9 +227,9 @@ class Atlas(Columns):
         Raises:
             ImportError: pandas is not installed.
         """
-        from pytorch_grad_cam_pcasvm.atlas.export import frame_of
+        from pytorch_grad_cam_pcasvm.atlas.export import make_frame
 
-        return frame_of(self)
+        return make_frame(self)
 
     def export(self, kind: str, path: str | Path) -> Path:
         """Export the atlas for another tool, one block of rows at a time.

@@ -22,9 +22,9 @@ class Table:
 
     def __init__(self, folder: Path, entries: Mapping[str, Any]) -> None:
         self.folder, self.columns = folder, entries["columns"]
-        digest, counts = manifest.digest_of(entries), []
+        digest, counts = manifest.digest_manifest(entries), []
         for number in range(-(-entries["images"] // entries["shard_size"])):
-            path = folder / shards.name_of(number)
+            path = folder / shards.name_shard(number)
             if not path.exists():
                 raise ValueError(f"the shard {path} is missing: run the same build again to make it")
             with shards.open_shard(path, digest, number) as file:
@@ -45,7 +45,7 @@ class Table:
         """Yield columns of the files, one shard at a time, each with the position of its first row."""
         for number, start in enumerate(self._starts[:-1]):
             if self._starts[number + 1] > start:
-                path = self.folder / shards.name_of(number)
+                path = self.folder / shards.name_shard(number)
                 with shards.open_shard(path) as file:
                     yield int(start), shards.read(path, file, names)
 
@@ -58,7 +58,7 @@ class Table:
             (places,) = np.nonzero(shard == number)
             offsets = positions[places] - self._starts[number]
             groups, of_place = np.unique(offsets // shards.ROW_GROUP, return_inverse=True)
-            path = self.folder / shards.name_of(int(number))
+            path = self.folder / shards.name_shard(int(number))
             with shards.open_shard(path) as file:
                 read = shards.read(path, file, names, groups.tolist())
             chosen = of_place * shards.ROW_GROUP + offsets % shards.ROW_GROUP

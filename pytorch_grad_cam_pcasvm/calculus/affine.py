@@ -137,7 +137,7 @@ class AffineBeginning:
             return False  # every image has its own: slower, and right as well
         if len(recorded) == 1:
             return True
-        outputs = self.tape.outputs_of(self.tape.replay({self.end: recorded[:1].expand_as(recorded)}))
+        outputs = self.tape.list_outputs(self.tape.replay({self.end: recorded[:1].expand_as(recorded)}))
 
         def repeats(tensor: Tensor) -> bool:
             if tensor.shape[:1] != recorded.shape[:1]:

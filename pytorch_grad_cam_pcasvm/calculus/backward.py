@@ -306,7 +306,7 @@ class Walk(Pullback):
         return error
 
     def _at(self, step: Step) -> str:
-        where = self.tape.name_of(step.where)
+        where = self.tape.name_module(step.where)
         return f"in {where!r}: " if where else ""
 
     def _first_attention(self) -> Step:
@@ -348,7 +348,7 @@ class Walk(Pullback):
 
 def no_rule(tape: Tape, step: Step) -> NoClosedFormError:
     """Return the refusal of a step without a rule, which shows the tape."""
-    where = tape.name_of(step.where)
+    where = tape.name_module(step.where)
     error = NoClosedFormError(
         *advice(
             f"the path from the target layer to the features goes through {step.name}"

@@ -196,8 +196,8 @@ def _with_network(options: Any, bad: list[str]) -> tuple[int, Iterator[Drawn]]:
     import torch
 
     from pytorch_grad_cam_pcasvm.data.images import Images, as_picture
-    from pytorch_grad_cam_pcasvm.export.explainer import WHOLE, Sheets, frame_of
-    from pytorch_grad_cam_pcasvm.export.outputs import outputs_of
+    from pytorch_grad_cam_pcasvm.export.explainer import WHOLE, Sheets, find_frame
+    from pytorch_grad_cam_pcasvm.export.outputs import name_outputs
     from pytorch_grad_cam_pcasvm.export.titles import about
     from pytorch_grad_cam_pcasvm.head.anomalies import tells_anomalies
     from pytorch_grad_cam_pcasvm.maps.carried import carried
@@ -240,13 +240,13 @@ def _with_network(options: Any, bad: list[str]) -> tuple[int, Iterator[Drawn]]:
         maps = cam.explain(x, chosen)
         sheets = Sheets(about(maps.targets, net) | ends)
         sheets.outline, sheets.good = options.outline, find_normal(images.names)
-        outputs = {name: tensor.double().cpu().numpy() for name, tensor in outputs_of(maps).items()}
+        outputs = {name: tensor.double().cpu().numpy() for name, tensor in name_outputs(maps).items()}
         for place, (row, far) in enumerate(zip(batch.rows, unlike(maps.output), strict=True)):
             picture: Any = as_picture(images.picture(batch.images[place].float()))
             frame: Any = WHOLE
             if steps is not None:  # the picture itself, in its own shape
                 picture = originals[str(images.data.paths[row])]
-                frame = frame_of(picture.size, (x.shape[2], x.shape[3]), steps["resize"])
+                frame = find_frame(picture.size, (x.shape[2], x.shape[3]), steps["resize"])
             truth = None if images.names is None else images.names[batch.labels[place]]
             strongest = [chosen.index(package.PCATarget(b)) for b in parts[place]]
             shown = [*range(len(decisions)), *strongest] if ranked else None

@@ -8,7 +8,7 @@ from pytorch_grad_cam_pcasvm.cli.arguments import RUN
 from pytorch_grad_cam_pcasvm.cli.methods import choose_layers, choose_options, choose_targets
 from pytorch_grad_cam_pcasvm.cli.models import open_model
 from pytorch_grad_cam_pcasvm.data.photo_files import name_classes
-from pytorch_grad_cam_pcasvm.model.preparation import steps_of
+from pytorch_grad_cam_pcasvm.model.preparation import read_steps
 
 _TRIED = 4  # images
 _OTHER = "the backbone's transform does more than resize, crop and normalise: use export.onnx from Python"
@@ -40,7 +40,7 @@ def export(options: Any) -> None:
     if net.head.enumerated is not None:
         name = net.head.enumerated.predictor.name
         raise ValueError(f"{name} runs outside of PyTorch, and is in no such file: draw its maps with '{RUN} explain'")
-    transform, steps = preparation.transform, preparation.steps or steps_of(preparation.transform)
+    transform, steps = preparation.transform, preparation.steps or read_steps(preparation.transform)
     if steps is None:
         raise ValueError(_OTHER)
     method = getattr(package, options.method)

@@ -104,12 +104,9 @@ def choose_targets(options: Any, net: Any) -> list[Any]:
         decisions = [anomaly_target(net.head, at)]
     elif dense and net.head.classes_ is not None:
         absent = [name for name in (net.head.normal, BACKGROUND) if name in labels]
-        # Against the normal class: of more classes, a margin may be above 0 where the normal one is ahead.
-        decisions = [
-            package.SVMTarget(name, versus=absent[0] if absent else None, at=at)
-            for name in labels
-            if name not in absent
-        ]
+        # Of more than two classes a margin may be above 0 where the normal one is ahead.
+        rival = absent[0] if absent and len(labels) > 2 else None
+        decisions = [package.SVMTarget(name, versus=rival, at=at) for name in labels if name not in absent]
     return [*(package.PCATarget(b, at=options.at) for b in range(count)), *decisions]
 
 

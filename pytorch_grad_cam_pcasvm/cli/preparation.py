@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pytorch_grad_cam_pcasvm.model.backbones import Backbone
-from pytorch_grad_cam_pcasvm.model.preparation import Preparation, bring_to_size, measure_size, steps_of
+from pytorch_grad_cam_pcasvm.model.preparation import Preparation, bring_to_size, measure_size, read_steps
 
 _OF_03 = {"resize": "crop"}  # what heads say that say nothing: those of version 0.3
 _SHALLOW = 14  # bits, of 16: who uses no more of them takes black pictures for his own
@@ -37,7 +37,7 @@ def choose_preparation(
             )
         reading[name] = of_head if typed is None else typed
     transform: Any = made.transform
-    steps = None if made.own else steps_of(transform)
+    steps = None if made.own else read_steps(transform)
     if steps is None:
         if options.resize is not None:
             raise ValueError(
@@ -90,7 +90,7 @@ def resize_of_masks(preparation: Preparation) -> Any:
     Raises:
         ValueError: the transform does more than resize, crop and normalise, so that nobody knows.
     """
-    steps = preparation.steps or steps_of(preparation.transform)
+    steps = preparation.steps or read_steps(preparation.transform)
     if steps is None:
         raise ValueError(
             "the transform of the backbone does more than resize, crop and normalise, so where a mask lies is unknown: "

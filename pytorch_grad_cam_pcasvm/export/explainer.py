@@ -185,7 +185,7 @@ def framed(
     return picture.crop((left, top, left + width, top + height))
 
 
-def frame_of(picture: tuple[int, int], size: tuple[int, int], resize: int | str | None) -> tuple[float, ...]:
+def find_frame(picture: tuple[int, int], size: tuple[int, int], resize: int | str | None) -> tuple[float, ...]:
     """Return the part of a picture that a network sees: left, top, right and bottom, as shares of its sides.
 
     Args:
@@ -242,7 +242,7 @@ class Sheets:
         Args:
             picture: the picture.
             values: the map.
-            frame: the part of the picture that the map is of, see :func:`frame_of`.
+            frame: the part of the picture that the map is of, see :func:`find_frame`.
         """
         values = _placed(values.astype(np.float32), picture.size, frame, Image.Resampling.BILINEAR, 0.0)
         count = len(self._colours)
@@ -460,7 +460,7 @@ class Sheets:
             picture: the picture.
             found: the outputs.
             row: which of their images it is.
-            frame: the part of the picture that the network saw, see :func:`frame_of`.
+            frame: the part of the picture that the network saw, see :func:`find_frame`.
             truth: the class that the picture is labelled; None: not known.
             shown: the numbers of the targets to draw, in their order; None: decisions, then components.
             note: what else to say above.
@@ -756,7 +756,7 @@ class Explainer(Sheets):
         """Return a picture with its maps over it, in its own shape; see :meth:`Sheets.drawn`."""
         self.seen(picture)  # which refuses what is no picture for the network
         input_format = self.about["input"]
-        frame = frame_of(picture.size, tuple(input_format["shape"][1:]), input_format["resize"])
+        frame = find_frame(picture.size, tuple(input_format["shape"][1:]), input_format["resize"])
         return self.drawn(picture, found, row, frame=frame, truth=truth)
 
 

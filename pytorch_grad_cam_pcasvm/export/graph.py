@@ -21,7 +21,7 @@ from torch.fx.experimental.symbolic_shapes import (
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pytorch_grad_cam_pcasvm.export.outputs import checked, outputs_of
+from pytorch_grad_cam_pcasvm.export.outputs import checked, name_outputs
 from pytorch_grad_cam_pcasvm.export.rewrites import narrow_before_expanding, plain_softmaxes, plain_zeros
 from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
 from pytorch_grad_cam_pcasvm.methods.grad_cam_protocol import ClosedFormCAM
@@ -187,7 +187,7 @@ def _graph(
     )
 
     def run(images: Tensor) -> tuple[Tensor, ...]:
-        outputs = outputs_of(cam.explain(images, targets), size)
+        outputs = name_outputs(cam.explain(images, targets), size)
         names[:] = outputs
         return tuple(outputs.values())
 
@@ -222,7 +222,7 @@ def _graph(
             "use x.shape[0], which is a symbol then",
             "where it is a second derivative, export ContributionCAM or ClosedFormGradCAM",
         )
-    name_of = {id(value): name for name, value in [*cam.model.named_parameters(), *cam.model.named_buffers()]}
+    name_module = {id(value): name for name, value in [*cam.model.named_parameters(), *cam.model.named_buffers()]}
     weights = {}
     narrow_before_expanding(graph.graph)
     plain_softmaxes(graph.graph)
@@ -230,7 +230,7 @@ def _graph(
     graph.graph.eliminate_dead_code()
     for node in graph.graph.find_nodes(op="get_attr"):
         value = getattr(graph, node.target)
-        node.target = name_of.get(id(value), node.target).replace(".", "_")
+        node.target = name_module.get(id(value), node.target).replace(".", "_")
         weights[node.target] = nn.Buffer(value.detach().clone())
     return GraphModule(weights, graph.graph), names
 

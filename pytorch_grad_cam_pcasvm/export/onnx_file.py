@@ -16,7 +16,7 @@ from pytorch_grad_cam_pcasvm import __version__
 from pytorch_grad_cam_pcasvm.export.explainer import AS_STORED, FORMAT, KEY, opened
 from pytorch_grad_cam_pcasvm.export.graph import traced_program
 from pytorch_grad_cam_pcasvm.export.operators import decompositions
-from pytorch_grad_cam_pcasvm.export.outputs import checked, describe_sample, outputs_of
+from pytorch_grad_cam_pcasvm.export.outputs import checked, describe_sample, name_outputs
 from pytorch_grad_cam_pcasvm.export.titles import about
 from pytorch_grad_cam_pcasvm.head import Head
 from pytorch_grad_cam_pcasvm.head.anomaly_scale import anomaly_range, usual_reach
@@ -127,7 +127,7 @@ def onnx(
         pictures["exif"] = True
     if sum(value.nbytes for value in (*cam.model.parameters(), *cam.model.buffers())) > _MOST_BYTES:
         raise NoProgramError("a network of more than 2 GB does not fit into one ONNX file", "use export.program")
-    names = [*outputs_of(maps, size)]
+    names = [*name_outputs(maps, size)]
     count = sum(node.op == "call_function" for node in program.graph.nodes)
     tell(f"traced {count:,} operations; converting them to ONNX")
     model = _converted(program, names, opset)
@@ -251,7 +251,7 @@ def _metadata(cam: ClosedFormCAM, maps: SignedMaps, images: Tensor, pictures: di
 
 def _anomaly_range(maps: SignedMaps, head: Head | None) -> dict[str, Any]:
     """Return where the colours of anomalies start and end: by the training set, or else by the given images."""
-    anomalies = outputs_of(maps).get("anomaly")
+    anomalies = name_outputs(maps).get("anomaly")
     if anomalies is None or head is None:
         return {}
     usual = usual_reach(head)

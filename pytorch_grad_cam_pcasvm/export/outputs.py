@@ -37,7 +37,7 @@ _OF_VALUES = "scores", "values", "baseline_values"
 _BESIDE = {"baseline_values": "values", "remainder": "values"}
 
 
-def outputs_of(maps: SignedMaps, size: Sequence[int] | None = None) -> dict[str, Tensor]:
+def name_outputs(maps: SignedMaps, size: Sequence[int] | None = None) -> dict[str, Tensor]:
     """Return a program's outputs for maps, by name."""
     outputs: dict[str, Any] = {name: getattr(maps, name, None) for name in OUTPUTS}
     output = maps.output
@@ -169,7 +169,7 @@ def describe_sample(
         return {}
     if not _finite(expected):
         return {}
-    sizes = measure_sizes([outputs_of(maps, size), expected]) | {"maps": 1.0}
+    sizes = measure_sizes([name_outputs(maps, size), expected]) | {"maps": 1.0}
     numbers = sampled_outputs({name: tensor.cpu().numpy() for name, tensor in expected.items()})
     sample["outputs"] = {
         name: {"numbers": array.tolist(), "size": float(sizes[name])} for name, array in numbers.items()
@@ -184,7 +184,7 @@ def _explained(cam: ClosedFormCAM, x: Tensor, maps: SignedMaps, size: Sequence[i
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return outputs_of(cam.explain(x, maps.targets), size)
+            return name_outputs(cam.explain(x, maps.targets), size)
     finally:
         cam._warnings = previous
 

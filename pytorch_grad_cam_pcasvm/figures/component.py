@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from pytorch_grad_cam_pcasvm.figures.blocks import heading, list_labels, subject
 from pytorch_grad_cam_pcasvm.figures.grid import check_maps
-from pytorch_grad_cam_pcasvm.figures.steps import decision_of
+from pytorch_grad_cam_pcasvm.figures.steps import choose_decision
 from pytorch_grad_cam_pcasvm.figures.style import (
     BLUE,
     MARKERS,
@@ -152,7 +152,7 @@ def plot_component(
         >>> figure = plot_component(net, 0, images, target_layer="layer2", count=1)
     """
     cam = choose_method(net, target_layer, cam)
-    target = decision_of(target, net.head, normal)
+    target = choose_decision(target, net.head, normal)
     x = checked_images(images)
     source = as_array(x if pictures is None else pictures)
     p, predicted, output = values_of(net, x, batch_size)
@@ -290,8 +290,8 @@ def _drawn(ends: Ends, along: Along, count: int, size: tuple[float, float] | Non
 
 def _titles(shown: Ends, along: Along) -> tuple[list[str], float]:
     """Return the class and value of every image shown, and the size of their letters."""
-    name_of = {row: name for name, mask in along.classes.items() for row in np.flatnonzero(mask)}
-    names, shrink = fitted([name_of[row] for row in shown.rows], _PICTURE, "small")
+    name_module = {row: name for name, mask in along.classes.items() for row in np.flatnonzero(mask)}
+    names, shrink = fitted([name_module[row] for row in shown.rows], _PICTURE, "small")
     values = [number(float(along.values[row])) for row in shown.rows]
     if along.group == "set":  # there are no classes
         return values, 1.0

@@ -6,7 +6,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from pytorch_grad_cam_pcasvm.figures.grid import check_maps
-from pytorch_grad_cam_pcasvm.figures.steps import Steps, decision_of, stand_below
+from pytorch_grad_cam_pcasvm.figures.steps import Steps, choose_decision, stand_below
 from pytorch_grad_cam_pcasvm.figures.style import LINES, filled, laid_out
 from pytorch_grad_cam_pcasvm.head import Head
 from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
@@ -73,7 +73,7 @@ def plot_decision(
     if not 0 <= row < len(components) or count < 1:
         raise ValueError(f"row {row}, count {count}: there are {len(components)} images, counted from 0")
     head = Head.of(head)
-    steps = Steps.of(components[row], head, decision_of(target, head, normal), count, classes)
+    steps = Steps.of(components[row], head, choose_decision(target, head, normal), count, classes)
     picture = pictures[row]
     width, height = steps.needed(picture)
     note = f"{LINES}. {how_to_read(steps)}" if outline else how_to_read(steps)

@@ -40,7 +40,7 @@ _BARS, _WORDS = 2.7, 1.9  # heights in inches: of the bars, of the words around 
 _HALO = [withStroke(linewidth=3, foreground="white")]
 
 
-def decision_of(target: Any, head: Head, normal: Any = None) -> Any:
+def choose_decision(target: Any, head: Head, normal: Any = None) -> Any:
     """Return the decision to draw: the one given, or :func:`.default_decision`.
 
     Raises:

@@ -168,7 +168,7 @@ class Head(Stack):
         Raises:
             TypeError: a stage is not from this package.
         """
-        return storage.digest_of(self.stages)
+        return storage.digest_stages(self.stages)
 
     def starts_as(self, other: "Head", count: int) -> bool:
         """Return whether the first stages of two heads compute the same values to the last bit."""

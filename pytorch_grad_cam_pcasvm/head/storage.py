@@ -207,7 +207,7 @@ def _every(parts: Sequence[Stage]) -> list[Stage]:
     return [module for part in parts for module in part.modules() if isinstance(module, Stage)]
 
 
-def digest_of(parts: list[Stage]) -> str:
+def digest_stages(parts: list[Stage]) -> str:
     """Return the digest of the stages of a head, which is also stored in its file."""
     tensors: dict[str, Tensor] = {}
     return _digest({"head": json.dumps(_encode(parts, tensors))}, tensors)

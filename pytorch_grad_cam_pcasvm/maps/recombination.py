@@ -20,7 +20,7 @@ from pytorch_grad_cam_pcasvm.targets import HotellingTarget, PCATarget, Residual
 from pytorch_grad_cam_pcasvm.targets.boundary_head import Boundary
 from pytorch_grad_cam_pcasvm.targets.jumps import find_deviations
 from pytorch_grad_cam_pcasvm.targets.output_gradients import OutputGradients, differentiate_targets
-from pytorch_grad_cam_pcasvm.targets.places import positions_of, take_region
+from pytorch_grad_cam_pcasvm.targets.places import list_positions, take_region
 from pytorch_grad_cam_pcasvm.targets.questions import resolve_targets
 from pytorch_grad_cam_pcasvm.targets.target import PlacedTarget
 
@@ -109,7 +109,7 @@ def at_place(components: SignedMaps, targets: Any, place: Any) -> tuple[SignedMa
     unplaced = [PCATarget(b) for b in range(len(components.targets))]
     output = components.output
     if isinstance(output, HeadOutput):
-        rows = take_region(output, positions_of(place, output.grid))
+        rows = take_region(output, list_positions(place, output.grid))
         output = HeadOutput.of(rows.head, rows.head_trace)
     return replace(components, targets=unplaced, output=output), [
         target.unplaced if isinstance(target, PlacedTarget) else target for target in listed

@@ -219,7 +219,7 @@ def describe_transform(transform: Any) -> Preparation:
     import numpy as np
     from PIL import Image
 
-    steps = steps_of(transform)
+    steps = read_steps(transform)
     if steps is not None:
         again = Cropped(measure_size(transform), **steps)
         noise = np.random.default_rng(0)
@@ -324,7 +324,7 @@ def _check_steps(steps: Any, *, crops: bool) -> None:
         raise ValueError(f"its steps have the interpolation {steps['interpolation']!r:.40}")
 
 
-def steps_of(transform: Any) -> dict[str, Any] | None:
+def read_steps(transform: Any) -> dict[str, Any] | None:
     """Return the steps of a torchvision or timm transform as arguments of ``export.onnx``; None if it does more."""
     steps = {type(step).__name__: step for step in getattr(transform, "transforms", [])}
     if "Resize" not in steps and not hasattr(transform, "resize_size"):

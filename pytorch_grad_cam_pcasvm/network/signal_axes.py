@@ -43,7 +43,7 @@ class SignalAxis(NamedTuple):
     whole: bool = False
 
 
-def positions_of(backbone: nn.Module, place: Place, x: Any) -> SignalAxis:
+def find_axis(backbone: nn.Module, place: Place, x: Any) -> SignalAxis:
     """Return the axis of positions of an output.
 
     Args:

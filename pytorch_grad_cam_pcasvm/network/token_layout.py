@@ -16,7 +16,7 @@ from pytorch_grad_cam_pcasvm.network.cells import Geometry
 from pytorch_grad_cam_pcasvm.network.inputs import each, pick_images, refuse_without_channels
 from pytorch_grad_cam_pcasvm.network.layout import Layout
 from pytorch_grad_cam_pcasvm.network.modules import list_modules, unchanged
-from pytorch_grad_cam_pcasvm.network.signal_axes import positions_of
+from pytorch_grad_cam_pcasvm.network.signal_axes import find_axis
 from pytorch_grad_cam_pcasvm.runtime.hooks import hooked
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -249,7 +249,7 @@ class _Probe:
 
     def _lay_out_signal(self, output: Tensor, count: int) -> Layout:
         """Return the layout of activations that may have channels first, (N, T, L), or be tokens, (N, L, T)."""
-        axes, whole = positions_of(self._backbone, self._place, self._x)
+        axes, whole = find_axis(self._backbone, self._place, self._x)
         if len(axes) != 1:
             reading = "with channels first or last" if axes else "in no way: no position follows the signal"
             raise _UnknownError(f"its shape {tuple(output.shape)} can be read {reading}")

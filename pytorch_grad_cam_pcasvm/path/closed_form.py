@@ -73,7 +73,7 @@ class ClosedFormPass(Pass):
         log_since(began, "start pass from %s", [self.names[target] for target in starts])
         if self.check is not None and self.tape.branches:
             self.check(self.exact or self, starts)
-        outputs = self.tape.outputs_of(values)
+        outputs = self.tape.list_outputs(values)
         for leaf in outputs:
             if has_gradient(leaf) and may_look(leaf) and not bool(leaf.isfinite().all()):
                 where = " and ".join(repr(self.names[target]) for target in starts)
@@ -89,7 +89,7 @@ class ClosedFormPass(Pass):
         """Return the pass through the same steps from other activations (N, T, ...), which may be dual numbers."""
         replayed = self.tape.replay({self._root(target): activations})
         values = [replayed.get(index, value) for index, value in enumerate(self.tape.values)]
-        output = self.tape.structured(self.tape.outputs_of(replayed))
+        output = self.tape.structured(self.tape.list_outputs(replayed))
         tape = replace(self.tape, values=values, output=output)
         return ClosedFormPass(tape, self.names)
 

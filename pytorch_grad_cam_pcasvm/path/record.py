@@ -82,7 +82,7 @@ class Path:
                 f"the target layer {name!r} does not lead to {where}", "choose a layer before them"
             )
             if cut is not None:
-                module = passed.tape.name_of(cut.where)
+                module = passed.tape.name_module(cut.where)
                 step = cut.name + (f" of {module!r}" if module else "")
                 error = NoClosedFormError(
                     f"no gradient leads from the target layer {name!r} to {where}: {step} passes none on",

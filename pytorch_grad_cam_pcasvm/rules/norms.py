@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.rules.registry import aten, list_dims, ratio, register_jacobian, with_dims
-from pytorch_grad_cam_pcasvm.rules.rule import Call, first_of, mid, resolution
+from pytorch_grad_cam_pcasvm.rules.rule import Call, mid, resolution, take_first
 from pytorch_grad_cam_pcasvm.runtime.numerics import quotient
 
 
@@ -115,7 +115,7 @@ def layer_norm(
     """``(x - mean) / sqrt(variance + eps)`` over the last dimensions."""
     grad = grad if weight is None else grad * weight
     dims = [-1 - i for i in range(len(normalized_shape))]
-    return _standardised(grad, input, first_of(base, input), dims, eps, summed=summed)
+    return _standardised(grad, input, take_first(base, input), dims, eps, summed=summed)
 
 
 @register_jacobian(*aten("rms_norm"), needs="inputs", tokens=_before_norm, sums_tokens=True)
@@ -134,7 +134,7 @@ def rms_norm(
     grad = grad if weight is None else grad * weight
     dims = [-1 - i for i in range(len(normalized_shape))]
     eps = torch.finfo(input.dtype).eps if eps is None else eps
-    return _standardised(grad, input, first_of(base, input), dims, eps, centred=False, summed=summed)
+    return _standardised(grad, input, take_first(base, input), dims, eps, centred=False, summed=summed)
 
 
 @register_jacobian(*aten("group_norm"), needs="inputs")
@@ -151,7 +151,7 @@ def group_norm(
 ) -> Tensor:
     """``(x - mean) / sqrt(variance + eps)`` over the positions of a group of channels."""
     grad = grad if weight is None else grad * weight.reshape(-1, *[1] * (input.dim() - 2))
-    x0 = first_of(base, input)
+    x0 = take_first(base, input)
     groups = input.reshape(input.shape[0], num_groups, -1)
     groups0 = groups if x0 is input else x0.reshape(x0.shape[0], num_groups, -1)
     return _standardised(grad.reshape(len(grad), *groups.shape), groups, groups0, [-1], eps).reshape(grad.shape)
@@ -220,7 +220,7 @@ def vector_norm(
     p = _order(ord)
     eps = resolution(grad, base)
     from_behind = [d - input.dim() for d in dims]
-    return with_dims(grad, dims, keepdim) * size_slope(input, first_of(base, input), p, from_behind, eps)
+    return with_dims(grad, dims, keepdim) * size_slope(input, take_first(base, input), p, from_behind, eps)
 
 
 @register_jacobian(*aten("norm"), needs="inputs", holds=_of_sum)
@@ -265,7 +265,7 @@ def _spread(root: bool, with_mean: bool) -> Callable[..., Tensor]:
             c = x - x.mean(dims, keepdim=True)
             return c, (c.square().sum(dims, keepdim=True) / divisor).sqrt()
 
-        (c, s), (c0, s0) = parts(input), parts(first_of(base, input))
+        (c, s), (c0, s0) = parts(input), parts(take_first(base, input))
         slope = ratio(mid(c, c0), mid(s, s0)) if root else 2 * mid(c, c0)
         of_spread, of_mean = grad if with_mean else (grad, None)
         pulled: Tensor | float = 0.0

@@ -163,7 +163,7 @@ def mid(x: Any, x0: Any) -> Any:
     return torch.lerp(x, x0, 0.5) if differ else x
 
 
-def first_of(base: Call | None, x: Tensor) -> Tensor:
+def take_first(base: Call | None, x: Tensor) -> Tensor:
     """Return the first argument of a call at the start; without one, as it is now."""
     return x if base is None else base.args[0]
 

@@ -57,7 +57,7 @@ class Tape:
     constants: list[tuple[Tensor, int | None, int | None]] = field(default_factory=list)
     _recorded: dict[Step, Call] = field(default_factory=dict, init=False, repr=False)
 
-    def name_of(self, module: nn.Module | None) -> str | None:
+    def name_module(self, module: nn.Module | None) -> str | None:
         """Return the dotted name of a module in the network, or None."""
         modules = () if self.network is None or module is None else self.network.named_modules()
         return next((name or type(module).__name__ for name, other in modules if other is module), None)
@@ -229,7 +229,7 @@ class Tape:
         log_since(began, "replayed %d steps", len(steps))
         return values
 
-    def outputs_of(self, values: Mapping[int, Tensor]) -> list[Tensor]:
+    def list_outputs(self, values: Mapping[int, Tensor]) -> list[Tensor]:
         """Return the tensors of the output after a replay."""
         return [
             leaf if index is None else values.get(index, leaf)
@@ -255,7 +255,7 @@ class Tape:
             whole = torch.cat([rows, recorded[len(recorded) - missing :].to(rows)]) if missing else rows
             padded[root] = whole.split(len(recorded))
         starts = (dict(zip(padded, blocks, strict=True)) for blocks in zip(*padded.values(), strict=True))
-        blocks = [self.outputs_of(self.replay(start)) for start in starts]
+        blocks = [self.list_outputs(self.replay(start)) for start in starts]
         if len(blocks) == 1 and not missing:
             return blocks[0]
         return [torch.cat(parts)[:count] for parts in zip(*blocks, strict=True)]
@@ -283,7 +283,7 @@ class Tape:
                 f"half precision is too coarse for this method, and the path cannot be run in single ({error})",
                 "use net.float()",
             ) from error
-        return replace(tape, output=tape.structured(tape.outputs_of(dict(enumerate(tape.values)))))
+        return replace(tape, output=tape.structured(tape.list_outputs(dict(enumerate(tape.values)))))
 
     def called(self, step: Step, values: Mapping[int, Tensor]) -> Any:
         """Return the outputs of a step for other values."""

@@ -183,7 +183,7 @@ class Chosen:
 
 
 @lru_cache(maxsize=256)
-def positions_of(place: Place, grid: Grid) -> Spans:
+def list_positions(place: Place, grid: Grid) -> Spans:
     """Return the positions of a place that is the same for all images.
 
     Raises:
@@ -259,7 +259,7 @@ def select_positions(target: Any, output: OfHead) -> Spans | Chosen:
         index = np.ravel_multi_index(np.array(target.at.places).T, output.grid.shape)
         return Chosen(torch.from_numpy(index).to(output.head_trace.values[0].device), output.grid.count)
     if target.at != "max":
-        return positions_of(target.at, output.grid)
+        return list_positions(target.at, output.grid)
     values = target.unplaced.value(HeadRun(output.head, output.head_trace))
     return Chosen(values.unflatten(0, (-1, output.grid.count)).argmax(1), output.grid.count)
 

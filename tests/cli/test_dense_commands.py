@@ -4,6 +4,7 @@ import csv
 import json
 import re
 import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from sklearn.model_selection import GroupKFold
 from sklearn.neighbors import NearestNeighbors
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
+from sklearn.svm import SVC
 from torch import nn
 from torchvision.transforms import v2
 
@@ -30,6 +32,7 @@ from pytorch_grad_cam_pcasvm import (
     load_model,
 )
 from pytorch_grad_cam_pcasvm.cli import main
+from pytorch_grad_cam_pcasvm.cli.methods import choose_targets
 from pytorch_grad_cam_pcasvm.data.masks import MaskFolder
 
 SIZE = 64
@@ -249,6 +252,18 @@ def test_classes_of_patches(parts, classifier, tmp_path, capsys):
     capsys.readouterr()
     assert main(["evaluate", *command, "--masks", str(parts / "masks"), "--out", str(tmp_path / "evaluation")]) == 0
     assert float(re.search(r"every position, pixel AUROC: ([01]\.\d+)", capsys.readouterr().out)[1]) > 0.9
+
+
+@pytest.mark.parametrize("names", [["background", "hair", "hole"], ["good", "hair", "hole"], ["hair", "hole", "rust"]])
+def test_of_several_classes_each_is_explained_against_the_normal_one(names):
+    """A margin against the mean of the others may be above 0 where the normal class is ahead."""
+    features = np.random.default_rng(0).normal(size=(30, 5))
+    head = Head.of(make_pipeline(StandardScaler(), PCA(2), SVC()).fit(features, np.array(names)[np.arange(30) % 3]))
+    head.training_set.preparation = {"normal": "good"} if "good" in names else None
+    options = SimpleNamespace(components=None, at=None, category=None, versus=None)
+    targets = choose_targets(options, SimpleNamespace(head=head, pool="dense"))
+    normal = None if "rust" in names else names[0]
+    assert targets == [SVMTarget(name, versus=normal, at="max") for name in names if name != normal]
 
 
 def test_cross_validation_leaves_out_whole_images(parts, capsys):

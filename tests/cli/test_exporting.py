@@ -18,7 +18,7 @@ from torchvision.transforms.functional import normalize, to_tensor
 
 from pytorch_grad_cam_pcasvm import ContributionCAM, Head, PCASVMNet, PCATarget, SVMTarget
 from pytorch_grad_cam_pcasvm.cli import main
-from pytorch_grad_cam_pcasvm.model.preparation import steps_of
+from pytorch_grad_cam_pcasvm.model.preparation import read_steps
 
 IMAGENET = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 
@@ -108,7 +108,7 @@ def test_what_cannot_be_explained_or_written(made, tmp_path, capsys):
 def test_the_steps_of_torchvisions_transforms(name):
     assert name in list_models()
     transform = get_model_weights(name).DEFAULT.transforms()
-    steps = steps_of(transform)
+    steps = read_steps(transform)
     assert (steps["resize"], steps["interpolation"]) == (transform.resize_size[0], transform.interpolation.value)
     assert (steps["mean"], steps["std"]) == ([*transform.mean], [*transform.std])
 
@@ -118,7 +118,7 @@ def test_the_steps_of_torchvisions_transforms(name):
 def test_the_steps_of_timms_transforms(name):
     timm = pytest.importorskip("timm")
     config = timm.data.resolve_model_data_config(timm.create_model(name, pretrained=False))
-    steps = steps_of(timm.data.create_transform(**config))
+    steps = read_steps(timm.data.create_transform(**config))
     assert steps["resize"] == int(config["input_size"][-1] / config["crop_pct"])
     assert steps["interpolation"] == config["interpolation"]
     assert np.allclose(steps["mean"], config["mean"])

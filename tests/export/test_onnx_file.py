@@ -35,7 +35,7 @@ from pytorch_grad_cam_pcasvm import (
 )
 from pytorch_grad_cam_pcasvm.export import explainer, onnx_file, titles
 from pytorch_grad_cam_pcasvm.export.explainer import KEY
-from pytorch_grad_cam_pcasvm.export.outputs import compared, outputs_of
+from pytorch_grad_cam_pcasvm.export.outputs import compared, name_outputs
 
 pytestmark = pytest.mark.optional
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -66,7 +66,7 @@ def test_onnxruntime_gives_what_explain_gives_for_any_number_of_images(case, tmp
     session = onnxruntime.InferenceSession(tmp_path / "explainer.onnx", providers=["CPUExecutionProvider"])
     for count in (1, 3, 7):
         images = torch.randn(count, 3, 8, 8)
-        expected = outputs_of(cam.explain(images, targets))
+        expected = name_outputs(cam.explain(images, targets))
         found = dict(zip(expected, session.run([*expected], {"images": images.numpy()}), strict=True))
         assert max(compared(found, expected).values()) < 1e-5
 
@@ -98,7 +98,10 @@ def test_a_log_ratio_far_from_all_support_vectors_is_that_of_explain(classes, tm
     reader = export.Explainer(tmp_path / "explainer.onnx")
     for contrast in (1, 2, 5, 20):
         images = contrast * torch.randn(5, 3, 8, 8)
-        expected, found = outputs_of(cam.explain(images, [LogRatioTarget(1), LogRatioTarget()])), reader(images.numpy())
+        expected, found = (
+            name_outputs(cam.explain(images, [LogRatioTarget(1), LogRatioTarget()])),
+            reader(images.numpy()),
+        )
         assert np.isfinite(found["values"]).all()
         assert compared(found, expected)["values"] < 1e-5
     nodes = onnx.load(tmp_path / "explainer.onnx").graph.node
@@ -119,7 +122,7 @@ def test_a_limit_on_the_path_is_no_decision_by_a_number(tmp_path):
     export.onnx(cam, x[:4], tmp_path / "explainer.onnx")
     images = torch.randn(5, 3, 8, 8)
     found = export.Explainer(tmp_path / "explainer.onnx")(images.numpy())
-    assert max(compared(found, outputs_of(cam.explain(images))).values()) < 1e-5
+    assert max(compared(found, name_outputs(cam.explain(images))).values()) < 1e-5
 
 
 def test_a_file_says_what_it_is_of_and_a_changed_network_has_another_digest(tmp_path):

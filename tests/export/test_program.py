@@ -32,7 +32,7 @@ from pytorch_grad_cam_pcasvm import (
 )
 from pytorch_grad_cam_pcasvm.export import graph
 from pytorch_grad_cam_pcasvm.export.operators import erfcx
-from pytorch_grad_cam_pcasvm.export.outputs import compared, outputs_of
+from pytorch_grad_cam_pcasvm.export.outputs import compared, name_outputs
 from pytorch_grad_cam_pcasvm.methods.perturbation import PerturbationCAM
 
 
@@ -125,7 +125,7 @@ def test_a_program_gives_what_explain_gives_for_any_number_of_images(case):
     explained = export.program(cam, x, targets).module()
     for count in (1, 3, 7):
         images = torch.randn(count, 3, 8, 8)
-        expected, found = outputs_of(cam.explain(images, targets)), explained(images)
+        expected, found = name_outputs(cam.explain(images, targets)), explained(images)
         assert list(found) == list(expected)
         for name, numbers in expected.items():
             beside = expected["values"] if name in ("baseline_values", "remainder") else numbers
@@ -243,7 +243,7 @@ class OnDevice(torch.Tensor):
 
 def test_outputs_are_compared_on_any_device_and_with_their_labels():
     cam, x, targets = made("pooled", "RBF", "ClosedFormGradCAM", "default")
-    expected = outputs_of(cam.explain(x, targets))
+    expected = name_outputs(cam.explain(x, targets))
     found = {name: numbers.clone().as_subclass(OnDevice) for name, numbers in expected.items()}
     assert set(compared(found, expected).values()) == {0.0}
     best = expected["scores"].argsort(1)
@@ -302,7 +302,7 @@ def test_writes_through_views_and_parts_of_one_tensor(end, method):
     rows = extract_features(net, [x], progress=False)[0]
     cam = method(PCASVMNet(net, make_pipeline(PCA(3), SVC()).fit(rows, torch.arange(40) % 2)), ["4"])
     explained = export.program(cam, x[:4]).module()
-    assert max(compared(explained(x[4:11]), outputs_of(cam.explain(x[4:11]))).values()) < 1e-5
+    assert max(compared(explained(x[4:11]), name_outputs(cam.explain(x[4:11]))).values()) < 1e-5
 
 
 class Branching(nn.Module):
@@ -355,7 +355,7 @@ def test_a_program_is_compiled_by_torch_and_ahead_of_time_for_cpp(tmp_path):
     cam, x, targets = made("dense", "RBF", "ClosedFormGradCAM", "default")
     program = export.program(cam, x, targets)
     images = torch.randn(5, 3, 8, 8)
-    expected = outputs_of(cam.explain(images, targets))
+    expected = name_outputs(cam.explain(images, targets))
     with torch.no_grad():
         assert largest(torch.compile(program.module())(images), expected) < 1e-5
     package = torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "explainer.pt2"))
@@ -380,4 +380,4 @@ def test_a_program_is_captured_as_a_cuda_graph(method):
     other = torch.randn_like(images)
     images.copy_(other)
     graph.replay()
-    assert largest(found, outputs_of(cam.explain(other, targets))) < 1e-5
+    assert largest(found, name_outputs(cam.explain(other, targets))) < 1e-5

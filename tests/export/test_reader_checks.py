@@ -23,7 +23,7 @@ from pytorch_grad_cam_pcasvm import (
 )
 from pytorch_grad_cam_pcasvm.export import onnx_file
 from pytorch_grad_cam_pcasvm.export.explainer import KEY, sample_image
-from pytorch_grad_cam_pcasvm.export.outputs import compared, outputs_of
+from pytorch_grad_cam_pcasvm.export.outputs import compared, name_outputs
 
 pytestmark = pytest.mark.optional
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -62,7 +62,7 @@ def test_photos_that_are_in_the_bank_are_no_hindrance(method, images, tmp_path):
     assert max(told["differences"].values()) < 1e-4
     others = torch.rand(5, 3, 16, 24)
     found = export.Explainer(tmp_path / "bank.onnx")(others.numpy())
-    assert max(compared(found, outputs_of(cam.explain(others, targets))).values()) < 1e-4
+    assert max(compared(found, name_outputs(cam.explain(others, targets))).values()) < 1e-4
 
 
 def test_other_numbers_are_noticed_where_photos_are_in_the_bank(tmp_path, monkeypatch):

@@ -158,12 +158,13 @@ def test_the_log_looks_at_no_number(problem, logged):
     cam = contributions(problem)
     with no_looks():  # as on a GPU
         cam.explain(problem.x, SVMTarget("ant"))
-        logged.messages()
+        told = logged.messages()
         with Looks():
             cam.explain(problem.x, SVMTarget("ant"))
-            told = logged.messages()
+            again = logged.messages()
     # Where nothing may be looked at, a search takes all of its steps, and is not known to have ended before.
     assert "40 steps at features towards given values of 4 targets (s)" in told
+    assert "start at features for all components: as before (s)" in again
 
 
 def test_the_page_says_how_to_read_it(monkeypatch):

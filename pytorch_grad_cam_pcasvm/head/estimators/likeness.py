@@ -30,8 +30,8 @@ _ROOTS = 2.0  # training rows are hardly further from the nearest centre than so
 def _nearest(estimator: NearestNeighbors) -> Stage:
     if estimator.effective_metric_ == "cosine":
         rows = Normalise("l2").evaluate(tensor(estimator._fit_X))[0]
-        return decision_of(Chain([Normalise("l2"), CosineDistance(rows, estimator.n_neighbors)]))
-    return decision_of(NearestDistance(_points(estimator), estimator.n_neighbors))
+        return make_decision(Chain([Normalise("l2"), CosineDistance(rows, estimator.n_neighbors)]))
+    return make_decision(NearestDistance(_points(estimator), estimator.n_neighbors))
 
 
 @stage_for.register(KMeans)
@@ -42,7 +42,7 @@ def _centres(estimator: Any) -> Stage:
     # Centres are no training rows, but the root mean square of the distances to them is known.
     root = float(estimator.inertia_ / len(estimator.labels_)) ** 0.5
     stage.facts = Facts(least=0.0, reach=_ROOTS * root)
-    return decision_of(stage)
+    return make_decision(stage)
 
 
 @transformer_for.register(KMeans)
@@ -60,7 +60,7 @@ def _density(estimator: KernelDensity) -> Stage:
     points, weights = tensor(np.asarray(estimator.tree_.data)), estimator.tree_.sample_weight
     weights = torch.ones(len(points)).double() if weights is None else tensor(np.asarray(weights))
     constant = density_constant(estimator.bandwidth_, points.shape[1], float(weights.sum()))
-    return decision_of(LogDensity(points, weights.log(), float(estimator.bandwidth_), constant))
+    return make_decision(LogDensity(points, weights.log(), float(estimator.bandwidth_), constant))
 
 
 @stage_for.register(LocalOutlierFactor)
@@ -76,7 +76,7 @@ def _local_outlier(estimator: LocalOutlierFactor) -> Stage:
     # Each of these is of a training row that is no neighbour of its own.
     least, reach = measure_reach(estimator.offset_ - estimator.negative_outlier_factor_, is_distance=False)
     stage.facts = Facts(least=least, reach=reach)
-    return decision_of(stage, vote.one_class(zero_is_inlier=True))
+    return make_decision(stage, vote.one_class(zero_is_inlier=True))
 
 
 def _points(estimator: Any) -> torch.Tensor:
@@ -88,7 +88,7 @@ def _points(estimator: Any) -> torch.Tensor:
     return tensor(estimator._fit_X)
 
 
-def decision_of(stage: Stage, voting: vote.Vote | None = None) -> Stage:
+def make_decision(stage: Stage, voting: vote.Vote | None = None) -> Stage:
     """Return a stage of one value as a decision, larger the more a row is like the training set."""
     ones, zeros = torch.ones(1, 1).double(), torch.zeros(1).double()
     return Chain([stage, LinearDecision(ones, zeros, voting or vote.likeness(), None)])

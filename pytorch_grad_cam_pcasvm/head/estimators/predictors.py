@@ -30,7 +30,7 @@ from pytorch_grad_cam_pcasvm.head.calibration import Calibration, PerClass, Plat
 from pytorch_grad_cam_pcasvm.head.decisions import KernelSVM, LinearDecision
 from pytorch_grad_cam_pcasvm.head.elementwise import Elementwise
 from pytorch_grad_cam_pcasvm.head.estimators.covariances import convert_kernel, process
-from pytorch_grad_cam_pcasvm.head.estimators.likeness import decision_of
+from pytorch_grad_cam_pcasvm.head.estimators.likeness import make_decision
 from pytorch_grad_cam_pcasvm.head.facts import Facts
 from pytorch_grad_cam_pcasvm.head.neighbours import Neighbours
 from pytorch_grad_cam_pcasvm.head.quadratic import Quadratic
@@ -234,7 +234,7 @@ def _envelope(estimator: EllipticEnvelope) -> Stage:
     quadratic = Quadratic(tensor(estimator.location_).unsqueeze(0), roots, -tensor(estimator.offset_).reshape(1))
     least, reach = measure_reach(estimator.dist_ + estimator.offset_, is_distance=False)
     quadratic.facts = Facts(spread=float(np.trace(estimator.covariance_)), least=least, reach=reach)
-    return decision_of(quadratic, vote.one_class(zero_is_inlier=True))
+    return make_decision(quadratic, vote.one_class(zero_is_inlier=True))
 
 
 @stage_for.register(NearestCentroid)
