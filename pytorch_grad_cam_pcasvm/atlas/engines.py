@@ -64,7 +64,7 @@ class Job:
         """The numbers of all shards."""
         return range(-(-len(self.images) // self.shard_size))
 
-    def rows_of(self, shard: int) -> range:
+    def list_rows(self, shard: int) -> range:
         """Return the rows of a shard."""
         return range(shard * self.shard_size, min((shard + 1) * self.shard_size, len(self.images)))
 
@@ -82,7 +82,7 @@ class Job:
             RuntimeError: an image cannot be read.
             OSError: a shard cannot be written.
         """
-        blocks = [(shard, block) for shard in numbers for block in self._blocks(self.rows_of(shard))]
+        blocks = [(shard, block) for shard in numbers for block in self._blocks(self.list_rows(shard))]
         columns: list[dict[str, Any]] = []
         bad: dict[int, str] = {}
         device = find_device(self.explainer.net)
@@ -96,7 +96,7 @@ class Job:
                 rows_of_image = len(made["row"]) // len(digests)
                 columns.append(made | {"digest": [digest for digest in digests for _ in range(rows_of_image)]})
             yield len(rows)
-            if rows[-1] == self.rows_of(shard)[-1]:
+            if rows[-1] == self.list_rows(shard)[-1]:
                 self._write(shard, columns, bad)
                 columns, bad = [], {}
 

@@ -98,7 +98,7 @@ def make(
     register: WarnOnce, name: str = "atlas",
 ) -> None:  # fmt: skip
     """Make the missing shards, and pass on their warnings unless ``register`` knows them."""
-    total, count = len(job.images), sum(len(job.rows_of(number)) for number in missing)
+    total, count = len(job.images), sum(len(job.list_rows(number)) for number in missing)
     messages: list[Told] = []
     with progress_bar(progress, total=total, initial=total - count, desc=name, unit="image") as bar:
         try:

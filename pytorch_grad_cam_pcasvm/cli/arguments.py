@@ -13,9 +13,9 @@ from pytorch_grad_cam_pcasvm.cli.options import (
     add_options,
     list_flags,
     number_from,
-    one_of,
     option,
     parse_amount,
+    parse_name,
     place,
     read_options,
 )
@@ -33,10 +33,12 @@ _SVM, _RUNS = "SVM", "reading and computing"
 OF_HEADS = "for a head alone, of Head.save or of version 0.4"
 
 _COUNT = number_from(1, whole=True)
-_DEVICE = one_of("cpu", "cuda", "mps", form="cuda:NUMBER", fits=lambda text: text[:5] == "cuda:" and text[5:].isdigit())
-_NAMED_POOL = one_of(*POOLS, form="dense:NUMBER", fits=lambda text: text.partition(":")[0] in ("dense", "gem"))
-_RESIZE = one_of("stretch", "pad", "crop")
-_CLASSIFIER = one_of(*CLASSIFIERS, form="module:Class", fits=lambda text: ":" in text)
+_DEVICE = parse_name(
+    "cpu", "cuda", "mps", form="cuda:NUMBER", fits=lambda text: text[:5] == "cuda:" and text[5:].isdigit()
+)
+_NAMED_POOL = parse_name(*POOLS, form="dense:NUMBER", fits=lambda text: text.partition(":")[0] in ("dense", "gem"))
+_RESIZE = parse_name("stretch", "pad", "crop")
+_CLASSIFIER = parse_name(*CLASSIFIERS, form="module:Class", fits=lambda text: ":" in text)
 
 
 def parse_pool(text: str) -> str:
@@ -290,7 +292,10 @@ class FitOptions(Reading):
         group=_PATCH,
     )
     kernel: str | None = option(
-        "SVM kernel: rbf (default), linear or poly", metavar="NAME", parse=one_of("rbf", "linear", "poly"), group=_SVM
+        "SVM kernel: rbf (default), linear or poly",
+        metavar="NAME",
+        parse=parse_name("rbf", "linear", "poly"),
+        group=_SVM,
     )
     C: float | None = option(
         "SVM: cost of a mistake (default: chosen)", metavar="NUMBER", parse=number_from(0, above=True), group=_SVM
@@ -300,12 +305,12 @@ class FitOptions(Reading):
     class_weight: str | None = option(
         "balanced: every class counts the same, however few photos it has; none (default, of SVMs: chosen)",
         metavar="NAME",
-        parse=one_of("balanced", "none"),
+        parse=parse_name("balanced", "none"),
         group=_SVM,
     )
     no_pictures: bool = option("do not store names and small pictures of the support vectors", False, group=_SVM)
     engine: str = option(
-        "where to run: local (default) or ray", "local", metavar="NAME", parse=one_of("local", "ray"), group=_RUNS
+        "where to run: local (default) or ray", "local", metavar="NAME", parse=parse_name("local", "ray"), group=_RUNS
     )
     processes: int | None = option(
         "number of processes, each with its share of the threads or a GPU", metavar="NUMBER", parse=_COUNT, group=_RUNS
@@ -373,7 +378,7 @@ class ModelOptions(Reading):
         "training photos, or zeros (zero)",
         "neutral",
         metavar="NAME",
-        parse=one_of("neutral", "mean", "zero"),
+        parse=parse_name("neutral", "mean", "zero"),
     )
     trust: list[str] = option(
         "type of estimator, or module:function of a backbone, that the model's file may name and run; may be repeated",
@@ -405,7 +410,10 @@ class MethodOptions(ModelOptions):
     """By which method."""
 
     method: str = option(
-        "ContributionCAM (default), ClosedFormGradCAM, ...", "ContributionCAM", metavar="NAME", parse=one_of(*METHODS)
+        "ContributionCAM (default), ClosedFormGradCAM, ...",
+        "ContributionCAM",
+        metavar="NAME",
+        parse=parse_name(*METHODS),
     )
 
 
@@ -491,7 +499,7 @@ class EvaluateOptions(ModelOptions):
         "gradient ContributionCAM and LIFTCAM)",
         [],
         metavar="NAME",
-        parse=one_of(*METHODS),
+        parse=parse_name(*METHODS),
     )
     count: int = option("number of photos, chosen at random (default: 200)", 200, metavar="NUMBER", parse=_COUNT)
     seed: int = option("random seed (default: 0)", 0, metavar="NUMBER", parse=number_from(0, whole=True))
@@ -531,7 +539,9 @@ class AtlasOptions(MethodOptions):
     patches: int = option(
         "models at every position: patches to keep of each photo (default: 4)", 4, metavar="NUMBER", parse=_COUNT
     )
-    engine: str = option("where to run: local (default) or ray", "local", metavar="NAME", parse=one_of("local", "ray"))
+    engine: str = option(
+        "where to run: local (default) or ray", "local", metavar="NAME", parse=parse_name("local", "ray")
+    )
     processes: int | None = option(
         "number of processes, each with its share of the threads or a GPU", metavar="NUMBER", parse=_COUNT
     )

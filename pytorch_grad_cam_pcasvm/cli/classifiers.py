@@ -88,7 +88,7 @@ def fit_classifier(options: Any, features: Any, labels: Any, folds: int) -> tupl
     from sklearn.model_selection import GridSearchCV, StratifiedKFold
     from sklearn.pipeline import make_pipeline
 
-    from pytorch_grad_cam_pcasvm.cli.words import fitted_on_words, head_of
+    from pytorch_grad_cam_pcasvm.cli.words import fitted_on_words, name_head
 
     *reduction, classifier = (step for _, step in assemble_pipeline(options, len(labels)).steps)
     if options.search:
@@ -102,7 +102,7 @@ def fit_classifier(options: Any, features: Any, labels: Any, folds: int) -> tupl
         classifier = GridSearchCV(classifier, grid, scoring="balanced_accuracy", cv=StratifiedKFold(inner))
     with np.errstate(divide="ignore", invalid="ignore"):  # of features that are all alike, which the head refuses
         pipeline = fitted_on_words(make_pipeline(*reduction, classifier), features, labels)
-    fitted = head_of(pipeline)
+    fitted = name_head(pipeline)
     if fitted.classes_ is None:
         raise ValueError(f"--classifier {options.classifier} has no classes_ once it is fitted: name a classifier")
     return pipeline, fitted

@@ -45,7 +45,7 @@ def place(text: str, default: Any = MISSING, *, metavar: str) -> Any:
     return field(metadata=about) if default is MISSING else field(default=default, metadata=about)
 
 
-def one_of(*names: str, form: str = "", fits: Callable[[str], bool] | None = None) -> Callable[[str], str]:
+def parse_name(*names: str, form: str = "", fits: Callable[[str], bool] | None = None) -> Callable[[str], str]:
     """Return a parser of some names, which refuses others with the nearest of them.
 
     Args:

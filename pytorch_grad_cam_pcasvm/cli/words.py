@@ -46,7 +46,7 @@ def fitted_on_words(pipeline: Any, features: Any, labels: Any) -> Any:
             raise error from None
 
 
-def head_of(pipeline: Any) -> Any:
+def name_head(pipeline: Any) -> Any:
     """Return the head of a fitted pipeline, whose classes have the names that stand for numbers."""
     from pytorch_grad_cam_pcasvm import Head
 
