@@ -12,7 +12,7 @@ from pytorch_grad_cam_pcasvm.calculus.backward import Walk, no_rule
 from pytorch_grad_cam_pcasvm.calculus.relevance import relevance
 from pytorch_grad_cam_pcasvm.calculus.secants import PathStart
 from pytorch_grad_cam_pcasvm.path.forward_pass import Pass
-from pytorch_grad_cam_pcasvm.runtime.device_sync import may_look
+from pytorch_grad_cam_pcasvm.runtime.device_sync import is_traced, may_look
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError
 from pytorch_grad_cam_pcasvm.runtime.log import log_since, start_clock
 from pytorch_grad_cam_pcasvm.tape.operations import list_tensors
@@ -71,7 +71,8 @@ class ClosedFormPass(Pass):
         began = start_clock()
         values = self.tape.replay(by_root)
         log_since(began, "start pass from %s", [self.names[target] for target in starts])
-        if self.check is not None and self.tape.branches:
+        # A program is traced after an explanation, which has checked.
+        if self.check is not None and self.tape.branches and not is_traced():
             self.check(self.exact or self, starts)
         outputs = self.tape.list_outputs(values)
         for leaf in outputs:

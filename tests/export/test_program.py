@@ -1,6 +1,7 @@
 """Programs: the same numbers as ``explain`` for other images and any number of them, or a refusal by name."""
 
 import shutil
+import threading
 
 import numpy as np
 import pytest
@@ -360,6 +361,26 @@ def test_a_program_is_compiled_by_torch_and_ahead_of_time_for_cpp(tmp_path):
         assert largest(torch.compile(program.module())(images), expected) < 1e-5
     package = torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "explainer.pt2"))
     assert largest(torch._inductor.aoti_load_package(package)(images), expected) < 1e-5
+
+
+def test_a_program_is_made_while_another_thread_runs():
+    """As of a notebook or a server: its results may not be told from constants, so that explanations check more."""
+    cam, x, targets = made("tokens", "RBF", "ContributionCAM", "default")
+    ends = threading.Event()
+
+    def wait():
+        while not ends.wait(1e-4):
+            pass
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    try:
+        program = export.program(cam, x, targets).module()
+    finally:
+        ends.set()
+        thread.join()
+    images = torch.randn(3, 3, 8, 8)
+    assert largest(program(images), name_outputs(cam.explain(images, targets))) < 1e-5
 
 
 @pytest.mark.cuda
