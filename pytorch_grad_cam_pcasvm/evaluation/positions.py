@@ -51,8 +51,8 @@ def found_in_words(result: Result) -> list[str]:
         if method in (BLIND, CENTRE) or ABOUT in method:
             continue
         others = [
-            f"of {name.removeprefix(method + ABOUT)}: {measure_share:.0%}"
-            for name, (measure_share, _) in near.items()
+            f"of {name.removeprefix(method + ABOUT)}: {other:.0%}"
+            for name, (other, _) in near.items()
             if name.startswith(method + ABOUT)
         ]
         sentences.append(

@@ -222,7 +222,7 @@ def _graph(
             "use x.shape[0], which is a symbol then",
             "where it is a second derivative, export ContributionCAM or ClosedFormGradCAM",
         )
-    name_module = {id(value): name for name, value in [*cam.model.named_parameters(), *cam.model.named_buffers()]}
+    names_by_id = {id(value): name for name, value in [*cam.model.named_parameters(), *cam.model.named_buffers()]}
     weights = {}
     narrow_before_expanding(graph.graph)
     plain_softmaxes(graph.graph)
@@ -230,7 +230,7 @@ def _graph(
     graph.graph.eliminate_dead_code()
     for node in graph.graph.find_nodes(op="get_attr"):
         value = getattr(graph, node.target)
-        node.target = name_module.get(id(value), node.target).replace(".", "_")
+        node.target = names_by_id.get(id(value), node.target).replace(".", "_")
         weights[node.target] = nn.Buffer(value.detach().clone())
     return GraphModule(weights, graph.graph), names
 

@@ -290,8 +290,8 @@ def _drawn(ends: Ends, along: Along, count: int, size: tuple[float, float] | Non
 
 def _titles(shown: Ends, along: Along) -> tuple[list[str], float]:
     """Return the class and value of every image shown, and the size of their letters."""
-    name_module = {row: name for name, mask in along.classes.items() for row in np.flatnonzero(mask)}
-    names, shrink = fitted([name_module[row] for row in shown.rows], _PICTURE, "small")
+    class_names = {row: name for name, mask in along.classes.items() for row in np.flatnonzero(mask)}
+    names, shrink = fitted([class_names[row] for row in shown.rows], _PICTURE, "small")
     values = [number(float(along.values[row])) for row in shown.rows]
     if along.group == "set":  # there are no classes
         return values, 1.0

@@ -59,7 +59,8 @@ class PathBoundary:
     def __init__(self, mean: Tensor) -> None:
         self.mean = mean
         self._kept: dict[Any, _Kept] = {}  # by target
-        self._missing: dict[Any, Any] = {}  # the state of the network for which there are none, by target
+        # By target, the state of a network in which there are none, and the size of the values at the mean.
+        self._missing: dict[Any, tuple[Any, Tensor]] = {}
 
     def of_components(self, run: Run, layer: int) -> Tensor | None:
         """Return activations, of one row, at which all components are 0; None if there are none.
@@ -142,14 +143,16 @@ class PathBoundary:
                 same &= (mean == self.mean).all()
                 # Maps that are not finite are refused when they are looked at.
                 return kept.activations if looks else torch.where(same, kept.activations, torch.nan)
-        if key in self._missing and self._missing[key] == _read_state(run):
-            return None
         size = run.moved(layer, self.mean).output_gradients(targets).values.norm()
+        if looks and key in self._missing:
+            before, before_size = self._missing[key]
+            if before == _read_state(run) and bool(size == before_size):
+                return None
         solution = search(size)
         log_since(began, "start at %s for %s: %s", run.layers[layer], name, "found" if solution else "there is none")
         if solution is None:
             self._kept.pop(key, None)
-            self._missing[key] = _read_state(run)
+            self._missing[key] = _read_state(run), size
             return None
         features = run.start_at(layer, solution.activations).output.head_trace.values[0]
         self._kept[key] = _Kept(solution, features.norm(), self.mean, state)

@@ -128,21 +128,21 @@ class Crops:
         """Return gradients by tiles' features, (K, N T, D, h, w), from gradients by merged ones, (K, N, D, H, W)."""
         (high, wide), (height, width) = self.shape, self.grid
         of_rows = _average_along(self.rows, high, height, like=grads)
-        select_columns = _average_along(self.columns, wide, width, like=grads)
+        of_columns = _average_along(self.columns, wide, width, like=grads)
         places = [(r, row, c, column) for r, row in enumerate(self.rows) for c, column in enumerate(self.columns)]
         parts = []
         for r, row, c, column in places:
             down = of_rows[row : row + high, r * high : (r + 1) * high].diagonal().unsqueeze(1)
-            across = select_columns[column : column + wide, c * wide : (c + 1) * wide].diagonal()
+            across = of_columns[column : column + wide, c * wide : (c + 1) * wide].diagonal()
             parts.append(grads[..., row : row + high, column : column + wide] * (down * across))
         return torch.stack(parts, 2).flatten(1, 2)
 
     def _lay(self, tiles: Tensor, along: Callable[..., Tensor]) -> Tensor:
         """Return sums of (N, D, R, C, h, w) on the common grid, by weights: first of columns, then of rows."""
         (high, wide), (height, width) = self.shape, self.grid
-        select_columns = along(self.columns, wide, width, like=tiles)
+        of_columns = along(self.columns, wide, width, like=tiles)
         of_rows = along(self.rows, high, height, like=tiles)
-        lines = F.linear(tiles.transpose(3, 4).flatten(4), select_columns)  # (N, D, R, h, W)
+        lines = F.linear(tiles.transpose(3, 4).flatten(4), of_columns)  # (N, D, R, h, W)
         return F.linear(lines.flatten(2, 3).mT, of_rows).mT
 
 

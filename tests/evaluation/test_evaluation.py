@@ -1191,13 +1191,13 @@ def test_one_component_cannot_be_rotated_and_whitened_ones_stay_white(corner):
 
 def test_a_target_that_asks_for_the_predicted_class_is_that_of_the_whole_image(corner):
     net, x, labels = corner
-    list_labels = net.predict(x).tolist()
+    predicted = net.predict(x).tolist()
 
     def targets(target, net=net):
         return Subject(net, x, ["features"], target=target).targets(x)
 
-    assert targets(None) == [SVMTarget(label) for label in list_labels]
-    assert targets(SVMTarget(versus="runner-up")) == [SVMTarget(label, versus=1 - label) for label in list_labels]
+    assert targets(None) == [SVMTarget(label) for label in predicted]
+    assert targets(SVMTarget(versus="runner-up")) == [SVMTarget(label, versus=1 - label) for label in predicted]
     features = net.backbone(x).detach().numpy()
     likely = PCASVMNet(net.backbone, make_pipeline(PCA(2), LogisticRegression()).fit(features, labels)).eval()
     assert targets(ProbabilityTarget(), likely) == [ProbabilityTarget(label) for label in likely.predict(x).tolist()]

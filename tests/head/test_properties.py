@@ -139,9 +139,9 @@ def rounding(pipeline, head, all_seeds, query):
             if buffer.is_floating_point():
                 buffer.copy_(torch.as_tensor(nudged(buffer.numpy())))
         moved = values(pipeline, nudged(query)), *gradients(other, all_seeds, nudged(query))
-        of_pipeline, of_head, check_gradient = (np.abs(a - b) for a, b in zip(moved, expected, strict=True))
+        of_pipeline, of_head, of_gradient = (np.abs(a - b) for a, b in zip(moved, expected, strict=True))
         of_values = max(of_values, of_pipeline.max(), of_head.max())
-        of_gradients = np.maximum(of_gradients, check_gradient.max((0, 2)))
+        of_gradients = np.maximum(of_gradients, of_gradient.max((0, 2)))
     return of_values, of_gradients
 
 

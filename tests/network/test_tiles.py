@@ -80,13 +80,13 @@ def merge_by_hand(parts, stride=STRIDE):
     cells = TILE // stride
     height, width = CANVAS[0] // stride, CANVAS[1] // stride
     of_rows = weights_by_hand([row // stride for row in ROWS], cells, height)
-    select_columns = weights_by_hand([column // stride for column in COLUMNS], cells, width)
+    of_columns = weights_by_hand([column // stride for column in COLUMNS], cells, width)
     merged = torch.zeros(*parts[0].shape[:2], height, width, dtype=torch.float64)
     for r, row in enumerate(ROWS):
         for c, column in enumerate(COLUMNS):
             for i in range(cells):
                 for j in range(cells):
-                    weight = of_rows[r][i] * select_columns[c][j]
+                    weight = of_rows[r][i] * of_columns[c][j]
                     merged[:, :, row // stride + i, column // stride + j] += weight * parts[3 * r + c][:, :, i, j]
     return merged
 
