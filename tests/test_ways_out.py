@@ -1762,7 +1762,7 @@ PATHS = [
         )
     ),
     secant(
-        "path/closed_form.py: does not return finite numbers",
+        "path/record.py: does not return finite numbers",
         "does not return finite numbers at the baseline of 'stem'",
         infinite_at_zero,
         {
@@ -1848,7 +1848,7 @@ PATHS = [
     ),
     *(
         Row(
-            "tape/randomness.py: the network draws random numbers",
+            "tape/stem.py: the network draws random numbers",
             partial(stepped, drawing),
             "the network draws random numbers",
             {
@@ -1894,7 +1894,7 @@ PATHS = [
         {"write into a copy, x.clone()": partial(stepped, lambda x: x * 1.5)},
     ),
     Row(
-        "tape/operations.py: from outside of the tensor",
+        "tape/step.py: from outside of the tensor",
         partial(stepped, lambda x: (1 * x)[:, 1:].as_strided((len(x), 6, 6), (144, 6, 1), 0)),
         "as_strided takes numbers from outside of the tensor",
         {"call it on the whole tensor": partial(stepped, lambda x: (1 * x).as_strided((len(x), 6, 6), (144, 6, 1), 0))},

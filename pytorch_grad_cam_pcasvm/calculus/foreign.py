@@ -12,8 +12,7 @@ from pytorch_grad_cam_pcasvm.rules.rule import Call, Rule
 from pytorch_grad_cam_pcasvm.runtime.device_sync import may_look
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError
 from pytorch_grad_cam_pcasvm.runtime.rollback import without_inference
-from pytorch_grad_cam_pcasvm.tape.operations import list_tensors
-from pytorch_grad_cam_pcasvm.tape.step import Ref, Step, values_in
+from pytorch_grad_cam_pcasvm.tape.step import Ref, Step, list_tensors, values_in
 from pytorch_grad_cam_pcasvm.tape.tape import Tape, has_gradient
 
 

@@ -10,7 +10,7 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode, _push_mode
 from torch.utils._pytree import tree_is_leaf, tree_leaves, tree_map, tree_map_only
 
-from pytorch_grad_cam_pcasvm.calculus.pullback import Pullback
+from pytorch_grad_cam_pcasvm.calculus.backward import Pullback
 from pytorch_grad_cam_pcasvm.calculus.secants import PathStart
 from pytorch_grad_cam_pcasvm.network.features import output_of
 from pytorch_grad_cam_pcasvm.network.inputs import each
@@ -21,9 +21,9 @@ from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError, refuse
 from pytorch_grad_cam_pcasvm.runtime.hooks import Hooks, called
 from pytorch_grad_cam_pcasvm.runtime.log import log_since, start_clock
 from pytorch_grad_cam_pcasvm.runtime.rollback import Mode, Rollback, set_gradients, without_inference
-from pytorch_grad_cam_pcasvm.tape.operations import operation
-from pytorch_grad_cam_pcasvm.tape.randomness import Draws, run_alike
 from pytorch_grad_cam_pcasvm.tape.recorder import explanation
+from pytorch_grad_cam_pcasvm.tape.stem import Draws, run_alike
+from pytorch_grad_cam_pcasvm.tape.step import operation
 
 
 class _Differentiable(Mode):

@@ -9,14 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from pytorch_grad_cam_pcasvm.calculus.affine import AffineBeginning
-from pytorch_grad_cam_pcasvm.calculus.pullback import Pullback
+from pytorch_grad_cam_pcasvm.calculus.backward import Pullback
 from pytorch_grad_cam_pcasvm.calculus.secants import PathStart
 from pytorch_grad_cam_pcasvm.network.features import output_of
 from pytorch_grad_cam_pcasvm.network.tiles import TiledNet
 from pytorch_grad_cam_pcasvm.network.tiling import Tiling, look_inside
-from pytorch_grad_cam_pcasvm.path.closed_form import ClosedFormPass
 from pytorch_grad_cam_pcasvm.path.forward_pass import Pass
-from pytorch_grad_cam_pcasvm.path.record import Path
+from pytorch_grad_cam_pcasvm.path.record import ClosedFormPass, Path
 from pytorch_grad_cam_pcasvm.rules.cotangents import Cotangent
 from pytorch_grad_cam_pcasvm.runtime.device_constants import kept_on_devices
 from pytorch_grad_cam_pcasvm.runtime.device_sync import may_look

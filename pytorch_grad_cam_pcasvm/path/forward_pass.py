@@ -6,7 +6,7 @@ from typing import Any, NoReturn
 from torch import Tensor, nn
 
 from pytorch_grad_cam_pcasvm.calculus.affine import AffineBeginning
-from pytorch_grad_cam_pcasvm.calculus.pullback import Pullback
+from pytorch_grad_cam_pcasvm.calculus.backward import Pullback
 from pytorch_grad_cam_pcasvm.calculus.secants import PathStart
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError
 

@@ -6,10 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pytorch_grad_cam_pcasvm.rules.cotangents import BehindDense, by_rows
+from pytorch_grad_cam_pcasvm.rules.cotangents import BehindDense, by_rows, by_weight
 from pytorch_grad_cam_pcasvm.rules.registry import aten, register_jacobian, unbroadcast
 from pytorch_grad_cam_pcasvm.rules.rule import Call, mid
-from pytorch_grad_cam_pcasvm.rules.weight import by_weight
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError
 
 

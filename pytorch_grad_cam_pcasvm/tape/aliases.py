@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from pytorch_grad_cam_pcasvm.rules.places import put
+from pytorch_grad_cam_pcasvm.rules.indexing import put
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError, refuse
-from pytorch_grad_cam_pcasvm.tape.operations import plain
+from pytorch_grad_cam_pcasvm.tape.step import plain
 
 aten = torch.ops.aten
 

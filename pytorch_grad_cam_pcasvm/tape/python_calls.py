@@ -14,9 +14,8 @@ from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError, refuse
 from pytorch_grad_cam_pcasvm.runtime.hooks import Hooks
 from pytorch_grad_cam_pcasvm.runtime.rollback import Mode, Rollback
 from pytorch_grad_cam_pcasvm.tape.alias_tracker import gradient_hook, unseen_write
-from pytorch_grad_cam_pcasvm.tape.operations import list_tensors
 from pytorch_grad_cam_pcasvm.tape.recorder import Recorder, explanation
-from pytorch_grad_cam_pcasvm.tape.step import mapped
+from pytorch_grad_cam_pcasvm.tape.step import list_tensors, mapped
 
 _READING = {
     *(Tensor.numpy, Tensor.tolist, Tensor.__array__, Tensor.__dlpack__, Tensor.__deepcopy__),

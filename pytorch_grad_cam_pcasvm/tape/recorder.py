@@ -26,30 +26,37 @@ from torch.utils.checkpoint import CheckpointFunction
 from pytorch_grad_cam_pcasvm.rules.decompositions import decomposed
 from pytorch_grad_cam_pcasvm.rules.registry import find_rule, is_constant
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError, refuse
-from pytorch_grad_cam_pcasvm.runtime.frames import function_around
 from pytorch_grad_cam_pcasvm.runtime.rollback import Rollback
 from pytorch_grad_cam_pcasvm.tape.alias_tracker import (
     AliasTracker,
     gradient_hook,
     hidden_write,
     other_thread,
+    run_unmarked,
     unseen_write,
 )
 from pytorch_grad_cam_pcasvm.tape.aliases import View, overlaps
-from pytorch_grad_cam_pcasvm.tape.marks import run_unmarked
-from pytorch_grad_cam_pcasvm.tape.operations import (
+from pytorch_grad_cam_pcasvm.tape.overlapping import (
+    check_order,
+    find_parents,
+    find_view_around,
+    overlapping_write,
+    write_back,
+)
+from pytorch_grad_cam_pcasvm.tape.stem import Draws, random_numbers
+from pytorch_grad_cam_pcasvm.tape.step import (
     Operation,
+    Ref,
+    Step,
     find_write_mask,
+    function_around,
     functional,
     list_tensors,
+    mapped,
     operation,
     plain,
 )
-from pytorch_grad_cam_pcasvm.tape.overlapping import check_order, overlapping_write
-from pytorch_grad_cam_pcasvm.tape.randomness import Draws, random_numbers
-from pytorch_grad_cam_pcasvm.tape.step import Ref, Step, mapped
 from pytorch_grad_cam_pcasvm.tape.tape import HALF, Tape, autocast_dtype, has_gradient, identify_memory
-from pytorch_grad_cam_pcasvm.tape.writes import find_parents, find_view_around, write_back
 
 # A call with a rule as a whole, while it runs: its step, and the ids of its tensors.
 Composite = tuple[Step, set[int]]

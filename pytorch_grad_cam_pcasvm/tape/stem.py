@@ -5,11 +5,147 @@ generators of torch's own, from which fused operations draw unasked, are compare
 drawn, or the recorder cannot begin at the layer, the network runs again with a recorder from its first operation on.
 """
 
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from pytorch_grad_cam_pcasvm.runtime.rollback import Rollback
+from pytorch_grad_cam_pcasvm.tape.step import Operation, module_around
+
+
+class OtherThreads:
+    """Whether threads other than this one started or ran since now, until a rollback ends.
+
+    A number, a mask, or a result without a graph that one of them computes from activations cannot be told from a
+    constant.
+    """
+
+    def __init__(self, rollback: Rollback) -> None:
+        self._before = _activities()
+        self._starts = _Starts()
+        rollback.note(self._starts.end)
+        threading.setprofile(self._starts)
+
+    @property
+    def ran(self) -> bool:
+        """Whether any did, or may have: where the system does not tell, all that are alive may."""
+        activities = _activities()
+        return self._starts.noted or activities != self._before or None in activities.values()
+
+
+class _Starts:
+    """A profile function of new threads, which notes that one started and lets the one before have it."""
+
+    def __init__(self) -> None:
+        self.noted = self._ended = False
+        self._previous: Any = threading.getprofile()
+
+    def __call__(self, *_: Any) -> None:
+        self.noted = True
+        sys.setprofile(self._previous)
+
+    def end(self) -> None:
+        """Restore the state from before; of explanations in several threads, when the last of them ends."""
+        self._ended = True
+        current: Any = threading.getprofile()
+        while isinstance(current, _Starts) and current._ended:
+            current = current._previous
+        threading.setprofile(current)
+
+
+def _activities() -> dict[threading.Thread, list[str] | None]:
+    """Return for each other thread how often it was switched to; None where the system does not tell."""
+    current = threading.current_thread()
+    others = (thread for thread in threading.enumerate() if thread is not current and thread.name != _FEEDER)
+    return {thread: _activity(thread) for thread in others}
+
+
+def _activity(thread: threading.Thread) -> list[str] | None:
+    with suppress(OSError):
+        status = Path(f"/proc/self/task/{thread.native_id}/status").read_text().splitlines()
+        lines = [line for line in status if line.startswith("State") or "ctxt_switches" in line]
+        return lines if len(lines) == 3 else None
+    return None
+
+
+_FEEDER = "QueueFeederThread"  # sends numbers of images to the workers of a DataLoader
+
+
+Run = TypeVar("Run")
+
+
+class Draws:
+    """The draws of one run: none, but from generators that this run has seeded.
+
+    Attributes:
+        states: of each generator, before its first draw.
+    """
+
+    def __init__(self) -> None:
+        self.states: dict[torch.Generator, Tensor] = {}
+
+    def check(self, op: Operation, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Note a call of an operation that may draw random numbers; refuse one from a generator that runs on."""
+        if not op.is_random(args, kwargs):
+            return
+        generator = op.named(args, kwargs).get("generator")
+        if isinstance(generator, torch.Generator):
+            if generator not in self.states and _is_fresh(generator):
+                self.states[generator] = generator.get_state()
+            if generator in self.states:
+                return
+        raise random_numbers(op)
+
+    @property
+    def seeds(self) -> list[int]:
+        """The seed of each generator."""
+        return [generator.initial_seed() for generator in self.states]
+
+
+def run_alike(run: Callable[[], tuple[Run, Draws]]) -> Run:
+    """Return the result of a run; if it draws random numbers, run again to see whether each run seeds them anew.
+
+    Raises:
+        ValueError: the second run draws other numbers.
+    """
+    result, draws = run()
+    if draws.states:
+        try:
+            again = run()[1].seeds
+            if again != draws.seeds:
+                raise ValueError(
+                    f"the network seeds its generators differently in every run, with {draws.seeds} and then {again}, "
+                    "so that there is nothing to explain: give manual_seed a constant"
+                )
+        except ValueError:
+            for generator, state in draws.states.items():
+                generator.set_state(state)
+            raise
+    return result
+
+
+def _is_fresh(generator: torch.Generator) -> bool:
+    seeded = torch.Generator(generator.device).manual_seed(generator.initial_seed())
+    return torch.equal(seeded.get_state(), generator.get_state())
+
+
+def random_numbers(op: Operation) -> ValueError:
+    """Return the refusal of an operation that draws other numbers in every run."""
+    module = module_around(sys._getframe(1))
+    where = "" if module is None else f" in a {type(module).__name__}"
+    return ValueError(
+        f"the network draws random numbers ({op.name}{where}), so that every run gives other numbers, and there "
+        "is nothing to explain: switch that off in evaluation mode, as with dropout(x, training=self.training), or "
+        "draw the numbers once, in __init__, and keep them with register_buffer; or draw from a generator that "
+        "forward itself makes, torch.Generator(x.device).manual_seed(0)"
+    )
 
 
 class UnclearStem(BaseException):

@@ -5,7 +5,7 @@ from itertools import combinations
 import pytest
 import torch
 
-from pytorch_grad_cam_pcasvm.rules import weight as weights
+from pytorch_grad_cam_pcasvm.rules import cotangents as weights
 from pytorch_grad_cam_pcasvm.rules.cotangents import (
     BehindDense,
     Cotangent,

@@ -13,7 +13,7 @@ from pytorch_grad_cam_pcasvm import NoClosedFormError, register_jacobian
 from pytorch_grad_cam_pcasvm.path.autograd import AutogradPath
 from pytorch_grad_cam_pcasvm.path.record import Path
 from pytorch_grad_cam_pcasvm.rules import cotangents, registry
-from pytorch_grad_cam_pcasvm.rules.weight import player_rows, through_products, through_sums
+from pytorch_grad_cam_pcasvm.rules.cotangents import player_rows, through_products, through_sums
 
 
 def random(*shape, seed=0):
@@ -425,7 +425,7 @@ def test_autograd_has_no_secants_but_products():
 @pytest.mark.parametrize("rows", [4, 300])
 @pytest.mark.parametrize("large", [1, 1 << 20])
 def test_products_and_players_through_a_dense_weight(large, rows, targets, images, active, monkeypatch):
-    monkeypatch.setattr("pytorch_grad_cam_pcasvm.rules.weight.LARGE", large)
+    monkeypatch.setattr("pytorch_grad_cam_pcasvm.rules.cotangents.LARGE", large)
     weight = random(rows, 4 * 6).float()
     grad, x = random(targets, images, rows), random(images, 4, 2, 3, seed=1)
     grad[..., torch.arange(rows) % 10 >= 10 * active] = 0

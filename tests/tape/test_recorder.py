@@ -16,7 +16,7 @@ from pytorch_grad_cam_pcasvm import NoClosedFormError, register_jacobian
 from pytorch_grad_cam_pcasvm.path.autograd import AutogradPath
 from pytorch_grad_cam_pcasvm.path.record import Path
 from pytorch_grad_cam_pcasvm.rules import cotangents
-from pytorch_grad_cam_pcasvm.rules.weight import by_weight, through_sums
+from pytorch_grad_cam_pcasvm.rules.cotangents import by_weight, through_sums
 
 # Family: builder, output of the last block, layers users take features from (None: the logits).
 FAMILIES = {

@@ -11,7 +11,7 @@ from torch import nn
 from way import Net, Way, X
 
 from pytorch_grad_cam_pcasvm.runtime.rollback import Rollback
-from pytorch_grad_cam_pcasvm.tape.threads import OtherThreads
+from pytorch_grad_cam_pcasvm.tape.stem import OtherThreads
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch.jit is deprecated
 POOL = ThreadPoolExecutor(1)
