@@ -9,8 +9,7 @@ from pytorch_grad_cam_pcasvm.version import __version__
 if TYPE_CHECKING:
     from pytorch_grad_cam_pcasvm.head import Head, SupportVectorEffect, stage_for
     from pytorch_grad_cam_pcasvm.maps.recombination import recombined
-    from pytorch_grad_cam_pcasvm.maps.result import MethodResult
-    from pytorch_grad_cam_pcasvm.maps.scale import signed_maps
+    from pytorch_grad_cam_pcasvm.maps.scale import MethodResult, signed_maps
     from pytorch_grad_cam_pcasvm.maps.signed_maps import Jacobians, SignedMaps
     from pytorch_grad_cam_pcasvm.methods import (
         LIFTCAM,
@@ -27,15 +26,13 @@ if TYPE_CHECKING:
         RelevanceCAM,
         ShapCAM,
     )
-    from pytorch_grad_cam_pcasvm.methods.component_sums import ComponentSums
-    from pytorch_grad_cam_pcasvm.methods.grad_cam_protocol import ClosedFormCAM
+    from pytorch_grad_cam_pcasvm.methods.grad_cam_protocol import ClosedFormCAM, ComponentSums
     from pytorch_grad_cam_pcasvm.methods.smoothing import smoothed
     from pytorch_grad_cam_pcasvm.model.file import load_model
     from pytorch_grad_cam_pcasvm.model.fitting import fit_model
     from pytorch_grad_cam_pcasvm.model.model import Model
     from pytorch_grad_cam_pcasvm.model.teaching import choose_patches
-    from pytorch_grad_cam_pcasvm.network.extraction import extract_features
-    from pytorch_grad_cam_pcasvm.network.mean_activations import mean_activations
+    from pytorch_grad_cam_pcasvm.network.extraction import extract_features, mean_activations
     from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
     from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput
     from pytorch_grad_cam_pcasvm.network.tiles import TiledNet

@@ -89,13 +89,12 @@ TESTS = {
     "network/layout.py": "maps token_backward channel_means tiles",
     "runtime/numerics.py": "secants_head secants_path output_gradients head estimators",
     "targets/output_gradients.py": "output_gradients targets outputs method coalitions anomalies",
-    "targets/plain_gradients.py": "output_gradients method",
     "targets/callables.py": "output_gradients method anomalies",
     "targets/target.py": "targets anomalies output_gradients head",
     "targets/components.py": "targets anomalies output_gradients head outputs method",
     "targets/decisions.py": "targets classes log_ratio output_gradients head outputs method boundary",
     "targets/scores.py": "targets output_gradients head outputs",
-    "targets/classes.py": "classes targets output_gradients method",
+    "targets/catalogue.py": "classes targets output_gradients method",
 }
 # Of some files only these functions are mathematics.
 ONLY = {

@@ -763,7 +763,7 @@ HEADS = [
         },
     ),
     Row(
-        "targets/densities.py: needs the log-density of a mixture",
+        "targets/scores.py: needs the log-density of a mixture",
         lambda: maps_of(PCA(2), targets=DensityTarget()),
         "fit GaussianMixture, or explain the value of another density or distance with SVMTarget()",
         {
@@ -2043,7 +2043,7 @@ PATHS = [
         {"call the method outside it": partial(under_autocast, inside=False)},
     ),
     Row(
-        "network/reshape.py: seem to have their channels last",
+        "network/site.py: seem to have their channels last",
         partial(channels_last, None),
         "seem to have their channels last",
         {
@@ -2800,7 +2800,7 @@ OTHERS = [
         {"pass mean=mean_activations(": another_baseline(torch.tanh)},
     ),
     Row(
-        "network/mean_activations.py: choose a layer where it does, or baseline",
+        "network/extraction.py: choose a layer where it does, or baseline",
         lambda: mean_activations(Tower(first=True).eval(), [torch.randn(4, 3, 12, 16)], "norm", progress=False),
         "does not count images (perhaps tokens)",
         {
@@ -2859,7 +2859,7 @@ OTHERS = [
         {"use PCATarget": lambda: machine_behind(of_components(), whole=False, target=PCATarget(0))},
     ),
     Row(
-        "network/reshape.py: reshape_transform takes",
+        "network/site.py: reshape_transform takes",
         lambda: as_error(partial(tokens, "blocks.1.norm1", transform=lambda t: t[:, :12].mT.unflatten(2, (3, 4)))),
         "if that is not intended, use reshape_transform='tokens'",
         {"use reshape_transform='tokens'": partial(tokens, "blocks.1.norm1")},
@@ -2896,7 +2896,7 @@ OTHERS = [
         },
     ),
     Row(
-        "network/reshape.py: are tokens of the signals",
+        "network/site.py: are tokens of the signals",
         signal_tokens,
         "are tokens of the signals, whose channels come last",
         {"pass reshape_transform='tokens'": partial(signal_tokens, reshape_transform="tokens")},
@@ -3142,7 +3142,7 @@ OTHERS = [
         },
     ),
     Row(
-        "targets/classes.py: jacobians needs a network",
+        "targets/catalogue.py: jacobians needs a network",
         lambda: ClosedFormGradCAM(nn.Sequential(*BACKBONE[:2]).eval(), ["0"]).jacobians(PICTURES[:3]),
         "jacobians needs a network that returns scores (N, C), or a PCASVMNet",
         {

@@ -33,9 +33,9 @@ from pytorch_grad_cam_pcasvm.data.images import THUMBNAIL, Batch, Images
 from pytorch_grad_cam_pcasvm.head.storage import own_types
 from pytorch_grad_cam_pcasvm.methods import ContributionCAM
 from pytorch_grad_cam_pcasvm.methods.grad_cam_protocol import ClosedFormCAM
+from pytorch_grad_cam_pcasvm.network.features import is_dense
 from pytorch_grad_cam_pcasvm.network.modules import evaluating, find_device, layer_name
 from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
-from pytorch_grad_cam_pcasvm.network.pools import is_dense
 from pytorch_grad_cam_pcasvm.runtime import digests
 from pytorch_grad_cam_pcasvm.runtime.arguments import unknown_argument
 from pytorch_grad_cam_pcasvm.targets import SVMTarget, Target, encoded

@@ -70,7 +70,7 @@ def evaluate(options: EvaluateOptions) -> None:
     from pytorch_grad_cam_pcasvm import evaluation
     from pytorch_grad_cam_pcasvm.data.images import Images
     from pytorch_grad_cam_pcasvm.evaluation.report import CHECKS
-    from pytorch_grad_cam_pcasvm.network.pools import is_dense
+    from pytorch_grad_cam_pcasvm.network.features import is_dense
 
     model = open_model(options)
     net, preparation = model.net, model.preparation

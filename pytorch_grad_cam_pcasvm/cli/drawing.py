@@ -200,10 +200,10 @@ def _with_network(options: Any, bad: list[str]) -> tuple[int, Iterator[Drawn]]:
     from pytorch_grad_cam_pcasvm.export.outputs import name_outputs
     from pytorch_grad_cam_pcasvm.export.titles import about
     from pytorch_grad_cam_pcasvm.head.anomalies import tells_anomalies
-    from pytorch_grad_cam_pcasvm.maps.carried import carried
-    from pytorch_grad_cam_pcasvm.methods.outside_training import unlike
+    from pytorch_grad_cam_pcasvm.maps.recombination import carried
+    from pytorch_grad_cam_pcasvm.methods.warn_once import unlike
+    from pytorch_grad_cam_pcasvm.network.features import is_dense
     from pytorch_grad_cam_pcasvm.network.modules import find_device
-    from pytorch_grad_cam_pcasvm.network.pools import is_dense
 
     model = open_model(options)
     net, preparation = model.net, model.preparation

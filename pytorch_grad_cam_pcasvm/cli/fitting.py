@@ -69,9 +69,8 @@ def fit(options: FitOptions) -> None:
     is_taught = _is_taught(options, of_good_parts)
     _check(options)
     from pytorch_grad_cam_pcasvm.network.auto_layers import refuse_unmappable
-    from pytorch_grad_cam_pcasvm.network.features import FeatureSource
+    from pytorch_grad_cam_pcasvm.network.features import FeatureSource, is_dense
     from pytorch_grad_cam_pcasvm.network.modules import find_device
-    from pytorch_grad_cam_pcasvm.network.pools import is_dense
 
     made = make_named(options, options.size)
     check_layers(made.net, [*options.features, *options.layer])
@@ -206,8 +205,8 @@ def _choose_features(options: FitOptions, backbone: Any, preparation: Preparatio
         ValueError: no block has positions.
     """
     from pytorch_grad_cam_pcasvm.network.auto_layers import fine_features, last_features
+    from pytorch_grad_cam_pcasvm.network.features import is_dense
     from pytorch_grad_cam_pcasvm.network.modules import find_device
-    from pytorch_grad_cam_pcasvm.network.pools import is_dense
 
     if options.features:
         return options.features[0] if len(options.features) == 1 else options.features
@@ -222,7 +221,7 @@ def _choose_features(options: FitOptions, backbone: Any, preparation: Preparatio
 
 
 def _parse_pool(options: FitOptions) -> Any:
-    from pytorch_grad_cam_pcasvm.network.pools import parse_pool
+    from pytorch_grad_cam_pcasvm.network.features import parse_pool
 
     return parse_pool(options.pool or "mean")
 
@@ -271,7 +270,7 @@ def _check_normal(options: Any, classes: Sequence[str] | None, of_good_parts: bo
 
 def _patches(options: Any, preparation: Preparation, folder: Any) -> PatchOptions | None:
     """Return which patches are kept, and the source of their labels; None: there is one row for each image."""
-    from pytorch_grad_cam_pcasvm.network.pools import is_dense
+    from pytorch_grad_cam_pcasvm.network.features import is_dense
 
     if not is_dense(_parse_pool(options)):
         return None

@@ -84,7 +84,7 @@ def choose_targets(options: Any, net: Any) -> list[Any]:
         ValueError: an option is out of range, names no class, or is only for heads that decide at every position.
     """
     from pytorch_grad_cam_pcasvm.head.anomalies import tells_anomalies
-    from pytorch_grad_cam_pcasvm.network.pools import is_dense
+    from pytorch_grad_cam_pcasvm.network.features import is_dense
     from pytorch_grad_cam_pcasvm.targets import default_decision
 
     dense, anomalies = is_dense(net.pool), tells_anomalies(net.head)

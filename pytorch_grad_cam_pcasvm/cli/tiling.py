@@ -25,8 +25,8 @@ def apply_tiles(
         layer: where features of a tile come from.
         pool: how they are pooled.
     """
+    from pytorch_grad_cam_pcasvm.network.features import is_dense
     from pytorch_grad_cam_pcasvm.network.modules import layer_name
-    from pytorch_grad_cam_pcasvm.network.pools import is_dense
     from pytorch_grad_cam_pcasvm.network.tiles import TiledNet
 
     if options.tiles is None and options.tile is None:

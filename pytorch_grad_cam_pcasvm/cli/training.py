@@ -89,7 +89,7 @@ def training_set(
 
     from pytorch_grad_cam_pcasvm import extract_features
     from pytorch_grad_cam_pcasvm.data.images import Images
-    from pytorch_grad_cam_pcasvm.network.block_means import BlockMeans
+    from pytorch_grad_cam_pcasvm.network.channel_means import BlockMeans
     from pytorch_grad_cam_pcasvm.network.features import FeatureSource
     from pytorch_grad_cam_pcasvm.network.grid import Grid
     from pytorch_grad_cam_pcasvm.network.modules import find_device

@@ -14,7 +14,7 @@ from pytorch_grad_cam_pcasvm.evaluation.rivals import BLIND, RANDOM
 from pytorch_grad_cam_pcasvm.evaluation.subject import Subject
 from pytorch_grad_cam_pcasvm.methods import ContributionCAM
 from pytorch_grad_cam_pcasvm.network.auto_layers import last_blocks
-from pytorch_grad_cam_pcasvm.network.mean_activations import mean_activations
+from pytorch_grad_cam_pcasvm.network.extraction import mean_activations
 from pytorch_grad_cam_pcasvm.network.modules import evaluating, layer_name
 from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
 from pytorch_grad_cam_pcasvm.runtime.progress import progress_bar

@@ -28,8 +28,8 @@ from pytorch_grad_cam_pcasvm.evaluation.statistics import Estimate
 from pytorch_grad_cam_pcasvm.evaluation.subject import Subject, generator, heat
 from pytorch_grad_cam_pcasvm.evaluation.turns import Steps, measured_whole
 from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
+from pytorch_grad_cam_pcasvm.network.features import is_dense
 from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
-from pytorch_grad_cam_pcasvm.network.pools import is_dense
 from pytorch_grad_cam_pcasvm.targets import SVMTarget, default_decision
 
 SHARE = "share of positive evidence"

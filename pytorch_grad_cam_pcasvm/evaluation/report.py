@@ -25,8 +25,8 @@ from pytorch_grad_cam_pcasvm.evaluation.subject import Subject
 from pytorch_grad_cam_pcasvm.evaluation.turns import Budget, Course, reason, take_turns
 from pytorch_grad_cam_pcasvm.figures import plot_maps, plot_positions
 from pytorch_grad_cam_pcasvm.head.anomalies import tells_anomalies
+from pytorch_grad_cam_pcasvm.network.features import is_dense
 from pytorch_grad_cam_pcasvm.network.modules import layer_name
-from pytorch_grad_cam_pcasvm.network.pools import is_dense
 from pytorch_grad_cam_pcasvm.runtime.amounts import least_images
 from pytorch_grad_cam_pcasvm.runtime.errors import warn
 from pytorch_grad_cam_pcasvm.runtime.files import atomically, check_writable

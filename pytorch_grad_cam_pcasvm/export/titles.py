@@ -6,8 +6,8 @@ from typing import Any
 from torch import nn
 
 from pytorch_grad_cam_pcasvm.head.anomalies import tells_anomalies
+from pytorch_grad_cam_pcasvm.network.features import is_dense
 from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
-from pytorch_grad_cam_pcasvm.network.pools import is_dense
 from pytorch_grad_cam_pcasvm.runtime.pictures import COLOURS, colour_table, heat_table
 from pytorch_grad_cam_pcasvm.targets import (
     DensityTarget,

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from pytorch_grad_cam_pcasvm.figures.blocks import Block, list_labels
 from pytorch_grad_cam_pcasvm.figures.layout import Layout
 from pytorch_grad_cam_pcasvm.figures.style import FONT, LINES, literal
-from pytorch_grad_cam_pcasvm.maps.carried import carried
+from pytorch_grad_cam_pcasvm.maps.recombination import carried
 from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
 from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput
 from pytorch_grad_cam_pcasvm.runtime.pictures import as_pictures

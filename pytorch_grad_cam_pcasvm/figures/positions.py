@@ -16,9 +16,8 @@ from matplotlib.patches import Patch
 
 from pytorch_grad_cam_pcasvm.figures.blocks import OUTLINE
 from pytorch_grad_cam_pcasvm.figures.style import bare, class_name, laid_out, literal, number
-from pytorch_grad_cam_pcasvm.network.anomaly_maps import AnomalyMaps
 from pytorch_grad_cam_pcasvm.network.cells import Cells
-from pytorch_grad_cam_pcasvm.network.grid import upsampled
+from pytorch_grad_cam_pcasvm.network.grid import AnomalyMaps, upsampled
 from pytorch_grad_cam_pcasvm.runtime.pictures import (
     COLOURS,
     DIVERGING,

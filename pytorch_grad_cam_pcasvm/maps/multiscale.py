@@ -7,7 +7,7 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-from pytorch_grad_cam_pcasvm.maps.result import MethodResult
+from pytorch_grad_cam_pcasvm.maps.scale import MethodResult
 from pytorch_grad_cam_pcasvm.network.grid import upsampled
 from pytorch_grad_cam_pcasvm.runtime.columns import average_columns
 

@@ -11,8 +11,7 @@ from torch import Tensor
 from pytorch_grad_cam_pcasvm.head import Head
 from pytorch_grad_cam_pcasvm.head.conditions import USUAL, Sampling
 from pytorch_grad_cam_pcasvm.head.enumerated import split_sampling
-from pytorch_grad_cam_pcasvm.maps.result import MethodResult, average_samples
-from pytorch_grad_cam_pcasvm.maps.scale import largest
+from pytorch_grad_cam_pcasvm.maps.scale import MethodResult, average_samples, largest
 from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
 from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput
 from pytorch_grad_cam_pcasvm.runtime.errors import BaselineWarning, warn
@@ -346,3 +345,22 @@ def behind_components(head: Head, count: int, made_by: Head | None, width: int |
             "on the components, as in SVC().fit(components, labels)"
         )
     return position
+
+
+def carried(output: Any, decision: Any) -> Tensor:
+    """Return the share of each component b in a decision, ``g_b p_b``, shape (N, B).
+
+    ``g`` is the secant of the decision from the mean of the training set, where all components are 0, to the image.
+
+    Args:
+        output: what a head with a reduction and a decision computed, not of dense features.
+        decision: a target that is linear in the head's values.
+    """
+    components, head = output.components, output.head
+    behind = Head(list(head.stages)[head.component_position :])
+    with torch.no_grad():
+        here, mean = (
+            HeadOutput.of(behind, behind.resume(0, p)) for p in (components, torch.zeros_like(components[:1]))
+        )
+        slopes = differentiate_targets(here, [decision], components.dtype, mean).by_image[:, 0]
+        return slopes * components

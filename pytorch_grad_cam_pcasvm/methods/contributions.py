@@ -10,9 +10,8 @@ from pytorch_grad_cam_pcasvm.head.conditions import Sampling
 from pytorch_grad_cam_pcasvm.head.enumerated import GROUPS
 from pytorch_grad_cam_pcasvm.maps.multiscale import WAYS, as_one
 from pytorch_grad_cam_pcasvm.maps.recombination import moved
-from pytorch_grad_cam_pcasvm.maps.result import MethodResult
-from pytorch_grad_cam_pcasvm.maps.scale import signed_maps
-from pytorch_grad_cam_pcasvm.methods.component_sums import HeadSums
+from pytorch_grad_cam_pcasvm.maps.scale import MethodResult, signed_maps
+from pytorch_grad_cam_pcasvm.methods.grad_cam_protocol import HeadSums
 from pytorch_grad_cam_pcasvm.methods.run import Run
 from pytorch_grad_cam_pcasvm.methods.starts import BaselineCAM
 from pytorch_grad_cam_pcasvm.runtime.device_sync import may_look

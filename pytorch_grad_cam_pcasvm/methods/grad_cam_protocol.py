@@ -13,13 +13,12 @@ from pytorch_grad_cam_pcasvm.maps.scale import check_finite, divided, largest, w
 from pytorch_grad_cam_pcasvm.methods.docstrings import completed
 from pytorch_grad_cam_pcasvm.methods.method import Method
 from pytorch_grad_cam_pcasvm.methods.warn_once import warn_of_blind_tokens
-from pytorch_grad_cam_pcasvm.network.features import one_input, prepare_images
+from pytorch_grad_cam_pcasvm.network.features import is_dense, one_input, prepare_images
 from pytorch_grad_cam_pcasvm.network.grid import upsampled
 from pytorch_grad_cam_pcasvm.network.inputs import Inputs, pick_images
 from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
-from pytorch_grad_cam_pcasvm.network.pools import is_dense
 from pytorch_grad_cam_pcasvm.targets import PCATarget, PredictedScore, ScoreTarget, SVMTarget, Target
-from pytorch_grad_cam_pcasvm.targets.classes import list_targets
+from pytorch_grad_cam_pcasvm.targets.catalogue import list_targets
 from pytorch_grad_cam_pcasvm.targets.questions import resolve_image_targets
 
 
@@ -255,3 +254,20 @@ def one_per_image(
         by_nu = upsampled(divided(positive[rows], nu[rows]), shape)
         result[rows] = by_nu[:, 0].cpu().numpy()
     return result[:, None]
+
+
+class ComponentSums(ClosedFormCAM):
+    """A method whose maps of decisions are sums of its component maps: it is linear in the gradient, or in secants.
+
+    Example:
+        >>> [issubclass(method, ComponentSums) for method in (ClosedFormGradCAM, ClosedFormLayerCAM)]
+        [True, False]
+    """
+
+    sums = "components"
+
+
+class HeadSums(ComponentSums):
+    """A method whose maps are sums over parts of the gradient, such as single heads of attention."""
+
+    sums = "heads"

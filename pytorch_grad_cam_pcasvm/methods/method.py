@@ -14,13 +14,12 @@ from pytorch_grad_cam_pcasvm.head.conditions import Sampling
 from pytorch_grad_cam_pcasvm.head.enumerated import split_sampling
 from pytorch_grad_cam_pcasvm.maps.multiscale import share_remainders
 from pytorch_grad_cam_pcasvm.maps.recombination import compute_result
-from pytorch_grad_cam_pcasvm.maps.result import MethodResult, average_samples
-from pytorch_grad_cam_pcasvm.maps.scale import largest
+from pytorch_grad_cam_pcasvm.maps.scale import MethodResult, average_samples, largest
 from pytorch_grad_cam_pcasvm.maps.signed_maps import Jacobians, SignedMaps
 from pytorch_grad_cam_pcasvm.methods.check import CheckReport, check_contributions, check_gradient
 from pytorch_grad_cam_pcasvm.methods.run import Run, adds_components, is_neutral
 from pytorch_grad_cam_pcasvm.methods.warn_once import WarnOnce, warn_of_blind_tokens
-from pytorch_grad_cam_pcasvm.network.features import check_rows, flatten, prepare_images
+from pytorch_grad_cam_pcasvm.network.features import check_rows, flatten, is_dense, prepare_images
 from pytorch_grad_cam_pcasvm.network.grid import rows_of
 from pytorch_grad_cam_pcasvm.network.inputs import Inputs
 from pytorch_grad_cam_pcasvm.network.layout import lay_out_maps
@@ -32,9 +31,7 @@ from pytorch_grad_cam_pcasvm.network.modules import (
     refuse_parallel,
 )
 from pytorch_grad_cam_pcasvm.network.net import PCASVMNet, network_output
-from pytorch_grad_cam_pcasvm.network.pools import is_dense
-from pytorch_grad_cam_pcasvm.network.reshape import layout_by
-from pytorch_grad_cam_pcasvm.network.site import Site, TargetLayers, refuse_repeated
+from pytorch_grad_cam_pcasvm.network.site import Site, TargetLayers, layout_by, refuse_repeated
 from pytorch_grad_cam_pcasvm.network.tiles import TiledNet
 from pytorch_grad_cam_pcasvm.network.tiling import look_inside
 from pytorch_grad_cam_pcasvm.path.autograd import AutogradPath
@@ -49,7 +46,7 @@ from pytorch_grad_cam_pcasvm.runtime.log import log_since, start_clock
 from pytorch_grad_cam_pcasvm.runtime.rollback import set_gradients
 from pytorch_grad_cam_pcasvm.tape.recorder import explain_unseen
 from pytorch_grad_cam_pcasvm.targets import Target, every_class, every_component
-from pytorch_grad_cam_pcasvm.targets.classes import list_default_targets, list_targets
+from pytorch_grad_cam_pcasvm.targets.catalogue import list_default_targets, list_targets
 from pytorch_grad_cam_pcasvm.targets.questions import Questions, resolve_targets
 
 # Where torch keeps quantised modules, which have no parameters.

@@ -11,8 +11,7 @@ from pytorch_grad_cam import (
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - torch's own habit
 
-from pytorch_grad_cam_pcasvm.maps.result import MethodResult
-from pytorch_grad_cam_pcasvm.maps.scale import signed_maps
+from pytorch_grad_cam_pcasvm.maps.scale import MethodResult, signed_maps
 from pytorch_grad_cam_pcasvm.methods.coalitions import Players, shapley_values
 from pytorch_grad_cam_pcasvm.methods.grad_cam_protocol import ClosedFormCAM
 from pytorch_grad_cam_pcasvm.methods.run import Run

@@ -12,10 +12,10 @@ from pytorch_grad_cam_pcasvm.methods.grad_cam_protocol import ClosedFormCAM
 from pytorch_grad_cam_pcasvm.methods.run import Run, Start
 from pytorch_grad_cam_pcasvm.methods.warn_once import WarnOnce
 from pytorch_grad_cam_pcasvm.network.channel_means import everywhere
+from pytorch_grad_cam_pcasvm.network.extraction import find_backbone
 from pytorch_grad_cam_pcasvm.network.features import output_of
 from pytorch_grad_cam_pcasvm.network.inputs import Inputs
 from pytorch_grad_cam_pcasvm.network.layout import Layout
-from pytorch_grad_cam_pcasvm.network.mean_activations import find_backbone
 from pytorch_grad_cam_pcasvm.network.tiling import Tiled
 from pytorch_grad_cam_pcasvm.runtime.device_sync import is_traced, may_look
 from pytorch_grad_cam_pcasvm.runtime.errors import BaselineWarning, NoBoundaryError

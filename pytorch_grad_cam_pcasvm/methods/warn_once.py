@@ -7,12 +7,11 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from pytorch_grad_cam_pcasvm.head.measures import as_array
+from pytorch_grad_cam_pcasvm.head.measures import Measure, as_array
 from pytorch_grad_cam_pcasvm.maps.scale import check_finite, warn_of_blanks
-from pytorch_grad_cam_pcasvm.methods.outside_training import measure_images
 from pytorch_grad_cam_pcasvm.methods.run import Run
 from pytorch_grad_cam_pcasvm.network.auto_layers import norms_before_attention
-from pytorch_grad_cam_pcasvm.network.mean_activations import find_backbone
+from pytorch_grad_cam_pcasvm.network.extraction import find_backbone
 from pytorch_grad_cam_pcasvm.network.outputs import OfHead
 from pytorch_grad_cam_pcasvm.runtime.device_sync import may_look
 from pytorch_grad_cam_pcasvm.runtime.errors import (
@@ -24,6 +23,27 @@ from pytorch_grad_cam_pcasvm.runtime.errors import (
     warn,
 )
 from pytorch_grad_cam_pcasvm.targets import ClosedFormTarget
+
+
+def measure_images(output: OfHead) -> list[tuple[Measure, np.ndarray]]:
+    """Return the measures of a head, each with the distances of N images, (N,)."""
+    values: Any = output.head_trace.values
+    if values[0] is None or values[0].dim() != 2:
+        return []
+    measures = output.head.measures
+    rows = {place: place.read_rows(values) for place in dict.fromkeys(measure.place for measure in measures)}
+    return [(measure, measure.distances(rows[measure.place])) for measure in measures]
+
+
+def unlike(output: Any) -> list[bool]:
+    """Return for each image whether it is unlike the head's training images, as far as the head can tell.
+
+    Of dense features nothing is said: positions unlike others are what is looked for.
+    """
+    known = measure_images(output) if isinstance(output, OfHead) and output.grid is None else ()
+    far = [distances > measure.find_limit(1) for measure, distances in known]
+    return np.any(far, 0).tolist() if far else [False] * len(output)
+
 
 TOLD_ONCE = (BaselineWarning, CancellationWarning, CoarseMapWarning, OutsideTrainingWarning)
 

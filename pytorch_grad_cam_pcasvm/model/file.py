@@ -18,10 +18,9 @@ from pytorch_grad_cam_pcasvm.model.fitting import attach_head, take_backbone
 from pytorch_grad_cam_pcasvm.model.model import Model
 from pytorch_grad_cam_pcasvm.model.origin import Origin, parse_origin
 from pytorch_grad_cam_pcasvm.model.preparation import read_preparation, record_preparation, with_transform
-from pytorch_grad_cam_pcasvm.network.features import features_of, output_of
+from pytorch_grad_cam_pcasvm.network.features import features_of, output_of, parse_pool, write_pool
 from pytorch_grad_cam_pcasvm.network.inputs import Inputs, each
 from pytorch_grad_cam_pcasvm.network.modules import evaluating, find_device, layer_name
-from pytorch_grad_cam_pcasvm.network.pools import parse_pool, write_pool
 from pytorch_grad_cam_pcasvm.network.tiles import TiledNet, tile_network
 from pytorch_grad_cam_pcasvm.runtime.digests import digest_of_weights
 from pytorch_grad_cam_pcasvm.runtime.errors import Way, refuse

@@ -20,8 +20,7 @@ from pytorch_grad_cam_pcasvm.model.backbones import Backbone, make_backbone
 from pytorch_grad_cam_pcasvm.model.model import Model
 from pytorch_grad_cam_pcasvm.model.origin import Origin
 from pytorch_grad_cam_pcasvm.model.preparation import Preparation, describe_transform, record_preparation
-from pytorch_grad_cam_pcasvm.network.block_means import BlockMeans
-from pytorch_grad_cam_pcasvm.network.channel_means import ChannelMeans
+from pytorch_grad_cam_pcasvm.network.channel_means import BlockMeans, ChannelMeans
 from pytorch_grad_cam_pcasvm.network.extraction import collect_features
 from pytorch_grad_cam_pcasvm.network.features import FeatureSource, Layer
 from pytorch_grad_cam_pcasvm.network.inputs import Inputs

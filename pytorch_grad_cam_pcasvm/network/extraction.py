@@ -4,30 +4,103 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from os import PathLike
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import torch
+from sklearn.base import clone
+from sklearn.pipeline import Pipeline
+from sklearn.preprocessing import FunctionTransformer, Normalizer
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
-from pytorch_grad_cam_pcasvm.network.block_means import BlockMeans
+from pytorch_grad_cam_pcasvm.network.channel_means import BlockMeans
 from pytorch_grad_cam_pcasvm.network.features import (
     TRANSFORM,
     FeatureSource,
     Layer,
     check_rows,
     check_tensor,
+    checked_images,
     features_of,
+    is_dense,
+    output_of,
 )
 from pytorch_grad_cam_pcasvm.network.inputs import image_and_label, make_inputs
-from pytorch_grad_cam_pcasvm.network.modules import evaluating, find_device, find_network
+from pytorch_grad_cam_pcasvm.network.modules import evaluating, find_device, find_network, layer_name
+from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
 from pytorch_grad_cam_pcasvm.network.patches import Patches, check_amount
 from pytorch_grad_cam_pcasvm.network.patches import coreset as coreset_of
-from pytorch_grad_cam_pcasvm.network.pools import is_dense
 from pytorch_grad_cam_pcasvm.network.runner import ask_anew
-from pytorch_grad_cam_pcasvm.network.streaming import Streamed
+from pytorch_grad_cam_pcasvm.network.tiling import Tiled
 from pytorch_grad_cam_pcasvm.runtime.arguments import named
+
+
+class Streamed:
+    """A reduction that is fitted batch by batch, each of its steps in a pass of its own over the data.
+
+    Every step is fitted anew, and is as it was before if its pass does not end.
+
+    Args:
+        reduction: an estimator with ``partial_fit`` and ``transform``, or a pipeline of such; None: nothing is fitted.
+
+    Attributes:
+        steps: its estimators.
+
+    Raises:
+        TypeError: a step needs all data at once, or does not transform.
+    """
+
+    def __init__(self, reduction: Any) -> None:
+        pipeline = [step for _, step in reduction.steps] if isinstance(reduction, Pipeline) else [reduction]
+        self.steps = [step for step in pipeline if step is not None and step != "passthrough"]
+        self._fitted: list[Any] = []
+        for step in self.steps:
+            name = type(step).__name__
+            if not hasattr(step, "transform"):
+                raise TypeError(f"fit takes a reduction, but {name} has no transform: fit it on what is returned")
+            if not (hasattr(step, "partial_fit") or isinstance(step, _STATELESS)):
+                raise TypeError(
+                    f"{name} has no partial_fit, so it needs all features at once: use IncrementalPCA, or leave fit out"
+                )
+
+    def passes(self) -> Iterator[Callable[..., None]]:
+        """Yield, for each pass over the data, a function that takes rows of features; its end fits a step."""
+        for step in self.steps:
+            if hasattr(step, "partial_fit"):
+                anew = _Held(clone(step), self.transform)
+                yield anew.add
+                vars(step).update(vars(anew.fitted()))
+            self._fitted.append(step)
+
+    def transform(self, rows: np.ndarray) -> np.ndarray:
+        """Return rows of features as the fitted steps transform them."""
+        for step in self._fitted:
+            rows = step.transform(rows)
+        return rows
+
+
+_STATELESS = (FunctionTransformer, Normalizer)
+
+
+class _Held:
+    """Rows on their way to an estimator that takes no fewer of them at once than it has components."""
+
+    def __init__(self, step: Any, before: Callable[[np.ndarray], np.ndarray]) -> None:
+        self._step, self._before = step, before
+        self._rows: list[np.ndarray] = []
+
+    def add(self, features: Tensor, *others: Any) -> None:
+        rows = self._before(features.cpu().numpy())
+        self._rows.append(rows)
+        least = getattr(self._step, "n_components", 1) or rows.shape[1]
+        if sum(map(len, self._rows)) >= 2 * least:
+            held = np.concatenate(self._rows)
+            self._step.partial_fit(held[:-least])
+            self._rows = [held[-least:]]
+
+    def fitted(self) -> Any:
+        return self._step.partial_fit(np.concatenate(self._rows))
 
 
 @named
@@ -287,3 +360,91 @@ def _loading() -> Iterator[None]:
         if "default_collate" in str(error) and "PIL" in str(error):
             raise TypeError(f"the loader cannot make a batch of PIL images: give its data set {TRANSFORM}") from error
         raise
+
+
+@overload
+def mean_activations(
+    net: nn.Module, loader: Iterable[Any], layer: nn.Module | str, *, progress: bool = True
+) -> Tensor: ...
+
+
+@overload
+def mean_activations(
+    net: nn.Module, loader: Iterable[Any], layer: list[nn.Module | str], *, progress: bool = True
+) -> list[Tensor]: ...
+
+
+def mean_activations(
+    net: nn.Module, loader: Iterable[Any], layer: Any, *, progress: bool = True
+) -> Tensor | list[Tensor]:
+    """Return the mean activations of a layer over a data set, for use as a baseline.
+
+    Args:
+        net: a :class:`PCASVMNet` or a backbone.
+        loader: yields ``(images, ...)`` batches, dicts with ``image`` as in MONAI, or images alone, of shape (N, ...),
+            all of the same size.
+        layer: the layer, or its dotted name; or a list of these, in which case the loader is read once for each.
+        progress: show a progress bar.
+
+    Returns:
+        The mean, in the shape of the layer's output for one image: (T, H, W), or (L, D) for tokens; float32 or better,
+        on the network's device. For a list of layers, a list of means.
+
+    Raises:
+        TypeError: the loader or the layer yields something other than floating-point tensors; or the network is no
+            module, or a program made by ``torch.jit`` or ``torch.export``.
+        ValueError: the loader is empty, its images differ in size, a dict has no image, the first dimension of the
+            layer's output is not the images, or the network has no such layer, or runs it more than once.
+
+    Example:
+        >>> mean = mean_activations(net, loader, "layer2", progress=False)
+        >>> maps = ContributionCAM(net, ["layer2"], baseline=mean).explain(images)
+    """
+    if isinstance(layer, list | tuple):
+        return [mean_activations(net, loader, one, progress=progress) for one in layer]
+    check_loader(loader)
+    backbone = find_backbone(net)
+    name = layer_name(backbone, layer)
+    total: Tensor | None = None
+    count = 0
+    ask_anew(backbone)
+    with evaluating(net), torch.no_grad():
+        for batch in tqdm(loader, desc="mean activations", unit="batch") if progress else loader:
+            images = checked_images(image_and_label(batch)[0], backbone)
+            activations = output_of(backbone, name, images.to(find_device(net)))
+            if not isinstance(activations, Tensor):
+                raise TypeError(
+                    f"the layer {name!r} returns a {type(activations).__name__}, not a tensor: name another"
+                )
+            tiled = isinstance(backbone, Tiled) and name is not None  # whose rows are tiles
+            if (
+                total is None
+                and not tiled
+                and not _counts_images(backbone, name, activations, images.to(find_device(net)))
+            ):
+                raise ValueError(
+                    f"the first dimension of the output of {name!r}, {tuple(activations.shape)}, does not count images "
+                    "(perhaps tokens): choose a layer where it does, or baseline='zero'"
+                )
+            if total is not None and total.shape != activations.shape[1:]:
+                raise ValueError(
+                    f"activations of shapes {tuple(total.shape)} and {tuple(activations.shape[1:])} cannot be "
+                    "averaged: resize the images to one size"
+                )
+            total = activations.sum(0, dtype=torch.float64) + (0 if total is None else total)
+            count += len(activations)
+    if total is None:
+        raise ValueError("the loader yielded no batch: there is nothing to average")
+    return (total / count).to(torch.promote_types(activations.dtype, torch.float32))
+
+
+def _counts_images(backbone: nn.Module, name: str | None, activations: Tensor, images: Tensor) -> bool:
+    """Return whether the first dimension of a layer's output counts the images."""
+    if activations.dim() > 1 and len(activations) == activations.shape[1] == len(images) > 1:
+        return len(output_of(backbone, name, images[:1])) == 1
+    return len(activations) == len(images)
+
+
+def find_backbone(net: nn.Module) -> nn.Module:
+    """Return the network up to its features."""
+    return net.feature_source()[0] if isinstance(net, PCASVMNet) else find_network(net)

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from pytorch_grad_cam_pcasvm.head import Head
 from pytorch_grad_cam_pcasvm.head.anomalies import anomaly, reweighted
 from pytorch_grad_cam_pcasvm.head.anomaly_scale import anomaly_range
-from pytorch_grad_cam_pcasvm.network.anomaly_maps import AnomalyMaps
 from pytorch_grad_cam_pcasvm.network.features import (
     FeatureSource,
     Layer,
@@ -19,12 +18,12 @@ from pytorch_grad_cam_pcasvm.network.features import (
     checked_images,
     features_of,
     flatten,
+    is_dense,
 )
-from pytorch_grad_cam_pcasvm.network.grid import Grid, blurred, rows_of
+from pytorch_grad_cam_pcasvm.network.grid import AnomalyMaps, Grid, blurred, rows_of
 from pytorch_grad_cam_pcasvm.network.inputs import make_inputs, measure_picture
 from pytorch_grad_cam_pcasvm.network.modules import evaluating, find_device, find_network, refuse_parallel, uncompiled
 from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput, HeadRun, PlainOutput
-from pytorch_grad_cam_pcasvm.network.pools import is_dense
 from pytorch_grad_cam_pcasvm.network.runner import ask_anew
 from pytorch_grad_cam_pcasvm.runtime.arguments import Named
 from pytorch_grad_cam_pcasvm.runtime.errors import warn

@@ -8,10 +8,16 @@ from torch import Tensor, nn
 
 from pytorch_grad_cam_pcasvm.network.auto_layers import last_blocks
 from pytorch_grad_cam_pcasvm.network.channel_means import ChannelMeans
-from pytorch_grad_cam_pcasvm.network.features import FeatureSource, Layer, count_input_channels, features_of
+from pytorch_grad_cam_pcasvm.network.features import (
+    FeatureSource,
+    Layer,
+    count_input_channels,
+    features_of,
+    parse_pool,
+    write_pool,
+)
 from pytorch_grad_cam_pcasvm.network.layout import Layout
 from pytorch_grad_cam_pcasvm.network.modules import evaluating, find_network
-from pytorch_grad_cam_pcasvm.network.pools import parse_pool, write_pool
 from pytorch_grad_cam_pcasvm.network.tiling import Size, Tiled, Tiling, measure_canvas, scale_photo, spread_tiles
 from pytorch_grad_cam_pcasvm.runtime.arguments import Named
 from pytorch_grad_cam_pcasvm.runtime.device_sync import is_traced

@@ -1,7 +1,6 @@
 """Targets: the values that maps explain. Each can be called on the network's output and has a closed-form gradient."""
 
-from pytorch_grad_cam_pcasvm.targets.classes import default_decision, every_class
-from pytorch_grad_cam_pcasvm.targets.coded import decoded, encoded
+from pytorch_grad_cam_pcasvm.targets.catalogue import decoded, default_decision, encoded, every_class
 from pytorch_grad_cam_pcasvm.targets.components import (
     HotellingTarget,
     PCATarget,
@@ -10,9 +9,8 @@ from pytorch_grad_cam_pcasvm.targets.components import (
     every_component,
 )
 from pytorch_grad_cam_pcasvm.targets.decisions import LogRatioTarget, SVMTarget
-from pytorch_grad_cam_pcasvm.targets.densities import DensityTarget
 from pytorch_grad_cam_pcasvm.targets.questions import fix_target
-from pytorch_grad_cam_pcasvm.targets.scores import PredictedScore, ProbabilityTarget, ScoreTarget
+from pytorch_grad_cam_pcasvm.targets.scores import DensityTarget, PredictedScore, ProbabilityTarget, ScoreTarget
 from pytorch_grad_cam_pcasvm.targets.target import ClosedFormTarget, Target
 
 __all__ = [

@@ -52,7 +52,7 @@ from pytorch_grad_cam_pcasvm.evaluation.sensitivity import COMPONENTS, DRAWS, LA
 from pytorch_grad_cam_pcasvm.evaluation.stability import NOISE, SHIFT
 from pytorch_grad_cam_pcasvm.evaluation.statistics import Estimate, rank_correlations
 from pytorch_grad_cam_pcasvm.evaluation.subject import Subject
-from pytorch_grad_cam_pcasvm.maps.result import MethodResult
+from pytorch_grad_cam_pcasvm.maps.scale import MethodResult
 from pytorch_grad_cam_pcasvm.methods import ClosedFormHiResCAM, ClosedFormLayerCAM
 from pytorch_grad_cam_pcasvm.methods.grad_cam_protocol import ClosedFormCAM
 

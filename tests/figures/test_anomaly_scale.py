@@ -15,7 +15,7 @@ from torch import nn
 
 from pytorch_grad_cam_pcasvm import Head, PCASVMNet, extract_features
 from pytorch_grad_cam_pcasvm.figures import plot_positions
-from pytorch_grad_cam_pcasvm.network.anomaly_maps import AnomalyMaps
+from pytorch_grad_cam_pcasvm.network.grid import AnomalyMaps
 
 GENERATOR = torch.Generator().manual_seed(0)
 GOOD = torch.rand(16, 3, 32, 48, generator=GENERATOR) / 8 + 0.5

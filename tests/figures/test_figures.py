@@ -57,7 +57,7 @@ from pytorch_grad_cam_pcasvm.figures import (
 from pytorch_grad_cam_pcasvm.figures.blocks import IMAGE_WEIGHT, caption, heading, overlaid, write_title
 from pytorch_grad_cam_pcasvm.figures.jacobian import _dense_stages, _gradients
 from pytorch_grad_cam_pcasvm.figures.style import BLUE, RED, number
-from pytorch_grad_cam_pcasvm.maps.carried import carried
+from pytorch_grad_cam_pcasvm.maps.recombination import carried
 
 RNG = np.random.default_rng(0)
 PICTURES = RNG.random((3, 24, 20, 3)).astype(np.float32)

@@ -1,0 +1,125 @@
+"""The catalogue of targets: those of all components and classes, the default ones, and targets as JSON."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from pytorch_grad_cam_pcasvm.targets.components import HotellingTarget, PCATarget, ResidualTarget, every_component
+from pytorch_grad_cam_pcasvm.targets.decisions import LogRatioTarget, SVMTarget
+from pytorch_grad_cam_pcasvm.targets.scores import DensityTarget
+from pytorch_grad_cam_pcasvm.targets.places import Region
+from pytorch_grad_cam_pcasvm.targets.scores import PredictedScore, ProbabilityTarget, ScoreTarget
+from pytorch_grad_cam_pcasvm.targets.target import Target
+
+
+def every_class(output: Any) -> Sequence[Target]:
+    """Return a target for every class of an output, or for its only value."""
+    if output.head is None:
+        scores = output.value
+        if not isinstance(scores, Tensor) or scores.dim() != 2:
+            raise ValueError("jacobians needs a network that returns scores (N, C), or a PCASVMNet: use explain")
+        return [ScoreTarget(category) for category in range(scores.shape[-1])]
+    if output.decision is None:
+        return ()
+    classes = output.head.classes_
+    return [SVMTarget()] if classes is None else [SVMTarget(label) for label in classes.tolist()]
+
+
+def default_decision(head: Any, normal: Any = None) -> SVMTarget:
+    """Return the decision that is explained where none is named.
+
+    Args:
+        head: the head.
+        normal: the class that is an absence, such as ``"good"``; None: the one that the head knows, if any.
+
+    Returns:
+        The margin of the predicted class; with a normal class the evidence for any other one against it.
+
+    Raises:
+        ValueError: there is no such class.
+    """
+    normal = head.normal if normal is None else normal
+    if normal is None:
+        return SVMTarget()
+    head.class_index(normal)
+    return SVMTarget(versus=normal)
+
+
+def list_targets(targets: Sequence[Target] | Target) -> list[Target]:
+    """Return targets, or the only one, as a list.
+
+    Raises:
+        ValueError: there are none.
+    """
+    several = list(targets) if isinstance(targets, list | tuple) else [targets]
+    if not several:
+        raise ValueError("targets is empty: pass None for the default, or at least one target")
+    return several  # type: ignore[return-value]
+
+
+def list_default_targets(output: Any) -> list[Target]:
+    """Return every component, then the predicted class, or all outputs of several."""
+    if output.head is None:
+        return [ScoreTarget()]
+    if output.head.vote is not None and output.head.vote.about == "outputs":
+        return [*every_component(output), *every_class(output)]
+    return [*every_component(output), *([] if output.head.vote is None else [_PREDICTED])]
+
+
+_PREDICTED = SVMTarget()
+
+
+_TARGETS: dict[str, Any] = {
+    target_class.__name__: target_class
+    for target_class in (
+        PCATarget,
+        SVMTarget,
+        LogRatioTarget,
+        ProbabilityTarget,
+        ScoreTarget,
+        PredictedScore,
+        HotellingTarget,
+        ResidualTarget,
+        DensityTarget,
+    )
+}
+
+
+def encoded(target: Any) -> Any:
+    """Return a target as JSON: its class and fields, or only the name of one from outside this package."""
+    target_class = type(target)
+    if target_class not in _TARGETS.values():
+        return target if isinstance(target, str) else getattr(target, "__name__", target_class.__name__)
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return list(map(plain, value))
+        if isinstance(value, Region):
+            return value.encoded
+        native = value.item() if isinstance(value, np.generic | Tensor) else value
+        if not isinstance(native, None | bool | int | float | str):
+            reason = f"a label must be a string, a number or a boolean, got {type(value).__name__}"
+            raise TypeError(f"{target} cannot be saved: {reason}")
+        return {"dtype": value.dtype.str, "value": native} if isinstance(value, np.generic) else native
+
+    return {"target": target_class.__name__, "fields": {name: plain(value) for name, value in vars(target).items()}}
+
+
+def decoded(target: Any) -> Any:
+    """Return the target that :func:`encoded` wrote, or the name of one from outside this package."""
+    if isinstance(target, str):
+        return target
+    target_class = _TARGETS.get(target["target"])
+    if target_class is None:
+        raise ValueError(f"unknown target {target['target']!r}: the file is from a later version, update the package")
+
+    def read(value: Any) -> Any:
+        if isinstance(value, list):
+            return tuple(map(read, value))
+        if isinstance(value, dict):
+            return Region.decoded(**value) if "bits" in value else np.dtype(value["dtype"]).type(value["value"])
+        return value
+
+    return target_class(**{name: read(value) for name, value in target["fields"].items()})
