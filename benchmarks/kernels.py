@@ -26,7 +26,7 @@ from pytorch_grad_cam_pcasvm import (
     PCASVMNet,
     RelevanceCAM,
 )
-from pytorch_grad_cam_pcasvm.runtime.device_sync import no_looks
+from pytorch_grad_cam_pcasvm.runtime.device import no_looks
 
 # Questions, views by another name, and zeros that are never made.
 NO_LAUNCH = ("is_same_size", "_has_same_storage_numel", "_unsafe_view", "_efficientzerotensor", "promote_types")

@@ -1206,7 +1206,7 @@ HEADS = [
         {"pass gamma, degree and coef0 directly": make_pipeline(Nystroem(gamma=0.1, n_components=9), SVC())},
     ),
     Row(
-        "head/hooks.py: a hook on",
+        "head/stage.py: a hook on",
         partial(hooked, remove=False),
         "a hook on Projection, a part of the head, changes",
         {
@@ -2999,7 +2999,7 @@ OTHERS = [
         )
     ),
     Row(
-        "head/alike.py: was fitted on one class only",
+        "head/fit_checks.py: was fitted on one class only",
         partial(head_of, naive_bayes.GaussianNB(), np.zeros(len(THREE))),
         "was fitted on one class only, 0.0, and has nothing to decide",
         {
@@ -3009,7 +3009,7 @@ OTHERS = [
         },
     ),
     Row(
-        "head/alike.py: all training features are alike",
+        "head/fit_checks.py: all training features are alike",
         lambda: Head.of(make_pipeline(StandardScaler(), LinearSVC()).fit(np.ones_like(FEATURES), TWO)),
         "all training features are alike",
         {

@@ -9,7 +9,7 @@ from torch.nn import functional as F  # noqa: N812 - torch's own habit
 
 from pytorch_grad_cam_pcasvm.rules.cotangents import cotangent, player_rows
 from pytorch_grad_cam_pcasvm.rules.rule import mixes_images
-from pytorch_grad_cam_pcasvm.runtime.device_sync import may_look
+from pytorch_grad_cam_pcasvm.runtime.device import may_look
 from pytorch_grad_cam_pcasvm.tape.step import Ref, Step
 from pytorch_grad_cam_pcasvm.tape.tape import Tape, has_gradient
 

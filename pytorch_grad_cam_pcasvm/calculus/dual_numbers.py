@@ -13,7 +13,7 @@ from torch.backends import cuda
 from torch.nn import functional as F  # noqa: N812 - torch's own habit
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from pytorch_grad_cam_pcasvm.runtime.device_sync import is_traced
+from pytorch_grad_cam_pcasvm.runtime.device import is_traced
 from pytorch_grad_cam_pcasvm.runtime.rollback import Mode, Rollback, set_gradients, without_inference
 
 _lock = threading.RLock()  # there is one dual level in all threads

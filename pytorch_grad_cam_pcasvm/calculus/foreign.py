@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.rules.cotangents import Cotangent, cotangent
 from pytorch_grad_cam_pcasvm.rules.rule import Call, Rule
-from pytorch_grad_cam_pcasvm.runtime.device_sync import may_look
+from pytorch_grad_cam_pcasvm.runtime.device import may_look
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError
 from pytorch_grad_cam_pcasvm.runtime.rollback import without_inference
 from pytorch_grad_cam_pcasvm.tape.step import Ref, Step, list_tensors, values_in

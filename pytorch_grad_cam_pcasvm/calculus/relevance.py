@@ -7,7 +7,7 @@ from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.rules.cotangents import cotangent
 from pytorch_grad_cam_pcasvm.rules.rule import Call
-from pytorch_grad_cam_pcasvm.runtime.device_sync import may_look
+from pytorch_grad_cam_pcasvm.runtime.device import may_look
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError
 from pytorch_grad_cam_pcasvm.tape.step import Ref, Step, values_in
 from pytorch_grad_cam_pcasvm.tape.tape import Tape

@@ -75,7 +75,7 @@ def _keep_scale(head: Any, training: TrainingSet, heads: list[Any], folds: list[
     """Keep with a head where the colours of positions start and end, by positions that were left out."""
     import numpy as np
 
-    from pytorch_grad_cam_pcasvm.head.anomaly_scale import is_distance, measure_reach
+    from pytorch_grad_cam_pcasvm.head.anomalies import is_distance, measure_reach
 
     drawn, values = np.random.default_rng(0), []
     for fitted, rows in zip(heads, folds, strict=True):

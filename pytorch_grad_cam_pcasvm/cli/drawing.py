@@ -168,7 +168,7 @@ def _ends(net: Any, images: Any, parts: Any) -> dict[str, Any]:
 
     Else they are the same for all pictures.
     """
-    from pytorch_grad_cam_pcasvm.head.anomaly_scale import usual_reach
+    from pytorch_grad_cam_pcasvm.head.anomalies import usual_reach
 
     known = net.anomaly_range()
     if known is not None:

@@ -30,7 +30,7 @@ from pytorch_grad_cam_pcasvm.network.grid import upsampled
 from pytorch_grad_cam_pcasvm.network.modules import evaluating, find_device, layer_name
 from pytorch_grad_cam_pcasvm.network.net import PCASVMNet, refuse_dense
 from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput
-from pytorch_grad_cam_pcasvm.runtime.deprecations import rename_arguments
+from pytorch_grad_cam_pcasvm.runtime.arguments import rename_arguments
 from pytorch_grad_cam_pcasvm.runtime.errors import (
     BaselineWarning,
     BlankMapWarning,

@@ -27,7 +27,7 @@ from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
 from pytorch_grad_cam_pcasvm.methods.grad_cam_protocol import ClosedFormCAM
 from pytorch_grad_cam_pcasvm.methods.perturbation import PerturbationCAM
 from pytorch_grad_cam_pcasvm.network.features import one_input, prepare_images
-from pytorch_grad_cam_pcasvm.runtime.device_sync import every_choice, traced
+from pytorch_grad_cam_pcasvm.runtime.device import every_choice, traced
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError, NoProgramError
 from pytorch_grad_cam_pcasvm.targets import ClosedFormTarget, Target
 

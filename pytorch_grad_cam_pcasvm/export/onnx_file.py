@@ -19,7 +19,7 @@ from pytorch_grad_cam_pcasvm.export.operators import decompositions
 from pytorch_grad_cam_pcasvm.export.outputs import checked, describe_sample, name_outputs
 from pytorch_grad_cam_pcasvm.export.titles import about
 from pytorch_grad_cam_pcasvm.head import Head
-from pytorch_grad_cam_pcasvm.head.anomaly_scale import anomaly_range, usual_reach
+from pytorch_grad_cam_pcasvm.head.anomalies import anomaly_range, usual_reach
 from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
 from pytorch_grad_cam_pcasvm.methods.grad_cam_protocol import ClosedFormCAM
 from pytorch_grad_cam_pcasvm.network.net import PCASVMNet

@@ -11,9 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pytorch_grad_cam_pcasvm.head.conditions import Conditions
 from pytorch_grad_cam_pcasvm.head.kernels import At, Kernel, Linear
-from pytorch_grad_cam_pcasvm.head.stage import Scaled, Stage
+from pytorch_grad_cam_pcasvm.head.stage import Conditions, Scaled, Stage
 from pytorch_grad_cam_pcasvm.head.stages import Affine, Chain, Union
 from pytorch_grad_cam_pcasvm.head.vote import Vote, pairs
 

@@ -17,12 +17,11 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from tqdm.auto import tqdm
 
-from pytorch_grad_cam_pcasvm.head.conditions import USUAL, Conditions, Sampling
 from pytorch_grad_cam_pcasvm.head.decisions import Decision
 from pytorch_grad_cam_pcasvm.head.predictor import Predictor
-from pytorch_grad_cam_pcasvm.head.stage import Scaled
+from pytorch_grad_cam_pcasvm.head.stage import USUAL, Conditions, Sampling, Scaled
 from pytorch_grad_cam_pcasvm.head.vote import Vote
-from pytorch_grad_cam_pcasvm.runtime.device_sync import is_traced
+from pytorch_grad_cam_pcasvm.runtime.device import is_traced
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError
 
 Rows = Callable[[np.ndarray], np.ndarray]  # of rows (R, B) to values (R, P)

@@ -24,8 +24,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pytorch_grad_cam_pcasvm.head.conditions import USUAL, Conditions
-from pytorch_grad_cam_pcasvm.runtime.device_constants import kept_on_devices
+from pytorch_grad_cam_pcasvm.head.stage import USUAL, Conditions
+from pytorch_grad_cam_pcasvm.runtime.device import kept_on_devices
 
 
 class At(NamedTuple):

@@ -16,13 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pytorch_grad_cam_pcasvm.head.conditions import USUAL, Conditions
 from pytorch_grad_cam_pcasvm.head.decisions import Decision, Ensemble, KernelSVM
 from pytorch_grad_cam_pcasvm.head.kernels import RBF, squared_distances
-from pytorch_grad_cam_pcasvm.head.stage import Scaled, Stage
+from pytorch_grad_cam_pcasvm.head.stage import USUAL, Conditions, Scaled, Stage
 from pytorch_grad_cam_pcasvm.head.stages import Chain
-from pytorch_grad_cam_pcasvm.runtime.device_constants import kept_on_devices
-from pytorch_grad_cam_pcasvm.runtime.device_sync import is_traced, may_look
+from pytorch_grad_cam_pcasvm.runtime.device import is_traced, kept_on_devices, may_look
 
 # A line is integrated over in so many intervals, of which as many as _HALVED are halved in each of _ROUNDS.
 _INTERVALS, _HALVED, _ROUNDS = 8, 8, 10

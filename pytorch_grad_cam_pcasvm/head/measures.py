@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.head.decisions import KernelSVM
+from pytorch_grad_cam_pcasvm.head.distances import Neighbours, Quadratic
 from pytorch_grad_cam_pcasvm.head.kernels import RBF
-from pytorch_grad_cam_pcasvm.head.neighbours import Neighbours
-from pytorch_grad_cam_pcasvm.head.quadratic import Quadratic
 from pytorch_grad_cam_pcasvm.head.stages import KernelMap, Projection, Scale, Union
 from pytorch_grad_cam_pcasvm.runtime.numerics import precision
 

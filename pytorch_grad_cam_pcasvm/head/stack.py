@@ -10,17 +10,28 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map, tree_map_only
 
-from pytorch_grad_cam_pcasvm.head.alike import refuse_one_class
-from pytorch_grad_cam_pcasvm.head.conditions import USUAL, Conditions, Sampling
 from pytorch_grad_cam_pcasvm.head.decisions import Decision
 from pytorch_grad_cam_pcasvm.head.enumerated import Enumerated
-from pytorch_grad_cam_pcasvm.head.hooks import Changed, Hookable, run
+from pytorch_grad_cam_pcasvm.head.fit_checks import refuse_one_class
 from pytorch_grad_cam_pcasvm.head.measures import Measure, list_measures
-from pytorch_grad_cam_pcasvm.head.stage import Scaled, Stage, errors_after, identity, pulled_through, scaled_sum
+from pytorch_grad_cam_pcasvm.head.stage import (
+    USUAL,
+    Changed,
+    Conditions,
+    Hookable,
+    Sampling,
+    Scaled,
+    Stage,
+    errors_after,
+    identity,
+    pulled_through,
+    run,
+    scaled_sum,
+)
 from pytorch_grad_cam_pcasvm.head.stages import Affine
 from pytorch_grad_cam_pcasvm.head.vote import Vote
-from pytorch_grad_cam_pcasvm.runtime.deprecations import rename_arguments
-from pytorch_grad_cam_pcasvm.runtime.device_sync import is_traced
+from pytorch_grad_cam_pcasvm.runtime.arguments import rename_arguments
+from pytorch_grad_cam_pcasvm.runtime.device import is_traced
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError, Way, refuse
 from pytorch_grad_cam_pcasvm.runtime.numerics import full_precision, precision
 from pytorch_grad_cam_pcasvm.runtime.rollback import without_inference

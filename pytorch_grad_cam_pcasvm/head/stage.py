@@ -12,18 +12,157 @@ A gradient may come divided by a factor that is too small for its dtype, togethe
 (N, K) or (1, K): ``(grad, log_scale)``. A ``log_scale`` of None means that nothing was factored out.
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
 
-from pytorch_grad_cam_pcasvm.head.conditions import Conditions
-from pytorch_grad_cam_pcasvm.head.facts import Facts
-from pytorch_grad_cam_pcasvm.head.hooks import Changed, Hookable
-from pytorch_grad_cam_pcasvm.runtime.deprecations import allow_third_argument
+from pytorch_grad_cam_pcasvm.runtime.arguments import allow_third_argument
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError
 from pytorch_grad_cam_pcasvm.runtime.numerics import precision
+
+
+class Hookable(nn.Module):
+    """A module whose ``evaluate`` computes its output and saves the numbers for its pullback."""
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Buffers and stages are found here."""
+
+    def evaluate(self, x: Tensor) -> tuple[Any, Any]:
+        """Return the output for x, shape (N, in), and numbers saved for the pullback, with the batch first."""
+        raise NotImplementedError(f"{type(self).__name__} defines no evaluate(x) that returns (output, saved)")
+
+    def forward(self, x: Tensor, made: list[Any] | None = None) -> Any:
+        """Return the output for x; ``made``, for :func:`run`, receives the results before any forward hooks."""
+        y, saved = self.evaluate(x)
+        if made is not None:
+            made += [x, y, [tensor.clone() for tensor in _tensors(y)], saved]
+        return y
+
+
+class Changed:
+    """Stands for the saved numbers of a module whose output a hook has changed."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.name = type(module).__name__
+
+    def no_closed_form(self) -> Exception:
+        """Return the error of a pullback through the module."""
+        return NoClosedFormError(
+            f"a hook on {self.name}, a part of the head, changes its input, output or gradient, which has no "
+            "closed form",
+            "remove it",
+            "move what it does into the backbone",
+            "register a stage that does it with stage_for.register(...)",
+        )
+
+
+def run(module: Hookable, x: Tensor) -> tuple[Any, Any]:
+    """Return ``module.evaluate(x)`` with the module's hooks; saved is a ``Changed`` where they change something."""
+    backward = module._backward_hooks or module._backward_pre_hooks
+    if not (backward or module._forward_hooks or module._forward_pre_hooks or _has_any_global_hook()):
+        result = module.evaluate(x)
+        if not isinstance(result, tuple):
+            raise TypeError(f"evaluate of {type(module).__name__} must return (output, saved), not only the output")
+        return result
+    # A copy: what a hook writes into it is no other module's output.
+    copied, results = x.clone(), list[Any]()
+    output = nn.Module.__call__(module, copied, made=results)
+    received, y, copies, saved = results
+    looked = received is copied and output is y and _same([copied, *_tensors(y)], [x, *copies])
+    return output, saved if looked and not backward else Changed(module)
+
+
+def _tensors(y: Any) -> list[Tensor]:
+    return [y] if isinstance(y, Tensor) else y.values
+
+
+def _same(tensors: list[Tensor], others: list[Tensor]) -> bool:
+    return len(tensors) == len(others) and all(
+        a.shape == b.shape and torch.allclose(a, b, rtol=0.0, atol=0.0, equal_nan=True)
+        for a, b in zip(tensors, others, strict=True)
+    )
+
+
+class Sampling(NamedTuple):
+    """Which permutations stand for all, where there are too many coalitions.
+
+    Attributes:
+        permutations: their number, at least; half of them are the reverses of the others, in each of the groups.
+        seed: of the random generator.
+        max_bytes: limit on the memory of the rows that are evaluated at once.
+        group: which of the groups of permutations is taken; None: all of them.
+    """
+
+    permutations: int = 64
+    seed: int = 0
+    max_bytes: int = 1 << 26
+    group: int | None = None
+
+
+class Conditions(NamedTuple):
+    """What a pullback through a stage is told.
+
+    Attributes:
+        eps: the relative size of rounding errors of numbers.
+        errors: returns the errors of the stage's input, shape (N, in); None where they are unknown.
+        sampling: the permutations of a decision without a gradient.
+    """
+
+    eps: float = torch.finfo(torch.float32).eps
+    errors: Callable[[], Tensor | None] | None = None
+    sampling: Sampling = Sampling()
+
+    def bound_rounding(self, x: Tensor) -> Tensor:
+        """Return the rounding errors of a stage's input x, shape (N, in)."""
+        bounds = None if self.errors is None else self.errors()
+        return 16 * self.eps * x.abs() if bounds is None else bounds
+
+
+USUAL = Conditions()
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Numbers of the training set at a stage, written by the function of its estimator.
+
+    Attributes:
+        count: number of rows; infinite: not known.
+        spread: sum of the variances of what the stage takes; 0: not known.
+        low: of what a scaler gives, the smallest; None: not known.
+        high: the largest.
+        least: where the head's anomalies of rows start that were left out of it; None: not known.
+        reach: what these anomalies reach.
+        varying: how many components vary, if some do by rounding alone; otherwise None.
+        density: 1 where the outputs are logarithms of weighted densities, whose sum is a mixture's; otherwise None.
+    """
+
+    count: float = math.inf
+    spread: float = 0.0
+    low: float | None = None
+    high: float | None = None
+    least: float | None = None
+    reach: float | None = None
+    varying: float | None = None
+    density: float | None = None
+
+    def to_numbers(self) -> dict[str, float]:
+        """Return the numbers that are known, by name."""
+        values = ((field, getattr(self, field.name)) for field in fields(self))
+        return {field.name: value for field, value in values if value != field.default}
+
+    @staticmethod
+    def from_numbers(numbers: Mapping[str, float]) -> "Facts":
+        """Return the facts of numbers by name; of names that mean nothing here, as in a file, none."""
+        names = {field.name for field in fields(Facts)}
+        return Facts(**{name: float(number) for name, number in numbers.items() if name in names})
+
 
 Scaled = tuple[Tensor, Tensor | None]
 

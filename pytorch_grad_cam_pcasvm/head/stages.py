@@ -7,10 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pytorch_grad_cam_pcasvm.head.conditions import Conditions
-from pytorch_grad_cam_pcasvm.head.hooks import run
 from pytorch_grad_cam_pcasvm.head.kernels import At, Kernel, Linear
-from pytorch_grad_cam_pcasvm.head.stage import Scaled, Stage, errors_after, pulled_through, scaled_sum
+from pytorch_grad_cam_pcasvm.head.stage import Conditions, Scaled, Stage, errors_after, pulled_through, run, scaled_sum
 from pytorch_grad_cam_pcasvm.runtime.numerics import quotient
 
 

@@ -22,20 +22,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as serialised
 from torch import Tensor, nn
 
-from pytorch_grad_cam_pcasvm.head import (
-    calibration,
-    decisions,
-    distances,
-    elementwise,
-    kernels,
-    neighbours,
-    quadratic,
-    stages,
-    vote,
-)
+from pytorch_grad_cam_pcasvm.head import decisions, distances, elementwise, kernels, stages, vote
 from pytorch_grad_cam_pcasvm.head.enumerated import Enumerated
-from pytorch_grad_cam_pcasvm.head.facts import Facts
-from pytorch_grad_cam_pcasvm.head.stage import Stage
+from pytorch_grad_cam_pcasvm.head.stage import Facts, Stage
 from pytorch_grad_cam_pcasvm.runtime.errors import Way, refuse, warn
 from pytorch_grad_cam_pcasvm.runtime.files import atomically
 from pytorch_grad_cam_pcasvm.runtime.formats import MODEL
@@ -86,7 +75,7 @@ class Example(NamedTuple):
 # Parts by name: classes, whose instances keep the arguments of their constructors, and functions that make votes.
 _PARTS: dict[str, Callable[..., Any]] = vote.KINDS | {
     part.__name__: part
-    for module in (stages, elementwise, quadratic, distances, neighbours, decisions, kernels, calibration)
+    for module in (stages, elementwise, distances, decisions, kernels)
     for part in vars(module).values()
     if isinstance(part, type) and part.__module__ == module.__name__
 }

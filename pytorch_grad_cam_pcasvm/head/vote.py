@@ -28,8 +28,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - torch's own habit
 
-from pytorch_grad_cam_pcasvm.head.calibration import Calibration
-from pytorch_grad_cam_pcasvm.head.elementwise import FUNCTIONS
+from pytorch_grad_cam_pcasvm.head.elementwise import FUNCTIONS, Calibration
 
 _CALIBRATE = (
     "put its classifier into a CalibratedClassifierCV, e.g. "

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.head import Head
-from pytorch_grad_cam_pcasvm.head.conditions import USUAL, Sampling
 from pytorch_grad_cam_pcasvm.head.enumerated import split_sampling
+from pytorch_grad_cam_pcasvm.head.stage import USUAL, Sampling
 from pytorch_grad_cam_pcasvm.maps.scale import MethodResult, average_samples, largest
 from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
 from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput

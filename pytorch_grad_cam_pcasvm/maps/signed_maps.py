@@ -16,7 +16,7 @@ from pytorch_grad_cam_pcasvm.maps.scale import check_finite, divided, per_map, w
 from pytorch_grad_cam_pcasvm.network.grid import upsampled
 from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput
 from pytorch_grad_cam_pcasvm.runtime.columns import PLAIN, SCALED, Columns, join_rows
-from pytorch_grad_cam_pcasvm.runtime.device_sync import may_look
+from pytorch_grad_cam_pcasvm.runtime.device import may_look
 from pytorch_grad_cam_pcasvm.runtime.pictures import as_pictures, overlaid
 from pytorch_grad_cam_pcasvm.targets import PCATarget, decoded, encoded
 

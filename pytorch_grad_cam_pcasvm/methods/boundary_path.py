@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 from pytorch_grad_cam_pcasvm.methods.run import Run
 from pytorch_grad_cam_pcasvm.network.inputs import Inputs
 from pytorch_grad_cam_pcasvm.network.outputs import HeadRun
-from pytorch_grad_cam_pcasvm.runtime.device_sync import is_traced, may_look
+from pytorch_grad_cam_pcasvm.runtime.device import is_traced, may_look
 from pytorch_grad_cam_pcasvm.runtime.errors import NoBoundaryError
 from pytorch_grad_cam_pcasvm.runtime.log import log_since, start_clock
 from pytorch_grad_cam_pcasvm.tape.tape import count_writes, identify_memory

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.methods.run import Run
 from pytorch_grad_cam_pcasvm.network.outputs import HeadRun
-from pytorch_grad_cam_pcasvm.runtime.device_constants import kept_on_devices
+from pytorch_grad_cam_pcasvm.runtime.device import kept_on_devices
 from pytorch_grad_cam_pcasvm.targets.questions import Questions
 
 EXACT = 12  # players of whom all subsets are evaluated

@@ -10,8 +10,8 @@ import torch
 from pytorch_grad_cam.base_cam import BaseCAM
 from torch import Tensor, nn
 
-from pytorch_grad_cam_pcasvm.head.conditions import Sampling
 from pytorch_grad_cam_pcasvm.head.enumerated import split_sampling
+from pytorch_grad_cam_pcasvm.head.stage import Sampling
 from pytorch_grad_cam_pcasvm.maps.multiscale import share_remainders
 from pytorch_grad_cam_pcasvm.maps.recombination import compute_result
 from pytorch_grad_cam_pcasvm.maps.scale import MethodResult, average_samples, largest
@@ -40,7 +40,7 @@ from pytorch_grad_cam_pcasvm.path.forward_pass import Pass
 from pytorch_grad_cam_pcasvm.path.record import Path
 from pytorch_grad_cam_pcasvm.runtime.arguments import Named
 from pytorch_grad_cam_pcasvm.runtime.columns import join_columns
-from pytorch_grad_cam_pcasvm.runtime.device_sync import is_traced, may_look
+from pytorch_grad_cam_pcasvm.runtime.device import is_traced, may_look
 from pytorch_grad_cam_pcasvm.runtime.errors import AutogradFallbackWarning, NoClosedFormError
 from pytorch_grad_cam_pcasvm.runtime.log import log_since, start_clock
 from pytorch_grad_cam_pcasvm.runtime.rollback import set_gradients

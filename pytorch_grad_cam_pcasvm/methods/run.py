@@ -12,14 +12,14 @@ from torch.utils._pytree import tree_leaves
 from pytorch_grad_cam_pcasvm.calculus.backward import Pullback
 from pytorch_grad_cam_pcasvm.calculus.secants import PathStart
 from pytorch_grad_cam_pcasvm.head import Head
-from pytorch_grad_cam_pcasvm.head.conditions import USUAL, Sampling
+from pytorch_grad_cam_pcasvm.head.stage import USUAL, Sampling
 from pytorch_grad_cam_pcasvm.network.inputs import Inputs, pick_images, refuse_without_channels
 from pytorch_grad_cam_pcasvm.network.layout import Layout
 from pytorch_grad_cam_pcasvm.network.net import network_output
 from pytorch_grad_cam_pcasvm.path.forward_pass import Pass
 from pytorch_grad_cam_pcasvm.rules.cotangents import Cotangent
-from pytorch_grad_cam_pcasvm.runtime.deprecations import rename_arguments
-from pytorch_grad_cam_pcasvm.runtime.device_sync import is_traced
+from pytorch_grad_cam_pcasvm.runtime.arguments import rename_arguments
+from pytorch_grad_cam_pcasvm.runtime.device import is_traced
 from pytorch_grad_cam_pcasvm.runtime.errors import Way, refuse
 from pytorch_grad_cam_pcasvm.runtime.numerics import full_precision
 from pytorch_grad_cam_pcasvm.targets import PCATarget

@@ -17,7 +17,7 @@ from pytorch_grad_cam_pcasvm.network.features import output_of
 from pytorch_grad_cam_pcasvm.network.inputs import Inputs
 from pytorch_grad_cam_pcasvm.network.layout import Layout
 from pytorch_grad_cam_pcasvm.network.tiling import Tiled
-from pytorch_grad_cam_pcasvm.runtime.device_sync import is_traced, may_look
+from pytorch_grad_cam_pcasvm.runtime.device import is_traced, may_look
 from pytorch_grad_cam_pcasvm.runtime.errors import BaselineWarning, NoBoundaryError
 from pytorch_grad_cam_pcasvm.targets import SVMTarget
 from pytorch_grad_cam_pcasvm.targets.boundary_head import Boundary

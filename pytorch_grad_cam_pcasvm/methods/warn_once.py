@@ -13,7 +13,7 @@ from pytorch_grad_cam_pcasvm.methods.run import Run
 from pytorch_grad_cam_pcasvm.network.auto_layers import norms_before_attention
 from pytorch_grad_cam_pcasvm.network.extraction import find_backbone
 from pytorch_grad_cam_pcasvm.network.outputs import OfHead
-from pytorch_grad_cam_pcasvm.runtime.device_sync import may_look
+from pytorch_grad_cam_pcasvm.runtime.device import may_look
 from pytorch_grad_cam_pcasvm.runtime.errors import (
     BaselineWarning,
     BlankMapWarning,

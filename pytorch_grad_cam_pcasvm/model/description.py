@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pytorch_grad_cam_pcasvm.model.origin import Origin
-from pytorch_grad_cam_pcasvm.runtime.fields import check_fields, check_list, check_sides, is_count, is_number
-from pytorch_grad_cam_pcasvm.runtime.formats import MODEL
+from pytorch_grad_cam_pcasvm.runtime.formats import MODEL, check_fields, check_list, check_sides, is_count, is_number
 
 AGAIN = "write it again with model.save(path), or 'pcasvm-cam fit'"
 _MOST_NUMBERS = 1 << 28  # of an input

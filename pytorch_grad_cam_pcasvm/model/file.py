@@ -24,8 +24,8 @@ from pytorch_grad_cam_pcasvm.network.modules import evaluating, find_device, lay
 from pytorch_grad_cam_pcasvm.network.tiles import TiledNet, tile_network
 from pytorch_grad_cam_pcasvm.runtime.digests import digest_of_weights
 from pytorch_grad_cam_pcasvm.runtime.errors import Way, refuse
-from pytorch_grad_cam_pcasvm.runtime.hooks import hooked
 from pytorch_grad_cam_pcasvm.runtime.numerics import full_precision
+from pytorch_grad_cam_pcasvm.runtime.rollback import hooked
 
 _SAME = 1e-4  # relative difference of features that is rounding, on a GPU as well
 _SAME_HALF = 1e-2  # that of features in half precision

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from pytorch_grad_cam_pcasvm.runtime.fields import check_fields, check_sides
+from pytorch_grad_cam_pcasvm.runtime.formats import check_fields, check_sides
 
 FORMS = "a backbone is a torchvision name, timm:NAME, or module:function for a network of your own"
 _TEXT, _OPTIONAL = (str,), (str, type(None))

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pytorch_grad_cam_pcasvm.runtime.fields import check_fields, check_list, check_sides, is_count, is_number
+from pytorch_grad_cam_pcasvm.runtime.formats import check_fields, check_list, check_sides, is_count, is_number
 
 _SAME = 1e-5  # of numbers of images that two transforms make of a picture
 _RECORDED = ("resize", "white_level", "float_white", "exif", "size", "steps", "tile")

@@ -11,7 +11,7 @@ from pytorch_grad_cam_pcasvm.network.features import FeatureSource, output_of
 from pytorch_grad_cam_pcasvm.network.inputs import Inputs, pick_images
 from pytorch_grad_cam_pcasvm.network.modules import evaluating, list_modules
 from pytorch_grad_cam_pcasvm.network.tiling import Tiled
-from pytorch_grad_cam_pcasvm.runtime.hooks import hooked
+from pytorch_grad_cam_pcasvm.runtime.rollback import hooked
 
 _NAMED = 3  # layers, where another is to be chosen
 _FINE = 8, 16  # pixels of a position

@@ -20,7 +20,7 @@ from pytorch_grad_cam_pcasvm.network.layout import Layout, lay_out_maps
 from pytorch_grad_cam_pcasvm.network.modules import evaluating, find_device
 from pytorch_grad_cam_pcasvm.network.tiling import Tiled, look_inside
 from pytorch_grad_cam_pcasvm.network.token_layout import find_token_layout, looks_channels_last
-from pytorch_grad_cam_pcasvm.runtime.hooks import called, hooked
+from pytorch_grad_cam_pcasvm.runtime.rollback import called, hooked
 
 
 class ChannelMeans:

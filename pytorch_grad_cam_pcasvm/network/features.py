@@ -22,7 +22,7 @@ from pytorch_grad_cam_pcasvm.network.modules import find_device, layer_name
 from pytorch_grad_cam_pcasvm.network.runner import Visit, run_until
 from pytorch_grad_cam_pcasvm.network.tiling import Tiled
 from pytorch_grad_cam_pcasvm.network.token_layout import find_token_layout, forget
-from pytorch_grad_cam_pcasvm.runtime.device_sync import is_traced, may_look
+from pytorch_grad_cam_pcasvm.runtime.device import is_traced, may_look
 from pytorch_grad_cam_pcasvm.runtime.errors import refuse
 
 POOLS = ("cls", "mean", "cls+mean", "max", "gem", "dense")

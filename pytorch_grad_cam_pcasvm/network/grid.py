@@ -13,7 +13,7 @@ from torch.nn import functional as F  # noqa: N812 - torch's own habit
 from torchvision.transforms.v2.functional import gaussian_blur
 
 from pytorch_grad_cam_pcasvm.head import Head
-from pytorch_grad_cam_pcasvm.head.anomaly_scale import anomaly_range
+from pytorch_grad_cam_pcasvm.head.anomalies import anomaly_range
 from pytorch_grad_cam_pcasvm.network.cells import Cells
 
 MODES = {1: "linear", 2: "bilinear", 3: "trilinear"}

@@ -17,8 +17,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 
 from pytorch_grad_cam_pcasvm.network.tiling import Tiled
 from pytorch_grad_cam_pcasvm.runtime.errors import refuse
-from pytorch_grad_cam_pcasvm.runtime.hooks import called
-from pytorch_grad_cam_pcasvm.runtime.rollback import Rollback
+from pytorch_grad_cam_pcasvm.runtime.rollback import Rollback, called
 
 
 def find_network(network: Any) -> nn.Module:

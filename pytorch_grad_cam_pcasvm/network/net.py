@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from pytorch_grad_cam_pcasvm.head import Head
-from pytorch_grad_cam_pcasvm.head.anomalies import anomaly, reweighted
-from pytorch_grad_cam_pcasvm.head.anomaly_scale import anomaly_range
+from pytorch_grad_cam_pcasvm.head.anomalies import anomaly, anomaly_range, reweighted
 from pytorch_grad_cam_pcasvm.network.features import (
     FeatureSource,
     Layer,

@@ -9,8 +9,8 @@ from weakref import WeakKeyDictionary
 from torch import Tensor, compiler, nn
 from torch.utils._pytree import tree_map_only
 
-from pytorch_grad_cam_pcasvm.runtime.device_sync import is_traced
-from pytorch_grad_cam_pcasvm.runtime.hooks import Hooks, called, hooked, list_calls, runs_instead
+from pytorch_grad_cam_pcasvm.runtime.device import is_traced
+from pytorch_grad_cam_pcasvm.runtime.rollback import Hooks, called, hooked, list_calls, runs_instead
 
 Visit = Callable[[str, Any], Any]
 _once: "WeakKeyDictionary[nn.Module, set[Any]]" = WeakKeyDictionary()  # layers that run once, as layouts are known

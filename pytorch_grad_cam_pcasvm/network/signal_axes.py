@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from pytorch_grad_cam_pcasvm.network.inputs import each, pick_images
 from pytorch_grad_cam_pcasvm.network.modules import list_modules
-from pytorch_grad_cam_pcasvm.runtime.hooks import hooked
+from pytorch_grad_cam_pcasvm.runtime.rollback import hooked
 
 _ALONG_SIGNALS = (
     *(nn.Conv1d, nn.ConvTranspose1d, nn.MaxPool1d, nn.AvgPool1d),

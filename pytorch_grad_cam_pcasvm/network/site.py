@@ -16,7 +16,7 @@ from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
 from pytorch_grad_cam_pcasvm.network.tiling import Tiled, look_inside
 from pytorch_grad_cam_pcasvm.network.token_layout import find_token_layout, looks_channels_last
 from pytorch_grad_cam_pcasvm.runtime.errors import Way, refuse, warn
-from pytorch_grad_cam_pcasvm.runtime.hooks import called
+from pytorch_grad_cam_pcasvm.runtime.rollback import called
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from pytorch_grad_cam_pcasvm.network.layout import Layout
 from pytorch_grad_cam_pcasvm.network.modules import evaluating, find_network
 from pytorch_grad_cam_pcasvm.network.tiling import Size, Tiled, Tiling, measure_canvas, scale_photo, spread_tiles
 from pytorch_grad_cam_pcasvm.runtime.arguments import Named
-from pytorch_grad_cam_pcasvm.runtime.device_sync import is_traced
+from pytorch_grad_cam_pcasvm.runtime.device import is_traced
 from pytorch_grad_cam_pcasvm.runtime.errors import refuse
 
 _USUAL = (224, 224)

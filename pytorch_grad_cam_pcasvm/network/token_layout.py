@@ -17,7 +17,7 @@ from pytorch_grad_cam_pcasvm.network.inputs import each, pick_images, refuse_wit
 from pytorch_grad_cam_pcasvm.network.layout import Layout
 from pytorch_grad_cam_pcasvm.network.modules import list_modules, unchanged
 from pytorch_grad_cam_pcasvm.network.signal_axes import find_axis
-from pytorch_grad_cam_pcasvm.runtime.hooks import hooked
+from pytorch_grad_cam_pcasvm.runtime.rollback import hooked
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _HALVES = (torch.float16, torch.bfloat16)

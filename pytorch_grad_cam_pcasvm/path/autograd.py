@@ -18,9 +18,8 @@ from pytorch_grad_cam_pcasvm.network.runner import Visit
 from pytorch_grad_cam_pcasvm.path.forward_pass import Pass
 from pytorch_grad_cam_pcasvm.rules.cotangents import Cotangent
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError, refuse
-from pytorch_grad_cam_pcasvm.runtime.hooks import Hooks, called
 from pytorch_grad_cam_pcasvm.runtime.log import log_since, start_clock
-from pytorch_grad_cam_pcasvm.runtime.rollback import Mode, Rollback, set_gradients, without_inference
+from pytorch_grad_cam_pcasvm.runtime.rollback import Hooks, Mode, Rollback, called, set_gradients, without_inference
 from pytorch_grad_cam_pcasvm.tape.recorder import explanation
 from pytorch_grad_cam_pcasvm.tape.stem import Draws, run_alike
 from pytorch_grad_cam_pcasvm.tape.step import operation

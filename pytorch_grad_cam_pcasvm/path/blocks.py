@@ -17,8 +17,7 @@ from pytorch_grad_cam_pcasvm.network.tiling import Tiling, look_inside
 from pytorch_grad_cam_pcasvm.path.forward_pass import Pass
 from pytorch_grad_cam_pcasvm.path.record import ClosedFormPass, Path
 from pytorch_grad_cam_pcasvm.rules.cotangents import Cotangent
-from pytorch_grad_cam_pcasvm.runtime.device_constants import kept_on_devices
-from pytorch_grad_cam_pcasvm.runtime.device_sync import may_look
+from pytorch_grad_cam_pcasvm.runtime.device import kept_on_devices, may_look
 
 
 @dataclass

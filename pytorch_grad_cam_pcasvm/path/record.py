@@ -17,11 +17,10 @@ from pytorch_grad_cam_pcasvm.network.inputs import each
 from pytorch_grad_cam_pcasvm.network.modules import list_modules, unchanged
 from pytorch_grad_cam_pcasvm.path.autograd import run_to_features
 from pytorch_grad_cam_pcasvm.path.forward_pass import Pass
-from pytorch_grad_cam_pcasvm.runtime.device_sync import is_traced, may_look
+from pytorch_grad_cam_pcasvm.runtime.device import is_traced, may_look
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError, Way
-from pytorch_grad_cam_pcasvm.runtime.hooks import Hooks, hooked
 from pytorch_grad_cam_pcasvm.runtime.log import LOGGER, log_since, start_clock
-from pytorch_grad_cam_pcasvm.runtime.rollback import Rollback, set_gradients, without_inference
+from pytorch_grad_cam_pcasvm.runtime.rollback import Hooks, Rollback, hooked, set_gradients, without_inference
 from pytorch_grad_cam_pcasvm.tape.alias_tracker import unseen_write
 from pytorch_grad_cam_pcasvm.tape.python_calls import Calls
 from pytorch_grad_cam_pcasvm.tape.recorder import Recorder

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from pytorch_grad_cam_pcasvm.runtime.device_sync import is_traced, may_look
+from pytorch_grad_cam_pcasvm.runtime.device import is_traced, may_look
 
 
 class Cotangent:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.rules.indexing import add_at, put, put_alike
-from pytorch_grad_cam_pcasvm.runtime.device_sync import may_look
+from pytorch_grad_cam_pcasvm.runtime.device import may_look
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError
 from pytorch_grad_cam_pcasvm.tape.alias_tracker import AliasTracker, unseen_write
 from pytorch_grad_cam_pcasvm.tape.aliases import View, overlaps

@@ -11,8 +11,7 @@ from torch.utils.checkpoint import CheckpointFunction
 
 from pytorch_grad_cam_pcasvm.rules.registry import layer_kind, whole_of, with_rules
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError, refuse
-from pytorch_grad_cam_pcasvm.runtime.hooks import Hooks
-from pytorch_grad_cam_pcasvm.runtime.rollback import Mode, Rollback
+from pytorch_grad_cam_pcasvm.runtime.rollback import Hooks, Mode, Rollback
 from pytorch_grad_cam_pcasvm.tape.alias_tracker import gradient_hook, unseen_write
 from pytorch_grad_cam_pcasvm.tape.recorder import Recorder, explanation
 from pytorch_grad_cam_pcasvm.tape.step import list_tensors, mapped

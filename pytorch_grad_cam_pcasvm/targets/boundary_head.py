@@ -9,12 +9,12 @@ from scipy.optimize import brentq
 from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.head import Head
-from pytorch_grad_cam_pcasvm.head.conditions import USUAL, Sampling
 from pytorch_grad_cam_pcasvm.head.decisions import Ensemble, KernelSVM
+from pytorch_grad_cam_pcasvm.head.stage import USUAL, Sampling
 from pytorch_grad_cam_pcasvm.head.stages import Chain
 from pytorch_grad_cam_pcasvm.head.vote import Vote
 from pytorch_grad_cam_pcasvm.network.outputs import HeadRun
-from pytorch_grad_cam_pcasvm.runtime.device_sync import may_look
+from pytorch_grad_cam_pcasvm.runtime.device import may_look
 from pytorch_grad_cam_pcasvm.runtime.errors import NoBoundaryError
 from pytorch_grad_cam_pcasvm.runtime.log import LOGGER, log_since, start_clock
 from pytorch_grad_cam_pcasvm.runtime.numerics import full_precision

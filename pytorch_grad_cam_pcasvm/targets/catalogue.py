@@ -8,9 +8,8 @@ from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.targets.components import HotellingTarget, PCATarget, ResidualTarget, every_component
 from pytorch_grad_cam_pcasvm.targets.decisions import LogRatioTarget, SVMTarget
-from pytorch_grad_cam_pcasvm.targets.scores import DensityTarget
 from pytorch_grad_cam_pcasvm.targets.places import Region
-from pytorch_grad_cam_pcasvm.targets.scores import PredictedScore, ProbabilityTarget, ScoreTarget
+from pytorch_grad_cam_pcasvm.targets.scores import DensityTarget, PredictedScore, ProbabilityTarget, ScoreTarget
 from pytorch_grad_cam_pcasvm.targets.target import Target
 
 

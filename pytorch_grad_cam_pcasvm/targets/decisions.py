@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.head import Head
-from pytorch_grad_cam_pcasvm.head.conditions import Conditions
 from pytorch_grad_cam_pcasvm.head.log_ratio import log_ratios
-from pytorch_grad_cam_pcasvm.head.stage import Stage, pulled_through
+from pytorch_grad_cam_pcasvm.head.stage import Conditions, Stage, pulled_through
 from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput, OfHead
 from pytorch_grad_cam_pcasvm.targets.target import ClosedFormTarget, PlacedTarget, check, head_of
 

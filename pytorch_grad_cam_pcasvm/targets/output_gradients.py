@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from pytorch_grad_cam_pcasvm.head.conditions import USUAL, Sampling
 from pytorch_grad_cam_pcasvm.head.stack import HeadTrace
+from pytorch_grad_cam_pcasvm.head.stage import USUAL, Sampling
 from pytorch_grad_cam_pcasvm.network.grid import Grid
 from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput, HeadRun, PlainOutput
 from pytorch_grad_cam_pcasvm.runtime.columns import Columns, join_columns, join_rows, order_columns
-from pytorch_grad_cam_pcasvm.runtime.device_sync import is_traced
+from pytorch_grad_cam_pcasvm.runtime.device import is_traced
 from pytorch_grad_cam_pcasvm.runtime.rollback import without_inference
 from pytorch_grad_cam_pcasvm.targets.callables import call_at_start, differentiate_rows, make_leaf
 from pytorch_grad_cam_pcasvm.targets.components import PCATarget, evaluate_components

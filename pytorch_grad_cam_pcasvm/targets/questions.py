@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.head import Head
 from pytorch_grad_cam_pcasvm.network.outputs import OfHead
-from pytorch_grad_cam_pcasvm.runtime.device_sync import may_choose
+from pytorch_grad_cam_pcasvm.runtime.device import may_choose
 from pytorch_grad_cam_pcasvm.targets.callables import value_at
 from pytorch_grad_cam_pcasvm.targets.components import PCATarget, QuadraticTarget
 from pytorch_grad_cam_pcasvm.targets.places import (

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 from torch import Tensor
 
-from pytorch_grad_cam_pcasvm.runtime.deprecations import rename_arguments
+from pytorch_grad_cam_pcasvm.runtime.arguments import rename_arguments
 from pytorch_grad_cam_pcasvm.targets.places import evaluate_place, make_place
 
 

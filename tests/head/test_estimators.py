@@ -64,7 +64,7 @@ from sklearn.svm import SVC, SVR, LinearSVC, LinearSVR, NuSVC, NuSVR, OneClassSV
 from test_head import by_autograd, pulled_back, seeds_of, trace_of
 
 from pytorch_grad_cam_pcasvm import Head, NoClosedFormError, ProbabilityTarget
-from pytorch_grad_cam_pcasvm.head.calibration import Isotonic, PerClass
+from pytorch_grad_cam_pcasvm.head.elementwise import Isotonic, PerClass
 from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput
 
 RNG = np.random.default_rng(0)

@@ -33,7 +33,7 @@ from sklearn.svm import SVC, SVR, LinearSVC, NuSVC
 from test_registry import check
 
 from pytorch_grad_cam_pcasvm import Head, NoClosedFormError
-from pytorch_grad_cam_pcasvm.head.staleness import Fit
+from pytorch_grad_cam_pcasvm.head.fit_checks import Fit
 
 RNG = np.random.default_rng(0)
 X, QUERY = RNG.normal(size=(90, 6)), 1.3 * RNG.normal(size=(200, 6))

@@ -23,10 +23,9 @@ from test_head import by_autograd, pulled_back, seeds_of, trace_of
 from pytorch_grad_cam_pcasvm import Head, NoClosedFormError
 from pytorch_grad_cam_pcasvm.head import HeadTrace
 from pytorch_grad_cam_pcasvm.head.decisions import Ensemble, KernelSVM, LinearDecision
+from pytorch_grad_cam_pcasvm.head.distances import Neighbours, Quadratic
 from pytorch_grad_cam_pcasvm.head.elementwise import Elementwise, Power
 from pytorch_grad_cam_pcasvm.head.kernels import RBF, At, Linear, Polynomial, Sigmoid, squared_distances
-from pytorch_grad_cam_pcasvm.head.neighbours import Neighbours
-from pytorch_grad_cam_pcasvm.head.quadratic import Quadratic
 from pytorch_grad_cam_pcasvm.head.stage import Stage, pulled_through
 from pytorch_grad_cam_pcasvm.head.stages import (
     Affine,

@@ -14,7 +14,7 @@ from sklearn.svm import SVC
 
 from pytorch_grad_cam_pcasvm import Head
 from pytorch_grad_cam_pcasvm.head import Stage, stage_for, vote
-from pytorch_grad_cam_pcasvm.head.facts import Facts
+from pytorch_grad_cam_pcasvm.head.stage import Facts
 
 rng = np.random.default_rng(0)
 FEATURES = rng.normal(size=(40, 5)) * [1, 2, 3, 4, 5] + 3

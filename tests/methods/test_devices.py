@@ -32,8 +32,8 @@ from pytorch_grad_cam_pcasvm import (
     mean_activations,
     methods,
 )
-from pytorch_grad_cam_pcasvm.runtime import device_constants
-from pytorch_grad_cam_pcasvm.runtime.device_sync import no_looks
+from pytorch_grad_cam_pcasvm.runtime import device
+from pytorch_grad_cam_pcasvm.runtime.device import no_looks
 from pytorch_grad_cam_pcasvm.targets import boundary_head
 from pytorch_grad_cam_pcasvm.targets.boundary_head import Boundary
 
@@ -129,7 +129,7 @@ class _Copies(TorchDispatchMode):
         kinds = {leaf.device.type for leaf in tree_leaves((args, kwargs, result)) if isinstance(leaf, torch.Tensor)}
         if kinds == {"cpu", "cuda"} and "copy" in str(func):
             frames = [frame.f_code.co_filename for frame, _ in traceback.walk_stack(None)]
-            if device_constants.__file__ not in frames:
+            if device.__file__ not in frames:
                 self.seen.append(frames[:4])
         return result
 
@@ -202,7 +202,7 @@ def test_maps_without_looks_are_the_same_and_nothing_stays_on_the_cpu_or_waits_f
 def test_constants_are_kept_on_a_device_with_each_dtype_but_not_those_of_a_trace():
     made = []
 
-    @device_constants.kept_on_devices
+    @device.kept_on_devices
     def count(number):
         made.append(number)
         return np.arange(number) / 2 if number < 5 else np.arange(number)

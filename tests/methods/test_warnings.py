@@ -39,7 +39,7 @@ from pytorch_grad_cam_pcasvm import (
 )
 from pytorch_grad_cam_pcasvm.methods.warn_once import WarnOnce
 from pytorch_grad_cam_pcasvm.network.outputs import HeadRun
-from pytorch_grad_cam_pcasvm.runtime.device_sync import no_looks
+from pytorch_grad_cam_pcasvm.runtime.device import no_looks
 
 DOUBTS = (BaselineWarning, CoarseMapWarning, OutsideTrainingWarning)
 

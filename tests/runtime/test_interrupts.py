@@ -25,7 +25,7 @@ from pytorch_grad_cam_pcasvm import (
 )
 from pytorch_grad_cam_pcasvm.network import modules
 from pytorch_grad_cam_pcasvm.runtime import rollback
-from pytorch_grad_cam_pcasvm.runtime.device_sync import every_choice, may_choose, may_look, no_looks
+from pytorch_grad_cam_pcasvm.runtime.device import every_choice, may_choose, may_look, no_looks
 from pytorch_grad_cam_pcasvm.tape.python_calls import Calls
 from pytorch_grad_cam_pcasvm.tape.recorder import Recorder, explain_unseen, explanation
 

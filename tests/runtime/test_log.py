@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pytorch_grad_cam_pcasvm import ClosedFormGradCAM, ContributionCAM, PCASVMNet, SVMTarget, mean_activations
 from pytorch_grad_cam_pcasvm.runtime import log
-from pytorch_grad_cam_pcasvm.runtime.device_sync import no_looks
+from pytorch_grad_cam_pcasvm.runtime.device import no_looks
 
 NAME = "pytorch_grad_cam_pcasvm"
 

@@ -37,7 +37,7 @@ from pytorch_grad_cam_pcasvm import (
 from pytorch_grad_cam_pcasvm.maps.multiscale import shared_out
 from pytorch_grad_cam_pcasvm.methods.boundary_path import PathBoundary
 from pytorch_grad_cam_pcasvm.network.outputs import HeadRun
-from pytorch_grad_cam_pcasvm.runtime.device_sync import no_looks
+from pytorch_grad_cam_pcasvm.runtime.device import no_looks
 from pytorch_grad_cam_pcasvm.runtime.errors import NoBoundaryError
 from pytorch_grad_cam_pcasvm.targets import output_gradients
 from pytorch_grad_cam_pcasvm.targets.boundary_head import Boundary, _Search

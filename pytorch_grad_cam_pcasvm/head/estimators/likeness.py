@@ -8,7 +8,7 @@ from sklearn.cluster import BisectingKMeans, KMeans, MiniBatchKMeans
 from sklearn.neighbors import KernelDensity, LocalOutlierFactor, NearestNeighbors
 
 from pytorch_grad_cam_pcasvm.head import vote
-from pytorch_grad_cam_pcasvm.head.anomaly_scale import measure_reach
+from pytorch_grad_cam_pcasvm.head.anomalies import measure_reach
 from pytorch_grad_cam_pcasvm.head.decisions import LinearDecision
 from pytorch_grad_cam_pcasvm.head.distances import (
     CosineDistance,
@@ -17,9 +17,8 @@ from pytorch_grad_cam_pcasvm.head.distances import (
     NearestDistance,
     density_constant,
 )
-from pytorch_grad_cam_pcasvm.head.facts import Facts
 from pytorch_grad_cam_pcasvm.head.registry import stage_for, tensor, transformer_for
-from pytorch_grad_cam_pcasvm.head.stage import Stage
+from pytorch_grad_cam_pcasvm.head.stage import Facts, Stage
 from pytorch_grad_cam_pcasvm.head.stages import Chain, Normalise
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError
 

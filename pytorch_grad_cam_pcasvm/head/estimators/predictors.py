@@ -25,17 +25,14 @@ from sklearn.semi_supervised._label_propagation import BaseLabelPropagation
 from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.head import vote
-from pytorch_grad_cam_pcasvm.head.anomaly_scale import measure_reach
-from pytorch_grad_cam_pcasvm.head.calibration import Calibration, PerClass, Platt, Temperature
+from pytorch_grad_cam_pcasvm.head.anomalies import measure_reach
 from pytorch_grad_cam_pcasvm.head.decisions import KernelSVM, LinearDecision
-from pytorch_grad_cam_pcasvm.head.elementwise import Elementwise
+from pytorch_grad_cam_pcasvm.head.distances import Neighbours, Quadratic
+from pytorch_grad_cam_pcasvm.head.elementwise import Calibration, Elementwise, PerClass, Platt, Temperature
 from pytorch_grad_cam_pcasvm.head.estimators.covariances import convert_kernel, process
 from pytorch_grad_cam_pcasvm.head.estimators.likeness import make_decision
-from pytorch_grad_cam_pcasvm.head.facts import Facts
-from pytorch_grad_cam_pcasvm.head.neighbours import Neighbours
-from pytorch_grad_cam_pcasvm.head.quadratic import Quadratic
 from pytorch_grad_cam_pcasvm.head.registry import stage_for, tensor
-from pytorch_grad_cam_pcasvm.head.stage import Stage
+from pytorch_grad_cam_pcasvm.head.stage import Facts, Stage
 from pytorch_grad_cam_pcasvm.head.stages import Affine, Chain, KernelMap, Normalise
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError, warn
 

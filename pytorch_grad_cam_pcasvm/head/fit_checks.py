@@ -1,10 +1,13 @@
-"""Whether there is anything to tell apart: training features that vary, and classes."""
+"""Checks of a fit: training features that vary, classes to tell apart, columns in order, no second fit since."""
 
+import re
 from collections.abc import Iterator, Sequence
+from itertools import permutations
 from typing import Any
 
 import numpy as np
 import torch
+from sklearn.base import BaseEstimator
 from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.head.build import list_estimators
@@ -157,3 +160,93 @@ def _noise_of_scaled(reduction: Any, before: Any) -> Tensor | float:
             components = tensor(reduction.components_)
             return components.square() @ rounding if components.shape[1] == len(rounding) else 0.0
     return 0.0
+
+
+class Fit:
+    """Fitted estimators, and the objects that they held when a head was made from them.
+
+    Fitting again gives an estimator new arrays, so identity tells; numbers are not compared, and parameters are
+    no fit.
+    """
+
+    def __init__(self, fitted: Any) -> None:
+        self._parts = list(_parts(fitted))
+        self.told = False
+
+    def __reduce__(self) -> Any:
+        """Leave the estimators behind: a copy, or a head in a file, has no others to be compared with."""
+        return Fit, ((),)
+
+    def fitted_again(self) -> str | None:
+        """Return the class of an estimator that was fitted again, or put in another's place; or None."""
+        for owner, name, value in self._parts:
+            held = owner[name : name + 1] if isinstance(owner, list) else [vars(owner).get(name)]
+            if not held or held[0] is not value:
+                part = value if isinstance(owner, list) else owner
+                return type(part[-1] if isinstance(part, tuple) else part).__name__  # a step of a pipeline has a name
+        return None
+
+
+def _parts(fitted: Any) -> Iterator[tuple[Any, Any, Any]]:
+    """Yield the owner, the name and the value of every fitted attribute, and of every estimator inside."""
+    if isinstance(fitted, list | tuple):
+        for place, item in enumerate(fitted):
+            if isinstance(item, list | tuple | BaseEstimator):
+                if isinstance(fitted, list):
+                    yield fitted, place, item
+                yield from _parts(item)
+    elif isinstance(fitted, BaseEstimator):
+        for name, value in vars(fitted).items():
+            # What is private may be made anew by each prediction, as a stack's _n_feature_outs is.
+            inside = isinstance(value, list | BaseEstimator) and not name.startswith("_")
+            if name.endswith("_") or inside:
+                yield fitted, name, value
+            if inside:
+                yield from _parts(value)
+
+
+_MOST_NUMBERS = 3  # in a name, of which any may come first in the order
+_SHOWN = 5  # names
+
+
+def warn_of_order(estimator: Any) -> None:
+    """Warn if an estimator was fitted on numbered columns in another order, such as the alphabetical one.
+
+    A network gives features by place alone: f0, f1, f2 and so on. A table that was sorted by f0, f1, f10, f11, f2 has
+    others there.
+    """
+    names = getattr(estimator, "feature_names_in_", None)
+    if names is None:
+        return
+    for group in _alike([str(name) for name in names]):
+        if not _rises([numbers for _, numbers in group]):
+            shown = [name for name, _ in group]
+            first = next((i for i in range(1, len(group)) if group[i][1] < group[i - 1][1]), 1)
+            start = max(0, first - _SHOWN + 1)
+            listed = ("... " if start else "") + ", ".join(shown[start : start + _SHOWN])
+            warn(
+                f"{type(estimator).__name__} was fitted on columns whose numbers are not in the order of their places "
+                f"({listed} ...), as where names are sorted as text; but a network's features are taken by place, "
+                "whatever the names: fit it again on columns in the order of the network's features, such as "
+                "table[sorted(table.columns, key=lambda name: [*map(int, re.findall('[0-9]+', name))])], or on an "
+                "array, table.to_numpy(), if their places are right",
+                UserWarning,
+            )
+            return
+
+
+def _alike(names: Sequence[str]) -> list[list[tuple[str, tuple[int, ...]]]]:
+    """Return groups of names that differ in their numbers alone, in order, each name with its numbers."""
+    groups: dict[tuple[str, ...], list[tuple[str, tuple[int, ...]]]] = {}
+    for name in names:
+        parts = re.split(r"([0-9]+)", name)
+        groups.setdefault(tuple(parts[::2]), []).append((name, tuple(map(int, parts[1::2]))))
+    return [group for group in groups.values() if group[0][1]]
+
+
+def _rises(rows: Sequence[tuple[int, ...]]) -> bool:
+    """Return whether rows of numbers are in order, whichever of their numbers comes first."""
+    width = len(rows[0])
+    orders = permutations(range(width)) if width <= _MOST_NUMBERS else [range(width)]
+    ordered = ([tuple(row[place] for place in order) for row in rows] for order in orders)
+    return any(keys == sorted(keys) for keys in ordered)
