@@ -64,10 +64,8 @@ _NAMES = {
     "methods": "LIFTCAM ClosedFormAblationCAM ClosedFormGradCAM ClosedFormGradCAMElementWise ClosedFormGradCAMPlusPlus "
     "ClosedFormHiResCAM ClosedFormLayerCAM ClosedFormScoreCAM ClosedFormShapleyCAM ClosedFormXGradCAM ContributionCAM "
     "RelevanceCAM ShapCAM",
-    "maps.result": "MethodResult",
-    "methods.component_sums": "ComponentSums",
-    "methods.grad_cam_protocol": "ClosedFormCAM",
-    "network.mean_activations": "mean_activations",
+    "maps.scale": "MethodResult",
+    "methods.grad_cam_protocol": "ClosedFormCAM ComponentSums",
     "maps.recombination": "recombined",
     "methods.smoothing": "smoothed",
     "model.file": "load_model",
@@ -78,7 +76,7 @@ _NAMES = {
     "ConstantComponentWarning NoClosedFormError NoProgramError OutsideTrainingWarning",
     "head": "Head SupportVectorEffect stage_for",
     "maps": "Jacobians SignedMaps signed_maps",
-    "network.extraction": "extract_features",
+    "network.extraction": "extract_features mean_activations",
     "network.net": "HeadOutput PCASVMNet",
     "network.tiles": "TiledNet",
     "targets": "DensityTarget HotellingTarget LogRatioTarget PCATarget ProbabilityTarget ResidualTarget SVMTarget",
