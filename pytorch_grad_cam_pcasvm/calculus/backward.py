@@ -252,8 +252,8 @@ class Walk(Pullback):
 
     def _pull(self, step: Step) -> None:
         """Pull the cotangents of a step's outputs back to its inputs."""
-        taken = [None if output is None else self.cotangents.pop(output, None) for output in step.outputs]
-        outputs = [None if parts is None else reduce(added, parts) for parts in taken]
+        cotangents = [None if output is None else self.cotangents.pop(output, None) for output in step.outputs]
+        outputs = [None if parts is None else reduce(added, parts) for parts in cotangents]
         tokens, one = None, outputs[0]
         if step.single and isinstance(one, Part):
             dims = self._tokens(step, one.dim)

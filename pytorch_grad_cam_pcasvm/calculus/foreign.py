@@ -81,11 +81,11 @@ def misfit(step: Step, error: Exception, *, secant: bool) -> str:
         return f"the call of {name} is not understood ({error})"
     own = secant and callable(rule.secant)
     role, function = ("secant", rule.secant) if own else ("rule", rule.pull)
-    named = dict.fromkeys(("y", "grad", "base") if own else ("y", "grad"))
+    keywords = dict.fromkeys(("y", "grad", "base") if own else ("y", "grad"))
     try:
-        inspect.signature(function).bind(*step.arguments, **step.options, **named)  # type: ignore[arg-type]
+        inspect.signature(function).bind(*step.arguments, **step.options, **keywords)  # type: ignore[arg-type]
     except (TypeError, ValueError):
-        takes = ", ".join(["layer, x" if step.is_layer else "..., *", *named])
+        takes = ", ".join(["layer, x" if step.is_layer else "..., *", *keywords])
         return f"the {role} of {name} does not take ({takes}): {error}"
     return f"the {role} of {name} raises {error!r}"
 
@@ -117,9 +117,9 @@ def _verify_tokens(
 
 def _reaches_others(part: Tensor, dim: int, token: int) -> bool:
     """Return whether there is more than rounding in any token but one."""
-    others = part.clone()
-    others.select(dim, token).zero_()
-    return bool(others.abs().max() > 1e-6 * part.abs().max())
+    changed = part.clone()
+    changed.select(dim, token).zero_()
+    return bool(changed.abs().max() > 1e-6 * part.abs().max())
 
 
 def _hide_unneeded(step: Step, rule: Rule, path: set[int], here: Call) -> Call:

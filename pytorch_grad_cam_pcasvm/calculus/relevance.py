@@ -52,8 +52,8 @@ def _shared(tape: Tape, step: Step, shares: dict[int, Tensor], values: set[int])
             raise _no_rule(step)
         return [(inputs[0], share)]
     if rule.relevance == "moved":
-        moved = values_in(step.operands, _several(rule.pulled(tape.recorded(step), share)))
-        return [(ref.index, cotangent(x).dense()) for ref, x in moved if ref.index in values and x is not None]
+        relevance = values_in(step.operands, _several(rule.pulled(tape.recorded(step), share)))
+        return [(ref.index, cotangent(x).dense()) for ref, x in relevance if ref.index in values and x is not None]
     weighted = rule.relevance == "weighted"
     if weighted and (isinstance(args[1], Ref) or not (isinstance(args[0], Ref) and args[0].index in values)):
         raise _no_rule(step)  # it is a weight, or only a bias, that depends on the layer

@@ -10,7 +10,7 @@ from typing import Any
 from pytorch_grad_cam_pcasvm.cli.arguments import RUN, parse_arguments
 from pytorch_grad_cam_pcasvm.cli.legacy import translate
 from pytorch_grad_cam_pcasvm.cli.refusals import refuse_missing, refuse_model, refuse_unwritable
-from pytorch_grad_cam_pcasvm.runtime.errors import Way, told
+from pytorch_grad_cam_pcasvm.runtime.errors import Way, compose_message
 
 _STARTED = time.monotonic()  # of the process, but for Python itself
 
@@ -85,7 +85,7 @@ def _words(error: Exception) -> str:
     if ways is None:
         return str(error)
     typed = (_TYPED[way.argument] if isinstance(way, Way) else way for way in ways)
-    return told(error.reason, [way for way in typed if way])  # type: ignore[attr-defined]
+    return compose_message(error.reason, [way for way in typed if way])  # type: ignore[attr-defined]
 
 
 def _told(message: Any, category: Any, *where: Any) -> None:

@@ -15,7 +15,7 @@ from pytorch_grad_cam_pcasvm.cli.models import open_model
 from pytorch_grad_cam_pcasvm.cli.preparation import tell_whites
 from pytorch_grad_cam_pcasvm.cli.tiling import check_photos
 from pytorch_grad_cam_pcasvm.data.photo_files import list_photos, name_classes
-from pytorch_grad_cam_pcasvm.runtime.files import named
+from pytorch_grad_cam_pcasvm.runtime.files import name_path
 
 _COLUMNS = {"predicted class": "margin of predicted"}  # what a table calls values, beside the class itself
 _PATIENCE = 3.0  # seconds, after which there is a progress bar
@@ -90,7 +90,7 @@ def explain(options: Any) -> None:
     dense = explained.endswith(" where strongest")
     gallery, written = Gallery(options.images.name, explained, dense=dense), set[Path]()
     values = out / "values.csv"
-    with named(values), values.open("w", newline="", encoding="utf-8") as file:
+    with name_path(values), values.open("w", newline="", encoding="utf-8") as file:
         table = csv.writer(file)
         for name, label, truth, right, passes, numbers, sheet, said, note, outcome, is_good in tqdm(
             chain(first, drawn), total=count, unit="image", leave=False, delay=_PATIENCE
@@ -106,7 +106,7 @@ def explain(options: Any) -> None:
             if path in written:  # of a picture of the same name, but for its ending
                 path = out / f"{name}.png"
             written.add(path)
-            with named(path):
+            with name_path(path):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 sheet.save(path, compress_level=_COMPRESSION)
             anomaly = next((number for title, number in numbers.items() if title.startswith("anomaly")), None)
@@ -115,7 +115,7 @@ def explain(options: Any) -> None:
             card = Card(name, file_name, sheet, label, truth, right, anomaly, value, said, note, passes)
             gallery.add(replace(card, outcome=outcome, is_good=is_good))
     tell_bad(bad)
-    with named(out / "index.html"):
+    with name_path(out / "index.html"):
         gallery.write(out / "index.html")
     print(f"wrote maps of {count - len(bad)} images and {values}")
     print(*gallery.list_outcomes(), sep="\n", end="\n" * bool(gallery.list_outcomes()))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pytorch_grad_cam_pcasvm.export.explainer import Explainer
 from pytorch_grad_cam_pcasvm.runtime.errors import Way, refuse
-from pytorch_grad_cam_pcasvm.runtime.files import atomically, check_folder, named
+from pytorch_grad_cam_pcasvm.runtime.files import atomically, check_folder, name_path
 
 _PACKAGE = Path(__file__).parent
 MARK = "pytorch_grad_cam_pcasvm explainer"  # in the style sheet of every page
@@ -60,7 +60,7 @@ def page(
     # First of all, so that a folder whose writing was stopped is known as one of a page.
     script = files.pop("runtime")
     for source in (_PACKAGE / "page.css", _PACKAGE / "page.js", script):
-        with named(out / source.name):
+        with name_path(out / source.name):
             shutil.copyfile(source, out / source.name)
     for old in data.glob("*.js"):
         old.unlink()
@@ -95,6 +95,6 @@ def _write(data: Path, name: str, content: bytes) -> int:
     starts = range(0, len(content), _PART)
     for part, start in enumerate(starts):
         encoded = base64.b64encode(content[start : start + _PART]).decode()
-        with named(data / f"{name}{part}.js"):
+        with name_path(data / f"{name}{part}.js"):
             (data / f"{name}{part}.js").write_text(f'explainer.receive("{name}", "{encoded}");\n')
     return len(starts)

@@ -29,7 +29,7 @@ from pytorch_grad_cam_pcasvm.figures.style import (
     number,
 )
 from pytorch_grad_cam_pcasvm.head import Head
-from pytorch_grad_cam_pcasvm.maps.recombination import moved, recombined, steps_of
+from pytorch_grad_cam_pcasvm.maps.recombination import recombined, shift_baseline, steps_of
 from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
 from pytorch_grad_cam_pcasvm.network.grid import upsampled
 from pytorch_grad_cam_pcasvm.targets import PCATarget, default_decision
@@ -242,7 +242,7 @@ def _parts(components: SignedMaps, head: Any, target: Any, whole: SignedMaps, co
     g = g * (of_components.log_scale + (log_scale - whole.log_scale[:, 0]).unsqueeze(1)).exp()
     maps = g.unsqueeze(-1).unsqueeze(-1) * of_components.maps.to(g.dtype)
     if components.neutral and of_components.baseline_values is not None:
-        maps = moved(maps, g * (p0 - of_components.baseline_values))
+        maps = shift_baseline(maps, g * (p0 - of_components.baseline_values))
     maps = maps[0]
     factor, remainder = whole.log_scale[0, 0].exp(), of_components.remainder
     tokens = (torch.zeros_like(g[0]) if remainder is None else g[0] * remainder[0].to(g.dtype)) * factor

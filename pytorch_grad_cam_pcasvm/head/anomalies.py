@@ -31,8 +31,8 @@ def anomaly_range(head: Head) -> tuple[float, float] | None:
 
 def usual_reach(head: Head) -> float | None:
     """Return the anomaly that nearly all good rows stay below; None: nothing is known of the training set."""
-    known = anomaly_range(head)
-    return None if known is None else known[0] + (known[1] - known[0]) / _TIMES
+    scale = anomaly_range(head)
+    return None if scale is None else scale[0] + (scale[1] - scale[0]) / _TIMES
 
 
 def measure_reach(values: np.ndarray, *, is_distance: bool) -> tuple[float, float]:

@@ -101,9 +101,9 @@ class OfPoints(Stage):
         ways = x.unsqueeze(-2) - self.points[index]  # exact, where a product of large numbers is not
         return index, ways.norm(dim=-1), ways
 
-    def distances(self, x: Tensor, others: Tensor) -> Tensor:
+    def distances(self, x: Tensor, points: Tensor) -> Tensor:
         """Return the distances of rows (..., D), which are numbers of the same broadcast shape without D."""
-        return (x - others).norm(dim=-1)
+        return (x - points).norm(dim=-1)
 
 
 class NearestDistance(OfPoints):
@@ -158,10 +158,10 @@ class CosineDistance(NearestDistance):
         near = self.points[index]
         return index, self.distances(x.unsqueeze(-2), near), x.unsqueeze(-2) - near
 
-    def distances(self, x: Tensor, others: Tensor) -> Tensor:
+    def distances(self, x: Tensor, points: Tensor) -> Tensor:
         """Return ``1 - <x, p>``: half the square of the difference, which is exact near 0, of rows of length 1."""
-        lengths = x.square().sum(-1) + others.square().sum(-1)
-        return (x - others).square().sum(-1) / 2 + (1 - lengths / 2)
+        lengths = x.square().sum(-1) + points.square().sum(-1)
+        return (x - points).square().sum(-1) / 2 + (1 - lengths / 2)
 
 
 class LogDensity(OfPoints):

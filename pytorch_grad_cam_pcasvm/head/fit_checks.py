@@ -44,7 +44,7 @@ def check_variety(fitted: Any) -> list[tuple[Any, int]]:
     Raises:
         ValueError: no feature varies.
     """
-    varying, told, before = list[tuple[Any, int]](), set[str](), None
+    varying, warned, before = list[tuple[Any, int]](), set[str](), None
     for estimator in list_estimators(fitted):
         name = type(estimator).__name__
         variances = _variances(estimator)
@@ -61,8 +61,8 @@ def check_variety(fitted: Any) -> list[tuple[Any, int]]:
             varying.append((estimator, len(variances) - len(constant)))
         for part, of_part in ((estimator, constant), *_inner(estimator)):
             message = _in_words(part, of_part)
-            if of_part and message not in told:
-                told.add(message)
+            if of_part and message not in warned:
+                warned.add(message)
                 warn(message, ConstantComponentWarning)
         before = estimator
     return varying

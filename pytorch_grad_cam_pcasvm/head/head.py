@@ -70,8 +70,8 @@ class Head(Stack):
     @property
     def threshold(self) -> float | None:
         """The largest anomaly of a good photo, as ``fit`` stored it for heads of good parts alone; None: not known."""
-        known = (self.training_set.preparation or {}).get("threshold")
-        return None if known is None else float(known["score"])
+        threshold = (self.training_set.preparation or {}).get("threshold")
+        return None if threshold is None else float(threshold["score"])
 
     @classmethod
     def of(cls, fitted: Any, *, outputs: Sequence[Any] | None = None) -> "Head":

@@ -183,9 +183,9 @@ class Evidence:
         signed, moment = shares[0] - shares[1], moments[0] - moments[1]
         secant = self._around(signed, x0) - 2 * self.gamma * moment.unsqueeze(-1) * step
         # What the integral misses is given to the direction of the line, unless it is rounding.
-        here, there = (self._terms(point).logsumexp(-1) for point in (x, x0))
-        gap = (here - there)[0] - (here - there)[1] - (secant * step).sum(-1)
-        rounding = 64 * torch.finfo(x.dtype).eps * (here.abs() + there.abs()).sum(0)
+        here, at_start = (self._terms(point).logsumexp(-1) for point in (x, x0))
+        gap = (here - at_start)[0] - (here - at_start)[1] - (secant * step).sum(-1)
+        rounding = 64 * torch.finfo(x.dtype).eps * (here.abs() + at_start.abs()).sum(0)
         gap = torch.where(gap.abs() > rounding, gap, 0.0).unsqueeze(-1)
         return secant + gap * step / torch.where(squared > 0, squared, 1.0)
 

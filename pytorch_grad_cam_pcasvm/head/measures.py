@@ -127,9 +127,9 @@ def _measured(step: Step) -> Iterator[Measure]:
         distances = partial(_to_nearest, as_array(stage.centres), stage.facts.spread)
         yield Measure("classes", step.before, distances, _FAR_ALTOGETHER, words)
     elif isinstance(stage, KernelMap | Neighbours):
-        yield from _measure_points(step, _few(stage.points))
+        yield from _measure_points(step, _sample_points(stage.points))
     elif isinstance(stage, KernelSVM):
-        yield from _measure_machine(step, _few(stage.support_vectors))
+        yield from _measure_machine(step, _sample_points(stage.support_vectors))
 
 
 def _measure_scaler(step: Step) -> Iterator[Measure]:
@@ -180,8 +180,8 @@ def _measure_projection(step: Step) -> Iterator[Measure]:
         direction = direction / length
         cosines = (axes @ direction) ** 2
         # No direction beside the components has more variance than the last of them, and few much more than others.
-        others = max(min(count - 1, axes.shape[1]) - len(axes), 1)
-        variance = (within * cosines).sum() + max(1 - cosines.sum(), 0.0) * min(within.min(), 4 * outside / others)
+        left_out = max(min(count - 1, axes.shape[1]) - len(axes), 1)
+        variance = (within * cosines).sum() + max(1 - cosines.sum(), 0.0) * min(within.min(), 4 * outside / left_out)
         yield _towards_zero(step.before, mean, direction, variance, spread)
 
 
@@ -281,7 +281,7 @@ def _off_norm(order: float, norm: float, x: np.ndarray) -> np.ndarray:
     return abs(np.linalg.norm(x, order, axis=1) / norm - 1)  # type: ignore[no-any-return]
 
 
-def _few(points: Tensor) -> np.ndarray:
+def _sample_points(points: Tensor) -> np.ndarray:
     return as_array(points[:: max(1, len(points) // _POINTS)])
 
 

@@ -68,10 +68,10 @@ class HeadTrace:
     def cat(traces: Sequence["HeadTrace"], count: int) -> "HeadTrace":
         """Return traces of one head, each of N rows or of one that stands for all, as one: the rows of each in turn."""
 
-        def join(first: Any, *others: Any) -> Any:
+        def join(first: Any, *pieces: Any) -> Any:
             if not isinstance(first, Tensor):
                 return first
-            return torch.cat([part.expand(count, *part.shape[1:]) for part in (first, *others)])
+            return torch.cat([part.expand(count, *part.shape[1:]) for part in (first, *pieces)])
 
         values, saved = tree_map(join, *((trace.values, trace.saved) for trace in traces))
         return HeadTrace(values, saved, traces[0].eps)
@@ -326,11 +326,11 @@ class Stack(Hookable):
                 break
             if scaled is None and not short:
                 continue  # the seeds come before
-            here, *there = (recorded.saved[position - 1] for recorded in traces)
+            here, *starts = (recorded.saved[position - 1] for recorded in traces)
             conditions = Conditions(trace.eps, partial(self.errors, trace, position - 1), sampling)
             here = stage.attach_conditions(here, conditions)
             if scaled is not None:
-                scaled = pulled_through(stage, scaled, here, *there)
+                scaled = pulled_through(stage, scaled, here, *starts)
             elif isinstance(here, Changed):
                 raise here.no_closed_form()
             else:

@@ -38,11 +38,11 @@ class Hookable(nn.Module):
         """Return the output for x, shape (N, in), and numbers saved for the pullback, with the batch first."""
         raise NotImplementedError(f"{type(self).__name__} defines no evaluate(x) that returns (output, saved)")
 
-    def forward(self, x: Tensor, made: list[Any] | None = None) -> Any:
-        """Return the output for x; ``made``, for :func:`run`, receives the results before any forward hooks."""
+    def forward(self, x: Tensor, outputs: list[Any] | None = None) -> Any:
+        """Return the output for x; ``outputs``, for :func:`run`, receives the results before any forward hooks."""
         y, saved = self.evaluate(x)
-        if made is not None:
-            made += [x, y, [tensor.clone() for tensor in _tensors(y)], saved]
+        if outputs is not None:
+            outputs += [x, y, [tensor.clone() for tensor in _tensors(y)], saved]
         return y
 
 
@@ -73,7 +73,7 @@ def run(module: Hookable, x: Tensor) -> tuple[Any, Any]:
         return result
     # A copy: what a hook writes into it is no other module's output.
     copied, results = x.clone(), list[Any]()
-    output = nn.Module.__call__(module, copied, made=results)
+    output = nn.Module.__call__(module, copied, outputs=results)
     received, y, copies, saved = results
     looked = received is copied and output is y and _same([copied, *_tensors(y)], [x, *copies])
     return output, saved if looked and not backward else Changed(module)
@@ -83,10 +83,10 @@ def _tensors(y: Any) -> list[Tensor]:
     return [y] if isinstance(y, Tensor) else y.values
 
 
-def _same(tensors: list[Tensor], others: list[Tensor]) -> bool:
-    return len(tensors) == len(others) and all(
+def _same(tensors: list[Tensor], before: list[Tensor]) -> bool:
+    return len(tensors) == len(before) and all(
         a.shape == b.shape and torch.allclose(a, b, rtol=0.0, atol=0.0, equal_nan=True)
-        for a, b in zip(tensors, others, strict=True)
+        for a, b in zip(tensors, before, strict=True)
     )
 
 

@@ -123,7 +123,7 @@ def read(path: str | PathLike[str], writer: str, formats: Sequence[str]) -> tupl
         raise ValueError(f"{problem}: make one with {writer}") from error
     file_format = metadata.get("format", "")
     if file_format not in formats:
-        if any(file_format.startswith(known[:-1]) for known in formats):
+        if any(file_format.startswith(accepted[:-1]) for accepted in formats):
             raise ValueError(f"{path} was written by a newer version, or is damaged: update pytorch_grad_cam_pcasvm")
         raise ValueError(f"{path} is not a file that {writer} wrote, or is damaged: write it again")
     if file_format == _UNCHECKED:
@@ -175,7 +175,7 @@ def save(parts: list[Stage], path: str | PathLike[str], training: TrainingSet, m
     if isinstance(last, Enumerated):
         tensors[_ESTIMATORS] = torch.frombuffer(bytearray(_as_skops(last)), dtype=torch.uint8)
     tensors |= {_MEANS + name: means for name, means in training.means.items()}
-    statistics = [stage.facts.to_numbers() for stage in _every(parts)]
+    statistics = [stage.facts.to_numbers() for stage in _list_stages(parts)]
     if any(statistics):
         tensors[_FACTS] = _as_tensor(statistics)
     is_new = training.preparation is not None or isinstance(last, Enumerated)
@@ -191,7 +191,7 @@ def _from_tensor(tensor: Tensor | None, missing: Any) -> Any:
     return missing if tensor is None else json.loads(tensor.numpy().tobytes())
 
 
-def _every(parts: Sequence[Stage]) -> list[Stage]:
+def _list_stages(parts: Sequence[Stage]) -> list[Stage]:
     """Return stages and the stages inside them, in an order that is the same in every process."""
     return [module for part in parts for module in part.modules() if isinstance(module, Stage)]
 
@@ -234,7 +234,7 @@ def load(
             _from_tensor(tensors.get(_PREPARATION), None),
             {name.removeprefix(_MEANS): means for name, means in tensors.items() if name.startswith(_MEANS)},
         )
-        for stage, numbers in zip(_every(parts), _from_tensor(tensors.get(_FACTS), []), strict=False):
+        for stage, numbers in zip(_list_stages(parts), _from_tensor(tensors.get(_FACTS), []), strict=False):
             stage.facts = Facts.from_numbers(numbers)
         if not isinstance(training.preparation, dict | None):
             raise ValueError("its preparation is no mapping")
@@ -269,10 +269,10 @@ def _as_skops(decision: Enumerated) -> bytes:
 def own_types(parts: Sequence[Stage]) -> list[str]:
     """Return the types in a head that are read from its file only where they are ``trusted``."""
     last = parts[-1]
-    return _others(_as_skops(last)) if isinstance(last, Enumerated) else []
+    return _find_unknown_types(_as_skops(last)) if isinstance(last, Enumerated) else []
 
 
-def _others(data: bytes) -> list[str]:
+def _find_unknown_types(data: bytes) -> list[str]:
     return sorted(set(skops_io().get_untrusted_types(data=data)) - _TRUSTED)
 
 
@@ -284,12 +284,13 @@ def from_skops(data: bytes, trusted: Sequence[str] = ()) -> Any:
         ValueError: there are others.
     """
     trusted = [trusted] if isinstance(trusted, str) else trusted
-    others = [name for name in _others(data) if name not in trusted]
-    if others:
+    unknown = [name for name in _find_unknown_types(data) if name not in trusted]
+    if unknown:
         refuse(
             ValueError,
-            f"the head has parts of the types {', '.join(others)}, which are not read from files, as they may run code",
-            Way(f"if you trust them and the file, load it with trusted={others}", "trusted"),
+            f"the head has parts of the types {', '.join(unknown)}, which are not read from files, "
+            "as they may run code",
+            Way(f"if you trust them and the file, load it with trusted={unknown}", "trusted"),
         )
     return skops_io().loads(data, trusted=[*_TRUSTED, *trusted])
 
@@ -375,10 +376,10 @@ def _encode(value: Any, tensors: dict[str, Tensor]) -> Any:
             arguments = {name: _encode(argument, tensors) for name, argument in value.arguments.items()}
             return {"part": value.kind, "arguments": arguments}
         case Enumerated():
-            kept = {name: getattr(value, name) for name in ("n_inputs", "reason", "ways_out")}
+            attributes = {name: getattr(value, name) for name in ("n_inputs", "reason", "ways_out")}
             if value.names is not None:
-                kept["names"] = value.names
-            return {"part": "Enumerated", "fingerprint": value.fingerprint(), **kept}
+                attributes["names"] = value.names
+            return {"part": "Enumerated", "fingerprint": value.fingerprint(), **attributes}
     part_type: Any = type(value)
     if _PARTS.get(part_type.__name__) != part_type:
         raise TypeError(f"a head with a {part_type.__name__} cannot be saved: only the package's own parts can")
@@ -397,8 +398,8 @@ def _decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
         case {"part": name, "arguments": arguments}:
             if name not in _PARTS:
                 raise ValueError(f"it has an unknown part, {name!r}")
-            named = {_RENAMED.get(key, key): _decode(argument, tensors) for key, argument in arguments.items()}
-            return _PARTS[name](**named)
+            keywords = {_RENAMED.get(key, key): _decode(argument, tensors) for key, argument in arguments.items()}
+            return _PARTS[name](**keywords)
         case list():
             return [_decode(item, tensors) for item in value]
     return value
@@ -406,8 +407,8 @@ def _decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
 
 def _digest(metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) -> str:
     # Of a head its JSON, which says what is in which tensor, and no more: older files and atlases have that digest.
-    others = {key: value for key, value in metadata.items() if key != "sha256"}
-    text = metadata.get("head") or json.dumps([others, sorted(tensors)], sort_keys=True)
+    entries = {key: value for key, value in metadata.items() if key != "sha256"}
+    text = metadata.get("head") or json.dumps([entries, sorted(tensors)], sort_keys=True)
     digest = hashlib.sha256(text.encode())
     for name in sorted(tensors, key=lambda name: (len(name), name)):  # 10 after 9
         tensor = tensors[name]

@@ -270,11 +270,11 @@ def combined(
     remainder = None if remainder is None else sums(remainder.unsqueeze(-1))[..., 0]
     maps = sums(components.maps)
     if excess is not None:
-        maps = moved(maps, excess * (-largest_size).exp())
+        maps = shift_baseline(maps, excess * (-largest_size).exp())
     return maps, sums(components.weights), remainder, largest_size
 
 
-def moved(maps: Tensor, excess: Tensor) -> Tensor:
+def shift_baseline(maps: Tensor, excess: Tensor) -> Tensor:
     """Return maps (N, K, ...) whose baseline is moved by the same at all positions: each gives its share, (N, K)."""
     return maps - (excess / maps[0, 0].numel()).to(maps).reshape(*excess.shape, *[1] * (maps.dim() - 2))
 

@@ -131,7 +131,7 @@ class SignedMaps(Columns):
                     f"maps of different targets cannot be joined, {first.targets} and {part.targets}: give every "
                     "call of explain the same list of targets"
                 )
-            if part.columns.keys() != first.columns.keys() or part._kind != first._kind:
+            if part.columns.keys() != first.columns.keys() or part._traits != first._traits:
                 raise ValueError("maps of different methods cannot be joined: make them all with one method")
             _check_shapes("maps", first.maps, part.maps)
             _check_shapes("weights", first.weights, part.weights)
@@ -155,7 +155,7 @@ class SignedMaps(Columns):
             return replace(self, **scaled)
 
         def move(tensor: Any) -> Any:
-            return tensor.moved(where) if isinstance(tensor, HeadOutput) else tensor.to(where)
+            return tensor.to_device(where) if isinstance(tensor, HeadOutput) else tensor.to(where)
 
         return self.map_columns(move, output=tree_map_only(Tensor, move, self.output))
 
@@ -180,7 +180,7 @@ class SignedMaps(Columns):
             >>> SignedMaps.load("maps.safetensors").maps.equal(maps.maps)
             True
         """
-        tensors = self.columns | _named(self.output)
+        tensors = self.columns | _name_tensors(self.output)
         storage.write(
             path,
             tensors,
@@ -210,10 +210,10 @@ class SignedMaps(Columns):
             targets = [decoded(target) for target in json.loads(metadata["targets"])]
             numbered = [tensors[f"output.{i}"] for i in range(len(tensors)) if f"output.{i}" in tensors]
             output = tensors.get("output.scores", numbered)
-            named: Any = {name: tensors[name] for name in (*SCALED, *PLAIN) if name in tensors}
+            columns: Any = {name: tensors[name] for name in (*SCALED, *PLAIN) if name in tensors}
             flags: Any = {name: json.loads(metadata.get(name, "false")) for name in ("linear", "neutral")}
             layers, between = (tuple(json.loads(metadata.get(name, "[]"))) for name in ("layers", "between"))
-            return SignedMaps(**named, targets=targets, output=output, layers=layers, _between=between, **flags)
+            return SignedMaps(**columns, targets=targets, output=output, layers=layers, _between=between, **flags)
         except Exception as error:  # whatever a damaged file without a checksum leads to
             raise ValueError(f"{path} is damaged, or no valid file of maps: {error}; write it again") from error
 
@@ -228,7 +228,7 @@ class SignedMaps(Columns):
         return self.output.head.between if isinstance(self.output, HeadOutput) else self._between
 
     @property
-    def _kind(self) -> tuple[Any, ...]:
+    def _traits(self) -> tuple[Any, ...]:
         return self.linear, self.neutral, tuple(self.layers)
 
     @property
@@ -408,14 +408,14 @@ def _joined(outputs: list[Any]) -> Any:
     return tree_unflatten(joined, structures[0])
 
 
-def _named(output: Any) -> dict[str, Tensor]:
+def _name_tensors(output: Any) -> dict[str, Tensor]:
     """Return the tensors of an output by their names in a file."""
     if not isinstance(output, Tensor):
         tensors = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
         return {f"output.{number}": tensor for number, tensor in enumerate(tensors)}
     extras = {name: getattr(output, name, None) for name in ("components", "margins", "features")}
-    named = {f"output.{name}": tensor for name, tensor in extras.items() if tensor is not None}
-    return {"output.scores": output.as_subclass(Tensor), **named}
+    entries = {f"output.{name}": tensor for name, tensor in extras.items() if tensor is not None}
+    return {"output.scores": output.as_subclass(Tensor), **entries}
 
 
 @dataclass(frozen=True, repr=False, eq=False)

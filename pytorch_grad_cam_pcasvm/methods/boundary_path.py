@@ -128,23 +128,23 @@ class PathBoundary:
         if is_traced():
             return self._kept[key].solution.activations if key in self._kept else None
         name, began = "all components" if key is None else key, start_clock()
-        looks = may_look(self.mean)
-        state = None if looks else _read_state(run)
+        can_look = may_look(self.mean)
+        state = None if can_look else _read_state(run)
         if key in self._kept and state == self._kept[key].state:
-            kept, features_norm, mean, _ = self._kept[key]
-            start = run.start_at(layer, kept.activations)
+            activations, features_norm, mean, _ = self._kept[key]
+            start = run.start_at(layer, activations.activations)
             values = differentiate_targets(start.output, targets, run.dtype).values
             # Of a network that has changed, the features there are others.
             same = (start.output.head_trace.values[0].norm() == features_norm) & (
-                (values - kept.goal).norm() <= kept.nothing
+                (values - activations.goal).norm() <= activations.nothing
             )
-            if not looks or bool(same):
+            if not can_look or bool(same):
                 log_since(began, "start at %s for %s: as before", run.layers[layer], name)
                 same &= (mean == self.mean).all()
                 # Maps that are not finite are refused when they are looked at.
-                return kept.activations if looks else torch.where(same, kept.activations, torch.nan)
-        size = run.moved(layer, self.mean).output_gradients(targets).values.norm()
-        if looks and key in self._missing:
+                return activations.activations if can_look else torch.where(same, activations.activations, torch.nan)
+        size = run.replay(layer, self.mean).output_gradients(targets).values.norm()
+        if can_look and key in self._missing:
             before, before_size = self._missing[key]
             if before == _read_state(run) and bool(size == before_size):
                 return None
@@ -160,9 +160,9 @@ class PathBoundary:
 
     def _by_components(self, run: Run, layer: int, target: Any, components: Sequence[Any]) -> Solution | None:
         """Return activations with the components of a point on the head's boundary."""
-        output = run.moved(layer, self.mean).output
-        there = Boundary(output.head, output.head_trace.values[0].detach().mean(0)).at([target], None)
-        goal = torch.stack([component(there) for component in components], -1)
+        output = run.replay(layer, self.mean).output
+        boundary = Boundary(output.head, output.head_trace.values[0].detach().mean(0)).at([target], None)
+        goal = torch.stack([component(boundary) for component in components], -1)
         return _solved(run, layer, self.mean, components, goal.norm(), goal)
 
     def _polished(self, run: Run, layer: int, target: Any, components: Sequence[Any], size: Tensor) -> Solution | None:
@@ -196,7 +196,7 @@ def leave_jump(run: Run, layer: int, start: Tensor) -> Tensor:
         return start
     single = run.isolate()
     with torch.no_grad():
-        output = single.moved(layer, start).output
+        output = single.replay(layer, start).output
         features = output.head_trace.values[0].mean(0)
         beside = off_jump(output.head, features)
         if beside is None:
@@ -205,8 +205,8 @@ def leave_jump(run: Run, layer: int, start: Tensor) -> Tensor:
         if not components:
             change, averages = beside - features, run.averages(layer)
             return start + change.to(start).reshape(1, -1, *[1] * (start.dim() - 2)) if averages else start
-        there = HeadRun(output.head, output.head(beside.unsqueeze(0)))
-        goal = torch.stack([component(there) for component in components], -1)
+        head_run = HeadRun(output.head, output.head(beside.unsqueeze(0)))
+        goal = torch.stack([component(head_run) for component in components], -1)
         solution = _solved(single, layer, start, components, goal.norm(), goal)
     return start if solution is None else solution.activations
 
@@ -233,7 +233,7 @@ def _solved(
 
     def at(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return how much is missing, the size of the terms that the values are sums of, and the step to the goal."""
-        here = run.moved(layer, x)
+        here = run.replay(layer, x)
         seeds = here.output_gradients(targets)
         slopes = here.pullback(seeds, layer).dense().flatten(1).to(seeds.values)
         missing, scale = seeds.values - goal, seeds.log_scale.exp()

@@ -34,8 +34,8 @@ class Players:
     def __init__(self, run: Run, layer: int, x: Tensor, over: str, questions: Questions, max_bytes: int | None) -> None:
         self._run, self._questions, self._bytes = run, questions, max_bytes or _BYTES
         self._affine = run.passed.affine(layer)
-        moved = not run.layouts[layer].is_that_of_maps
-        self._rows = self._reshaped(layer, x, over) if moved else self._affine.rows(x, over)
+        is_rearranged = not run.layouts[layer].is_that_of_maps
+        self._rows = self._reshaped(layer, x, over) if is_rearranged else self._affine.rows(x, over)
         self._origin = self._affine.value
         self._position: int | None = None
         one_row = run.output.grid is None
@@ -54,8 +54,8 @@ class Players:
         raw = run.passed.activations[layer]
         numbers = torch.arange(raw[0].numel(), dtype=torch.float64, device=raw.device).reshape(1, *raw.shape[1:])
         place = run.shaped(numbers, layer).long().flatten(2)[0]
-        moved = raw.flatten(1)[:, place.flatten().clamp(0, raw[0].numel() - 1)]
-        if not run.layouts[layer].is_known and not torch.equal(moved, run.activations(layer).flatten(1)):
+        arranged = raw.flatten(1)[:, place.flatten().clamp(0, raw[0].numel() - 1)]
+        if not run.layouts[layer].is_known and not torch.equal(arranged, run.activations(layer).flatten(1)):
             raise ValueError(
                 "reshape_transform changes numbers, so players cannot be mapped back through it: it may only move them"
             )

@@ -150,9 +150,9 @@ class ClosedFormShapleyCAM(ClosedFormCAM, ShapleyCAM):
     def compute(self, run: Run, layer: int, targets: Questions) -> MethodResult:
         activations = run.activations(layer)
         with DualNumbers():
-            moved = _run_along(run, layer, run.passed.activations[layer])
-            seeds = moved.output_gradients(targets)
-            sums = moved.sums(seeds, layer)
+            runs_along = _run_along(run, layer, run.passed.activations[layer])
+            seeds = runs_along.output_gradients(targets)
+            sums = runs_along.sums(seeds, layer)
             (values, _), (log_scale, of_scale) = map(forward_ad.unpack_dual, (seeds.values, seeds.log_scale))
             weights, product = forward_ad.unpack_dual(sums)
             if product is not None:
@@ -175,7 +175,7 @@ def _run_along(run: Run, layer: int, direction: Tensor) -> Run:
     # A copy, as what was made in inference mode takes no derivative.
     activations = forward_ad.make_dual(run.passed.activations[layer].clone(), direction)
     try:
-        passed = run.passed.moved(activations, layer)
+        passed = run.passed.replay(activations, layer)
     except NotImplementedError as error:  # torch's own
         if "jvp" not in str(error):
             raise

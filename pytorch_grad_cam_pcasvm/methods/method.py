@@ -271,14 +271,14 @@ class Method(Named, BaseCAM):
         """Return the maps of K targets at one layer, from where each starts."""
         parts, order = [], list[int]()
         for members, start in self._find_starts(run, layer, questions):
-            there = run
+            at_start = run
             if start is not None and len(members) < len(questions):
-                there = replace(run, starts={layer: start})
+                at_start = replace(run, starts={layer: start})
             elif start is not None:
                 run.starts[layer] = start
-            parts.append(self._explain_start(there, layer, questions.take(members)))
+            parts.append(self._explain_start(at_start, layer, questions.take(members)))
             order += members
-            del there, start  # before the next: a start holds all values of the path
+            del at_start, start  # before the next: a start holds all values of the path
         return _add_tiles(run, layer, join_columns(parts, order))
 
     def _explain_start(self, run: Run, layer: int, questions: Questions) -> MethodResult:

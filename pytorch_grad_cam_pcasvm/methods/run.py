@@ -234,11 +234,11 @@ class Run:
             pullback = self.pullback(seeds, layer, start)
             with full_precision(seeds.values.device):
                 of_tokens = by_image(pullback.contributions(x, (layout.batch, tokens)))
-            others = of_tokens[..., :first].sum(-1) + of_tokens[..., first + length :].sum(-1)
+            prefix_sums = of_tokens[..., :first].sum(-1) + of_tokens[..., first + length :].sum(-1)
             maps = of_tokens.narrow(2, first, length).unflatten(2, layout.grid)
             if layout.crops is None:
-                return maps, others
-            return layout.crops.put_side_by_side(maps), layout.crops.sum_tiles(others, 0)
+                return maps, prefix_sums
+            return layout.crops.put_side_by_side(maps), layout.crops.sum_tiles(prefix_sums, 0)
         if layout.has_channels_first:
             with full_precision(seeds.values.device):
                 maps = by_image(self.pullback(seeds, layer, start).times(x, [1]))
@@ -291,7 +291,9 @@ class Run:
         """Return where secants start that begin at activations of one layer, or of one in each branch."""
         path = self.passed.started(starts)
         output, activations = self.output_of(path.output), self.passed.activations
-        return {layer: Start(path, output, there, activations[layer] - there) for layer, there in starts.items()}
+        return {
+            layer: Start(path, output, features, activations[layer] - features) for layer, features in starts.items()
+        }
 
     def start_at(self, layer: int, activations: Tensor) -> Start:
         """Return where secants start that begin at activations of one layer; of one image each is computed once."""
@@ -315,9 +317,9 @@ class Run:
         """Return the explanation of another pass of the same images."""
         return replace(self, passed=passed, output=self.output_of(passed.output), starts={})
 
-    def moved(self, layer: int, activations: Tensor) -> "Run":
+    def replay(self, layer: int, activations: Tensor) -> "Run":
         """Return that with other activations of a target layer."""
-        return self.with_pass(self.passed.moved(activations, layer))
+        return self.with_pass(self.passed.replay(activations, layer))
 
     def isolate(self) -> "Run":
         """Return a run of one image whose steps behind the target layers do not depend on the images.
@@ -363,8 +365,8 @@ def _keeps_all(run: Run, shape: Sequence[int], layer: int) -> bool:
     if is_traced():
         return False
     places = torch.arange(math.prod(shape), dtype=torch.float64, device=run.images.device)
-    moved = run.shaped(places.reshape(tuple(shape)), layer)
-    return len(moved) == run.count and torch.equal(moved.flatten().sort().values, places)
+    arranged = run.shaped(places.reshape(tuple(shape)), layer)
+    return len(arranged) == run.count and torch.equal(arranged.flatten().sort().values, places)
 
 
 def adds_components(run: Run, layer: int, questions: Questions) -> bool:

@@ -58,10 +58,10 @@ def smoothed(
     parts = []
     for image in one_input(checked_images(x, cam.model), "smoothed"):
         clean = cam.explain(image.unsqueeze(0), targets)
-        named = [fix_target(target, clean.output) for target in clean.targets]
+        fixed_targets = [fix_target(target, clean.output) for target in clean.targets]
         spread = noise * (image.amax() - image.amin())
         copies = image + spread * torch.randn((samples, *image.shape), generator=generator).to(image)
-        parts.append(_average(clean, cam.explain(copies, named)))
+        parts.append(_average(clean, cam.explain(copies, fixed_targets)))
     return SignedMaps.cat(parts)
 
 

@@ -148,8 +148,10 @@ class Starts:
             return False
         if head is None or head.enumerated is None or (head.classes_ is None and head.voting.about != "one class"):
             return False  # a regressor starts at the mean
-        known = find_deviations(head) is not None and (boundary is not None or head.component_position is not None)
-        if not known:
+        has_boundary = find_deviations(head) is not None and (
+            boundary is not None or head.component_position is not None
+        )
+        if not has_boundary:
             start = "zero activations" if self._mean(run, layer) is None else "the training mean"
             warnings.tell(
                 BaselineWarning,
@@ -157,7 +159,7 @@ class Starts:
                 f"set at these activations, so where it is undecided cannot be found: maps start at {start}, and add "
                 "up to the value minus that there (baseline_values): put a PCA before it",
             )
-        return not known
+        return not has_boundary
 
     def find_undecided(
         self, run: Run, layer: int, questions: Questions, boundary: Boundary | None, warnings: WarnOnce
@@ -369,8 +371,8 @@ def _spread_points(points: Sequence[Tensor], which: Tensor | None, run: Run, lay
 def _at_mean(run: Run, layer: int, boundary: Boundary) -> Start:
     """Return the training mean, from where each target's maps are moved to its own start."""
     activations = run.passed.activations[layer]
-    there = _everywhere(boundary.start.features[0], activations, run.layouts[layer])
-    return Start(None, boundary.start, there, activations - there, boundary)
+    mean = _everywhere(boundary.start.features[0], activations, run.layouts[layer])
+    return Start(None, boundary.start, mean, activations - mean, boundary)
 
 
 def _needed(run: Run) -> str:
@@ -381,7 +383,7 @@ def _needed(run: Run) -> str:
 def _everywhere(point: Tensor, like: Tensor, layout: Layout) -> Tensor:
     """Return activations of one row, with a number for each channel (T,) at all positions, and 0 elsewhere."""
     means = point.to(like).reshape(1, -1, 1)
-    return layout.filled(F.pad(means, (layout.before, layout.after)))
+    return layout.expand_means(F.pad(means, (layout.before, layout.after)))
 
 
 class BaselineCAM(ClosedFormCAM):

@@ -40,8 +40,8 @@ def unlike(output: Any) -> list[bool]:
 
     Of dense features nothing is said: positions unlike others are what is looked for.
     """
-    known = measure_images(output) if isinstance(output, OfHead) and output.grid is None else ()
-    far = [distances > measure.find_limit(1) for measure, distances in known]
+    measures = measure_images(output) if isinstance(output, OfHead) and output.grid is None else ()
+    far = [distances > measure.find_limit(1) for measure, distances in measures]
     return np.any(far, 0).tolist() if far else [False] * len(output)
 
 
@@ -201,8 +201,8 @@ def _size(values: Tensor) -> float:
 
 def _is_decision(target: Any, output: Any) -> bool:
     """Return whether a target is a decision, which has a boundary: the value of a regressor has none."""
-    known = isinstance(target, ClosedFormTarget) and isinstance(output, OfHead)
-    return known and target.boundary(output.head) is not None
+    is_closed_form = isinstance(target, ClosedFormTarget) and isinstance(output, OfHead)
+    return is_closed_form and target.boundary(output.head) is not None
 
 
 def _is_ruled(values: np.ndarray, at_baseline: np.ndarray) -> np.ndarray:
@@ -212,7 +212,7 @@ def _is_ruled(values: np.ndarray, at_baseline: np.ndarray) -> np.ndarray:
 
 def warn_of_blind_tokens(run: Run, layer: int, nu: Tensor) -> bool:
     """Say which layer to take where the features look at no token of a patch: not at the output of a last block."""
-    if not run.layouts[layer].others or not may_look(nu) or bool(nu.any()):
+    if not run.layouts[layer].extra_tokens or not may_look(nu) or bool(nu.any()):
         return False
     norm = next(reversed(norms_before_attention(find_backbone(run.model))), None)
     fix = f"choose {norm!r}, " if norm not in (None, run.layers[layer]) else "choose "

@@ -19,7 +19,7 @@ from pytorch_grad_cam_pcasvm.model.model import Model
 from pytorch_grad_cam_pcasvm.model.origin import Origin, parse_origin
 from pytorch_grad_cam_pcasvm.model.preparation import read_preparation, record_preparation, with_transform
 from pytorch_grad_cam_pcasvm.network.features import features_of, output_of, parse_pool, write_pool
-from pytorch_grad_cam_pcasvm.network.inputs import Inputs, each
+from pytorch_grad_cam_pcasvm.network.inputs import Inputs, map_input
 from pytorch_grad_cam_pcasvm.network.modules import evaluating, find_device, layer_name
 from pytorch_grad_cam_pcasvm.network.tiles import TiledNet, tile_network
 from pytorch_grad_cam_pcasvm.runtime.digests import digest_of_weights
@@ -247,7 +247,7 @@ def _place(x: Any, backbone: nn.Module) -> Any:
     """Return images, or several inputs, on the device of a backbone, in the dtype of its weights."""
     dtype = next((p.dtype for p in backbone.parameters() if p.is_floating_point()), torch.float32)
     device = find_device(backbone)
-    return each(lambda one: one.to(device, dtype) if one.is_floating_point() else one.to(device), x)
+    return map_input(lambda one: one.to(device, dtype) if one.is_floating_point() else one.to(device), x)
 
 
 def _make_noise(inputs: Sequence[Mapping[str, Any]], noise: np.random.Generator) -> Any:

@@ -27,12 +27,12 @@ from pytorch_grad_cam_pcasvm.network.inputs import Inputs
 from pytorch_grad_cam_pcasvm.network.modules import evaluating, find_device, find_network, layer_name
 from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
 from pytorch_grad_cam_pcasvm.network.tiling import Tiled
-from pytorch_grad_cam_pcasvm.runtime.arguments import named
+from pytorch_grad_cam_pcasvm.runtime.arguments import suggest_arguments
 
 _LONGEST = 400  # letters of an estimator's description
 
 
-@named
+@suggest_arguments
 def fit_model(
     backbone: nn.Module | str,
     loader: Iterable[Any],
@@ -197,7 +197,7 @@ def assemble_model(
     about = {"estimator": describe_estimator(fitted), "versions": versions} | dict(about)
     inputs = [
         {"name": name, "shape": list(one.shape[1:]), "dtype": str(one.dtype).removeprefix("torch.")}
-        for name, one in (x.named() if isinstance(x, Inputs) else [(None, x)])
+        for name, one in (x.items() if isinstance(x, Inputs) else [(None, x)])
     ]
     return Model(net, preparation, tuple(layers), _are_tokens(made.net, layers, x), made.origin, inputs, about)
 

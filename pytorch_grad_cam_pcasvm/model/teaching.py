@@ -25,7 +25,7 @@ from pytorch_grad_cam_pcasvm.network.features import FeatureSource, Layer, featu
 from pytorch_grad_cam_pcasvm.network.grid import MODES
 from pytorch_grad_cam_pcasvm.network.inputs import image_and_label
 from pytorch_grad_cam_pcasvm.network.modules import evaluating, find_device, find_network
-from pytorch_grad_cam_pcasvm.runtime.arguments import named
+from pytorch_grad_cam_pcasvm.runtime.arguments import suggest_arguments
 from pytorch_grad_cam_pcasvm.runtime.errors import NoBoundaryError
 from pytorch_grad_cam_pcasvm.targets import SVMTarget
 
@@ -77,7 +77,7 @@ def _standardise(values: np.ndarray, like: np.ndarray) -> np.ndarray:
     return result
 
 
-@named
+@suggest_arguments
 def choose_patches(
     model: Any,
     loader: Iterable[Any],

@@ -214,9 +214,9 @@ def _trunk(module: nn.Module, name: str, passed: dict[str, tuple[Sequence[Any], 
     for place, child in enumerate(order):
         earlier = [passed[other][1] for other in order[:place]]
         followed = order[place + 1 : place + 2]
-        taken = passed[followed[0]][0] if followed else ()
+        first_output = passed[followed[0]][0] if followed else ()
         # What follows takes something from before: this is one of several ways.
-        if any(item is tensor for item in taken for tensor in earlier):
+        if any(item is tensor for item in first_output for tensor in earlier):
             continue
         inner = names[child]
         trunk += [*(_trunk(inner, child, passed) if isinstance(inner, nn.Sequential) else []), child]

@@ -38,17 +38,17 @@ class Cells:
         Only pixels of the picture count; where there are none, 0.
         """
         shares = masks.float()
-        for dim, (size, length, axis) in enumerate(zip(shape, self.picture, self._known(), strict=True), 1):
+        for dim, (size, length, axis) in enumerate(zip(shape, self.picture, self._require_axes(), strict=True), 1):
             shares = _along(shares, dim, _overlaps(axis, size, length))
         return shares
 
     def spread(self, maps: Tensor, size: Sequence[int]) -> Tensor:
         """Return maps (N, K, *shape) over the picture, (N, K, *size), linear between the centres of cells."""
-        for dim, (pixels, length, axis) in enumerate(zip(size, self.picture, self._known(), strict=True), 2):
+        for dim, (pixels, length, axis) in enumerate(zip(size, self.picture, self._require_axes(), strict=True), 2):
             maps = _along(maps, dim, _between(axis, maps.shape[dim], length, pixels))
         return maps
 
-    def _known(self) -> tuple[Axis, ...]:
+    def _require_axes(self) -> tuple[Axis, ...]:
         if not self.axes:
             raise ValueError(
                 f"it is not known where the positions lie on a picture of {' x '.join(map(str, self.picture))}, which "
@@ -182,14 +182,14 @@ def _reach(change: Tensor, dim: int) -> tuple[int, int] | None:
 
 def _options(module: Any, axes: int) -> list[list[Any]]:
     """Return the reach, stride, padding (None: ``"same"``) and ceil mode of a layer along each axis."""
-    kernel, dilation = (_each(getattr(module, name, 1), axes) for name in ("kernel_size", "dilation"))
+    kernel, dilation = (_expand(getattr(module, name, 1), axes) for name in ("kernel_size", "dilation"))
     padding = {"same": None, "valid": 0}.get(module.padding, 0) if isinstance(module.padding, str) else module.padding
     reach = [1 + d * (k - 1) for k, d in zip(kernel, dilation, strict=True)]
     ceil = getattr(module, "ceil_mode", False)
-    return [reach, *(_each(option, axes) for option in (module.stride, padding, ceil))]
+    return [reach, *(_expand(option, axes) for option in (module.stride, padding, ceil))]
 
 
-def _each(value: Any, axes: int) -> list[Any]:
+def _expand(value: Any, axes: int) -> list[Any]:
     return list(value) if isinstance(value, tuple | list) else [value] * axes
 
 

@@ -52,8 +52,8 @@ class ChannelMeans:
             network, inner, images = look_inside(backbone, name, x)
             output = output_of(network, inner if called(inner)[1] else f"{inner}#1", images)
             if not isinstance(output, Tensor) or output.dim() < 3:
-                kind = f"shape {tuple(output.shape)}" if isinstance(output, Tensor) else f"a {type(output).__name__}"
-                self._unknown[name] = f"its output has no positions: {kind}"
+                shape = f"shape {tuple(output.shape)}" if isinstance(output, Tensor) else f"a {type(output).__name__}"
+                self._unknown[name] = f"its output has no positions: {shape}"
                 continue
             layout = lay_out_maps(output.shape)
             if _may_be_tokens(output, images):
@@ -149,14 +149,14 @@ def everywhere(means: Tensor, layout: Layout, activations: Tensor) -> Tensor:
     Raises:
         ValueError: they are means of another layer.
     """
-    tokens = 1 + layout.others
+    tokens = 1 + layout.extra_tokens
     channels = activations.shape[layout.channels]
     if means.shape != (channels, tokens):
         raise ValueError(
             f"the head holds means of shape {tuple(means.shape)}, but the layer has {channels} channels and "
             f"{tokens - 1} tokens besides those of the image: it is another network than the one it was fitted behind"
         )
-    return layout.filled(means.to(activations).unsqueeze(0))
+    return layout.expand_means(means.to(activations).unsqueeze(0))
 
 
 class BlockMeans:

@@ -33,7 +33,7 @@ from pytorch_grad_cam_pcasvm.network.patches import Patches, check_amount
 from pytorch_grad_cam_pcasvm.network.patches import coreset as coreset_of
 from pytorch_grad_cam_pcasvm.network.runner import ask_anew
 from pytorch_grad_cam_pcasvm.network.tiling import Tiled
-from pytorch_grad_cam_pcasvm.runtime.arguments import named
+from pytorch_grad_cam_pcasvm.runtime.arguments import suggest_arguments
 
 
 class Streamed:
@@ -90,7 +90,7 @@ class _Held:
         self._step, self._before = step, before
         self._rows: list[np.ndarray] = []
 
-    def add(self, features: Tensor, *others: Any) -> None:
+    def add(self, features: Tensor, *columns: Any) -> None:
         rows = self._before(features.cpu().numpy())
         self._rows.append(rows)
         least = getattr(self._step, "n_components", 1) or rows.shape[1]
@@ -103,7 +103,7 @@ class _Held:
         return self._step.partial_fit(np.concatenate(self._rows))
 
 
-@named
+@suggest_arguments
 def extract_features(
     backbone: nn.Module,
     loader: Iterable[Any],

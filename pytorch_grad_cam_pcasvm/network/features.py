@@ -34,10 +34,10 @@ def check_pool(pool: Any) -> None:
     Raises:
         ValueError: it is neither None, a name, ``("gem", power)``, ``("dense", size)`` nor a function.
     """
-    named = isinstance(pool, str) and pool in POOLS
+    is_name = isinstance(pool, str) and pool in POOLS
     pair = isinstance(pool, tuple) and len(pool) == 2
     powered = pair and ((pool[0] == "gem" and _is_power(pool[1])) or (pool[0] == "dense" and _is_size(pool[1])))
-    if not (pool is None or callable(pool) or named or powered):
+    if not (pool is None or callable(pool) or is_name or powered):
         names = ", ".join(map(repr, POOLS))
         raise ValueError(
             f"pool must be {names}, ('gem', power), ('dense', odd size), a function or None, got {pool!r:.80}"
@@ -112,7 +112,7 @@ def _check_tokens(layout: Layout, output: Tensor) -> None:
     """Refuse another number of tokens than the layout is of."""
     if layout.tokens is None:
         return
-    count, expected = output.shape[layout.tokens[0]], layout.others + layout.tokens[2]
+    count, expected = output.shape[layout.tokens[0]], layout.extra_tokens + layout.tokens[2]
     if count != expected:
         forget(layout)
         raise ValueError(
@@ -130,7 +130,7 @@ def _pooled(name: str, power: float, layout: Layout, output: Tensor) -> Tensor:
         return output.select(1 - layout.batch, 0)
     if layout.before or layout.after:
         (tokens,) = positions
-        output = output.narrow(tokens, layout.before, output.shape[tokens] - layout.others)
+        output = output.narrow(tokens, layout.before, output.shape[tokens] - layout.extra_tokens)
     if name == "max":
         return output.amax(positions)
     if name == "gem":  # Radenovic et al., arXiv 1711.02512
@@ -155,7 +155,7 @@ class FeatureSource:
         layer: dotted name of a module; None: the backbone's own output.
         field: name of a field of the output, if that is not a tensor.
         pool: as for :func:`extract_features`, or a function of the output.
-        named: whether the pool is one of the package's, which take tokens; from an output with fields they take the
+        by_name: whether the pool is one of the package's, which take tokens; from an output with fields they take the
             last hidden state.
         dense: whether features are (N, D, h, w), a row for each position.
         parts: of several layers, each one's; of the rest, only ``dense`` is known then.
@@ -165,7 +165,7 @@ class FeatureSource:
     layer: str | None = None
     field: str | None = None
     pool: Any = None
-    named: bool = False
+    by_name: bool = False
     dense: bool = False
     parts: "tuple[FeatureSource, ...]" = ()
     layout: Layout | None = None
@@ -195,14 +195,14 @@ class FeatureSource:
         assert layer is None or isinstance(layer, str | nn.Module)
         if not checked:
             check_pool(pool)
-        named, dense = isinstance(pool, str | tuple), is_dense(pool)
+        is_named, dense = isinstance(pool, str | tuple), is_dense(pool)
         # A configuration have those whose outputs have fields.
         a_name = isinstance(layer, str) and layer.isidentifier() and layer not in backbone._modules
         if a_name and hasattr(backbone, "config"):
-            return FeatureSource(None, str(layer), pool, named, dense)
+            return FeatureSource(None, str(layer), pool, is_named, dense)
         if checked and not isinstance(layer, nn.Module):
-            return FeatureSource(layer, None, pool, named, dense)
-        return FeatureSource(layer_name(backbone, layer), None, pool, named, dense)
+            return FeatureSource(layer, None, pool, is_named, dense)
+        return FeatureSource(layer_name(backbone, layer), None, pool, is_named, dense)
 
     def at(self, backbone: nn.Module, x: Tensor) -> "FeatureSource":
         """Return the same source with the pool as a function, for images of the shape of x."""
@@ -236,7 +236,7 @@ class FeatureSource:
             features = [part.of_output(part_output) for part, part_output in zip(self.parts, output, strict=True)]
             return on_finest(features) if self.dense else torch.cat([flatten(part) for part in features], 1)
         field = self.field
-        if field is None and self.named and not isinstance(output, Tensor):
+        if field is None and self.by_name and not isinstance(output, Tensor):
             field = "last_hidden_state"
         if field is not None:
             value = output.get(field) if isinstance(output, Mapping) else getattr(output, field, None)
@@ -265,15 +265,15 @@ def output_of(
 ) -> Any:
     """Return the output of ``layer`` (None: the backbone; several: a list of theirs), as :func:`run_until` does."""
     if not isinstance(layer, FeatureSource):
-        run = _given if layer or visits else _given_in_blocks
+        run = _run_backbone if layer or visits else _run_in_blocks
         return run_until(backbone, layer, x, run, visits, where=f"the features, {layer!r}", **options)
     names = layer.where if layer.parts else layer.layer
-    run = _given if names or visits else _given_in_blocks
+    run = _run_backbone if names or visits else _run_in_blocks
     where = "the network's output" if layer.where is None else f"the features, {layer!r}"
     return layer.of_output(run_until(backbone, names, x, run, visits, where=where, **options))
 
 
-def _given(backbone: nn.Module, x: Any) -> Any:
+def _run_backbone(backbone: nn.Module, x: Any) -> Any:
     """Return a network's output for its input or inputs."""
     if isinstance(x, Inputs):
         return x.passed_to(backbone)
@@ -281,10 +281,10 @@ def _given(backbone: nn.Module, x: Any) -> Any:
         return backbone(x)
 
 
-def _given_in_blocks(backbone: nn.Module, x: Any) -> Any:
+def _run_in_blocks(backbone: nn.Module, x: Any) -> Any:
     """Return a network's output; tiles run in blocks, as no layer is watched that would run once for each."""
     if not isinstance(backbone, Tiled):
-        return _given(backbone, x)
+        return _run_backbone(backbone, x)
     with explained(backbone, x):
         return backbone(x, backbone.block)
 

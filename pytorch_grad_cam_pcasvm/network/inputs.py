@@ -66,14 +66,14 @@ class Inputs:
         """Return them on a device."""
         return self.map(lambda tensor: tensor.to(device))
 
-    def named(self) -> list[tuple[str | None, Tensor]]:
+    def items(self) -> list[tuple[str | None, Tensor]]:
         """Return the names and the tensors; names are None if they are passed in order."""
         return list(zip(self._names or [None] * len(self.tensors), self.tensors, strict=True))
 
-    def map(self, function: Callable[..., Tensor], *others: "Inputs") -> "Inputs":
+    def map(self, function: Callable[..., Tensor], *inputs: "Inputs") -> "Inputs":
         """Apply a function to each tensor, together with the tensors of others in the same place."""
         results = [
-            function(*tensors) for tensors in zip(self.tensors, *(other.tensors for other in others), strict=True)
+            function(*tensors) for tensors in zip(self.tensors, *(other.tensors for other in inputs), strict=True)
         ]
         return Inputs(results if self._names is None else dict(zip(self._names, results, strict=True)))
 
@@ -85,15 +85,15 @@ class Inputs:
         """
         if self._names is None:
             return module(*self.tensors)
-        named = dict(zip(self._names, self.tensors, strict=True))
+        keywords = dict(zip(self._names, self.tensors, strict=True))
         parameters = inspect.signature(module.forward).parameters
-        if parameters.keys() & named or [p.kind for p in parameters.values()] == [inspect.Parameter.VAR_KEYWORD]:
-            return module(**named)
+        if parameters.keys() & keywords or [p.kind for p in parameters.values()] == [inspect.Parameter.VAR_KEYWORD]:
+            return module(**keywords)
         try:
-            return module(named)
+            return module(keywords)
         except (TypeError, AttributeError, KeyError) as error:
             raise TypeError(
-                f"{type(module).__name__} has no arguments named {', '.join(named)}, and cannot be run on a dict of "
+                f"{type(module).__name__} has no arguments named {', '.join(keywords)}, and cannot be run on a dict of "
                 f"them ({str(error).splitlines()[0]}): name them as its forward does, or pass a tuple"
             ) from error
 
@@ -107,9 +107,9 @@ def make_inputs(item: Any) -> Any:
     return item if alike else Inputs(item)
 
 
-def each(function: Callable[..., Tensor], x: Any, *others: Any) -> Any:
+def map_input(function: Callable[..., Tensor], x: Any, *values: Any) -> Any:
     """Apply a function to an input, or to each one of several."""
-    return x.map(function, *others) if isinstance(x, Inputs) else function(x, *others)
+    return x.map(function, *values) if isinstance(x, Inputs) else function(x, *values)
 
 
 def pick_images(x: Any) -> list[Tensor]:

@@ -63,7 +63,7 @@ class Layout:
         return 1 - self.batch, self.before, math.prod(self.grid)
 
     @property
-    def others(self) -> int:
+    def extra_tokens(self) -> int:
         """Number of tokens that are on no position of the grid."""
         return self.before + self.after
 
@@ -86,14 +86,16 @@ class Layout:
     def parts(self, activations: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the tokens before, on and after the grid, shape (..., N, T, number) each."""
         first = activations.dim() - self.dims
-        moved = activations.movedim((first + self.batch, first + self.channels), (first, first + 1)).flatten(first + 2)
-        return moved.split([self.before, moved.shape[-1] - self.others, self.after], -1)  # type: ignore[return-value]
+        channels_first = activations.movedim((first + self.batch, first + self.channels), (first, first + 1)).flatten(
+            first + 2
+        )
+        return channels_first.split([self.before, channels_first.shape[-1] - self.extra_tokens, self.after], -1)  # type: ignore[return-value]
 
     def of_targets(self, pulled: Tensor) -> Tensor:
         """Return numbers for each of K targets, (K, *activations), in the shape of maps, (K, N, T, H, W)."""
         return self(pulled) if self.is_known else torch.stack([self(part) for part in pulled])
 
-    def filled(self, means: Tensor) -> Tensor:
+    def expand_means(self, means: Tensor) -> Tensor:
         """Return activations with the same numbers at all positions, where these are known.
 
         Args:
@@ -102,7 +104,7 @@ class Layout:
         before, of_grid, after = means.split([self.before, 1, self.after], -1)
         shape = self.grid if self.dims > 3 else (math.prod(self.grid),)
         rows = of_grid.unflatten(-1, [1] * len(shape)).expand(-1, -1, *shape)
-        whole = torch.cat([before, rows, after], -1) if self.others else rows
+        whole = torch.cat([before, rows, after], -1) if self.extra_tokens else rows
         return whole.movedim((0, 1), (self.batch, self.channels))
 
     def gradients(self, pullback: Any) -> Any:

@@ -265,7 +265,7 @@ class PCASVMNet(Named, nn.Module):
             )
 
 
-def refuse_dense(net: nn.Module, what: str) -> None:
+def refuse_dense(net: nn.Module, subject: str) -> None:
     """Refuse a head that decides at every position.
 
     Raises:
@@ -273,7 +273,7 @@ def refuse_dense(net: nn.Module, what: str) -> None:
     """
     if isinstance(net, PCASVMNet) and is_dense(net.pool):
         raise ValueError(
-            f"{what} takes a head that decides once for each image, but this one decides at every position, "
+            f"{subject} takes a head that decides once for each image, but this one decides at every position, "
             f"pool={net.pool!r}: explain it with cam.explain, and draw it with figures.plot_positions"
         )
 

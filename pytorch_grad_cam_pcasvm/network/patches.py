@@ -71,12 +71,12 @@ class Patches:
         """
         grid = tuple(features.shape[2:])
         count, positions = len(features), math.prod(grid)
-        kept, is_tensor = np.ones((count, positions), bool), isinstance(labels, Tensor)
+        keep, is_tensor = np.ones((count, positions), bool), isinstance(labels, Tensor)
         if labels is not None and labels.ndim == 1:
             labels = np.repeat(labels.cpu().numpy() if is_tensor else labels, positions).reshape(count, positions)
         elif labels is not None and labels.ndim == 1 + len(grid):
-            labels, share, seen = label_patches(labels, grid, cells, self.coverage, self.background)
-            kept = seen & (share >= self.purity) & (self.ignore_index is None or labels != self.ignore_index)
+            labels, share, is_covered = label_patches(labels, grid, cells, self.coverage, self.background)
+            keep = is_covered & (share >= self.purity) & (self.ignore_index is None or labels != self.ignore_index)
         elif labels is not None:
             raise ValueError(
                 f"labels of shape {tuple(labels.shape)} are neither one for each image, ({count},), nor masks, "
@@ -84,19 +84,19 @@ class Patches:
             )
         if self.sample is not None:
             for image in range(count):
-                drawn = np.random.default_rng([self.seed, first + image]).permutation(kept[image].nonzero()[0])
+                drawn = np.random.default_rng([self.seed, first + image]).permutation(keep[image].nonzero()[0])
                 count_of_image = count_amount(self.sample, len(drawn))
-                kept[image] = False
+                keep[image] = False
                 if labels is None:
-                    kept[image, drawn[:count_of_image]] = True
+                    keep[image, drawn[:count_of_image]] = True
                     continue
                 for part in share_out(labels[image, drawn], count_of_image):
-                    kept[image, drawn[part]] = True
-        images, places = kept.nonzero()
+                    keep[image, drawn[part]] = True
+        images, places = keep.nonzero()
         at = np.stack([images + first, *np.unravel_index(places, grid)], 1)
         rows = rows_of(features)[torch.from_numpy(images * positions + places).to(features.device)]
         if labels is not None:
-            labels = torch.from_numpy(labels[kept]) if is_tensor else labels[kept]
+            labels = torch.from_numpy(labels[keep]) if is_tensor else labels[keep]
         return rows, labels, at
 
 
@@ -122,19 +122,19 @@ def label_patches(
     values, numbers = np.unique(masks.cpu() if isinstance(masks, Tensor) else masks, return_inverse=True)
     index = torch.from_numpy(numbers.reshape(masks.shape))
     shares = torch.stack([measure_share(index == number, grid, cells).flatten(1) for number in range(len(values))])
-    seen = (shares.sum(0) > 0).numpy()
+    is_covered = (shares.sum(0) > 0).numpy()
     if coverage is None:
         share, most = shares.max(0)
-        return values[most.numpy()], share.numpy(), seen
+        return values[most.numpy()], share.numpy(), is_covered
     is_background = values == background
     of_background = shares[torch.from_numpy(is_background)].sum(0)
     if is_background.all():
-        return np.full(of_background.shape, background, values.dtype), of_background.numpy(), seen
+        return np.full(of_background.shape, background, values.dtype), of_background.numpy(), is_covered
     share, most = shares[torch.from_numpy(~is_background)].max(0)
     # As parts of pixels add up in single precision.
     covered = share >= coverage * (1 - _ROUNDING)
     labels = np.where(covered.numpy(), values[~is_background][most.numpy()], values.dtype.type(background))
-    return labels, torch.where(covered, share, of_background).numpy(), seen
+    return labels, torch.where(covered, share, of_background).numpy(), is_covered
 
 
 def share_out(labels: np.ndarray, count: int) -> list[np.ndarray]:

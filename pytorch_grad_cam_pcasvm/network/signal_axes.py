@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from pytorch_grad_cam_pcasvm.network.inputs import each, pick_images
+from pytorch_grad_cam_pcasvm.network.inputs import map_input, pick_images
 from pytorch_grad_cam_pcasvm.network.modules import list_modules
 from pytorch_grad_cam_pcasvm.runtime.rollback import hooked
 
@@ -52,38 +52,38 @@ def find_axis(backbone: nn.Module, place: Place, x: Any) -> SignalAxis:
         x: signals, shape (N, C, L), or several inputs.
     """
     try:
-        found = _by_derivatives(backbone, place, x)
+        axis = _by_derivatives(backbone, place, x)
     except Exception:  # no derivatives: of numbers in 8 bits, in inference mode, in half precision: whatever it may be
-        found = None
-    return found or SignalAxis(_axes_that_follow(backbone, place, x))
+        axis = None
+    return axis or SignalAxis(_axes_that_follow(backbone, place, x))
 
 
 def _by_derivatives(backbone: nn.Module, place: Place, x: Any) -> SignalAxis | None:
     """Return the axis whose places depend, in order, on the positions of activations known to be (N, C, L)."""
     generator = torch.Generator().manual_seed(0)
     count = max(4, min(_MOST, _NUMBERS // pick_images(x)[0].shape[2]))
-    known = list[Tensor]()
+    outputs = list[Tensor]()
     of_signals = set[nn.Module]()
 
     def noise(part: Tensor) -> Tensor:
         if not part.is_floating_point() or part.dim() != 3:
             return part[:1].expand(count, *part.shape[1:])
-        known.append(torch.randn((count, *part.shape[1:]), generator=generator).to(part).requires_grad_().clone())
-        return known[-1]
+        outputs.append(torch.randn((count, *part.shape[1:]), generator=generator).to(part).requires_grad_().clone())
+        return outputs[-1]
 
     def before(module: nn.Module, args: Any, kwargs: Any) -> None:
         torch.set_grad_enabled(True)  # also where the network has switched it off for a part that is not trained
         if isinstance(module, _ALONG_SIGNALS):
-            taken = args[0] if args else kwargs.get("input")
-            last = _axis_behind(taken, known, generator, depth=1) if isinstance(taken, Tensor) else None
+            source = args[0] if args else kwargs.get("input")
+            last = _axis_behind(source, outputs, generator, depth=1) if isinstance(source, Tensor) else None
             (of_signals.add if last is not None and last.axes == [2] else of_signals.discard)(module)
 
     def after(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         if module in of_signals and isinstance(output, Tensor) and output.dim() == 3 and output.shape[2] > 1:
-            known.append(output)
+            outputs.append(output)
 
     with torch.enable_grad(), hooked() as hooks:
-        signals = each(noise, x)
+        signals = map_input(noise, x)
         for module in list_modules(backbone):
             if not isinstance(module, torch.jit.ScriptModule):
                 hooks.before(module, before)
@@ -91,20 +91,20 @@ def _by_derivatives(backbone: nn.Module, place: Place, x: Any) -> SignalAxis | N
         output = place(backbone, signals)
         if not isinstance(output, Tensor) or count not in output.shape[:2]:
             return None
-        return _axis_behind(output if len(output) == count else output.transpose(0, 1), known, generator)
+        return _axis_behind(output if len(output) == count else output.transpose(0, 1), outputs, generator)
 
 
 def _axis_behind(
-    output: Tensor, known: list[Tensor], generator: torch.Generator, depth: int | None = None
+    output: Tensor, outputs: list[Tensor], generator: torch.Generator, depth: int | None = None
 ) -> SignalAxis | None:
     """Return the axis of positions by the last of the known tensors (N, C, L) that tells, of so many it depends on."""
     if output.dim() != 3:
         return None
-    for source in reversed(known):
+    for source in reversed(outputs):
         if depth == 0:
             break
-        found = {axis: _energies(output, axis, source, generator) for axis in (1, 2)}
-        derivatives = {axis: energies for axis, energies in found.items() if energies is not None}
+        by_axis = {axis: _energies(output, axis, source, generator) for axis in (1, 2)}
+        derivatives = {axis: energies for axis, energies in by_axis.items() if energies is not None}
         if len(derivatives) < 2:
             continue
         depth = None if depth is None else depth - 1
@@ -162,12 +162,12 @@ def _slope(energies: Tensor, size: int) -> float:
     0 where it does not move in order.
     """
     weights = energies.sum(1)
-    taken = weights > _FAINT * weights.amax()
-    if int(taken.sum()) < 2:
+    strong = weights > _FAINT * weights.amax()
+    if int(strong.sum()) < 2:
         return 0.0
-    places = torch.tensor(_places(size), dtype=torch.float64, device=energies.device)[taken] / (size - 1)
+    places = torch.tensor(_places(size), dtype=torch.float64, device=energies.device)[strong] / (size - 1)
     positions = torch.linspace(0, 1, energies.shape[1], dtype=torch.float64, device=energies.device)
-    centres = energies[taken] @ positions / weights[taken]
+    centres = energies[strong] @ positions / weights[strong]
     places, centres = places - places.mean(), centres - centres.mean()
     order = float((places @ centres) / (places.norm() * centres.norm()).clamp(min=1e-12))
     return float((places @ centres) / (places @ places)) if abs(order) > _IN_ORDER else 0.0
@@ -193,7 +193,7 @@ def _axes_that_follow(backbone: nn.Module, place: Place, x: Any) -> list[int]:
             signals[:, number, :, first:last] = 2 * other[:, :, first:last]
         return signals.flatten(0, 1)
 
-    output = place(backbone, each(changed, x))
+    output = place(backbone, map_input(changed, x))
     rows = _NOISES * (1 + _WINDOWS)
     if not isinstance(output, Tensor) or output.dim() != 3 or rows not in output.shape[:2]:
         return []

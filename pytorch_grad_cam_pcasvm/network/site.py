@@ -215,19 +215,21 @@ def _hint_at_other_tokens(
         picked = function(numbers.reshape(1, -1, 1).repeat(len(activations), 1, activations.shape[2])).flatten(2)
     except Exception:  # not on such numbers: then nothing is known
         return
-    taken = picked[0, 0].long() - 1
-    is_pick = torch.equal(picked, (taken + 1).to(picked).expand_as(picked)) and len(taken.unique()) == len(taken)
-    if not is_pick or int(taken.min()) < 0 or int(taken.max()) >= len(numbers):
+    position = picked[0, 0].long() - 1
+    is_pick = torch.equal(picked, (position + 1).to(picked).expand_as(picked)) and len(position.unique()) == len(
+        position
+    )
+    if not is_pick or int(position.min()) < 0 or int(position.max()) >= len(numbers):
         return
     token_layout = _tokens(layout)
     if token_layout is None or token_layout.batch != 0 or token_layout.tokens is None:
         return
     first, count = token_layout.tokens[1:]
-    if sorted(taken.tolist()) != list(range(first, first + count)):
-        some = "" if int(taken.max() - taken.min()) == len(taken) - 1 else f"{len(taken)} of "
+    if sorted(position.tolist()) != list(range(first, first + count)):
+        some = "" if int(position.max() - position.min()) == len(position) - 1 else f"{len(position)} of "
         warn(
-            f"reshape_transform takes {some}the tokens {int(taken.min())} to {int(taken.max())} of {name!r}, but the "
-            f"patches seem to be {first} to {first + count - 1} ({_words(token_layout)}): if that is not intended, use "
-            "reshape_transform='tokens'",
+            f"reshape_transform takes {some}the tokens {int(position.min())} to {int(position.max())} of {name!r}, "
+            f"but the patches seem to be {first} to {first + count - 1} ({_words(token_layout)}): if that is not "
+            "intended, use reshape_transform='tokens'",
             UserWarning,
         )

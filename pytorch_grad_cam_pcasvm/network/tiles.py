@@ -253,9 +253,9 @@ def _find_size(net: nn.Module) -> Size:
     weights: Any = getattr(net, "pretrained_cfg", None)
     places = [(net, "image_size"), (getattr(net, "patch_embed", None), "img_size")]
     places += [(getattr(net, "config", None), "image_size")]
-    known = [getattr(place, name, None) for place, name in places]
-    known += [weights["input_size"][1:]] if isinstance(weights, dict) and weights.get("input_size") else []
-    for size in known:
+    sizes = [getattr(place, name, None) for place, name in places]
+    sizes += [weights["input_size"][1:]] if isinstance(weights, dict) and weights.get("input_size") else []
+    for size in sizes:
         if isinstance(size, int):
             return size, size
         if isinstance(size, tuple | list) and len(size) == 2:

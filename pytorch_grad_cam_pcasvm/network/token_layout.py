@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from pytorch_grad_cam_pcasvm.network.cells import Geometry
-from pytorch_grad_cam_pcasvm.network.inputs import each, pick_images, refuse_without_channels
+from pytorch_grad_cam_pcasvm.network.inputs import map_input, pick_images, refuse_without_channels
 from pytorch_grad_cam_pcasvm.network.layout import Layout
 from pytorch_grad_cam_pcasvm.network.modules import list_modules, unchanged
 from pytorch_grad_cam_pcasvm.network.signal_axes import find_axis
@@ -110,7 +110,7 @@ def _looked_at(backbone: nn.Module, place: Callable[[nn.Module, Tensor], Any], x
         try:
             with torch.autocast(device_type, enabled=False):
                 full = without_hooks(backbone, full=True)
-                return layout(full, each(lambda tensor: tensor.float() if tensor.dtype in _HALVES else tensor, x))
+                return layout(full, map_input(lambda tensor: tensor.float() if tensor.dtype in _HALVES else tensor, x))
         except (_UnknownError, _PooledError):
             raise
         except Exception:  # scripted modules, kernels of half precision alone, no memory: whatever it may be
@@ -193,7 +193,7 @@ class _Probe:
         self._axes = pick_images(x)[0].dim() - 2
         if self._axes not in (1, 2, 3):
             raise ValueError(f"images of shape {tuple(x.shape)} have no grid: they must be (N, C, H, W)")
-        self._images = each(partial(_changed_in_corners, [0, 1, *[0] * (self._axes + extra)], self._axes), x)
+        self._images = map_input(partial(_changed_in_corners, [0, 1, *[0] * (self._axes + extra)], self._axes), x)
         self._sizes = [image.shape[2:] for image in pick_images(x)]
         self._shapes: list[tuple[int, ...]] = []  # the grids of what convolutions gave
         self._geometry = Geometry(self._sizes[0])
@@ -216,10 +216,10 @@ class _Probe:
 
     def layout(self) -> Layout:
         """Return the layout of the tokens found."""
-        layout = self._found()
+        layout = self._find_layout()
         return replace(layout, cells=self._geometry.cells(layout.grid))
 
-    def _found(self) -> Layout:
+    def _find_layout(self) -> Layout:
         output, count = self._output, len(self._images)
         if isinstance(output, Tensor) and output.dim() == 2:
             raise _PooledError(f"(N, {output.shape[1]})", self._last_with_positions())

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_is_leaf, tree_leaves, tree_map, tree_map_on
 from pytorch_grad_cam_pcasvm.calculus.backward import Pullback
 from pytorch_grad_cam_pcasvm.calculus.secants import PathStart
 from pytorch_grad_cam_pcasvm.network.features import output_of
-from pytorch_grad_cam_pcasvm.network.inputs import each
+from pytorch_grad_cam_pcasvm.network.inputs import map_input
 from pytorch_grad_cam_pcasvm.network.runner import Visit
 from pytorch_grad_cam_pcasvm.path.forward_pass import Pass
 from pytorch_grad_cam_pcasvm.rules.cotangents import Cotangent
@@ -101,7 +101,7 @@ class AutogradPath:
                 leaves[name] = output.clone() if output.requires_grad else output.clone().requires_grad_()
                 return leaves[name].clone()
 
-        x = each(lambda tensor: tensor.clone() if tensor.is_inference() else tensor, x)
+        x = map_input(lambda tensor: tensor.clone() if tensor.is_inference() else tensor, x)
         with without_inference(), Rollback() as rollback:
             rollback.note_torch()
             rollback.go_below_autograd()

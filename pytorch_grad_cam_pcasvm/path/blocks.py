@@ -59,16 +59,16 @@ class BlockPass(Pass):
         self._one: ClosedFormPass = self.inner.run(self._tiling.cut(self.x, [0]))
         names = [look_inside(self.backbone, name, self.x)[1] for name in self.names]
         source, features = self.backbone.find_source(self.x), list[Tensor]()
-        kept: dict[str, list[Tensor]] = {name: [] for name in names}
+        pieces: dict[str, list[Tensor]] = {name: [] for name in names}
 
         def keep(name: str, output: Tensor) -> None:
-            kept[name].append(output.clone())  # what follows may write into it
+            pieces[name].append(output.clone())  # what follows may write into it
 
         with torch.no_grad():
             for tiles, _ in self._blocks(range(len(self.x) * self._tiling.count)):
                 features.append(output_of(self.backbone.net, source, tiles, dict.fromkeys(names, keep)))
         dtypes = [activations.dtype for activations in self._one.activations]
-        self.activations = [torch.cat(kept[name]).to(dtype) for name, dtype in zip(names, dtypes, strict=True)]
+        self.activations = [torch.cat(pieces[name]).to(dtype) for name, dtype in zip(names, dtypes, strict=True)]
         self.output = self._merge(torch.cat(features).to(self._one.output.dtype))
 
     def _blocks(self, numbers: Sequence[int]) -> Iterator[tuple[Tensor, Sequence[int]]]:
@@ -81,8 +81,8 @@ class BlockPass(Pass):
         """Return the tiles on which targets depend; all, where nothing may be looked at."""
         if not self.backbone.source.dense or not may_look(of_tiles):
             return range(of_tiles.shape[1])
-        seen: list[int] = of_tiles.transpose(0, 1).flatten(1).any(1).nonzero()[:, 0].tolist()
-        return seen
+        seeing: list[int] = of_tiles.transpose(0, 1).flatten(1).any(1).nonzero()[:, 0].tolist()
+        return seeing
 
     def _merge(self, features: Tensor) -> Tensor:
         return self.backbone.merge(features, self._tiling)
@@ -136,9 +136,9 @@ class BlockPass(Pass):
         """Return the pass of all tiles at once with the heads of its first attention kept apart."""
         return self._at_once.with_heads()
 
-    def moved(self, activations: Tensor, target: int) -> Pass:
+    def replay(self, activations: Tensor, target: int) -> Pass:
         """Return the pass of all tiles at once from other activations."""
-        return self._at_once.moved(activations, target)
+        return self._at_once.replay(activations, target)
 
     def rerun(self, starts: Mapping[int, Tensor]) -> Any:
         """Return the output for other activations, of all tiles at once."""

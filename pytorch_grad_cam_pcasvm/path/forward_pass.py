@@ -46,7 +46,7 @@ class Pass:
         """Run the path from a start: activations by position of their target layer, of one row for all or N."""
         self._refuse("secants")
 
-    def moved(self, activations: Tensor, target: int) -> "Pass":
+    def replay(self, activations: Tensor, target: int) -> "Pass":
         """Return the pass of the same steps from other activations (N, T, ...), which may be dual numbers."""
         self._refuse("way to run its steps again")
 

@@ -13,7 +13,7 @@ from pytorch_grad_cam_pcasvm.calculus.affine import AffineBeginning
 from pytorch_grad_cam_pcasvm.calculus.backward import Walk, no_rule
 from pytorch_grad_cam_pcasvm.calculus.relevance import relevance
 from pytorch_grad_cam_pcasvm.calculus.secants import PathStart
-from pytorch_grad_cam_pcasvm.network.inputs import each
+from pytorch_grad_cam_pcasvm.network.inputs import map_input
 from pytorch_grad_cam_pcasvm.network.modules import list_modules, unchanged
 from pytorch_grad_cam_pcasvm.path.autograd import run_to_features
 from pytorch_grad_cam_pcasvm.path.forward_pass import Pass
@@ -96,7 +96,7 @@ class ClosedFormPass(Pass):
                 )
         return PathStart(values, self.tape.structured(outputs), tuple(by_root))
 
-    def moved(self, activations: Tensor, target: int) -> "ClosedFormPass":
+    def replay(self, activations: Tensor, target: int) -> "ClosedFormPass":
         """Return the pass through the same steps from other activations (N, T, ...), which may be dual numbers."""
         replayed = self.tape.replay({self._root(target): activations})
         values = [replayed.get(index, value) for index, value in enumerate(self.tape.values)]
@@ -119,9 +119,9 @@ class ClosedFormPass(Pass):
 
     def is_isolated(self, network: nn.Module) -> bool:
         """Return whether all that the path uses besides the target layers are parameters and buffers of a network."""
-        known = {identify_memory(tensor) for tensor in (*network.parameters(), *network.buffers())} - {None}
+        parameters = {identify_memory(tensor) for tensor in (*network.parameters(), *network.buffers())} - {None}
         return all(
-            identify_memory(tensor) in known
+            identify_memory(tensor) in parameters
             for step in self.tape.steps
             for tensor in list_tensors((step.args, step.kwargs))
         )
@@ -239,7 +239,7 @@ class Path:
         recorder = Recorder(keeps_all=self._keeps_all, halves=self._single)
         recorder.tape.network = self._backbone
         calls = Calls(recorder)
-        x = each(lambda tensor: tensor.clone() if tensor.is_inference() else tensor, x)
+        x = map_input(lambda tensor: tensor.clone() if tensor.is_inference() else tensor, x)
 
         def reached(name: str, output: Tensor) -> Tensor:
             first = not recorder.tape.roots
@@ -266,12 +266,12 @@ class Path:
                     stem = Stem()
                 hooks = Hooks(rollback)
                 calls.watch(self._modules, rollback, hooks)
-                others = OtherThreads(rollback) if self._replays else None
+                threads = OtherThreads(rollback) if self._replays else None
                 copied = recorder.tracker.copy_tensor
                 output = run_to_features(self._backbone, self._layer, self._names, x, reached, hooks, copied)
                 if not recorder.tape.roots:  # the network has caught what ended the stem
                     raise UnclearStem
-                recorder.tape.branches |= others is not None and others.ran
+                recorder.tape.branches |= threads is not None and threads.ran
                 if torch.overrides._get_current_function_mode() is not calls:
                     raise NoClosedFormError(
                         "the network leaves a TorchFunctionMode between the target layer and the features",

@@ -78,12 +78,12 @@ def log_softmax(
 
 
 def _queries(
-    dim: int, query: Tensor, key: Any, value: Any, mask: Tensor | None = None, *rest: Any, y: Tensor, **named: Any
+    dim: int, query: Tensor, key: Any, value: Any, mask: Tensor | None = None, *rest: Any, y: Tensor, **options: Any
 ) -> list[int | None] | None:
-    special = any(rest[1:]) or named.get("is_causal") or named.get("enable_gqa")  # rest: dropout, is_causal
+    special = any(rest[1:]) or options.get("is_causal") or options.get("enable_gqa")  # rest: dropout, is_causal
     if special or dim != y.dim() - 2 or query.dim() != y.dim():
         return None
-    mask = named.get("attn_mask", mask)
+    mask = options.get("attn_mask", mask)
     own = mask is not None and mask.dim() > 1 and mask.shape[-2] > 1
     return [dim, None, None, mask.dim() - 2 if mask is not None and own else None]
 

@@ -275,8 +275,8 @@ class Shared(Cotangent):
 
     def sum(self, dims: Sequence[int]) -> Tensor:
         """Return the sum over dimensions, shape (K, *S) with size 1 in their places."""
-        (dim, *others) = dims
-        if others or dim not in self._behind.same or dim == len(self.shape) - 1:
+        (dim, *rest) = dims
+        if rest or dim not in self._behind.same or dim == len(self.shape) - 1:
             return super().sum(dims)
         return self._summed(self._behind.narrow(dim, 0, 1).dense(), dim)
 
@@ -423,11 +423,11 @@ def by_weight(grad: Tensor, weight: Tensor) -> Tensor:
         return grad @ weight
     primal, tangent = forward_ad.unpack_dual(grad)
     if tangent is not None:
-        moved = tangent.new_zeros(*grad.shape[:-1], weight.shape[-1])
+        product = tangent.new_zeros(*grad.shape[:-1], weight.shape[-1])
         # Most targets are linear, with tangents of zeros.
         moving = tangent.flatten(1).any(1) if may_look(tangent) else slice(None)
-        moved[moving] = by_weight(tangent[moving], weight)
-        return forward_ad.make_dual(by_weight(primal, weight), moved)
+        product[moving] = by_weight(tangent[moving], weight)
+        return forward_ad.make_dual(by_weight(primal, weight), product)
     rows = grad.flatten(0, -2)  # copied if it lies in another order, in which a product takes three times as long
     active = reached(rows, weight) if may_look(rows) and len(rows) >= _MANY else None
     if active is not None:

@@ -98,11 +98,11 @@ def einsum(equation: str, *operands: Any, y: Tensor, grad: Tensor, base: Call | 
     terms, result, targets = _subscripts(equation, tensors)
 
     def pull(place: int) -> Tensor:
-        others = [(term, x) for i, (term, x) in enumerate(zip(terms, factors, strict=True)) if i != place]
-        available = result + "".join(term for term, _ in others)
+        remaining = [(term, x) for i, (term, x) in enumerate(zip(terms, factors, strict=True)) if i != place]
+        available = result + "".join(term for term, _ in remaining)
         common = "".join(letter for letter in terms[place] if letter in available)
-        sources = ",".join([targets + result, *(term for term, _ in others)])
-        pulled = torch.einsum(f"{sources}->{targets}{common}", grad, *(x for _, x in others))
+        sources = ",".join([targets + result, *(term for term, _ in remaining)])
+        pulled = torch.einsum(f"{sources}->{targets}{common}", grad, *(x for _, x in remaining))
         # A letter that is in no other place was summed over: the gradient is the same all along it.
         for dim, letter in enumerate(terms[place]):
             pulled = pulled if letter in common else pulled.unsqueeze(dim + 1)

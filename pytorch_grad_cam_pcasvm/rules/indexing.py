@@ -141,11 +141,11 @@ def scatter(input: Tensor, dim: int, index: Tensor, source: Any, *, y: Tensor, g
 
     def of_source() -> Tensor:
         inside = tuple(slice(size) for size in index.shape)
-        taken = grad.gather(axis, places)
+        gathered = grad.gather(axis, places)
         if not isinstance(source, Tensor) or source.dim() == 0:
-            return unbroadcast(taken, torch.as_tensor(source))
+            return unbroadcast(gathered, torch.as_tensor(source))
         whole = grad.new_zeros(len(grad), *source.shape)
-        whole[(slice(None), *inside)] = taken
+        whole[(slice(None), *inside)] = gathered
         return whole
 
     return lambda: grad.scatter(axis, places, 0.0), None, None, of_source

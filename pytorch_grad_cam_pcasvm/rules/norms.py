@@ -137,8 +137,8 @@ def _standardised(
         The gradient.
     """
     if summed is not None:
-        moved = x.movedim(summed, 1)
-        x, x0 = moved, moved if x0 is x else x0.movedim(summed, 1)
+        channels_first = x.movedim(summed, 1)
+        x, x0 = channels_first, channels_first if x0 is x else x0.movedim(summed, 1)
     here, start, slope = _standard(x, x0, dims, eps, centred)
     if summed is not None:
         (c, s), (c0, s0), shared = here, start, grad.squeeze(summed + 1)
@@ -164,7 +164,7 @@ def _standard(
     return here, start, mid(here[0], start[0]) / mid(here[1], start[1]) / math.prod(x.shape[dim] for dim in dims)
 
 
-def _before_norm(dim: int, input: Tensor, normalized_shape: Any, *args: Any, y: Tensor, **named: Any) -> int | None:
+def _before_norm(dim: int, input: Tensor, normalized_shape: Any, *args: Any, y: Tensor, **options: Any) -> int | None:
     return dim if dim < y.dim() - len(normalized_shape) else None
 
 

@@ -85,7 +85,7 @@ def _average_pool(spatial: int) -> Callable[..., Tensor]:
         grad: Tensor,
     ) -> Tensor:
         """One small averaging matrix per axis."""
-        kernels, paddings, strides = (_each(v, spatial) for v in (kernel_size, padding, stride or kernel_size))
+        kernels, paddings, strides = (_expand(v, spatial) for v in (kernel_size, padding, stride or kernel_size))
         for axis, kernel, step, pad in zip(range(-spatial, 0), kernels, strides, paddings, strict=True):
             size = input.shape[axis]
             first = torch.arange(y.shape[axis], device=grad.device) * step - pad
@@ -113,7 +113,7 @@ def _keeps_sums(
     return not divisor_override and not (padded and count_include_pad)
 
 
-def _each(value: Any, count: int) -> list[int]:
+def _expand(value: Any, count: int) -> list[int]:
     values = [value] * count if isinstance(value, int) else list(value)
     return values * count if len(values) == 1 else values
 

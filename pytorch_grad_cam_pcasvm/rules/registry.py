@@ -178,15 +178,15 @@ def _be_seen(function: type[Function]) -> None:
     if function in _functions.values():
         return
 
-    def seen(*args: Any, **kwargs: Any) -> Any:
+    def run(*args: Any, **kwargs: Any) -> Any:
         return super(function, function).apply(*args, **kwargs)  # type: ignore[misc]
 
     def apply(cls: type[Function], *args: Any, **kwargs: Any) -> Any:
         if cls is function and torch._C._is_torch_function_mode_enabled():  # not a subclass, which is another function
-            return handle_torch_function(seen, args, *args, **kwargs)
+            return handle_torch_function(run, args, *args, **kwargs)
         return super(function, cls).apply(*args, **kwargs)  # type: ignore[misc]
 
-    _functions[seen] = function
+    _functions[run] = function
     function.apply = classmethod(apply)  # type: ignore[method-assign, assignment]
 
 
@@ -220,10 +220,10 @@ def layer_kind(layer: nn.Module) -> type | None:
 
 def aten(*names: str) -> list[Any]:
     """Return operations of ATen by their names, all overloads of one, or one as in ``"sum.dim_IntList"``."""
-    return [_named(*name.split(".")) for name in names]
+    return [_find_overload(*name.split(".")) for name in names]
 
 
-def _named(name: str, *overload: str) -> Any:
+def _find_overload(name: str, *overload: str) -> Any:
     packet = getattr(torch.ops.aten, name)
     return getattr(packet, *overload) if overload else packet
 

@@ -118,8 +118,8 @@ class Rule:
         if tokens is None:
             layer = isinstance(args[0], nn.Module)
             # Other arguments are broadcast as the function likes: PReLU's slopes lie along dimension 1.
-            others = any(isinstance(x, Tensor) and x.shape != y.shape and x.numel() > 1 for x in args[1:])
-            if self.secant != "elementwise" or others or (layer and not isinstance(args[1], Tensor)):
+            broadcasts = any(isinstance(x, Tensor) and x.shape != y.shape and x.numel() > 1 for x in args[1:])
+            if self.secant != "elementwise" or broadcasts or (layer and not isinstance(args[1], Tensor)):
                 return None
             tokens = by_number
         dims = tokens(dim, *args, y=y, **call.kwargs)

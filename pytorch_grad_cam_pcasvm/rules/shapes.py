@@ -139,7 +139,7 @@ def triu(input: Tensor, diagonal: int = 0, *, y: Tensor, grad: Tensor) -> Tensor
     return grad.triu(diagonal)
 
 
-def _moved(function: Any, input: Tensor, grad: Tensor, *args: Any, **options: Any) -> Tensor:
+def _rearrange(function: Any, input: Tensor, grad: Tensor, *args: Any, **options: Any) -> Tensor:
     """Send the gradient back to where a function that only moves numbers took each from, known by numbering them."""
     # float64 holds such numbers exactly, and torch pads no integers.
     numbers = torch.arange(input.numel(), dtype=torch.float64, device=grad.device).reshape(input.shape)
@@ -151,7 +151,7 @@ def _moved(function: Any, input: Tensor, grad: Tensor, *args: Any, **options: An
 def _move(function: Any) -> None:
     def rule(input: Tensor, *args: Any, y: Tensor, grad: Tensor, **options: Any) -> Tensor:
         """The sum of the gradients of all copies of a number."""
-        return _moved(function, input, grad, *args, **options)
+        return _rearrange(function, input, grad, *args, **options)
 
     _moving(function)(rule)
 
@@ -171,7 +171,7 @@ def _not_of_images(input: Tensor, pad: Any, *args: Any, y: Tensor) -> bool:
 def pad(input: Tensor, pad: Any, mode: Any = "constant", value: Any = None, *, y: Tensor, grad: Tensor) -> Tensor:
     """The gradient without the padding; copied numbers send theirs back to their source."""
     if isinstance(mode, str) and mode != "constant":
-        return _moved(torch.ops.aten.pad.default, input, grad, pad, mode)
+        return _rearrange(torch.ops.aten.pad.default, input, grad, pad, mode)
     return torch.constant_pad_nd(grad, [-size for size in pad])
 
 
@@ -215,7 +215,7 @@ def _beside(dim: int, input: Tensor, along: int = 0, *, y: Tensor) -> int:
 @_moving(*aten("unbind"), tokens=_beside)
 def unbind(input: Tensor, dim: int = 0, *, y: tuple[Tensor, ...], grad: tuple[Tensor | None, ...]) -> Tensor:
     """The parts stacked again."""
-    return torch.stack(_filled(y, grad), dim % input.dim() + 1)
+    return torch.stack(_fill_zeros(y, grad), dim % input.dim() + 1)
 
 
 @_moving(*aten("chunk", "split", "split_with_sizes", "unsafe_chunk", "unsafe_split"))
@@ -223,10 +223,10 @@ def split(
     input: Tensor, sizes: Any = None, dim: int = 0, *, y: tuple[Tensor, ...], grad: tuple[Tensor | None, ...], **_: Any
 ) -> Tensor:
     """The parts joined again."""
-    return torch.cat(_filled(y, grad), dim % input.dim() + 1)
+    return torch.cat(_fill_zeros(y, grad), dim % input.dim() + 1)
 
 
-def _filled(y: tuple[Tensor, ...], grad: tuple[Tensor | None, ...]) -> list[Tensor]:
+def _fill_zeros(y: tuple[Tensor, ...], grad: tuple[Tensor | None, ...]) -> list[Tensor]:
     """Return the gradients, zeros where an output leads nowhere."""
     like = next(g for g in grad if g is not None)
     return [like.new_zeros(len(like), *part.shape) if g is None else g for part, g in zip(y, grad, strict=True)]

@@ -23,7 +23,7 @@ def unknown_argument(owner: str, name: str, names: Iterable[str]) -> TypeError:
     return TypeError(f"{owner} has no argument {name!r}: {hint}")
 
 
-def named(function: Callable[P, T]) -> Callable[P, T]:
+def suggest_arguments(function: Callable[P, T]) -> Callable[P, T]:
     """Return a function whose unknown arguments are told by :func:`unknown_argument`."""
 
     @wraps(function)
@@ -91,13 +91,13 @@ def rename_arguments(**names: str) -> Callable[[_Class], _Class]:
         The decorator, which changes the class and returns it.
     """
 
-    def translate(kind: _Class) -> _Class:
-        for name, method in list(vars(kind).items()):
+    def translate(target_class: _Class) -> _Class:
+        for name, method in list(vars(target_class).items()):
             arguments = signature(method).parameters if isfunction(method) else {}
             for old, new in names.items():
                 if new in arguments and old not in arguments:
-                    setattr(kind, name, _take_both(vars(kind)[name], old, new))
-        return kind
+                    setattr(target_class, name, _take_both(vars(target_class)[name], old, new))
+        return target_class
 
     return translate
 
@@ -106,11 +106,11 @@ def _take_both(method: Callable[..., Any], old: str, new: str) -> Callable[..., 
     """Return a method that takes an argument by its old name, too."""
 
     @wraps(method)
-    def translate(*arguments: Any, **named: Any) -> Any:
-        if old not in named:
-            return method(*arguments, **named)
+    def translate(*arguments: Any, **keywords: Any) -> Any:
+        if old not in keywords:
+            return method(*arguments, **keywords)
         _warn(f"{type(arguments[0]).__name__}.{method.__name__}(..., {old}=)", f"{new}=")
-        return method(*arguments, **{new: named.pop(old)}, **named)  # a TypeError if both are given
+        return method(*arguments, **{new: keywords.pop(old)}, **keywords)  # a TypeError if both are given
 
     return translate
 

@@ -20,13 +20,13 @@ class Columns:
     @property
     def columns(self) -> dict[str, Tensor]:
         """The columns that it has, by name."""
-        named = {name: getattr(self, name, None) for name in (*SCALED, *PLAIN)}
-        return {name: column for name, column in named.items() if column is not None}
+        tables = {name: getattr(self, name, None) for name in (*SCALED, *PLAIN)}
+        return {name: column for name, column in tables.items() if column is not None}
 
-    def map_columns(self: Table, function: Callable[[Tensor], Tensor], **others: Any) -> Table:
+    def map_columns(self: Table, function: Callable[[Tensor], Tensor], **fields: Any) -> Table:
         """Return it with a function of every column."""
         columns: Any = {name: function(column) for name, column in self.columns.items()}
-        return replace(self, **columns, **others)  # type: ignore[type-var]
+        return replace(self, **columns, **fields)  # type: ignore[type-var]
 
     def rescale(self: Table, log_scale: Tensor) -> Table:
         """Return it with another factor taken out, ``exp(log_scale)``, (N, K)."""
@@ -59,11 +59,11 @@ def order_columns(tensors: Sequence[Tensor], members: Sequence[int], dim: int = 
     return torch.stack([places[place] for place in sorted(range(len(members)), key=members.__getitem__)], dim)
 
 
-def join_rows(parts: Sequence[Table], **others: Any) -> Table:
+def join_rows(parts: Sequence[Table], **fields: Any) -> Table:
     """Return the rows of several tables as one table."""
     tables = [part.columns for part in parts]
     columns: Any = {name: torch.cat([table[name] for table in tables]) for name in tables[0]}
-    return replace(parts[0], **columns, **others)  # type: ignore[type-var]
+    return replace(parts[0], **columns, **fields)  # type: ignore[type-var]
 
 
 def average_columns(parts: Sequence[Table]) -> Table:

@@ -22,18 +22,18 @@ class Looks(IntEnum):
     CHOICES = 2
 
 
-_looks = ContextVar("looks", default=Looks.CHOICES)
+_allowed_looks = ContextVar("looks", default=Looks.CHOICES)
 _traced = ContextVar("traced", default=False)
 
 
 def may_look(tensor: Tensor) -> bool:
     """Return whether numbers of a tensor may be looked at: if it is on the CPU, outside of :func:`no_looks`."""
-    return _looks.get() > Looks.NOTHING and tensor.device.type == "cpu"
+    return _allowed_looks.get() > Looks.NOTHING and tensor.device.type == "cpu"
 
 
 def may_choose(tensor: Tensor) -> bool:
     """Return whether unneeded choices may be skipped: if one may look, outside of :func:`every_choice`."""
-    return _looks.get() > Looks.ERRORS and tensor.device.type == "cpu"
+    return _allowed_looks.get() > Looks.ERRORS and tensor.device.type == "cpu"
 
 
 def is_traced() -> bool:
@@ -44,14 +44,14 @@ def is_traced() -> bool:
 @contextmanager
 def no_looks() -> Iterator[None]:
     """Look at no number, as on a GPU, whatever the device."""
-    with _set(_looks, Looks.NOTHING):
+    with _set(_allowed_looks, Looks.NOTHING):
         yield
 
 
 @contextmanager
 def every_choice() -> Iterator[None]:
     """Compute all that any image may need, and keep it for a program."""
-    with _set(_looks, min(_looks.get(), Looks.ERRORS)):
+    with _set(_allowed_looks, min(_allowed_looks.get(), Looks.ERRORS)):
         yield
 
 
@@ -79,20 +79,20 @@ def kept_on_devices(make: Callable[..., Any]) -> Callable[..., Tensor]:
         The function, with one argument more, ``like``: a tensor on the device of the constant. It has the dtype of
         floating-point constants, too.
     """
-    kept: OrderedDict[Any, Tensor] = OrderedDict()
+    copies: OrderedDict[Any, Tensor] = OrderedDict()
 
     @wraps(make)
     def send(*arguments: Any, like: Tensor) -> Tensor:
         key = (*arguments, like.device, like.dtype)
-        constant = kept.get(key)
+        constant = copies.get(key)
         if constant is None:
             with torch.inference_mode(False):  # or gradients could not pass it later on
                 numbers = torch.as_tensor(make(*arguments))
                 constant = numbers.to(like.device, like.dtype if numbers.is_floating_point() else None)
             if lasts(constant):
-                kept[key] = constant
-                if len(kept) > _COUNT:
-                    kept.popitem(last=False)
+                copies[key] = constant
+                if len(copies) > _COUNT:
+                    copies.popitem(last=False)
         return constant
 
     return send

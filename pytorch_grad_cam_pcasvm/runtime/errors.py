@@ -25,14 +25,14 @@ class Way(str):
         return Way, (str(self), self.argument)
 
 
-def refuse(kind: type[Exception], reason: str, *ways_out: str) -> NoReturn:
+def refuse(exception: type[Exception], reason: str, *ways_out: str) -> NoReturn:
     """Raise an error with a reason and ways out, in its message and as separate attributes."""
-    error: Any = kind(told(reason, ways_out))
+    error: Any = exception(compose_message(reason, ways_out))
     error.reason, error.ways_out = reason, ways_out
     raise error
 
 
-def told(reason: str, ways_out: Sequence[str]) -> str:
+def compose_message(reason: str, ways_out: Sequence[str]) -> str:
     """Return a reason and any workarounds as one sentence."""
     return f"{reason}: {', or '.join(ways_out)}" if ways_out else reason
 
@@ -42,7 +42,7 @@ class _RefusedError(ValueError):
 
     def __init__(self, reason: str, *ways_out: str) -> None:
         self.reason, self.ways_out = reason, ways_out
-        super().__init__(told(reason, ways_out))
+        super().__init__(compose_message(reason, ways_out))
 
 
 class NoClosedFormError(_RefusedError):

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from pytorch_grad_cam_pcasvm.runtime.errors import told
+from pytorch_grad_cam_pcasvm.runtime.errors import compose_message
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _CLOSED = {errno.EACCES, errno.EPERM, errno.EROFS}
@@ -31,7 +31,7 @@ def atomically(path: Path) -> Iterator[BinaryIO]:
     """
     temporary = name_temporary(path)
     try:
-        with named(path, temporary):
+        with name_path(path, temporary):
             with temporary.open("wb") as file:
                 yield file
                 file.flush()
@@ -42,12 +42,12 @@ def atomically(path: Path) -> Iterator[BinaryIO]:
 
 
 @contextmanager
-def named(path: Path, *others: Path) -> Iterator[None]:
+def name_path(path: Path, *paths: Path) -> Iterator[None]:
     """Name a file in the errors of writing it; errors of a full disk name none.
 
     Args:
         path: the file.
-        others: files that it is written by way of.
+        paths: files that it is written by way of.
 
     Raises:
         OSError: the file cannot be written; its ``reason`` is the message without the number.
@@ -55,7 +55,7 @@ def named(path: Path, *others: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        of_it = error.errno in _FULL if error.filename is None else Path(str(error.filename)) in (path, *others)
+        of_it = error.errno in _FULL if error.filename is None else Path(str(error.filename)) in (path, *paths)
         if hasattr(error, "reason") or not of_it:
             raise
         refused = unwritable(path, error)
@@ -78,7 +78,7 @@ def unwritable(path: Path, error: OSError, folder: Path | None = None) -> OSErro
 
 def with_reason(number: int | None, reason: str, *ways_out: str) -> OSError:
     """Return an error of the system that has its message and a way out as attributes."""
-    message = told(reason, ways_out)
+    message = compose_message(reason, ways_out)
     error: Any = OSError(message) if number is None else OSError(number, message)
     error.reason, error.ways_out = reason, ways_out
     return error  # type: ignore[no-any-return]
@@ -154,8 +154,8 @@ def check_folder(folder: Path, marked: str, mark: str, contents: str) -> None:
     if folder.exists() and not folder.is_dir():
         raise FileExistsError(f"{folder} is a file: give a folder")
     # What a file manager left there is nobody's.
-    others = folder.is_dir() and any(path.name not in (".DS_Store", "Thumbs.db") for path in folder.iterdir())
-    if others and not has_mark(folder / marked, mark):
+    is_filled = folder.is_dir() and any(path.name not in (".DS_Store", "Thumbs.db") for path in folder.iterdir())
+    if is_filled and not has_mark(folder / marked, mark):
         raise FileExistsError(f"{folder} is not empty and holds no earlier {contents}: give a new or empty folder")
 
 

@@ -6,50 +6,50 @@ from typing import Any
 LARGEST = 1 << 15  # pixels of a side
 
 
-def check_fields(written: Any, kinds: Mapping[str, tuple[type, ...]], what: str, *, optional: bool = False) -> None:
+def check_fields(written: Any, kinds: Mapping[str, tuple[type, ...]], subject: str, *, optional: bool = False) -> None:
     """Refuse an object without exactly these fields, of these types.
 
     Args:
         written: what is read.
         kinds: the types of each field. A number may be whole where it is to be a float, but no bool.
-        what: is read, for messages.
+        subject: is read, for messages.
         optional: whether fields may be missing.
 
     Raises:
         ValueError: it is no such mapping; the message names the field.
     """
     if not isinstance(written, dict):
-        raise ValueError(f"its {what} is {written!r:.40}, and no mapping")
+        raise ValueError(f"its {subject} is {written!r:.40}, and no mapping")
     missing = [name for name in kinds if name not in written]
-    others = [name for name in written if name not in kinds]
+    unknown = [name for name in written if name not in kinds]
     if missing and not optional:
-        raise ValueError(f"its {what} has no {missing[0]!r}")
-    if others:
-        raise ValueError(f"its {what} has an unknown {others[0]!r:.40}")
+        raise ValueError(f"its {subject} has no {missing[0]!r}")
+    if unknown:
+        raise ValueError(f"its {subject} has an unknown {unknown[0]!r:.40}")
     for name, value in written.items():
         if not _is_any(value, kinds[name]):
-            raise ValueError(f"its {what} has the {name} {value!r:.40}")
+            raise ValueError(f"its {subject} has the {name} {value!r:.40}")
 
 
-def check_list(written: Any, fits: Callable[[Any], bool], what: str) -> None:
+def check_list(written: Any, fits: Callable[[Any], bool], subject: str) -> None:
     """Refuse anything but a list of things that fit.
 
     Raises:
         ValueError: it is none.
     """
     if not isinstance(written, list) or not all(map(fits, written)):
-        raise ValueError(f"its {what} are {written!r:.40}")
+        raise ValueError(f"its {subject} are {written!r:.40}")
 
 
-def check_sides(written: Any, what: str) -> None:
+def check_sides(written: Any, subject: str) -> None:
     """Refuse anything but a size of pictures, (H, W).
 
     Raises:
         ValueError: it is none.
     """
-    check_list(written, lambda side: is_count(side) and side <= LARGEST, what)
+    check_list(written, lambda side: is_count(side) and side <= LARGEST, subject)
     if len(written) != 2:
-        raise ValueError(f"its {what} are {written!r:.40}")
+        raise ValueError(f"its {subject} are {written!r:.40}")
 
 
 def is_number(value: Any) -> bool:

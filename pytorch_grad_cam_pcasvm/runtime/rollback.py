@@ -259,8 +259,8 @@ class Hooks:
         def run(*args: Any) -> Any:
             return hook(*args) if threading.get_ident() == self._thread else None
 
-        others = module._forward_hooks_with_kwargs, module._forward_hooks_always_called
-        self._rollback.note(_remove, run, module._forward_hooks, *others)
+        registries = module._forward_hooks_with_kwargs, module._forward_hooks_always_called
+        self._rollback.note(_remove, run, module._forward_hooks, *registries)
         module.register_forward_hook(run, with_kwargs=True, prepend=prepend, always_call=always)
 
     def after_call(self, backbone: nn.Module, name: str, hook: Callable[[str, Any], Any]) -> None:
@@ -326,8 +326,8 @@ def runs_instead(name: str, count: int) -> str:
     return f"{path!r} runs {'once' if count == 1 else f'{count} times'}: choose {list_calls(path, count)}"
 
 
-def _remove(run: Any, hooks: dict[int, Any], *others: dict[int, Any]) -> None:
+def _remove(run: Any, hooks: dict[int, Any], *registries: dict[int, Any]) -> None:
     """Remove a hook from where torch keeps it; by itself, as an interrupt may come before its handle does."""
     for number in [number for number, hook in hooks.copy().items() if hook is run]:
-        for registry in (*others, hooks):
+        for registry in (*registries, hooks):
             registry.pop(number, None)

@@ -201,8 +201,8 @@ class AliasTracker:
     def keep_numbers(self, index: int) -> None:
         """Keep the numbers of a value, which its tensor has now."""
         tensor = self._tensors[index]()
-        if tensor is not None and index not in self.tape.kept:
-            self.tape.kept.add(index)
+        if tensor is not None and index not in self.tape.stored_values:
+            self.tape.stored_values.add(index)
             self.tape.values[index] = tensor.detach()
             memory = identify_memory(tensor)
             if memory is not None:
@@ -216,8 +216,8 @@ class AliasTracker:
     def shares_memory(self, tensor: Tensor) -> bool:
         """Return whether a constant shares its memory with a tensor that depends on a target layer."""
         memory = identify_memory(tensor)
-        others = () if memory is None else self.sharing.get(memory, ())
-        return any(self.aliases[other].value is not None for other in others)
+        sharing = () if memory is None else self.sharing.get(memory, ())
+        return any(self.aliases[other].value is not None for other in sharing)
 
     def save_before_write(self, tensor: Tensor) -> None:
         """Keep copies of numbers that are about to be written over."""

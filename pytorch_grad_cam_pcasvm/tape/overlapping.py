@@ -110,7 +110,7 @@ def check_order(name: str, whole: Tensor, expected: Tensor) -> None:
         raise order_matters(name)
 
 
-def _filled(name: str, whole: Tensor, view: Tensor, places: Tensor, value: Any = 0.0, *rest: Any, **_: Any) -> Write:
+def _fill(name: str, whole: Tensor, view: Tensor, places: Tensor, value: Any = 0.0, *rest: Any, **_: Any) -> Write:
     return put_alike, (places, _one_number(name, view, value, view.shape))
 
 
@@ -162,7 +162,7 @@ def _scattered(
 
 
 _WRITES: dict[str, Callable[..., Write]] = {
-    **dict.fromkeys(("fill", "zero", "copy"), _filled),
+    **dict.fromkeys(("fill", "zero", "copy"), _fill),
     **dict.fromkeys(("add", "sub"), _added),
     "masked_fill": _masked,
     **dict.fromkeys(("index_put", "_unsafe_index_put"), _indexed),

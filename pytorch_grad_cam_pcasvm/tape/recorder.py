@@ -255,7 +255,7 @@ class Recorder(TorchDispatchMode):
         inputs: list[int] = []
         memory_written = None if written is None else identify_memory(written)
 
-        def taken(item: Any) -> Any:
+        def take_operand(item: Any) -> Any:
             if not isinstance(item, Tensor):
                 return item
             index = self.tracker.find_value(item)
@@ -271,7 +271,10 @@ class Recorder(TorchDispatchMode):
             return item
 
         with self.tracker.paused():
-            args, kwargs = mapped(tuple(args), taken), {name: mapped(value, taken) for name, value in kwargs.items()}
+            args, kwargs = (
+                mapped(tuple(args), take_operand),
+                {name: mapped(value, take_operand) for name, value in kwargs.items()},
+            )
             step = Step(function, args, kwargs, tuple(inputs))
             if smooth:
                 smooths = [index for index in inputs if index not in self.tape.switches]
@@ -292,8 +295,8 @@ class Recorder(TorchDispatchMode):
         """Append the step of a call that has run to the tape; return whether it gave new tensors."""
         step.single = isinstance(result, Tensor)
         tensors = [result] if step.single else list(result) if isinstance(result, list | tuple) else []
-        known = self.tracker.aliases.get(id(result)) if step.single and not over else None
-        if known is not None and known.value is not None:
+        alias = self.tracker.aliases.get(id(result)) if step.single and not over else None
+        if alias is not None and alias.value is not None:
             return False  # dropout in evaluation mode, and whatever else gives its input back
         if not any(isinstance(tensor, Tensor) for tensor in tensors):
             self.tape.branches = True
@@ -320,9 +323,9 @@ class Recorder(TorchDispatchMode):
             mask = find_write_mask(func, args)
             if mask is not None:
                 return args[0].masked_fill_(mask, args[2].reshape(()))
-        (target, *others), twin = op.written_in(args, kwargs), functional(func)
-        if others or twin is None:
-            if not others and (parts := decomposed(func)) is not None:
+        (target, *outputs), twin = op.written_in(args, kwargs), functional(func)
+        if outputs or twin is None:
+            if not outputs and (parts := decomposed(func)) is not None:
                 with self._listening():
                     return parts(*args, **kwargs)
             refuse(
@@ -340,7 +343,7 @@ class Recorder(TorchDispatchMode):
                     return target.copy_(parts(*args, **options))
         if not smooth and self.tracker.is_smooth((target,)) and not is_constant(func):
             raise hidden_write(f"{op.name}, without gradients,")
-        whole, expected, given = target, None, args
+        whole, expected, arguments = target, None, args
         if overlaps(target):
             view = find_view_around(self.tracker, target, op.name)
             whole = view.parent
@@ -353,7 +356,7 @@ class Recorder(TorchDispatchMode):
         step = self._prepare_step(twin, args, options, smooth=smooth, written=whole)
         upwards = find_parents(self.tracker, whole)
         self.tracker.save_before_write(target)
-        result = func(*given, **kwargs)
+        result = func(*arguments, **kwargs)
         if expected is not None:
             check_order(op.name, whole, expected)
         alias = self.tracker.track(whole)

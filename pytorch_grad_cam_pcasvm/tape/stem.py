@@ -63,8 +63,8 @@ class _Starts:
 def _activities() -> dict[threading.Thread, list[str] | None]:
     """Return for each other thread how often it was switched to; None where the system does not tell."""
     current = threading.current_thread()
-    others = (thread for thread in threading.enumerate() if thread is not current and thread.name != _FEEDER)
-    return {thread: _activity(thread) for thread in others}
+    threads = (thread for thread in threading.enumerate() if thread is not current and thread.name != _FEEDER)
+    return {thread: _activity(thread) for thread in threads}
 
 
 def _activity(thread: threading.Thread) -> list[str] | None:
@@ -95,7 +95,7 @@ class Draws:
         """Note a call of an operation that may draw random numbers; refuse one from a generator that runs on."""
         if not op.is_random(args, kwargs):
             return
-        generator = op.named(args, kwargs).get("generator")
+        generator = op.name_arguments(args, kwargs).get("generator")
         if isinstance(generator, torch.Generator):
             if generator not in self.states and _is_fresh(generator):
                 self.states[generator] = generator.get_state()

@@ -64,7 +64,7 @@ class Operation:
     sized: bool
     differentiable: bool
 
-    def named(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    def name_arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments of a call by name, without the ones left to their defaults."""
         return dict(zip(self.names, args, strict=False)) | dict(kwargs)
 
@@ -72,14 +72,14 @@ class Operation:
         """Return the tensors that a call writes into."""
         if not self.written:
             return []
-        named = self.named(args, kwargs)
-        return list_tensors(named[name] for name in self.written if name in named)
+        arguments = self.name_arguments(args, kwargs)
+        return list_tensors(arguments[name] for name in self.written if name in arguments)
 
     def is_random(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
         """Return whether a call draws random numbers: dropout in evaluation mode, or of probability 0, does not."""
-        named = self.defaults | self.named(args, kwargs)
-        training = named.get("train", named.get("training"))
-        share = named.get("dropout_p", named.get("dropout", named.get("p")))
+        arguments = self.defaults | self.name_arguments(args, kwargs)
+        training = arguments.get("train", arguments.get("training"))
+        share = arguments.get("dropout_p", arguments.get("dropout", arguments.get("p")))
         return training is not False and not (isinstance(share, int | float) and share == 0)
 
 
@@ -323,15 +323,15 @@ class Step:
 
         dims = [None] * len(self.arguments) if tokens is None else tokens.dims
         places = zip(self.arguments, self.arguments if like is None else like.args, dims, strict=True)
-        others = (self.options if like is None else like.kwargs).values()
+        options = (self.options if like is None else like.kwargs).values()
         kwargs = {
-            name: _every(new, item, here) for (name, item), here in zip(self.options.items(), others, strict=True)
+            name: _map_items(new, item, here) for (name, item), here in zip(self.options.items(), options, strict=True)
         }
         y = [
             one(Ref(index), None if tokens is None else tokens.dim) if index in smooth else None
             for index in self.outputs
         ]
-        args = tuple(_every(new, *items) for items in places)
+        args = tuple(_map_items(new, *items) for items in places)
         eps = 0.0
         if like is not None:
             floats = [values[index].dtype for index in (*self.inputs, *self.outputs) if index in smooth]  # type: ignore[index]
@@ -339,10 +339,10 @@ class Step:
         return Call(args, kwargs, y[0] if self.single else tuple(y), eps)
 
 
-def _every(function: Callable[[Any, Any, int | None], Any], item: Any, here: Any, dim: int | None = None) -> Any:
+def _map_items(function: Callable[[Any, Any, int | None], Any], item: Any, here: Any, dim: int | None = None) -> Any:
     """Return a function of an argument, or of every item of a list."""
     if type(item) in (list, tuple):
-        return type(item)(_every(function, *items) for items in zip(item, here, strict=True))
+        return type(item)(_map_items(function, *items) for items in zip(item, here, strict=True))
     return function(item, here, dim)
 
 
@@ -354,15 +354,15 @@ def mapped(item: Any, function: Callable[[Any], Any]) -> Any:
     return parts if type(item) is list else tuple(parts)  # torch.Size and named tuples, too
 
 
-def values_in(arguments: Any, *others: Any) -> Iterator[tuple[Any, ...]]:
+def values_in(arguments: Any, *arguments_there: Any) -> Iterator[tuple[Any, ...]]:
     """Yield the Refs among arguments, also in lists and dicts, each with its counterparts in other arguments."""
     if isinstance(arguments, Ref):
-        yield (arguments, *others)
+        yield (arguments, *arguments_there)
     elif isinstance(arguments, dict):
         for name, item in arguments.items():
-            yield from values_in(item, *(other[name] for other in others))
+            yield from values_in(item, *(other[name] for other in arguments_there))
     elif isinstance(arguments, list | tuple):
-        lists = (other if isinstance(other, list | tuple) else [other] * len(arguments) for other in others)
+        lists = (other if isinstance(other, list | tuple) else [other] * len(arguments) for other in arguments_there)
         for items in zip(arguments, *lists, strict=False):
             yield from values_in(*items)
 

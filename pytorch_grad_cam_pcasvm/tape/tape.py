@@ -50,7 +50,7 @@ class Tape:
     complete: bool = True
     sized: set[int] = field(default_factory=set)
     switches: set[int] = field(default_factory=set)
-    kept: set[int] = field(default_factory=set)
+    stored_values: set[int] = field(default_factory=set)
     full: dict[int, Tensor] = field(default_factory=dict)
     verified: set[Any] = field(default_factory=set)
     network: nn.Module | None = None

@@ -73,9 +73,9 @@ class Boundary:
             return False
         if any(module._forward_hooks or module._forward_pre_hooks for module in head.modules()):
             return False  # they may do anything
-        looks = may_look(start)
+        can_look = may_look(start)
         for tensor, (original, version, numbers) in zip(tensors, self._tensors, strict=True):
-            same = torch.equal(tensor, numbers) if looks else count_writes(tensor) == version
+            same = torch.equal(tensor, numbers) if can_look else count_writes(tensor) == version
             if tensor is not original or not same:
                 return False
         return _kernels(head) == self._kernels
@@ -134,7 +134,7 @@ class Boundary:
             began = start_clock()
             try:
                 with torch.no_grad(), full_precision(torch.device("cpu")):
-                    point = self._found(target)
+                    point = self._search(target)
                 self._points[target] = point.to(self.start.features)
                 log_since(began, "boundary of %s: found in the head", target)
             except NoBoundaryError as error:
@@ -144,7 +144,7 @@ class Boundary:
                 self._points[target] = torch.full_like(self.start.features[0], torch.nan)
         return self._points[target]
 
-    def _found(self, target: ClosedFormTarget | str) -> Tensor:
+    def _search(self, target: ClosedFormTarget | str) -> Tensor:
         """Return the point on the CPU: the search asks for one number after the other."""
         if self._start_on_cpu is None:
             head, start = on_cpu(self.head, self._given)

@@ -48,8 +48,8 @@ class QuadraticTarget(PlacedTarget, ClosedFormTarget):
         here = self._gradient(output)
         if start is None:
             return here
-        there = self._gradient(start)
-        return {position: (seed + there[position]) / 2 for position, seed in here.items()}
+        at_start = self._gradient(start)
+        return {position: (seed + at_start[position]) / 2 for position, seed in here.items()}
 
     @abstractmethod
     def _gradient(self, output: OfHead) -> dict[int, Tensor]:

@@ -210,8 +210,8 @@ class SVMTarget(PlacedTarget, ClosedFormTarget):
         place = torch.arange(len(matrix), device=category.device)
         rivals = place != category.unsqueeze(-1)  # no class is its own
         if isinstance(self.versus, tuple):
-            named = [place == head.class_index(label) for label in self.versus]
-            rivals = rivals & torch.stack(named).any(0)
+            matches = [place == head.class_index(label) for label in self.versus]
+            rivals = rivals & torch.stack(matches).any(0)
         rivals = rivals.to(matrix)
         mean = rivals @ matrix / rivals.sum(-1, keepdim=True).clamp(min=1)
         return matrix[category] - self.strength * mean
@@ -291,8 +291,8 @@ class LogRatioTarget(PlacedTarget, ClosedFormTarget):
 
     def name_question(self, head: Head, number: int) -> "LogRatioTarget":
         """Return the target with its classes named."""
-        named = self._margin.name_question(head, number)
-        return replace(self, category=named.category, versus=named.versus)
+        margin = self._margin.name_question(head, number)
+        return replace(self, category=margin.category, versus=margin.versus)
 
     def boundary(self, head: Head) -> "LogRatioTarget | None":
         """Return the log-ratio, whatever its sign and place."""

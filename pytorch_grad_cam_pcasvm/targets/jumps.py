@@ -55,7 +55,7 @@ def features_at(head: Head, features: Tensor, position: int, goal: Tensor, devia
     return None
 
 
-def off_jump(head: Head, features: Tensor, known: tuple[int, Tensor] | None = None) -> Tensor | None:
+def off_jump(head: Head, features: Tensor, direction: tuple[int, Tensor] | None = None) -> Tensor | None:
     """Return features inside of a cell, next to others, (D,), at which a decision without a gradient jumps.
 
     A tree of LightGBM splits beside 0, where the training mean's components are: what rounding makes of them would
@@ -64,15 +64,15 @@ def off_jump(head: Head, features: Tensor, known: tuple[int, Tensor] | None = No
     Args:
         head: the head.
         features: the others.
-        known: a position, and the standard deviations of the training set there; None: what the head knows of it.
+        direction: a position, and the standard deviations of the training set there; None: what the head knows of it.
 
     Returns:
         The features; None: the others are on no jump, or nothing is known of the training set.
     """
-    known = known or find_deviations(head)
-    if known is None:
+    direction = direction or find_deviations(head)
+    if direction is None:
         return None
-    position, deviations = known[0], known[1].to(features)
+    position, deviations = direction[0], direction[1].to(features)
     trace = head(features.unsqueeze(0))
     start, rounding = trace.values[position][0], head.errors(trace, position)
     generator = torch.Generator().manual_seed(0)

@@ -58,10 +58,10 @@ def _decision_meaning(target: Any, head: Any, dense: bool) -> str:
     """Return the margin of a class, or between classes, in words; without classes the meaning of the only value."""
     voting, sign, versus = head.voting, getattr(target, "sign", "+"), getattr(target, "versus", None)
     if voting.about in ("one class", "likeness"):
-        told = anomaly_in_words(head, dense) if voting.about == "likeness" else ""
+        anomaly = anomaly_in_words(head, dense) if voting.about == "likeness" else ""
         if sign == "-":
-            return "anomaly {}" + (": above 0 is unlike good ones" if not told else f" ({told})")
-        return "normality {}" + (": above 0 is like good ones" if not told else ": higher is more like good ones")
+            return "anomaly {}" + (": above 0 is unlike good ones" if not anomaly else f" ({anomaly})")
+        return "normality {}" + (": above 0 is like good ones" if not anomaly else ": higher is more like good ones")
     if head.classes_ is None:
         return (
             "value {} before the link function" if voting.inverse else "predicted value {} (in the unit of the labels)"

@@ -105,8 +105,8 @@ def differentiate_targets(
         return _differentiate(output, questions.columns, dtype, start, until, sampling)
     parts = []
     for column, images in zip(questions.columns, questions.images, strict=True):
-        there = start if start is None or start.count == 1 else start.rows(images)
-        parts.append(_differentiate(output.rows(images), [column], dtype, there, until, sampling))
+        at_start = start if start is None or start.count == 1 else start.rows(images)
+        parts.append(_differentiate(output.rows(images), [column], dtype, at_start, until, sampling))
     return _join_images(parts, [image for images in questions.images for image in images])
 
 
@@ -196,9 +196,9 @@ def _gather(
     if len(parts) == 1:
         parts[0][1][2] = parts[0][1][2].clone()  # values that may be the output's own
     order = [k for members, _ in parts for k in members]
-    grad, *others = (order_columns(pieces, order) for pieces in zip(*(tensors for _, tensors in parts), strict=True))
-    gradients = OutputGradients([grad.to(dtype).transpose(0, 1)], *others[:3])
-    return replace(gradients, remainder=others[3], effects=others[4]) if others[3:] else gradients
+    grad, *tables = (order_columns(pieces, order) for pieces in zip(*(tensors for _, tensors in parts), strict=True))
+    gradients = OutputGradients([grad.to(dtype).transpose(0, 1)], *tables[:3])
+    return replace(gradients, remainder=tables[3], effects=tables[4]) if tables[3:] else gradients
 
 
 def _pull_together(
@@ -226,8 +226,8 @@ def _pull_together(
             some, starts = zip(*(ways[number] for number in block), strict=True)
             seeds = {place: torch.cat([one[place].expand(count, -1, -1) for one in some]) for place in some[0]}
             here = HeadTrace.cat([output.head_trace] * len(block), count)
-            there = HeadTrace.cat([start.head_trace for start in starts], count)
-            pieces = zip(*(tensor.split(count) for tensor in head.pullback(here, seeds, there, until)), strict=True)
+            at_start = HeadTrace.cat([start.head_trace for start in starts], count)
+            pieces = zip(*(tensor.split(count) for tensor in head.pullback(here, seeds, at_start, until)), strict=True)
             pulled |= {number: (*piece, None) for number, piece in zip(block, pieces, strict=True)}
     return [pulled[number] for number in range(len(ways))]
 
@@ -284,13 +284,13 @@ def _differentiate_region(
         region = take_region(output, block)
         trace = _anew(region)
         rows = RegionRun(head, trace, size=block.size)
-        there: HeadRun | None = None
+        at_start: HeadRun | None = None
         if start is not None:
-            there = HeadRun(head, _anew(take_region(start, block)))
+            at_start = HeadRun(head, _anew(take_region(start, block)))
             if start.count < count and block.size > 1:  # one start for all
-                there = there.rows(torch.arange(block.size, device=output.device).repeat(count))
+                at_start = at_start.rows(torch.arange(block.size, device=output.device).repeat(count))
         repeated = [column.repeat(block.size) for column in columns]
-        parts += _of_head(rows, [(repeated, there)], dtype, 0, sampling)
+        parts += _of_head(rows, [(repeated, at_start)], dtype, 0, sampling)
 
     def column(name: str) -> Any:
         """Return numbers of each position, (N, A, K)."""
@@ -325,20 +325,22 @@ def _differentiate_whole(
 ) -> OutputGradients:
     """Return the gradient of a callable that takes all scores of an image, as of one target: K is 1."""
     values, seeds = _evaluate(column, output, start)
-    there = None if start is None else HeadRun(start.head, start.head_trace, start.grid)
+    at_start = None if start is None else HeadRun(start.head, start.head_trace, start.grid)
     before = None
-    if there is not None:
-        count = output.count // there.count
-        there = there.rows(torch.arange(there.count, device=output.device).repeat(count)) if count > 1 else there
+    if at_start is not None:
+        count = output.count // at_start.count
+        at_start = (
+            at_start.rows(torch.arange(at_start.count, device=output.device).repeat(count)) if count > 1 else at_start
+        )
         here = output.head_trace.values
-        rises = [(here[place] - there.head_trace.values[place]) * seed for place, seed in seeds.items()]
+        rises = [(here[place] - at_start.head_trace.values[place]) * seed for place, seed in seeds.items()]
         terms = [rise.unflatten(0, (output.count, -1)).flatten(1) for rise in rises]
         at = values - torch.stack([term.sum(1) for term in terms]).sum(0)
         size = values.abs() + torch.stack([term.abs().sum(1) for term in terms]).sum(0)
-        before = call_at_start(column.callables(output.count), there.target_rows(), size, at).unsqueeze(1)
-        there.head_trace = _anew(there)
+        before = call_at_start(column.callables(output.count), at_start.target_rows(), size, at).unsqueeze(1)
+        at_start.head_trace = _anew(at_start)
     by_row = {place: seed.unsqueeze(1) for place, seed in seeds.items()}
-    start_trace = None if there is None else there.head_trace
+    start_trace = None if at_start is None else at_start.head_trace
     grad, log_scale = output.head.pullback(_anew(output), by_row, start_trace, sampling=sampling)
     grads = (grad * log_scale.exp().unsqueeze(-1)).to(dtype).transpose(0, 1).unflatten(1, (output.count, -1))
     values = values.unsqueeze(1)
@@ -368,12 +370,12 @@ def _at_start(
     start: HeadRun | HeadOutput,
 ) -> Tensor:
     """Return the values of questions at the start, shape (N, K), by their values (N, K) and gradients at the image."""
-    here, there = output.head_trace.values, start.head_trace.values
+    here, at_start = output.head_trace.values, start.head_trace.values
     at, terms = values, values.abs()
     for position, seed in seeds.items():
         if seed is None:  # each number of that value itself
-            return there[position].expand_as(values).clone()
-        rises = (here[position] - there[position]).unsqueeze(1) * seed
+            return at_start[position].expand_as(values).clone()
+        rises = (here[position] - at_start[position]).unsqueeze(1) * seed
         at, terms = at - rises.sum(-1), terms + rises.abs().sum(-1)
     for k, column in enumerate(columns):
         if not isinstance(column.target, ClosedFormTarget):

@@ -119,7 +119,7 @@ def test_a_write_has_a_second_derivative():
     with torch.no_grad():
         passed = Path(net, None, ["0"]).run(x)
         with DualNumbers():
-            moved = passed.moved(forward_ad.make_dual(x.clone(), direction), 0)
+            moved = passed.replay(forward_ad.make_dual(x.clone(), direction), 0)
             change = forward_ad.unpack_dual(moved.output).tangent
     expected = torch.func.jvp(
         lambda x: x * torch.cat([torch.zeros_like(x[:, :1]), x[:, :-1].sin()], 1), (x,), (direction,)

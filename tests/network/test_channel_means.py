@@ -126,7 +126,7 @@ def test_the_inverse_of_a_layout():
     for layout, shape in ((Layout((2, 3), 3, 0, 2, 1, 2), (1, 9, 5)), (Layout((2, 3), 4, 0, 3), (1, 2, 3, 5)),
                           (Layout((2, 3), 3, 1, 2, 1), (7, 1, 5))):  # fmt: skip
         means = torch.randn(1, 5, layout.before + 1 + layout.after)
-        filled = layout.filled(means)
+        filled = layout.expand_means(means)
         assert filled.shape == shape
         before, on_grid, after = layout.parts(filled)
         assert torch.equal(torch.cat([before, on_grid[..., :1], after], -1), means)

@@ -582,17 +582,17 @@ def test_a_pass_that_is_moved():
     with torch.no_grad():
         passed = Path(NETS["dense, GELU"], None, ["0"]).run(X / 20)
         other, seeds = random(3, 4, 4, 4, seed=3), random(2, 3, 5)
-        moved = passed.moved(other, 0)
+        moved = passed.replay(other, 0)
         assert relative(moved.output, NETS["dense, GELU"][1:](other)) < 1e-12
         _, expected = path_by_autograd(nn.Sequential(nn.Identity(), NETS["dense, GELU"][1:]), None, "0", other, seeds)
         assert relative(moved.pullback([seeds], 0).dense(), expected) < 1e-12
         direction = random(3, 4, 4, 4, seed=4)
         with torch.autograd.forward_ad.dual_level():
             dual = torch.autograd.forward_ad.make_dual(passed.activations[0], direction)
-            pulled = passed.moved(dual, 0).pullback([seeds], 0).dense()
+            pulled = passed.replay(dual, 0).pullback([seeds], 0).dense()
             tangent = torch.autograd.forward_ad.unpack_dual(pulled).tangent
         step = 1e-5 * direction
-        numeric = [passed.moved(passed.activations[0] + s * step, 0).pullback([seeds], 0).dense() for s in (1, -1)]
+        numeric = [passed.replay(passed.activations[0] + s * step, 0).pullback([seeds], 0).dense() for s in (1, -1)]
         assert relative(tangent, (numeric[0] - numeric[1]) / 2e-5) < 1e-6
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from pytorch_grad_cam_pcasvm.runtime.files import atomically, check_writable, named
+from pytorch_grad_cam_pcasvm.runtime.files import atomically, check_writable, name_path
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
@@ -108,7 +108,7 @@ def test_a_full_disk_names_the_file_that_was_asked_for(tmp_path, number, why):
         raise OSError(number, os.strerror(number))
     assert caught.value.errno == number
     assert ".tmp" not in str(caught.value)
-    with pytest.raises(OSError, match=rf"^\[Errno {number}\] {path} cannot be written: {why}$"), named(path):
+    with pytest.raises(OSError, match=rf"^\[Errno {number}\] {path} cannot be written: {why}$"), name_path(path):
         raise OSError(number, os.strerror(number))
 
 
@@ -129,10 +129,10 @@ def test_errors_of_other_files_stay_as_they_are(tmp_path):
     with pytest.raises(FileNotFoundError, match="other") as caught, atomically(tmp_path / "file"):
         (tmp_path / "other").read_bytes()
     assert not hasattr(caught.value, "reason")
-    with pytest.raises(OSError, match=r"^\[Errno 5\] Input/output error$"), named(tmp_path / "file"):
+    with pytest.raises(OSError, match=r"^\[Errno 5\] Input/output error$"), name_path(tmp_path / "file"):
         raise OSError(errno.EIO, "Input/output error")
     full = pytest.raises(OSError, match="inner cannot be written: the disk is full")
-    with full, named(tmp_path / "outer"), named(tmp_path / "inner"):
+    with full, name_path(tmp_path / "outer"), name_path(tmp_path / "inner"):
         raise OSError(errno.ENOSPC, "No space left on device")
 
 

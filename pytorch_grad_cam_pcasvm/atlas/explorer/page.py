@@ -12,7 +12,7 @@ from typing import Any
 
 from pytorch_grad_cam_pcasvm.atlas.explorer.contents import Contents
 from pytorch_grad_cam_pcasvm.atlas.explorer.encoding import json_text
-from pytorch_grad_cam_pcasvm.runtime.files import atomically, check_folder, has_mark, named
+from pytorch_grad_cam_pcasvm.runtime.files import atomically, check_folder, has_mark, name_path
 from pytorch_grad_cam_pcasvm.runtime.progress import progress_bar
 
 _PACKAGE = Path(__file__).parent
@@ -86,7 +86,7 @@ def _folder(folder: Path) -> Iterator[Callable[[str, str], Any]]:
 
 
 def _write(path: Path, text: str) -> None:
-    with named(path):
+    with name_path(path):
         path.write_text(text, encoding="utf-8")
 
 

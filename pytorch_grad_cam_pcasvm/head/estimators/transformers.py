@@ -189,9 +189,9 @@ def _nystroem(estimator: Nystroem) -> Stage:
 
 @stage_for.register(FeatureUnion)
 def _feature_union(estimator: FeatureUnion) -> Stage:
-    weights, taken = estimator.transformer_weights or {}, [p for p in estimator.transformer_list if p[1] != "drop"]
-    n = taken[0][1].n_features_in_  # scikit-learn asks the first, which may be dropped
-    return beside([(part, range(n), weights.get(name, 1.0)) for name, part in taken], n)
+    weights, pairs = estimator.transformer_weights or {}, [p for p in estimator.transformer_list if p[1] != "drop"]
+    n = pairs[0][1].n_features_in_  # scikit-learn asks the first, which may be dropped
+    return beside([(part, range(n), weights.get(name, 1.0)) for name, part in pairs], n)
 
 
 @stage_for.register(ColumnTransformer)
