@@ -88,6 +88,7 @@ TESTS = {
     "targets/output_gradients.py": "output_gradients targets outputs method coalitions anomalies",
     "targets/callables.py": "output_gradients method anomalies",
     "targets/target.py": "targets anomalies output_gradients head",
+    "head/anomalies.py": "anomalies targets",
     "targets/components.py": "targets anomalies output_gradients head outputs method",
     "targets/decisions.py": "targets classes log_ratio output_gradients head outputs method boundary",
     "targets/scores.py": "targets output_gradients head outputs",
@@ -95,13 +96,14 @@ TESTS = {
 }
 # Of some files only these functions are mathematics.
 ONLY = {
+    "head/anomalies.py": {"residual"},
     "tape/alias_tracker.py": {"find_value", "is_smooth"},
     "tape/aliases.py": {"written_back", "_inverse"},
     "rules/registry.py": {"unbroadcast", "register_slope"},
     "head/stack.py": {"pullback"},
     "methods/method.py": {"_jacobian"},
     "methods/run.py": {"gradients", "sums", "products", "contributions", "relevance", "_sum_images"},
-    "network/tiles.py": {"merge", "pull_merge", "forward", "_cut"},
+    "network/tiles.py": {"merge", "pull_merge", "forward", "_cut_blocks"},
     "path/blocks.py": {"pullback", "started", "averages", "_blocks", "_list_seeing"},
     "maps/signed_maps.py": {"_part", "positive", "negative"},
     "maps/scale.py": {"signed_maps", "largest", "divided", "upsampled", "warn_of_blanks"},
@@ -167,24 +169,21 @@ FASTER = {
 # Mutant: why no test can kill it.
 EQUIVALENT: dict[str, str] = {
     # Tiles.
-    "network/tiles.py TiledNet._cut: without is_traced()": "is for exported programs, whose tests are optional",
+    "network/tiles.py TiledNet._cut_blocks: without is_traced()": "is for exported programs, whose tests are optional",
     "path/blocks.py BlockPass._list_seeing: without not may_look(of_tiles)": "is for accelerators, where nobody looks",
     "path/blocks.py BlockPass._list_seeing: without not self.backbone.source.dense": "saves a look at pooled features",
     "path/blocks.py BlockPass.averages: without not self.backbone.source.dense": "is asked of pooled features alone",
     # What is left over of an image.
-    "targets/components.py ResidualTarget._parts: 4 * z.shape[-1] ** 0.5 * precision.eps -> precision.eps": BOUND,
-    "targets/components.py ResidualTarget._parts: 4 * z.shape[-1] ** 0.5 -> 4": BOUND,
-    "targets/components.py ResidualTarget._parts: 4 * z.shape[-1] ** 0.5 -> z.shape[-1] ** 0.5": BOUND,
-    "targets/components.py ResidualTarget._parts: "
-    "residual.norm(dim=-1) > rounding -> residual.norm(dim=-1) >= rounding": BOUND,
-    "targets/components.py ResidualTarget._parts: "
-    "z.norm(dim=-1) + restored.norm(dim=-1) -> restored.norm(dim=-1)": BOUND,
-    "targets/components.py ResidualTarget._parts: z.norm(dim=-1) + restored.norm(dim=-1) -> z.norm(dim=-1)": BOUND,
-    "targets/components.py ResidualTarget._parts: z.shape[-1] ** 0.5 -> z.shape[-1]": BOUND,
+    "head/anomalies.py residual: 4 * z.shape[-1] ** 0.5 * precision.eps -> precision.eps": BOUND,
+    "head/anomalies.py residual: 4 * z.shape[-1] ** 0.5 -> 4": BOUND,
+    "head/anomalies.py residual: 4 * z.shape[-1] ** 0.5 -> z.shape[-1] ** 0.5": BOUND,
+    "head/anomalies.py residual: rest.norm(dim=-1) > rounding -> rest.norm(dim=-1) >= rounding": BOUND,
+    "head/anomalies.py residual: z.norm(dim=-1) + restored.norm(dim=-1) -> restored.norm(dim=-1)": BOUND,
+    "head/anomalies.py residual: z.norm(dim=-1) + restored.norm(dim=-1) -> z.norm(dim=-1)": BOUND,
+    "head/anomalies.py residual: z.shape[-1] ** 0.5 -> z.shape[-1]": BOUND,
     # The same numbers by another way.
-    "head/log_ratio.py Evidence.gradient: grad.abs() <= 2 * self.gamma * shares.sum((0, 2)).unsqueeze(-1) * "
-    "conditions.bound_rounding(x) -> grad.abs() < 2 * self.gamma * shares.sum((0, 2)).unsqueeze(-1) * "
-    "conditions.bound_rounding(x)": BOUND,
+    "head/log_ratio.py Evidence.gradient: grad.abs() <= 2 * self.gamma * shares.sum((0, 2)).unsqueeze( "
+    "... ditions.bound_rounding(x) -> grad.abs() < 2 * self.gamma * shares.sum((0, 2)).unsqueeze(- ... ditions.bound_rounding(x)": BOUND,
     "head/log_ratio.py Evidence.gradient: 2 * self.gamma * shares.sum((0, 2)).unsqueeze(-1) -> 2 * self.gamma": BOUND,
     "head/log_ratio.py Evidence.gradient: 2 * self.gamma -> self.gamma": BOUND,
     "head/log_ratio.py Evidence.secant: self.log_intercept.unsqueeze(-1) -> self.log_intercept.unsqueeze(-2)": (
@@ -198,7 +197,7 @@ EQUIVALENT: dict[str, str] = {
     "head/log_ratio.py Evidence.secant: here.abs() + at_start.abs() -> here.abs()": BOUND,
     "head/log_ratio.py Evidence.secant: here.abs() + at_start.abs() -> at_start.abs()": BOUND,
     "head/log_ratio.py Line._at_once: _AT_ONCE // (images * self.start[:, 0].numel()) -> _AT_ONCE": BLOCKS,
-    "targets/decisions.py LogRatioTarget.seeds: "
+    "targets/decisions.py LogRatioTarget._pull_back: "
     "log_scale.exp().unsqueeze(-1) -> log_scale.exp().unsqueeze(-2)": "K is 1",
     "head/log_ratio.py Evidence.secant: gap.abs() > rounding -> gap.abs() >= rounding": BOUND,
     "calculus/relevance.py relevance: without output in values": UNREACHED,
@@ -212,7 +211,7 @@ EQUIVALENT: dict[str, str] = {
     ),
     "rules/cotangents.py _products: over == 'channels' -> not over == 'channels' #2": BLOCKS,
     "rules/dense.py _subscripts: '...' * ('...' in left) -> '...'": "without an ellipsis it is for nothing",
-    "calculus/backward.py Walk._apart.split: grad.unsqueeze(1) -> grad.unsqueeze(0)": "one target at a time",
+    "calculus/backward.py Walk._split_heads.split: grad.unsqueeze(1) -> grad.unsqueeze(0)": "one target at a time",
     "calculus/secants.py through_secant: without x is not x0": "an object is equal to itself",
     "calculus/affine.py AffineBeginning.is_output: without self.end in self.tape.outputs": (
         "what no step takes is an output"
@@ -283,8 +282,8 @@ EQUIVALENT: dict[str, str] = {
     "rules/reductions.py _with_index: sign > 0 -> sign >= 0": SIGN,
     "rules/reductions.py _with_index.rule: sign > 0 -> sign >= 0": SIGN,
     "rules/reductions.py _with_index.rule: sign > 0 -> sign >= 0 #2": SIGN,
-    "rules/reductions.py _pulled: sign * (y - y0) >= 0 -> sign * (y - y0) > 0": "of no change each share is 0",
-    f"rules/sampling.py _upsampling.rule: {EYE}.unsqueeze(0) -> {EYE}.unsqueeze(1)": "each row is alone",
+    "rules/reductions.py _send_to_chosen: sign * (y - y0) >= 0 -> sign * (y - y0) > 0": "of no change each share is 0",
+    f"rules/sampling.py _upsampling.pull_upsampling: {EYE}.unsqueeze(0) -> {EYE}.unsqueeze(1)": "each row is alone",
     "rules/norms.py normalised: s > eps -> s >= eps": KINK,
     "rules/norms.py normalised: s0 > eps -> s0 >= eps": KINK,
     "rules/norms.py vector_norm: d - input.dim() -> d": "of the input itself, either counts the same axis",

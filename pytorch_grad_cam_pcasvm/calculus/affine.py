@@ -64,7 +64,7 @@ class AffineBeginning:
         steps = self._steps(self.root)
         counting = [step for step in steps if not self.tape.keeps_numbers(step)]
         reached = bool(steps) and steps[-1].output == self.end
-        if not reached or len(counting) != 1 or not self._averages(counting[0]):
+        if not reached or len(counting) != 1 or not self._is_average(counting[0]):
             return False
         return self.is_output or self._ends_in_mean(tiles)
 
@@ -95,12 +95,12 @@ class AffineBeginning:
         step = next((step for step in self._steps(self.root) if not self.tape.keeps_numbers(step)), None)
         before = None if step is None else self.tape.values[step.inputs[0]].shape
         if step is not None and _is_dense(step) and before == (len(parts), parts[0].numel()):
-            return self._through(step.output, player_rows(self._weight(step), parts, over, chunk))
-        if step is not None and self._averages(step):
+            return self._apply_rest(step.output, player_rows(self._weight(step), parts, over, chunk))
+        if step is not None and self._is_average(step):
             mean = parts / parts.shape[2]
             shares = mean[:, :, chunk].mT if over == "positions" else torch.diag_embed(mean.sum(2))[:, chunk]
             shape = self.tape.values[step.output].shape[1:]
-            return self._through(step.output, shares.reshape(*shares.shape[:2], *shape))
+            return self._apply_rest(step.output, shares.reshape(*shares.shape[:2], *shape))
         rows = []
         for player in range(parts.shape[1 if over == "channels" else 2])[chunk]:
             alone = torch.zeros_like(parts)
@@ -111,7 +111,7 @@ class AffineBeginning:
 
     def row(self, x: Tensor) -> Tensor:
         """Return the image of activations x under the linear map, shape (N, *value.shape[1:])."""
-        return self._through(self.root, x.unsqueeze(1))[:, 0]
+        return self._apply_rest(self.root, x.unsqueeze(1))[:, 0]
 
     def rerun(self, rows: Tensor, image: int | None = None) -> Any:
         """Return the path's output for M other rows of the value.
@@ -157,7 +157,7 @@ class AffineBeginning:
                 steps.append(step)
         return steps
 
-    def _averages(self, step: Step) -> bool:
+    def _is_average(self, step: Step) -> bool:
         """Return whether a step is the mean over all positions of the activations."""
         before, after = (self.tape.values[index].shape for index in (step.inputs[0], step.output))
         if len(before) < 3 or not before[:2] == after[:2] == self.tape.values[self.root].shape[:2]:
@@ -173,7 +173,7 @@ class AffineBeginning:
     def _weight(self, step: Step) -> Tensor:
         return self.tape.resolved(step.arguments[1]).detach()
 
-    def _through(self, start: int, rows: Tensor) -> Tensor:
+    def _apply_rest(self, start: int, rows: Tensor) -> Tensor:
         """Return the linear part of the steps from a value of the line on, for rows (N, J, ...) of it."""
         tape = self.tape
         for step in self._steps(start):

@@ -108,7 +108,7 @@ class Walk(Pullback):
         self.attention = self._first_attention() if heads else None
         for index, seed in zip(tape.outputs, seeds, strict=True):
             if index in self.path and seed is not None:
-                self._take(index, Cotangent(seed))
+                self._add_cotangent(index, Cotangent(seed))
 
     @cached_property
     def whole(self) -> Cotangent:  # type: ignore[override]
@@ -172,7 +172,7 @@ class Walk(Pullback):
             if any(output is not None for output in outputs):
                 (place,) = places[next(output for output in step.outputs if output in places)]
                 tokens = TokenRange(self._tokens(step, place) or (), place, 0, 1)
-                for index, part in self._parts(step, self._pulled(step, outputs, tokens), tokens):
+                for index, part in self._pair_cotangents(step, self._pull_arguments(step, outputs, tokens), tokens):
                     assert isinstance(part, Part)
                     take(index, part.inner.dense())
         if self.root in sums:
@@ -239,10 +239,10 @@ class Walk(Pullback):
         ids = set(map(id, inside))
         for step in reversed(self.steps):
             if id(step) not in ids and any(output in self.cotangents for output in step.outputs):
-                self._pull(step)
+                self._pull_step(step)
         self.steps = [step for step in self.steps if id(step) in ids]
 
-    def _take(self, index: int, part: Cotangent) -> None:
+    def _add_cotangent(self, index: int, part: Cotangent) -> None:
         """Add a cotangent of a value; unexpanded products stay apart."""
         parts = self.cotangents.setdefault(index, [])
         if type(part) is Cotangent and parts and type(parts[0]) is Cotangent:
@@ -250,7 +250,7 @@ class Walk(Pullback):
         else:
             parts.insert(0 if type(part) is Cotangent else len(parts), part)
 
-    def _pull(self, step: Step) -> None:
+    def _pull_step(self, step: Step) -> None:
         """Pull the cotangents of a step's outputs back to its inputs."""
         cotangents = [None if output is None else self.cotangents.pop(output, None) for output in step.outputs]
         outputs = [None if parts is None else reduce(added, parts) for parts in cotangents]
@@ -259,11 +259,13 @@ class Walk(Pullback):
             dims = self._tokens(step, one.dim)
             if dims is not None:
                 tokens, outputs = TokenRange(dims, *one.place), [one.inner]
-        pulled = self._pulled(step, outputs, tokens)
-        for index, part in self._parts(step, self._apart(pulled) if step is self.attention else pulled, tokens):
-            self._take(index, part)
+        pulled = self._pull_arguments(step, outputs, tokens)
+        for index, part in self._pair_cotangents(
+            step, self._split_heads(pulled) if step is self.attention else pulled, tokens
+        ):
+            self._add_cotangent(index, part)
 
-    def _pulled(self, step: Step, outputs: Sequence[Any], tokens: TokenRange | None = None) -> tuple[Any, ...]:
+    def _pull_arguments(self, step: Step, outputs: Sequence[Any], tokens: TokenRange | None = None) -> tuple[Any, ...]:
         """Return the cotangents of a step's arguments by its rule, or by its secant; refuse a step without a rule."""
         rule = step.rule
         if rule is None:
@@ -283,11 +285,13 @@ class Walk(Pullback):
         try:
             pulled = pull(grads[0] if step.single else grads)
         except NoClosedFormError as error:
-            raise self._refused(f"{self._at(step)}{error.reason}", *error.ways_out) from None
+            raise self._refused(f"{self._name_place(step)}{error.reason}", *error.ways_out) from None
         except Exception as error:
             if not rule.foreign and not isinstance(error, NotImplementedError | TypeError):
                 raise
-            raise self._refused(f"{self._at(step)}{misfit(step, error, secant=self.start is not None)}") from error
+            raise self._refused(
+                f"{self._name_place(step)}{misfit(step, error, secant=self.start is not None)}"
+            ) from error
         return pulled if isinstance(pulled, tuple) and not step.is_layer else (pulled,)
 
     def _verify(self) -> None:
@@ -304,11 +308,11 @@ class Walk(Pullback):
                     base = step.resolve(self.start.values, self.path, self.like.dtype, None, here)
                     verify(self.tape, step, self.path, here, base)
             except NoClosedFormError as error:
-                raise self._refused(f"{self._at(step)}{error.reason}", *error.ways_out) from None
+                raise self._refused(f"{self._name_place(step)}{error.reason}", *error.ways_out) from None
             except Exception:
                 pass  # which the walk refuses
 
-    def _parts(
+    def _pair_cotangents(
         self, step: Step, pulled: tuple[Any, ...], tokens: TokenRange | None = None
     ) -> Iterator[tuple[int, Cotangent]]:
         """Yield the values that a step depends on, and their cotangents."""
@@ -325,7 +329,7 @@ class Walk(Pullback):
         for argument in (*args[len(pulled) :], *step.options.values()):
             if any(ref.index in self.path for (ref,) in values_in(argument)):
                 raise self._refused(
-                    f"{self._at(step)}an argument of {step.name} depends on the target layer, and its rule "
+                    f"{self._name_place(step)}an argument of {step.name} depends on the target layer, and its rule "
                     "has no gradient for it (a computed weight?)",
                     "choose a later target layer",
                 )
@@ -343,7 +347,7 @@ class Walk(Pullback):
             if actual != expected or (isinstance(part, Tensor) and len(part) != self.count):
                 shape = tuple(part.shape) if isinstance(part, Tensor) else type(part).__name__
                 expected = (self.count, *expected)  # type: ignore[assignment]
-                raise self._refused(f"{self._at(step)}the rule of {step.name} returns {shape}, not {expected}")
+                raise self._refused(f"{self._name_place(step)}the rule of {step.name} returns {shape}, not {expected}")
             yield argument.index, cotangent(part)
 
     def _refused(self, reason: str, *ways_out: str) -> NoClosedFormError:
@@ -352,7 +356,7 @@ class Walk(Pullback):
         error.tape = str(self.tape)
         return error
 
-    def _at(self, step: Step) -> str:
+    def _name_place(self, step: Step) -> str:
         where = self.tape.name_module(step.where)
         return f"in {where!r}: " if where else ""
 
@@ -369,7 +373,7 @@ class Walk(Pullback):
             "leave heads=False",
         )
 
-    def _apart(self, pulled: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _split_heads(self, pulled: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return the cotangents of attention's arguments, head by head: K targets become K times as many."""
         if self.cotangents:
             raise NoClosedFormError(

@@ -73,7 +73,7 @@ def _shared(tape: Tape, step: Step, shares: dict[int, Tensor], values: set[int])
             numbers[2:3] = [None]  # a bias takes no share
         calls.append((changed, tuple(numbers)))
     with torch.no_grad():
-        total = torch.stack([_called(step, terms, resolved.kwargs) for _, terms in calls]).sum(0)
+        total = torch.stack([_call_step(step, terms, resolved.kwargs) for _, terms in calls]).sum(0)
     share = torch.where(total == 0, 0.0, share / torch.where(total == 0, 1.0, total))
     sums: dict[int, Tensor] = {}
     for changed, terms in calls:
@@ -84,7 +84,7 @@ def _shared(tape: Tape, step: Step, shares: dict[int, Tensor], values: set[int])
     return list(sums.items())
 
 
-def _called(step: Step, args: Any, kwargs: Any) -> Tensor:
+def _call_step(step: Step, args: Any, kwargs: Any) -> Tensor:
     if step.is_layer:
         return args[0].forward(args[1], **kwargs)
     return step.function(*args, **kwargs)

@@ -263,7 +263,7 @@ class Subject:
         """Return the sums of the activations of the target layer, (N, h, w), which ignore the target."""
         cam = self.cam(next(iter(self.named)), net)
         with cam._running(x) as modules:
-            activations = cam._run(x, modules).activations(0)
+            activations = cam._run_network(x, modules).activations(0)
         return activations.sum(1, dtype=torch.float64 if activations.dtype == torch.float64 else torch.float32)
 
     def cam(self, method: str, net: PCASVMNet | None = None) -> ClosedFormCAM:

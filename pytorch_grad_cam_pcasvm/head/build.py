@@ -88,7 +88,7 @@ def _closed_form(estimator: Any, *, last: bool) -> Iterator[Stage]:
         raise TypeError(f"what is registered for {name} returns a {type(stage).__name__}, not a Stage")
     stages = Chain([stage]).flat()
     if type(estimator).__module__.startswith(_ACCELERATED):
-        _compare(estimator, stages)
+        _compare_values(estimator, stages)
     yield from stages
 
 
@@ -112,7 +112,7 @@ _ACCELERATED = ("sklearnex.", "daal4py.")
 _RESAMPLED = "imblearn.pipeline"
 
 
-def _compare(estimator: Any, stages: list[Stage]) -> None:
+def _compare_values(estimator: Any, stages: list[Stage]) -> None:
     """Raise an error if an accelerated estimator computes other values than its stages, on a few rows."""
     rng, width = np.random.default_rng(0), estimator.n_features_in_
     points = getattr(estimator, "support_vectors_", getattr(estimator, "mean_", np.zeros(width)))

@@ -322,7 +322,7 @@ class Neighbours(Stage):
 
     def evaluate(self, x: Tensor) -> tuple[Tensor, _At]:
         """Return the margins, shape (N, C), of more than two classes and their votes, (N, 2C); and saved numbers."""
-        nearest = self._nearest(x)
+        nearest = self._find_nearest(x)
         distances = (x.unsqueeze(1) - self.points[nearest]).square().sum(-1)
         margins = distances.gather(-1, self._rivals(distances)) - distances
         saved = x, margins, distances.amax(-1, keepdim=True)
@@ -344,11 +344,11 @@ class Neighbours(Stage):
 
     def _slopes(self, x: Tensor) -> Tensor:
         """Return the gradients of the margins at x, shape (..., D): (..., C, D)."""
-        points = self.points[self._nearest(x)]
+        points = self.points[self._find_nearest(x)]
         rivals = self._rivals((x.unsqueeze(-2) - points).square().sum(-1)).unsqueeze(-1)
         return 2 * (points - points.gather(-2, rivals.expand_as(points)))
 
-    def _nearest(self, x: Tensor) -> Tensor:
+    def _find_nearest(self, x: Tensor) -> Tensor:
         """Return which points have the distances D of the classes from x, (..., D): shape (..., C)."""
         positions, start = [], 0
         for of_class, rank in zip(

@@ -170,7 +170,7 @@ class Fit:
     """
 
     def __init__(self, fitted: Any) -> None:
-        self._parts = list(_parts(fitted))
+        self._list_fitted = list(_list_fitted(fitted))
         self.told = False
 
     def __reduce__(self) -> Any:
@@ -179,7 +179,7 @@ class Fit:
 
     def fitted_again(self) -> str | None:
         """Return the class of an estimator that was fitted again, or put in another's place; or None."""
-        for owner, name, value in self._parts:
+        for owner, name, value in self._list_fitted:
             held = owner[name : name + 1] if isinstance(owner, list) else [vars(owner).get(name)]
             if not held or held[0] is not value:
                 part = value if isinstance(owner, list) else owner
@@ -187,14 +187,14 @@ class Fit:
         return None
 
 
-def _parts(fitted: Any) -> Iterator[tuple[Any, Any, Any]]:
+def _list_fitted(fitted: Any) -> Iterator[tuple[Any, Any, Any]]:
     """Yield the owner, the name and the value of every fitted attribute, and of every estimator inside."""
     if isinstance(fitted, list | tuple):
         for place, item in enumerate(fitted):
             if isinstance(item, list | tuple | BaseEstimator):
                 if isinstance(fitted, list):
                     yield fitted, place, item
-                yield from _parts(item)
+                yield from _list_fitted(item)
     elif isinstance(fitted, BaseEstimator):
         for name, value in vars(fitted).items():
             # What is private may be made anew by each prediction, as a stack's _n_feature_outs is.
@@ -202,7 +202,7 @@ def _parts(fitted: Any) -> Iterator[tuple[Any, Any, Any]]:
             if name.endswith("_") or inside:
                 yield fitted, name, value
             if inside:
-                yield from _parts(value)
+                yield from _list_fitted(value)
 
 
 _MOST_NUMBERS = 3  # in a name, of which any may come first in the order

@@ -74,13 +74,13 @@ class LogRatio(Stage):
 
     def pullback(self, saved: tuple[Tensor, Conditions], grad: Tensor) -> Scaled:
         """Return ``grad dr/dx``, shape (N, K, B)."""
-        return self._rows(saved[0], grad, lambda evidence: evidence.gradient(*saved))
+        return self._list_gradient_rows(saved[0], grad, lambda evidence: evidence.gradient(*saved))
 
     def secant(self, saved: tuple[Tensor, Conditions], saved0: tuple[Tensor, Conditions], grad: Tensor) -> Scaled:
         """Return the same with the mean of the gradient along the straight line from x0 to x."""
-        return self._rows(saved[0], grad, lambda evidence: evidence.secant(saved[0], saved0[0]))
+        return self._list_gradient_rows(saved[0], grad, lambda evidence: evidence.secant(saved[0], saved0[0]))
 
-    def _rows(self, x: Tensor, grad: Tensor, slope: "Callable[[Evidence], Tensor]") -> Scaled:
+    def _list_gradient_rows(self, x: Tensor, grad: Tensor, slope: "Callable[[Evidence], Tensor]") -> Scaled:
         rows = []
         for seed, evidence in zip(grad.unbind(-1), self._evidence(), strict=True):
             if may_look(seed) and not bool(seed.any()):
@@ -149,7 +149,7 @@ class Evidence:
 
     def value(self, x: Tensor) -> Tensor:
         """Return the log-ratio, shape (N,)."""
-        size = self._terms(x).logsumexp(-1)
+        size = self._compute_terms(x).logsumexp(-1)
         return size[0] - size[1]
 
     def gradient(self, x: Tensor, conditions: Conditions = USUAL) -> Tensor:
@@ -158,7 +158,7 @@ class Evidence:
         It is 0 where it is no larger than the rounding errors that x has from its network, as on a support vector that
         alone is all the evidence.
         """
-        shares = self._terms(x).softmax(-1)[..., :-1]
+        shares = self._compute_terms(x).softmax(-1)[..., :-1]
         grad = self._around(shares[0] - shares[1], x)
         noise = grad.abs() <= 2 * self.gamma * shares.sum((0, 2)).unsqueeze(-1) * conditions.bound_rounding(x)
         return grad - grad.detach() * noise.all(-1, keepdim=True)
@@ -183,13 +183,13 @@ class Evidence:
         signed, moment = shares[0] - shares[1], moments[0] - moments[1]
         secant = self._around(signed, x0) - 2 * self.gamma * moment.unsqueeze(-1) * step
         # What the integral misses is given to the direction of the line, unless it is rounding.
-        here, at_start = (self._terms(point).logsumexp(-1) for point in (x, x0))
+        here, at_start = (self._compute_terms(point).logsumexp(-1) for point in (x, x0))
         gap = (here - at_start)[0] - (here - at_start)[1] - (secant * step).sum(-1)
         rounding = 64 * torch.finfo(x.dtype).eps * (here.abs() + at_start.abs()).sum(0)
         gap = torch.where(gap.abs() > rounding, gap, 0.0).unsqueeze(-1)
         return secant + gap * step / torch.where(squared > 0, squared, 1.0)
 
-    def _terms(self, x: Tensor) -> Tensor:
+    def _compute_terms(self, x: Tensor) -> Tensor:
         """Return the logarithms of the terms of both sides, the intercept's last, shape (2, N, I + 1)."""
         kernels = self.log_coefficients.unsqueeze(1) - self.gamma * squared_distances(x, self.points)
         return torch.cat([kernels, self.log_intercept.unsqueeze(-1).expand(-1, x.shape[0], -1)], -1)
@@ -229,13 +229,13 @@ class Line:
         lows = torch.arange(_INTERVALS, dtype=like.dtype, device=like.device) / _INTERVALS
         lows = lows.expand(*like.shape, -1)
         widths = torch.full_like(lows, 1 / _INTERVALS)
-        errors = self._errors(lows, widths)
+        errors = self._bound_errors(lows, widths)
         for _ in range(_ROUNDS):
             order = errors.argsort(-1, descending=True)
             lows, widths, errors = (tensor.gather(-1, order) for tensor in (lows, widths, errors))
             half = widths[..., :_HALVED] / 2
             new = torch.cat([lows[..., :_HALVED], lows[..., :_HALVED] + half], -1), torch.cat([half, half], -1)
-            halves = (*new, self._errors(*new))
+            halves = (*new, self._bound_errors(*new))
             lows, widths, errors = (
                 torch.cat([tensor[..., _HALVED:], more], -1)
                 for tensor, more in zip((lows, widths, errors), halves, strict=True)
@@ -250,7 +250,7 @@ class Line:
             moments = moments + (weight * part * terms.sum(-1)).sum(-1)
         return shares, moments
 
-    def _errors(self, lows: Tensor, widths: Tensor) -> Tensor:
+    def _bound_errors(self, lows: Tensor, widths: Tensor) -> Tensor:
         """Return how much the nodes of intervals, shape (2, N, J), miss of the rise of M over each of them."""
         like = self.start
         places = _send_quadrature("nodes and ends", like=like)

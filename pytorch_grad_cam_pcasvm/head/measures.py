@@ -95,7 +95,7 @@ def list_measures(stages: Sequence[Any], width: int | None) -> list[Measure]:
     device = next((buffer.device for stage in stages for buffer in stage.buffers()), torch.device("cpu"))
     measures = []
     for step in _steps(stages, Place(), torch.zeros(1, width, dtype=precision(device), device=device)):
-        measured = list(_measured(step))
+        measured = list(_measure_step(step))
         # Standard deviations of few rows are off themselves.
         doubt = 1 + _ENOUGH / step.stage.facts.count
         measures += [m if m.is_share else m._replace(limit=doubt * m.limit) for m in measured]
@@ -114,7 +114,7 @@ def _steps(stages: Sequence[Any], before: Place, zeros: Tensor, *, inner: bool =
             yield from _steps(list(stage.members[0].stages), before, zeros, inner=True)
 
 
-def _measured(step: Step) -> Iterator[Measure]:
+def _measure_step(step: Step) -> Iterator[Measure]:
     stage = step.stage
     if stage.facts.count < _ENOUGH:
         return
@@ -195,7 +195,7 @@ def _towards_zero(place: Place, mean: np.ndarray, direction: np.ndarray, varianc
     # Single precision knows no smaller deviations.
     deviation = math.sqrt(max(variance, 1e-8 * spread, np.finfo(float).tiny))
     words = f"on the way from the training images' mean to features of zero, they lie {_DEVIATIONS} from it"
-    return Measure("towards zero", place, partial(_along, mean, direction, deviation), _FAR, words)
+    return Measure("towards zero", place, partial(_measure_along, mean, direction, deviation), _FAR, words)
 
 
 def _measure_points(step: Step, points: np.ndarray) -> Iterator[Measure]:
@@ -267,7 +267,7 @@ def _beside(mean: np.ndarray, axes: np.ndarray, share: float, x: np.ndarray) -> 
     return np.sqrt(np.maximum(rest, 0.0) / share)  # type: ignore[no-any-return]
 
 
-def _along(mean: np.ndarray, direction: np.ndarray, deviation: float, x: np.ndarray) -> np.ndarray:
+def _measure_along(mean: np.ndarray, direction: np.ndarray, deviation: float, x: np.ndarray) -> np.ndarray:
     return abs((x - mean) @ direction) / deviation  # type: ignore[no-any-return]
 
 

@@ -77,12 +77,12 @@ class Predictor:
         with _names_left_out():
             rows = self._transformed(np.zeros((2, self.n_inputs)))
             if self.classes is None:
-                self.classes = self._numbers(rows)
-            self.columns = {name: getattr(self, f"_{name}")(rows).shape[1] for name in self._names(rows)}
+                self.classes = self._number_classes(rows)
+            self.columns = {name: getattr(self, f"_{name}")(rows).shape[1] for name in self._list_columns(rows)}
         self.n_outputs = sum(self.columns.values())
-        self._check()
+        self._check_rows()
 
-    def _check(self) -> None:
+    def _check_rows(self) -> None:
         """Refuse a predictor that is no function of a single row, or predicts classes that it has not."""
         rows = np.random.default_rng(0).normal(size=(6, self.n_inputs))
         together, alone = self(rows), np.concatenate([self(row[None]) for row in rows])
@@ -93,12 +93,12 @@ class Predictor:
                 "fix its random_state, or make its values depend on one row at a time",
             )
         if "vote" in self.columns:
-            self._check_classes(self(self._samples()))
+            self._check_predictions(self(self._samples()))
         elif hasattr(self.estimator, "predict") and "decision" in self.columns and self.classes is None:
             rows = self._transformed(self._samples())
-            self._check_decided(np.sign(self.estimator.predict(rows)) == np.sign(self._decision(rows)[:, 0]))
+            self._check_decided(np.sign(self.estimator.predict(rows)) == np.sign(self._compute_margins(rows)[:, 0]))
 
-    def _check_classes(self, values: np.ndarray) -> None:
+    def _check_predictions(self, values: np.ndarray) -> None:
         """Refuse predicted classes that the predictor has not, or that disagree with its values (R, P)."""
         votes = values[:, -len(self.classes) :]
         if not votes.any(1).all():
@@ -108,7 +108,7 @@ class Predictor:
             )
         deciding = values[:, : self.columns.get("decision", len(self.classes))]
         if not hasattr(self.estimator, "classes_"):  # that a class is the number of its value is only a guess
-            self._check_decided(votes.argmax(1) == _largest(deciding))
+            self._check_decided(votes.argmax(1) == _find_largest(deciding))
 
     def _check_decided(self, agrees: np.ndarray) -> None:
         """Refuse an estimator whose predictions do not agree with its values on all of some rows, (R,)."""
@@ -133,7 +133,7 @@ class Predictor:
                 if needed is not None and not needed[first : first + count].any():
                     parts[name] = np.zeros((np.shape(rows)[0], count))  # sparse rows have no length
                 elif name == "vote" and needed is None and predict in _OF_MOST_PROBABLE:
-                    parts[name] = _columns(parts["probability"].argmax(1)[:, None] == np.arange(count))
+                    parts[name] = _as_columns(parts["probability"].argmax(1)[:, None] == np.arange(count))
                 else:
                     parts[name] = getattr(self, f"_{name}")(rows)
                 first += count
@@ -154,7 +154,7 @@ class Predictor:
             rows = step.transform(rows)
         return rows
 
-    def _numbers(self, rows: Any) -> np.ndarray | None:
+    def _number_classes(self, rows: Any) -> np.ndarray | None:
         """Return the numbers of classes that have no labels; None if there are no classes."""
         estimator, count = self.estimator, 0
         if _is_outlier_detector(estimator):
@@ -167,7 +167,7 @@ class Predictor:
                     "let it return a column for each class, as scikit-learn's classifiers do",
                 )
         elif hasattr(estimator, "decision_function"):
-            count = self._decision(rows).shape[1]
+            count = self._compute_margins(rows).shape[1]
             if count == 1 and hasattr(estimator, "predict"):  # 0 and 1, or what is inside and what is outside
                 count += {0, 1} >= {*np.asarray(estimator.predict(self._transformed(self._samples()))).tolist()}
         return np.arange(count) if count > 1 else None
@@ -176,7 +176,7 @@ class Predictor:
         """Return rows of which some should be decided one way, and some the other."""
         return 4 * np.random.default_rng(1).normal(size=(64, self.n_inputs))
 
-    def _names(self, rows: Any) -> Iterator[str]:
+    def _list_columns(self, rows: Any) -> Iterator[str]:
         """Yield the names of the columns that there are for a few rows."""
         estimator, count = self.estimator, 0 if self.classes is None else len(self.classes)
         one = hasattr(estimator, "decision_function") and not count and not isinstance(estimator, RegressorMixin)
@@ -197,7 +197,7 @@ class Predictor:
                 or hasattr(estimator, "decision_function")
             )
             # That of pairs is of no single class.
-            if raw and self._decision(rows).shape[1] in ({1, 2} if count == 2 else {count}):
+            if raw and self._compute_margins(rows).shape[1] in ({1, 2} if count == 2 else {count}):
                 yield "decision"
             if hasattr(estimator, "predict_proba") and self._probability(rows).shape[1] == count:
                 yield "probability"
@@ -208,32 +208,32 @@ class Predictor:
                 )
             yield "vote"
 
-    def _decision(self, rows: Any) -> np.ndarray:
+    def _compute_margins(self, rows: Any) -> np.ndarray:
         """Return raw margins; of several labels, how much more probable each is than its absence."""
         if isinstance(self.classes, list):
             parts = self.estimator.predict_proba(rows)
             if isinstance(parts, list):
                 return np.stack([part[:, 1] - part[:, 0] for part in parts], 1)
-            return 2 * _columns(parts) - 1
+            return 2 * _as_columns(parts) - 1
         if _has_threshold(self.estimator):
             fitted, method, threshold, _ = read_threshold(self.estimator)
-            return _columns(getattr(fitted, method)(rows))[:, -1:] - threshold
+            return _as_columns(getattr(fitted, method)(rows))[:, -1:] - threshold
         options = _RAW.get(type(self.estimator).__module__.partition(".")[0])
         if options is not None:
-            return _columns(self.estimator.predict(rows, **options))
-        return _columns(self.estimator.decision_function(rows))
+            return _as_columns(self.estimator.predict(rows, **options))
+        return _as_columns(self.estimator.decision_function(rows))
 
     def _probability(self, rows: Any) -> np.ndarray:
-        return _columns(self.estimator.predict_proba(rows))
+        return _as_columns(self.estimator.predict_proba(rows))
 
     def _vote(self, rows: Any) -> np.ndarray:
         if not hasattr(self.estimator, "predict"):
-            own = self._decision if hasattr(self.estimator, "decision_function") else self._probability
-            return _columns(_largest(own(rows))[:, None] == np.arange(len(self.classes)))
-        return _columns(np.asarray(self.estimator.predict(rows)).reshape(-1, 1) == self.classes)
+            own = self._compute_margins if hasattr(self.estimator, "decision_function") else self._probability
+            return _as_columns(_find_largest(own(rows))[:, None] == np.arange(len(self.classes)))
+        return _as_columns(np.asarray(self.estimator.predict(rows)).reshape(-1, 1) == self.classes)
 
     def _prediction(self, rows: Any) -> np.ndarray:
-        return _columns(self.estimator.predict(rows))
+        return _as_columns(self.estimator.predict(rows))
 
 
 @contextmanager
@@ -260,7 +260,7 @@ def _read_classes(estimator: Any) -> Any:
     return classes
 
 
-def _largest(values: np.ndarray) -> np.ndarray:
+def _find_largest(values: np.ndarray) -> np.ndarray:
     """Return the number of each row's largest value, (R,); of a single one, 1 where it is above 0."""
     return (values[:, 0] > 0).astype(int) if values.shape[1] == 1 else values.argmax(1)
 
@@ -273,7 +273,7 @@ def _is_outlier_detector(estimator: Any) -> bool:
     return isinstance(estimator, OutlierMixin) and hasattr(estimator, "decision_function")
 
 
-def _columns(values: Any) -> np.ndarray:
+def _as_columns(values: Any) -> np.ndarray:
     """Return numbers of R rows as float64 of shape (R, P)."""
     values = np.asarray(values, dtype=float)
     return values.reshape(len(values), -1)

@@ -410,13 +410,13 @@ class Chain(Stage):
 
     def pullback(self, saved: list[Any], grad: Tensor) -> Scaled:
         """Return the pullback through all stages, and the logarithm of the product of their factors."""
-        return self._through([(of_stage,) for of_stage in saved], grad)
+        return self._pull_through([(of_stage,) for of_stage in saved], grad)
 
     def secant(self, saved: list[Any], saved0: list[Any], grad: Tensor) -> Scaled:
         """Return the secant through all stages, in the same way."""
-        return self._through(list(zip(saved, saved0, strict=True)), grad)
+        return self._pull_through(list(zip(saved, saved0, strict=True)), grad)
 
-    def _through(self, saved: list[tuple[Any, ...]], grad: Tensor) -> Scaled:
+    def _pull_through(self, saved: list[tuple[Any, ...]], grad: Tensor) -> Scaled:
         scaled: Scaled = (grad, None)
         for place, of_stage in reversed(list(enumerate(saved))):
             scaled = pulled_through(self.stages[place], scaled, *of_stage)

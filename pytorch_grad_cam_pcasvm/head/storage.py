@@ -88,7 +88,7 @@ def write(path: str | PathLike[str], tensors: Mapping[str, Tensor], metadata: di
         raise FileNotFoundError(f"there is no folder {path.parent} to save in: make it first")
     # Clones: the format has no views.
     tensors = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
-    written = memoryview(serialised(tensors, metadata | {"sha256": _digest(metadata, tensors)}))
+    written = memoryview(serialised(tensors, metadata | {"sha256": _digest_file(metadata, tensors)}))
     # The library writes the strings in an order of its own, another one every time.
     length = int.from_bytes(written[:8], "little")
     header = json.dumps(json.loads(bytes(written[8 : 8 + length])), sort_keys=True).encode()
@@ -129,7 +129,7 @@ def read(path: str | PathLike[str], writer: str, formats: Sequence[str]) -> tupl
     if file_format == _UNCHECKED:
         problem = f"{path} is of version 0.2 and has no checksum, by which damage would be seen"
         warn(f"{problem}: write it again with {writer}", UserWarning)
-    elif metadata.get("sha256") != _digest(metadata, tensors):
+    elif metadata.get("sha256") != _digest_file(metadata, tensors):
         problem = f"{path} was changed since it was written: its checksum does not match"
         raise ValueError(f"{problem}; write it again with {writer}")
     return metadata, tensors
@@ -199,7 +199,7 @@ def _list_stages(parts: Sequence[Stage]) -> list[Stage]:
 def digest_stages(parts: list[Stage]) -> str:
     """Return the digest of the stages of a head, which is also stored in its file."""
     tensors: dict[str, Tensor] = {}
-    return _digest({"head": json.dumps(_encode(parts, tensors))}, tensors)
+    return _digest_file({"head": json.dumps(_encode(parts, tensors))}, tensors)
 
 
 def load(
@@ -405,7 +405,7 @@ def _decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
     return value
 
 
-def _digest(metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) -> str:
+def _digest_file(metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) -> str:
     # Of a head its JSON, which says what is in which tensor, and no more: older files and atlases have that digest.
     entries = {key: value for key, value in metadata.items() if key != "sha256"}
     text = metadata.get("head") or json.dumps([entries, sorted(tensors)], sort_keys=True)

@@ -134,7 +134,7 @@ class Vote:
             case "squashed":  # [-s, s] with s = (1 for the second class, else 0) + a / (3 (|a| + 1))
                 return self.margins(self._is_for_second(decision) + _squash(decision))
             case "mean":
-                return torch.stack([m.share * m.vote.scores(part) for m, part in self._parts(decision)]).sum(0)
+                return torch.stack([m.share * m.vote.scores(part) for m, part in self._split_decision(decision)]).sum(0)
         return self.ranking(decision)
 
     def ranking(self, decision: Tensor) -> Tensor:
@@ -192,7 +192,7 @@ class Vote:
         if self.first_probability is not None:
             return decision[..., self.first_probability : self.first_probability + self.n_classes]
         if self.members:
-            return torch.stack([m.share * m.probabilities(part) for m, part in self._parts(decision)]).sum(0)
+            return torch.stack([m.share * m.probabilities(part) for m, part in self._split_decision(decision)]).sum(0)
         if self.calibration is None:
             raise ValueError(f"the head has no probabilities: {self.instead}")
         return self.calibrated(self.calibration, decision)
@@ -210,7 +210,7 @@ class Vote:
         seconds = torch.arange(self.n_classes, dtype=like.dtype, device=like.device)
         return F.linear(for_first.to(like), self.matrix.to(like), seconds)
 
-    def _parts(self, decision: Tensor) -> "zip[tuple[Member, Tensor]]":
+    def _split_decision(self, decision: Tensor) -> "zip[tuple[Member, Tensor]]":
         return zip(self.members, decision.split(self.sizes, -1), strict=True)
 
 

@@ -26,8 +26,8 @@ def as_one(results: Sequence[MethodResult], way: str) -> MethodResult:
     """
     grids = [list(group) for _, group in groupby(sorted(results, key=_size), key=_size)]
     if way == "mean":
-        return _average(results, grids[-1][0].maps.shape[2:])
-    coarsest, *finer = (_average(group, group[0].maps.shape[2:]) for group in grids)
+        return _average_levels(results, grids[-1][0].maps.shape[2:])
+    coarsest, *finer = (_average_levels(group, group[0].maps.shape[2:]) for group in grids)
     for level in finer:
         coarsest.maps = shared_out(coarsest.maps, level.maps)
     return coarsest
@@ -46,7 +46,7 @@ def _size(level: MethodResult) -> int:
     return level.maps[0, 0].numel()
 
 
-def _average(results: Sequence[MethodResult], size: Sequence[int]) -> MethodResult:
+def _average_levels(results: Sequence[MethodResult], size: Sequence[int]) -> MethodResult:
     """Return the mean of maps on one grid, without channel weights."""
     none = results[0].maps.new_zeros(*results[0].maps.shape[:2], 0)
     return average_columns([replace(result, maps=refined(result.maps, size), weights=none) for result in results])

@@ -77,7 +77,7 @@ def recombined(components: SignedMaps, head: Any, targets: Sequence[Target] | Ta
             "ClosedFormXGradCAM or ContributionCAM"
         )
     components, listed = at_place(components[:, :count], targets, places[0])
-    reduction, tail = _parts(Head.of(head), count, components)
+    reduction, tail = _split_head(Head.of(head), count, components)
     if tail is not None:
         tail = copy.deepcopy(tail).to(components.values.device)  # a module moves in place, and this is the user's
     with torch.no_grad():
@@ -118,9 +118,11 @@ def at_place(components: SignedMaps, targets: Any, place: Any) -> tuple[SignedMa
 def _recombined(components: SignedMaps, reduction: Head | None, tail: Head | None, targets: list[Any]) -> SignedMaps:
     boundary = _boundary_of(components, tail, reduction)
     samplings = split_sampling(None if tail is None else tail.enumerated, USUAL.sampling)
-    seeds = (_seeds(components, reduction, tail, targets, boundary, sampling) for sampling in samplings)
+    seeds = (
+        _differentiate_components(components, reduction, tail, targets, boundary, sampling) for sampling in samplings
+    )
     result = average_samples([compute_result(components, of_group) for of_group in seeds])
-    output = _output(tail, 0, components.values)
+    output = _make_output(tail, 0, components.values)
     return SignedMaps(
         **vars(result),
         nu=largest(result.maps),
@@ -149,7 +151,7 @@ def compute_result(components: Any, seeds: OutputGradients) -> MethodResult:
     )  # fmt: skip
 
 
-def _seeds(
+def _differentiate_components(
     components: SignedMaps,
     reduction: Head | None,
     tail: Head | None,
@@ -189,7 +191,7 @@ def _seeds(
         raise ValueError(f"{targets[of_all[0]]}: {why}: pass the whole pipeline as the head")
     for chosen, part, position in ((of_all, reduction, 1), (behind, tail, 0)):
         if chosen:
-            here, start = (_output(part, position, p) for p in (values, at_baseline))
+            here, start = (_make_output(part, position, p) for p in (values, at_baseline))
             asked = [targets[k] for k in chosen]
             if boundary is not None and chosen is behind:
                 seeds = boundary.differentiate(here, asked, values.dtype, sampling=sampling)
@@ -233,14 +235,14 @@ def steps_of(components: SignedMaps, head: Any, target: Any) -> tuple[Tensor, Te
     Returns:
         The secants g, shape (N, B), the baseline's components p0, (N, B), and log_scale, (N,).
     """
-    reduction, tail = _parts(Head.of(head), len(components.targets), components)
+    reduction, tail = _split_head(Head.of(head), len(components.targets), components)
     if tail is not None:
         tail = copy.deepcopy(tail).to(components.values.device)
     with torch.no_grad():
         boundary, origin = _boundary_of(components, tail, reduction), components.baseline_values
-        seeds = _seeds(components, reduction, tail, [target], boundary)
+        seeds = _differentiate_components(components, reduction, tail, [target], boundary)
         if boundary is not None and not isinstance(target, PCATarget | HotellingTarget):
-            questions = resolve_targets([target], _output(tail, 0, components.values))
+            questions = resolve_targets([target], _make_output(tail, 0, components.values))
             ((_, boundaries, which),) = questions.group_boundaries(tail, components.values.device)
             origin = boundary.at(boundaries, which).features
     assert origin is not None
@@ -279,12 +281,12 @@ def shift_baseline(maps: Tensor, excess: Tensor) -> Tensor:
     return maps - (excess / maps[0, 0].numel()).to(maps).reshape(*excess.shape, *[1] * (maps.dim() - 2))
 
 
-def _output(part: Head | None, position: int, components: Tensor | None) -> HeadOutput | None:
+def _make_output(part: Head | None, position: int, components: Tensor | None) -> HeadOutput | None:
     """Return the output of a part of a head, whose values at a position are components."""
     return None if part is None or components is None else HeadOutput.of(part, part.resume(position, components))
 
 
-def _parts(head: Head, count: int, components: SignedMaps) -> tuple[Head | None, Head | None]:
+def _split_head(head: Head, count: int, components: SignedMaps) -> tuple[Head | None, Head | None]:
     """Return the reduction that components came from, if it is known, and the part of a head behind them."""
     output = components.output
     made_by = output.head if isinstance(output, HeadOutput) else None

@@ -89,8 +89,9 @@ class SignedMaps(Columns):
 
     def __repr__(self) -> str:
         dtype = str(self.maps.dtype).removeprefix("torch.")
+        shape = tuple(self.maps.shape)
         where = f" at {' + '.join(self.layers)}" if len(self.layers) > 1 else ""
-        return f"SignedMaps({tuple(self.maps.shape)} {dtype} on {self.maps.device}{where}, {_listed(self.targets)})"
+        return f"SignedMaps({shape} {dtype} on {self.maps.device}{where}, {_shorten_targets(self.targets)})"
 
     def __len__(self) -> int:
         return len(self.maps)
@@ -99,10 +100,10 @@ class SignedMaps(Columns):
         if isinstance(index, tuple) and len(index) != 2:
             raise IndexError(f"maps are chosen by maps[images] or maps[images, targets], got {len(index)} indices")
         images, chosen = index if isinstance(index, tuple) else (index, slice(None))
-        n = _positions(images, len(self), "images")
-        k = _positions(chosen, len(self.targets), "targets")
+        n = _as_positions(images, len(self), "images")
+        k = _as_positions(chosen, len(self.targets), "targets")
         targets = self.targets[k] if isinstance(k, slice) else [self.targets[position] for position in k]
-        output = _rows(self.output, n, len(self))
+        output = _take_rows(self.output, n, len(self))
         return self.map_columns(lambda column: column[n][:, k], targets=targets, output=output)
 
     @staticmethod
@@ -346,7 +347,7 @@ class SignedMaps(Columns):
         return maps * per_map(factor, maps)
 
 
-def _positions(index: Any, count: int, noun: str) -> slice | list[int]:
+def _as_positions(index: Any, count: int, noun: str) -> slice | list[int]:
     """Return an index along a dimension, an integer, a slice, integers or a mask, as one that keeps the dimension."""
     if isinstance(index, slice):
         return index
@@ -365,7 +366,7 @@ def _positions(index: Any, count: int, noun: str) -> slice | list[int]:
     return positions if array.ndim else slice(positions[0], positions[0] + 1)
 
 
-def _listed(targets: Sequence[Any]) -> str:
+def _shorten_targets(targets: Sequence[Any]) -> str:
     """Return targets in a few words: components 0, 1, ... as their number, and the first of the others."""
     first = next((k for k, target in enumerate(targets) if target != PCATarget(k)), len(targets))
     first = 0 if first == 1 else first
@@ -384,7 +385,7 @@ def _check_shapes(name: str, first: Tensor, other: Tensor) -> None:
         )
 
 
-def _rows(output: Any, index: slice | list[int], count: int) -> Any:
+def _take_rows(output: Any, index: slice | list[int], count: int) -> Any:
     """Return the output of some of N images: of every tensor in it that has a row for each."""
     if isinstance(output, HeadOutput):
         return output.rows(index)

@@ -237,7 +237,7 @@ def _solved(
         seeds = here.output_gradients(targets)
         slopes = here.pullback(seeds, layer).dense().flatten(1).to(seeds.values)
         missing, scale = seeds.values - goal, seeds.log_scale.exp()
-        terms = (slopes * x.flatten().to(slopes)).abs().sum(1) + _terms(seeds, here)
+        terms = (slopes * x.flatten().to(slopes)).abs().sum(1) + _measure_terms(seeds, here)
         values = (missing / scale)[0]
         slopes, values = (numbers.nan_to_num(0, 0, 0) for numbers in (slopes, values))  # too far: not taken below
         step = -slopes.mT @ (torch.linalg.pinv(slopes @ slopes.mT, hermitian=True) @ values)
@@ -267,7 +267,7 @@ def _solved(
     return Solution(torch.where(reached, x, torch.nan), 16 * nothing, goal)
 
 
-def _terms(seeds: OutputGradients, run: Run) -> Tensor:
+def _measure_terms(seeds: OutputGradients, run: Run) -> Tensor:
     """Return the size of the terms that the values of K targets are sums of at the path's output, shape (K,)."""
     outputs = [leaf for leaf in tree_leaves(run.passed.output) if isinstance(leaf, Tensor)]
     pairs = zip(seeds.grads, outputs, strict=True)

@@ -166,7 +166,7 @@ class ClosedFormCAM(Method):
             )
         size, shape = self.get_target_width_height(pick_images(x)[0]), pick_images(x)[0].shape[2:]
         with self._running(x) as modules:
-            run = self._run(x, modules)
+            run = self._run_network(x, modules)
             self.outputs = run.public_output  # where the host keeps it
             questions = resolve_image_targets(targets, run.output)
             layers = []

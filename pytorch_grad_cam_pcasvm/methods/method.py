@@ -162,7 +162,7 @@ class Method(Named, BaseCAM):
         with self._running(x) as modules:
             if branches:
                 refuse_repeated(self._target_layers.of(self.model, x))
-            run = self._run(x, modules)
+            run = self._run_network(x, modules)
             asked = list_default_targets(run.output) if targets is None else list_targets(targets)
             questions = resolve_targets(asked, run.output)
             results = self._explain_groups(run, questions)
@@ -240,7 +240,7 @@ class Method(Named, BaseCAM):
         x = prepare_images(self.model, input_tensor)
         self._refuse_layers()
         with self._running(x) as modules:
-            run = self._run(x, modules)
+            run = self._run_network(x, modules)
             activations = run.activations(0)
             of_components, _ = self._jacobian(run, every_component(run.output))
             of_margins, log_scale = self._jacobian(run, every_class(run.output))
@@ -286,7 +286,7 @@ class Method(Named, BaseCAM):
         components = every_component(run.output) if self.sums and adds_components(run, layer, questions) else ()
         together = 0 < len(components) < len(questions)
         asked = resolve_targets(components, run.output) if together else questions
-        parts = [self.compute(run, layer, chunk) for chunk in self._split(asked, run)]
+        parts = [self.compute(run, layer, chunk) for chunk in self._split_chunks(asked, run)]
         result = join_columns(parts, range(len(asked)))
         if not together:
             return result
@@ -335,7 +335,7 @@ class Method(Named, BaseCAM):
         weights, activations = result.weights[:, 0], run.activations(layer)
         return weights.unflatten(1, (-1, *[1] * (activations.dim() - 2))) * activations
 
-    def _run(self, x: Tensor, modules: Sequence[nn.Module]) -> Run:
+    def _run_network(self, x: Tensor, modules: Sequence[nn.Module]) -> Run:
         """Run the network once."""
         if isinstance(self.model, PCASVMNet):
             refuse_what_is_around(self.model)  # hooks may have come since
@@ -408,13 +408,13 @@ class Method(Named, BaseCAM):
         if not targets:
             return None, None
         parts, log_scales = [], []
-        for chunk in self._split(resolve_targets(targets, run.output), run):
+        for chunk in self._split_chunks(resolve_targets(targets, run.output), run):
             seeds = run.output_gradients(chunk)
             parts.append(run.gradients(seeds, 0).dense().flatten(3).permute(1, 2, 0, 3))
             log_scales.append(seeds.log_scale)
         return torch.cat(parts, 2), torch.cat(log_scales, 1)
 
-    def _split(self, questions: Questions, run: Run) -> Iterator[Questions]:
+    def _split_chunks(self, questions: Questions, run: Run) -> Iterator[Questions]:
         """Yield the questions that fit into memory together."""
         if self.max_bytes is None:
             yield questions

@@ -61,11 +61,11 @@ def smoothed(
         fixed_targets = [fix_target(target, clean.output) for target in clean.targets]
         spread = noise * (image.amax() - image.amin())
         copies = image + spread * torch.randn((samples, *image.shape), generator=generator).to(image)
-        parts.append(_average(clean, cam.explain(copies, fixed_targets)))
+        parts.append(_average_copies(clean, cam.explain(copies, fixed_targets)))
     return SignedMaps.cat(parts)
 
 
-def _average(clean: SignedMaps, noisy: SignedMaps) -> SignedMaps:
+def _average_copies(clean: SignedMaps, noisy: SignedMaps) -> SignedMaps:
     """Return the mean of the maps of M noisy copies of an image, (M, K, ...), with its values without noise."""
     # Single maps may be divided by factors of their own.
     copies = noisy.rescale(noisy.log_scale.amax(0, keepdim=True))

@@ -96,7 +96,7 @@ class Starts:
         everyone = list(range(len(questions)))
         boundary = self._boundary_of(run, layer) if self.neutral else None
         if self.neutral and self._is_unknown(run, layer, questions, boundary, warnings):
-            mean = self._mean(run, layer)
+            mean = self._find_mean(run, layer)
             start = torch.zeros_like(run.passed.activations[layer][:1]) if mean is None else mean
             yield everyone, run.start_at(layer, start)
             return
@@ -152,7 +152,7 @@ class Starts:
             boundary is not None or head.component_position is not None
         )
         if not has_boundary:
-            start = "zero activations" if self._mean(run, layer) is None else "the training mean"
+            start = "zero activations" if self._find_mean(run, layer) is None else "the training mean"
             warnings.tell(
                 BaselineWarning,
                 f"{head.enumerated.predictor.name} has no gradient, and the head knows no variances of its training "
@@ -166,10 +166,10 @@ class Starts:
     ) -> list[tuple[list[int], Tensor]]:
         """Return activations, of one row or N, at which K targets are undecided, after the numbers of these."""
         like, head = run.passed.activations[layer], run.head
-        mean = self._mean(run, layer) if boundary is None else None
+        mean = self._find_mean(run, layer) if boundary is None else None
         if boundary is None and mean is None:
             if head is not None:
-                warnings.note_start_at_zeros(run.layers[layer], _needed(run))
+                warnings.note_start_at_zeros(run.layers[layer], _list_layers(run))
             return [(list(range(len(questions))), torch.zeros_like(like[:1]))]
         if mean is not None and isinstance(run.images, Inputs):  # where a value is 0 depends on the other inputs
             return [(list(range(len(questions))), mean)]
@@ -248,13 +248,13 @@ class Starts:
         """Return the baseline in the layout of the network, of one row or N."""
         activations, baseline = run.passed.activations[layer], self.baseline
         if isinstance(baseline, str):
-            start = torch.zeros_like(activations[:1]) if baseline == "zero" else self._mean(run, layer)
+            start = torch.zeros_like(activations[:1]) if baseline == "zero" else self._find_mean(run, layer)
             if start is None:
                 raise ValueError(
                     "baseline='mean' needs the training set's mean at the target layer, which the head knows only if "
                     "the features are means over the positions of this layer, without a norm in between or a "
                     "reshape_transform, and it starts with a StandardScaler or PCA: pass "
-                    f"mean=mean_activations(net, loader, {_needed(run)})"
+                    f"mean=mean_activations(net, loader, {_list_layers(run)})"
                 )
             return start if baseline == "zero" else leave_jump(run, layer, start)
         shape, image = activations.shape, run.images.shape
@@ -286,7 +286,7 @@ class Starts:
             )
         return numbers.reshape(-1, *shape[1:]).to(activations)
 
-    def _mean(self, run: Run, layer: int) -> Tensor | None:
+    def _find_mean(self, run: Run, layer: int) -> Tensor | None:
         """Return the mean of the training set, of one row; None if it is not known."""
         if self.means is not None:
             if len(self.means) != len(run.layers):
@@ -375,7 +375,7 @@ def _at_mean(run: Run, layer: int, boundary: Boundary) -> Start:
     return Start(None, boundary.start, mean, activations - mean, boundary)
 
 
-def _needed(run: Run) -> str:
+def _list_layers(run: Run) -> str:
     """Return the layers whose means are needed, as they are written."""
     return repr(list(run.layers) if len(run.layers) > 1 else run.layers[0])
 

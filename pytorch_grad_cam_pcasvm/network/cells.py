@@ -39,13 +39,13 @@ class Cells:
         """
         shares = masks.float()
         for dim, (size, length, axis) in enumerate(zip(shape, self.picture, self._require_axes(), strict=True), 1):
-            shares = _along(shares, dim, _overlaps(axis, size, length))
+            shares = _sum_along(shares, dim, _overlaps(axis, size, length))
         return shares
 
     def spread(self, maps: Tensor, size: Sequence[int]) -> Tensor:
         """Return maps (N, K, *shape) over the picture, (N, K, *size), linear between the centres of cells."""
         for dim, (pixels, length, axis) in enumerate(zip(size, self.picture, self._require_axes(), strict=True), 2):
-            maps = _along(maps, dim, _between(axis, maps.shape[dim], length, pixels))
+            maps = _sum_along(maps, dim, _interpolate(axis, maps.shape[dim], length, pixels))
         return maps
 
     def _require_axes(self) -> tuple[Axis, ...]:
@@ -58,7 +58,7 @@ class Cells:
         return self.axes
 
 
-def _along(tensor: Tensor, dim: int, weights: Tensor) -> Tensor:
+def _sum_along(tensor: Tensor, dim: int, weights: Tensor) -> Tensor:
     """Return a tensor with weighted sums, (new size, size), along a dimension."""
     return torch.tensordot(tensor, weights.to(tensor), dims=([dim], [1])).movedim(-1, dim)
 
@@ -72,7 +72,7 @@ def _overlaps(axis: Axis, count: int, length: int) -> Tensor:
     return parts / parts.sum(1, keepdim=True).clamp(min=1e-9)
 
 
-def _between(axis: Axis, count: int, length: int, pixels: int) -> Tensor:
+def _interpolate(axis: Axis, count: int, length: int, pixels: int) -> Tensor:
     """Return the weights of positions, (pixels, count), at the centres of pixels of a picture in another size."""
     start, step = axis
     centres = (torch.arange(pixels, dtype=torch.float64) + 0.5) * (length / pixels)
@@ -103,7 +103,7 @@ class Geometry:
             axes = _shifted(_change(x), self.picture)
             if axes is not None:
                 self._axes[before] = axes
-        axes = self._at(before)
+        axes = self._find_place(before)
         if axes is not None and after not in self._axes:
             self._axes[after] = tuple(
                 starmap(_behind, zip(axes, *_options(module, len(axes)), before, after, strict=True))
@@ -112,7 +112,7 @@ class Geometry:
 
     def cells(self, grid: Sequence[int]) -> Cells | None:
         """Return the cells of a grid; None: the picture is shared out evenly."""
-        axes = self._at(tuple(grid))
+        axes = self._find_place(tuple(grid))
         sides = list(zip(grid, self.picture, strict=True))
         if axes is None or not self._agrees(tuple(grid), axes):
             return None if all(length % size == 0 for size, length in sides) else Cells((), self.picture)
@@ -120,7 +120,7 @@ class Geometry:
             return None
         return Cells(axes, self.picture)
 
-    def _at(self, grid: tuple[int, ...]) -> tuple[Axis, ...] | None:
+    def _find_place(self, grid: tuple[int, ...]) -> tuple[Axis, ...] | None:
         """Return the place of a grid on the image; a grid that no layer made is a function's, such as a pooling one."""
         if grid in self._axes:
             return self._axes[grid]

@@ -90,7 +90,7 @@ class ChannelMeans:
             if call is None and calls[name] > 1:
                 self._repeated.add(name)
             elif call in (None, calls[name]):
-                self._add(name, output)
+                self._add_output(name, output)
 
         def begin(args: Any) -> None:
             calls.clear()
@@ -106,7 +106,7 @@ class ChannelMeans:
                 hooks.after(module, lambda module, args, kwargs, output, name=name: add(name, output))
             yield
 
-    def _add(self, name: str, output: Tensor) -> None:
+    def _add_output(self, name: str, output: Tensor) -> None:
         parts = self.layouts[name].parts(output.double())
         means = (part.mean(-1, keepdim=True) if place == len(parts) // 2 else part for place, part in enumerate(parts))
         rows = torch.cat(list(means), -1)

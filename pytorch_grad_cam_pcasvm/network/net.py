@@ -171,7 +171,7 @@ class PCASVMNet(Named, nn.Module):
         """
         if not is_dense(self.pool):
             raise ValueError("anomaly_map needs a head on positions, pool='dense': use anomaly_score")
-        output = self._output(x)
+        output = self._read_output(x)
         assert output.grid is not None
         if size is not None and (not isinstance(size, list | tuple) or len(size) != len(output.grid.shape)):
             raise ValueError(f"size must have {len(output.grid.shape)} numbers, those of the pictures, got {size!r}")
@@ -227,7 +227,7 @@ class PCASVMNet(Named, nn.Module):
         """
         if neighbours is not None and k != 1:
             raise ValueError("k= and neighbours= are different scores of an image: give one of them")
-        output = self._output(x)
+        output = self._read_output(x)
         if neighbours is not None:
             values = reweighted(self.head, output.head_trace, output.grid, neighbours)
         else:
@@ -237,7 +237,7 @@ class PCASVMNet(Named, nn.Module):
                 values = values.unflatten(0, (-1, count)).topk(min(k, count), 1).values.mean(1)
         return values.detach().cpu().numpy()  # type: ignore[no-any-return]
 
-    def _output(self, x: Tensor | HeadOutput) -> HeadOutput:
+    def _read_output(self, x: Tensor | HeadOutput) -> HeadOutput:
         """Return the network's output for an input, or the output that it is.
 
         Raises:

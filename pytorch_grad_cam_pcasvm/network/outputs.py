@@ -46,19 +46,19 @@ class OfHead:
     @property
     def features(self) -> Tensor:
         """The features q, shape (N, D), in the head's precision."""
-        return self._placed(self.head_trace.values[0])
+        return self._arrange_rows(self.head_trace.values[0])
 
     @property
     def components(self) -> Tensor | None:
         """The components p, shape (N, B), or None without a reduction."""
         position = self.head.component_position
-        return None if position is None else self._placed(self.head_trace.values[position])
+        return None if position is None else self._arrange_rows(self.head_trace.values[position])
 
     @property
     def decision(self) -> Tensor | None:
         """The decision values, shape (N, P), or None without an SVM."""
         position = self.head.decision_position
-        return None if position is None else self._placed(self.head_trace.values[position])
+        return None if position is None else self._arrange_rows(self.head_trace.values[position])
 
     @property
     def margins(self) -> Tensor | None:
@@ -69,21 +69,21 @@ class OfHead:
         position = self.head.decision_position
         if position is None:
             return None
-        return self._placed(self.head.voting.margins(self.head_trace.values[position]))
+        return self._arrange_rows(self.head.voting.margins(self.head_trace.values[position]))
 
     def predicted(self) -> Tensor:
         """Return the index of the class that targets without a category are about, of each row, (N,)."""
-        return self.head.voting.predicted(self._decision())
+        return self.head.voting.predicted(self._read_decision())
 
     def ranking(self) -> Tensor:
         """Return the numbers whose order tells the second class of each row, (N, C)."""
-        return self.head.voting.ranking(self._decision())
+        return self.head.voting.ranking(self._read_decision())
 
-    def _decision(self) -> Tensor:
+    def _read_decision(self) -> Tensor:
         assert self.head.decision_position is not None
         return self.head_trace.values[self.head.decision_position].detach()
 
-    def _placed(self, rows: Tensor) -> Tensor:
+    def _arrange_rows(self, rows: Tensor) -> Tensor:
         return rows if self.grid is None else self.grid.placed(rows)
 
     def labels(self) -> np.ndarray:
@@ -165,8 +165,8 @@ class HeadOutput(OfHead, Tensor):
         output.head, output.head_trace, output.grid = head, trace, grid
         return output
 
-    def _placed(self, rows: Tensor) -> Tensor:
-        placed = super()._placed(rows)
+    def _arrange_rows(self, rows: Tensor) -> Tensor:
+        placed = super()._arrange_rows(rows)
         return placed if self.grid is None or self.is_batch else placed[0]
 
     @property

@@ -135,7 +135,7 @@ def _energies(output: Tensor, axis: int, source: Tensor, generator: torch.Genera
         return None
     size = output.shape[axis]
     rows = list[Tensor]()
-    for place in _places(size):
+    for place in _choose_places(size):
         part = output.select(axis, place)
         signs = (torch.randint(0, 2, part.shape, generator=generator) * 2 - 1).to(part)
         (grad,) = torch.autograd.grad(part, source, signs, retain_graph=True, allow_unused=True)
@@ -145,14 +145,14 @@ def _energies(output: Tensor, axis: int, source: Tensor, generator: torch.Genera
     return torch.stack(rows)
 
 
-def _places(size: int) -> list[int]:
+def _choose_places(size: int) -> list[int]:
     """Return some places on an axis, its ends among them."""
     return sorted({round(number * (size - 1) / (_INDICES - 1)) for number in range(_INDICES)})
 
 
 def _is_own(energies: Tensor, size: int) -> bool:
     """Return whether each place depends on the position of the same number, of as many, alone."""
-    own = energies[range(len(energies)), _places(size)] if energies.shape[1] == size else energies.new_zeros(1)
+    own = energies[range(len(energies)), _choose_places(size)] if energies.shape[1] == size else energies.new_zeros(1)
     return bool((own >= _OWN * energies.sum(1)).all() and own.sum() > 0)
 
 
@@ -165,7 +165,7 @@ def _slope(energies: Tensor, size: int) -> float:
     strong = weights > _FAINT * weights.amax()
     if int(strong.sum()) < 2:
         return 0.0
-    places = torch.tensor(_places(size), dtype=torch.float64, device=energies.device)[strong] / (size - 1)
+    places = torch.tensor(_choose_places(size), dtype=torch.float64, device=energies.device)[strong] / (size - 1)
     positions = torch.linspace(0, 1, energies.shape[1], dtype=torch.float64, device=energies.device)
     centres = energies[strong] @ positions / weights[strong]
     places, centres = places - places.mean(), centres - centres.mean()

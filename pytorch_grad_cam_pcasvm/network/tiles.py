@@ -161,7 +161,7 @@ class TiledNet(Named, Tiled):
         """
         tiling = self.find_tiling(x)
         source = self.find_source(x)
-        parts = [features_of(self.net, source, tiles) for tiles in self._cut(x, tiling, block)]
+        parts = [features_of(self.net, source, tiles) for tiles in self._cut_blocks(x, tiling, block)]
         return self.merge(parts[0] if len(parts) == 1 else torch.cat(parts), tiling)
 
     def find_source(self, x: Tensor) -> FeatureSource:
@@ -181,7 +181,7 @@ class TiledNet(Named, Tiled):
             return tiling.place(self._grid).pull_merge(grads)
         return tiling.place(self.size).repeat(grads / tiling.count, 1)
 
-    def _cut(self, x: Tensor, tiling: Tiling, block: int | None) -> Iterator[Tensor]:
+    def _cut_blocks(self, x: Tensor, tiling: Tiling, block: int | None) -> Iterator[Tensor]:
         """Yield the tiles of images, all at once or so many."""
         if block is None or is_traced():
             yield tiling.cut(x)

@@ -241,7 +241,9 @@ class _Probe:
         change = (output - output[:1]).abs().double()
         if len(fitting) != 1:
             fitting = [
-                layout for layout in fitting or layouts if _in_corners(_largest(layout(change).amax(1)), layout.grid)
+                layout
+                for layout in fitting or layouts
+                if _in_corners(_find_largest(layout(change).amax(1)), layout.grid)
             ]
         if len(fitting) != 1:
             raise _UnknownError(f"its shape {tuple(output.shape)} can be read with channels first or last")
@@ -281,7 +283,9 @@ class _Probe:
         # Behind attention every token has changed. Before, all of them tell whether something changes their order.
         for tokens in matching:
             of_grid = tokens.change[:, before : length - after].unflatten(1, grid)
-            changed, margin = (of_grid > 1e-3 * of_grid.amax(), 1) if tokens.few_changed else (_largest(of_grid), 0)
+            changed, margin = (
+                (of_grid > 1e-3 * of_grid.amax(), 1) if tokens.few_changed else (_find_largest(of_grid), 0)
+            )
             ordered = self._axes == 1 or _in_corners(changed, grid, margin)  # of signals, that has been seen
             if (tokens is first or tokens.few_changed) and not ordered:
                 raise _UnknownError("its tokens do not lie row by row, or every token looks at the whole image")
@@ -334,7 +338,7 @@ def _changed_in_corners(rows: list[int], axes: int, x: Tensor) -> Tensor:
     return images
 
 
-def _largest(change: Tensor) -> Tensor:
+def _find_largest(change: Tensor) -> Tensor:
     """Return where each image (N, *grid) has changed most."""
     return change == change.flatten(1).amax(1).reshape(-1, *[1] * (change.dim() - 1))
 

@@ -85,9 +85,9 @@ class AutogradPath:
 
     def run(self, x: Tensor) -> "AutogradPass":
         """Run the network once, up to the features."""
-        return run_alike(lambda: self._run(x))
+        return run_alike(lambda: self._run_once(x))
 
-    def _run(self, x: Tensor) -> "tuple[AutogradPass, Draws]":
+    def _run_once(self, x: Tensor) -> "tuple[AutogradPass, Draws]":
         began, leaves, mode = start_clock(), dict[str, Tensor](), _OnlyDifferentiable()
 
         # What follows a target layer gets another tensor, with a graph that begins there.

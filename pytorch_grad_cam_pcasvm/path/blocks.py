@@ -65,13 +65,13 @@ class BlockPass(Pass):
             pieces[name].append(output.clone())  # what follows may write into it
 
         with torch.no_grad():
-            for tiles, _ in self._blocks(range(len(self.x) * self._tiling.count)):
+            for tiles, _ in self._split_blocks(range(len(self.x) * self._tiling.count)):
                 features.append(output_of(self.backbone.net, source, tiles, dict.fromkeys(names, keep)))
         dtypes = [activations.dtype for activations in self._one.activations]
         self.activations = [torch.cat(pieces[name]).to(dtype) for name, dtype in zip(names, dtypes, strict=True)]
         self.output = self._merge(torch.cat(features).to(self._one.output.dtype))
 
-    def _blocks(self, numbers: Sequence[int]) -> Iterator[tuple[Tensor, Sequence[int]]]:
+    def _split_blocks(self, numbers: Sequence[int]) -> Iterator[tuple[Tensor, Sequence[int]]]:
         """Yield some tiles in blocks, and their numbers."""
         for first in range(0, len(numbers), self.backbone.block):
             part = numbers[first : first + self.backbone.block]
@@ -93,7 +93,7 @@ class BlockPass(Pass):
         assert seed is not None
         of_tiles = self.backbone.pull_merge(seed, self._tiling)
         pulled = of_tiles.new_zeros(*of_tiles.shape[:2], *self.activations[target].shape[1:])
-        for tiles, numbers in self._blocks(self._list_seeing(of_tiles)):
+        for tiles, numbers in self._split_blocks(self._list_seeing(of_tiles)):
             passed = self.inner.run(tiles)
             path = None if start is None else passed.started(_take_rows(start.activations, numbers))
             rows = _list_rows(tuple(numbers), like=pulled)
@@ -110,7 +110,7 @@ class BlockPass(Pass):
         else:
             features = torch.cat([
                 self.inner.run(tiles).started(_take_rows(starts, numbers)).output
-                for tiles, numbers in self._blocks(range(len(self.x) * self._tiling.count))
+                for tiles, numbers in self._split_blocks(range(len(self.x) * self._tiling.count))
             ])
         return BlockStart(starts, self._merge(features))
 

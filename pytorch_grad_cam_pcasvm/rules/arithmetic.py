@@ -131,13 +131,13 @@ def _pair(name: str, slopes: Slopes) -> None:
     """Register the derivatives of a function with respect to its two numbers, given these and ``y``."""
     function = getattr(torch, name)
 
-    def rule(input: Any, other: Any, *, y: Tensor, grad: Tensor, base: Call | None = None) -> Any:
+    def pull_pair(input: Any, other: Any, *, y: Tensor, grad: Tensor, base: Call | None = None) -> Any:
         """The two derivatives; from a start, the change by each number alone, the mean of both orders."""
         a, b = (torch.as_tensor(x, dtype=y.dtype, device=y.device) for x in (input, other))
         by_a, by_b = slopes(a, b, y) if base is None else _secants(function, slopes, (a, b, y), base)
         return lambda: unbroadcast(grad * by_a, input), lambda: unbroadcast(grad * by_b, other)
 
-    register_jacobian(*aten(name), tokens=by_number)(rule)
+    register_jacobian(*aten(name), tokens=by_number)(pull_pair)
 
 
 def _secants(function: Any, slopes: Slopes, end: tuple[Tensor, Tensor, Tensor], base: Call) -> tuple[Tensor, Tensor]:

@@ -12,11 +12,11 @@ from pytorch_grad_cam_pcasvm.rules.rule import Call, mid
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError
 
 
-def _rows(dim: int, *args: Any, y: Tensor, **options: Any) -> int | None:
+def _find_row(dim: int, *args: Any, y: Tensor, **options: Any) -> int | None:
     return dim if dim < y.dim() - 1 else None
 
 
-@register_jacobian(*aten("linear"), secant="linear", needs="others", tokens=_rows, relevance="weighted")
+@register_jacobian(*aten("linear"), secant="linear", needs="others", tokens=_find_row, relevance="weighted")
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, *, y: Tensor, grad: Tensor) -> Any:
     """``y = x W^T + b``."""
     return (

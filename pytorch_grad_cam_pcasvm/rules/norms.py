@@ -32,7 +32,7 @@ def cosine_similarity(
     return partial(pull, a, a0, b, b0, input), partial(pull, b, b0, a, a0, other)
 
 
-def _apart(x1: Tensor, x2: Tensor, p: float, base: Call | None, grad: Tensor, eps: float = 0.0) -> Tensor:
+def _differentiate_norm(x1: Tensor, x2: Tensor, p: float, base: Call | None, grad: Tensor, eps: float = 0.0) -> Tensor:
     """Return the slope of ``|a - b|`` by a - b, over the last dimension."""
     apart = x1 - x2 + eps
     apart0 = apart if base is None else base.args[0] - base.args[1] + eps
@@ -56,7 +56,7 @@ def pairwise_distance(
     base: Call | None = None,
 ) -> Any:
     """``y = |a - b|``, row by row."""
-    pulled = (grad if keepdim else grad.unsqueeze(-1)) * _apart(x1, x2, p, base, grad, eps)
+    pulled = (grad if keepdim else grad.unsqueeze(-1)) * _differentiate_norm(x1, x2, p, base, grad, eps)
     return lambda: unbroadcast(pulled, x1), lambda: unbroadcast(-pulled, x2)
 
 
@@ -74,7 +74,7 @@ def cdist(
     """``y_ij = |a_i - b_j|``."""
     rows, columns = input.unsqueeze(-2), other.unsqueeze(-3)
     inner = None if base is None else Call((base.args[0].unsqueeze(-2), base.args[1].unsqueeze(-3)), {}, None, base.eps)
-    pulled = grad.unsqueeze(-1) * _apart(rows, columns, p, inner, grad)
+    pulled = grad.unsqueeze(-1) * _differentiate_norm(rows, columns, p, inner, grad)
     return (
         lambda: unbroadcast(pulled, rows).reshape(len(grad), *input.shape),
         lambda: unbroadcast(-pulled, columns).reshape(len(grad), *other.shape),
@@ -312,7 +312,7 @@ def normalised(grad: Tensor, x: Tensor, x0: Tensor, p: float, dims: list[int], e
 
 
 def _spread(root: bool, with_mean: bool) -> Callable[..., Tensor]:
-    def rule(
+    def pull_spread(
         input: Tensor,
         dim: Any = None,
         unbiased: bool = True,
@@ -345,7 +345,7 @@ def _spread(root: bool, with_mean: bool) -> Callable[..., Tensor]:
         assert isinstance(pulled, Tensor)
         return pulled
 
-    return rule
+    return pull_spread
 
 
 for _name in ("var", "std", "var_mean", "std_mean"):

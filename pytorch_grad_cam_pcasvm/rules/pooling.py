@@ -46,7 +46,7 @@ def cumsum(input: Tensor, dim: int, *, y: Tensor, grad: Tensor, dtype: Any = Non
     return grad.flip(axis).cumsum(axis).flip(axis)
 
 
-def _average(grad: Tensor, axis: int, start: Tensor, end: Tensor, divisor: Tensor, size: int) -> Tensor:
+def _average_axis(grad: Tensor, axis: int, start: Tensor, end: Tensor, divisor: Tensor, size: int) -> Tensor:
     """Multiply one axis of grad by the matrix that averages positions start_i <= j < end_i."""
     j = torch.arange(size, device=grad.device)
     inside = (j >= start.unsqueeze(1)) & (j < end.unsqueeze(1))
@@ -65,7 +65,7 @@ def _adaptive_average(spatial: int) -> Callable[..., Tensor]:
                 continue
             i = torch.arange(count, device=grad.device)
             start, end = i * size // count, -(-(i + 1) * size // count)
-            grad = _average(grad, axis, start, end, end - start, size)
+            grad = _average_axis(grad, axis, start, end, end - start, size)
         return grad.expand(len(grad), *input.shape)
 
     return rule
@@ -92,7 +92,7 @@ def _average_pool(spatial: int) -> Callable[..., Tensor]:
             last = (first + kernel).clamp(max=size + pad)
             start, end = first.clamp(min=0), last.clamp(max=size)
             divisor = last - first if count_include_pad else end - start
-            grad = _average(grad, axis, start, end, torch.ones_like(first) if divisor_override else divisor, size)
+            grad = _average_axis(grad, axis, start, end, torch.ones_like(first) if divisor_override else divisor, size)
         return grad / divisor_override if divisor_override else grad
 
     return rule

@@ -12,7 +12,7 @@ from pytorch_grad_cam_pcasvm.rules.rule import Call
 Chosen = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
-def _pulled(grad: Tensor, x: Tensor, base: Call | None, dims: list[int], sign: int, chosen: Chosen) -> Tensor:
+def _send_to_chosen(grad: Tensor, x: Tensor, base: Call | None, dims: list[int], sign: int, chosen: Chosen) -> Tensor:
     """Send the gradient to the chosen numbers: ``chosen`` gives the extreme, with its dims, and weights of x."""
     y, weights = chosen(x)
     if base is not None:
@@ -40,7 +40,7 @@ def _extreme(sign: int) -> Callable[..., Tensor]:
             equal = (x == y).to(x)
             return y, equal / equal.sum(dims, keepdim=True)
 
-        return _pulled(with_dims(grad, dims, keepdim), input, base, dims, sign, chosen)
+        return _send_to_chosen(with_dims(grad, dims, keepdim), input, base, dims, sign, chosen)
 
     return rule
 
@@ -96,7 +96,7 @@ def _with_index(sign: int) -> Callable[..., Any]:
             values, places = reduce(x, dims[0], keepdim=True)
             return values, torch.zeros_like(x).scatter(dims[0], places, 1.0)
 
-        return _pulled(with_dims(grad[0], dims, keepdim), input, base, dims, sign, chosen)
+        return _send_to_chosen(with_dims(grad[0], dims, keepdim), input, base, dims, sign, chosen)
 
     return rule
 
@@ -109,7 +109,7 @@ for _sign, _name in ((1, "max"), (-1, "min")):
 def _ranked(dim: int, choose: Callable[[Tensor], tuple[Tensor, Tensor]], keeps_dim: bool) -> Callable[..., Tensor]:
     """Return the pullback of numbers that are chosen along a dimension by their rank, as ``choose`` gives them."""
 
-    def pull(input: Tensor, grad: Tensor, base: Call | None) -> Tensor:
+    def pull_ranked(input: Tensor, grad: Tensor, base: Call | None) -> Tensor:
         axis = dim % max(input.dim(), 1) + 1
         grad = grad if keeps_dim else grad.unsqueeze(axis)
         y, places = choose(input)
@@ -128,7 +128,7 @@ def _ranked(dim: int, choose: Callable[[Tensor], tuple[Tensor, Tensor]], keeps_d
         pulled = grad.new_zeros(len(grad), *input.shape)
         return pulled.scatter_add(axis, places.expand_as(grad), grad) + rest
 
-    return pull
+    return pull_ranked
 
 
 @register_jacobian(*aten("topk"), needs="inputs")

@@ -15,7 +15,7 @@ def _upsampling(mode: str, *, antialias: bool = False) -> Any:
     # torch has these for pictures only, here of one row
     flat, aligns = mode == "bicubic" or antialias, mode in ("linear", "bicubic") or antialias
 
-    def rule(input: Tensor, output_size: Any, *options: Any, y: Tensor, grad: Tensor) -> Tensor:
+    def pull_upsampling(input: Tensor, output_size: Any, *options: Any, y: Tensor, grad: Tensor) -> Tensor:
         """Every mode is separable: the transpose of one small matrix per axis, found by interpolating unit vectors."""
         align_corners, scales = (options[0], options[1:]) if aligns else (None, options)
         factors = list(scales[0]) if scales and isinstance(scales[0], list | tuple) else list(scales)
@@ -33,7 +33,7 @@ def _upsampling(mode: str, *, antialias: bool = False) -> Any:
             grad = (grad.transpose(axis, -1) @ matrix.mT).transpose(axis, -1)
         return grad
 
-    return rule
+    return pull_upsampling
 
 
 for _dims, _linear in enumerate(("linear", "bilinear", "trilinear"), start=1):
@@ -69,12 +69,12 @@ def grid_sampler(
     grids = (grid,) if grid0 is grid else (grid, grid0)
 
     def of_input() -> Tensor:
-        rows = [torch.stack([_pulled(part, input, at, options)[0] for at in grids]).mean(0) for part in grad]
+        rows = [torch.stack([_pull_by_torch(part, input, at, options)[0] for at in grids]).mean(0) for part in grad]
         return torch.stack(rows)
 
     def of_grid() -> Tensor:
         picture = mid(input, input0)
-        slopes = torch.stack([_pulled(part, picture, grid, options)[1] for part in grad])
+        slopes = torch.stack([_pull_by_torch(part, picture, grid, options)[1] for part in grad])
         if grid0 is grid:
             return slopes
         secants = torch.zeros_like(slopes)
@@ -93,7 +93,7 @@ def grid_sampler(
     return of_input, of_grid
 
 
-def _pulled(grad: Tensor, input: Tensor, grid: Tensor, options: dict[str, Any]) -> tuple[Tensor, Tensor]:
+def _pull_by_torch(grad: Tensor, input: Tensor, grid: Tensor, options: dict[str, Any]) -> tuple[Tensor, Tensor]:
     """Return torch's own gradients of the picture and of the grid."""
     backward = getattr(torch.ops.aten, f"grid_sampler_{input.dim() - 2}d_backward").default
     mode, padding = _MODES.index(options["mode"]), _PADDINGS.index(options["padding_mode"])

@@ -149,11 +149,11 @@ def _rearrange(function: Any, input: Tensor, grad: Tensor, *args: Any, **options
 
 
 def _move(function: Any) -> None:
-    def rule(input: Tensor, *args: Any, y: Tensor, grad: Tensor, **options: Any) -> Tensor:
+    def pull_copies(input: Tensor, *args: Any, y: Tensor, grad: Tensor, **options: Any) -> Tensor:
         """The sum of the gradients of all copies of a number."""
         return _rearrange(function, input, grad, *args, **options)
 
-    _moving(function)(rule)
+    _moving(function)(pull_copies)
 
 
 for _operation in aten(

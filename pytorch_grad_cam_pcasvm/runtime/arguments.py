@@ -28,7 +28,7 @@ def suggest_arguments(function: Callable[P, T]) -> Callable[P, T]:
 
     @wraps(function)
     def called(*args: P.args, **options: P.kwargs) -> T:
-        _check(function, function.__name__, args, options)
+        _check_call(function, function.__name__, args, options)
         return function(*args, **options)
 
     return called
@@ -41,11 +41,11 @@ class Named:
     def __new__(cls, *args: Any, **options: Any) -> Any:
         """Refuse arguments that ``__init__`` does not take."""
         if args or options:  # copies come without any
-            _check(cls, cls.__name__, args, options)
+            _check_call(cls, cls.__name__, args, options)
         return super().__new__(cls)
 
 
-def _check(function: Any, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> None:
+def _check_call(function: Any, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> None:
     signature = inspect.signature(function)
     try:
         signature.bind(*args, **options)

@@ -141,7 +141,7 @@ def _indexed(
     return _written(name, view, torch.ops.aten.index.Tensor(places, indices), values, adds=accumulate)
 
 
-def _along(
+def _write_along(
     name: str, whole: Tensor, view: Tensor, places: Tensor, dim: int, index: Tensor, source: Any, *, alpha: float = 1
 ) -> Write:
     source = source if name != "index_add" or alpha == 1 else alpha * source
@@ -166,7 +166,7 @@ _WRITES: dict[str, Callable[..., Write]] = {
     **dict.fromkeys(("add", "sub"), _added),
     "masked_fill": _masked,
     **dict.fromkeys(("index_put", "_unsafe_index_put"), _indexed),
-    **dict.fromkeys(("index_add", "index_copy", "index_fill"), _along),
+    **dict.fromkeys(("index_add", "index_copy", "index_fill"), _write_along),
     **dict.fromkeys(("scatter", "scatter_add"), _scattered),
 }
 

@@ -142,7 +142,7 @@ class Recorder(TorchDispatchMode):
         smooth = self.tracker.is_smooth(tensors) and self._has_gradients() and not is_constant(func)
         if op.written:
             try:
-                return self._write(func, op, args, kwargs, smooth=smooth)
+                return self._record_write(func, op, args, kwargs, smooth=smooth)
             finally:
                 for tensor in op.written_in(args, kwargs):
                     self.tracker.reread_versions(tensor)
@@ -317,7 +317,7 @@ class Recorder(TorchDispatchMode):
         self.tracker.add_step(step)
         return True
 
-    def _write(self, func: Any, op: Operation, args: Any, kwargs: Any, *, smooth: bool) -> Any:
+    def _record_write(self, func: Any, op: Operation, args: Any, kwargs: Any, *, smooth: bool) -> Any:
         """Run an operation that writes into its first argument, and record it as one that does not."""
         with self._listening():
             mask = find_write_mask(func, args)

@@ -223,23 +223,23 @@ class _Search:
     def __init__(self, head: Head, target: ClosedFormTarget, position: int, size: float) -> None:
         self._head, self._target, self._position, self._size = head, target, position, size
 
-    def _values(self, x: Tensor) -> Tensor:
+    def _evaluate_rows(self, x: Tensor) -> Tensor:
         """Return the target's values at points x (M, Q), shape (M,)."""
         blocks = x.split(max(1, _BYTES // self._head.bytes_per_target(1)))
-        return torch.cat([self._target(self._run(block)) for block in blocks])
+        return torch.cat([self._target(self._run_head(block)) for block in blocks])
 
-    def _at(self, x: Tensor) -> Tensor:
-        return self._values(x.unsqueeze(0))[0]
+    def _evaluate(self, x: Tensor) -> Tensor:
+        return self._evaluate_rows(x.unsqueeze(0))[0]
 
-    def _run(self, x: Tensor) -> HeadRun:
+    def _run_head(self, x: Tensor) -> HeadRun:
         return HeadRun(self._head, self._head.resume(self._position, x))
 
     def nearest(self, start: Tensor) -> Tensor:
         """Return the nearest zero to a start, shape (Q,)."""
-        value = float(self._at(start))
+        value = float(self._evaluate(start))
         candidates = self._candidates()
         if len(candidates) and value:
-            across = self._values(candidates) * value < 0
+            across = self._evaluate_rows(candidates) * value < 0
             for ends, reach in ((candidates[across], 1.0), (candidates, _BEYOND)):
                 crossed = self._crossed(start, ends, reach) if len(ends) else None
                 if crossed is not None:
@@ -272,20 +272,20 @@ class _Search:
         length, step = length[order], ends[order] - start
         places = torch.linspace(0, reach, _PARTS + 1, dtype=start.dtype, device=start.device)
         points = start + places.reshape(-1, 1, 1) * step
-        signs = self._values(points.flatten(0, 1)).reshape(len(places), -1).sign()
+        signs = self._evaluate_rows(points.flatten(0, 1)).reshape(len(places), -1).sign()
         first = (signs[1:] == signs[:1]).cumprod(0).sum(0)  # parts of the way before the value changes its sign
         distance = torch.where(first < _PARTS, places[first] * length, torch.inf)
         best = int(distance.argmin())
         if not bool(distance[best].isfinite()):
             return None
 
-        return self._between(start, step[best], float(places[first[best]]), float(places[first[best] + 1]))
+        return self._bisect(start, step[best], float(places[first[best]]), float(places[first[best] + 1]))
 
-    def _between(self, start: Tensor, step: Tensor, low: float, high: float) -> Tensor:
+    def _bisect(self, start: Tensor, step: Tensor, low: float, high: float) -> Tensor:
         """Return the zero between two places on a line, at which the value has different signs."""
 
         def value(place: float) -> float:
-            return float(self._at(start + place * step))
+            return float(self._evaluate(start + place * step))
 
         ends = {place: value(place) for place in (low, high)}
         if ends[low] * ends[high] > 0:  # one of them is zero but for rounding, which is another in a larger batch
@@ -303,24 +303,26 @@ class _Search:
         """
         lengths = 2.0 ** torch.arange(1, 64, dtype=x.dtype, device=x.device)
         expected = value * (1 - lengths)
-        straight = (self._values(x + lengths.unsqueeze(1) * step) - expected).abs() <= expected.abs() / 2
+        straight = (self._evaluate_rows(x + lengths.unsqueeze(1) * step) - expected).abs() <= expected.abs() / 2
         crossed = straight.unfold(0, _STRAIGHT, 1).all(1)
         if not bool(crossed.any()):
             return None
-        return self._between(x, step, 0.0, float(lengths[: len(crossed)][crossed][0]))
+        return self._bisect(x, step, 0.0, float(lengths[: len(crossed)][crossed][0]))
 
     def polished(self, start: Tensor) -> Tensor:
         """Return the zero that damped Newton steps lead to, shape (Q,); refuse where none is in reach."""
         x = start
         for steps in range(100):
-            seeds = differentiate_targets(self._run(x.unsqueeze(0)), [self._target], start.dtype, until=self._position)
+            seeds = differentiate_targets(
+                self._run_head(x.unsqueeze(0)), [self._target], start.dtype, until=self._position
+            )
             value, grad = seeds.values[0, 0], seeds.by_image[0, 0]
             if float(value.abs()) <= _EXACT * self._size:
                 LOGGER.debug("boundary of %s: reached in %d steps", self._target, steps)
                 return x
             step = -value * grad / grad.square().sum() / seeds.log_scale[0, 0].exp()
             halves = (0.5**halvings for halvings in range(_HALVINGS))
-            shorter = next((part for part in halves if self._at(x + part * step).abs() < value.abs()), None)
+            shorter = next((part for part in halves if self._evaluate(x + part * step).abs() < value.abs()), None)
             if shorter is None:
                 zero = self._in_rounding(x, value, step)
                 if zero is None:

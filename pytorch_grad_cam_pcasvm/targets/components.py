@@ -88,17 +88,17 @@ class PCATarget(PlacedTarget, ClosedFormTarget):
 
     def value(self, output: OfHead) -> Tensor:
         """Return ``p_b`` or ``-p_b`` for a row, or for each row of several."""
-        _, components = self._components(output)
+        _, components = self._read_components(output)
         return components[..., self.component] * find_sign(self.sign)
 
     def seeds(self, output: OfHead, start: OfHead | None = None) -> dict[int, Tensor]:
         """Return the gradient by position of the head's value: a one-hot row over the components, shape (1, B)."""
-        position, components = self._components(output)
+        position, components = self._read_components(output)
         seed = components.new_zeros(1, components.shape[-1])
         seed[0, self.component] = find_sign(self.sign)
         return {position: seed}
 
-    def _components(self, output: OfHead) -> tuple[int, Tensor]:
+    def _read_components(self, output: OfHead) -> tuple[int, Tensor]:
         position, components = find_components(output, self)
         if self.component >= components.shape[-1]:
             raise ValueError(f"{self}: the head has {components.shape[-1]} components, numbered from 0")
@@ -133,15 +133,15 @@ class HotellingTarget(QuadraticTarget):
 
     def value(self, output: OfHead) -> Tensor:
         """Return ``T^2`` or ``-T^2`` for a row, or for each row of several."""
-        _, components, variances = self._parts(output)
+        _, components, variances = self._read_parts(output)
         return find_sign(self.sign) * (components.square() / variances).sum(-1)
 
     def _gradient(self, output: OfHead) -> dict[int, Tensor]:
         """Return the gradient by position of the head's value: ``2 p / lambda`` over the components, shape (N, B)."""
-        position, components, variances = self._parts(output)
+        position, components, variances = self._read_parts(output)
         return {position: 2 * find_sign(self.sign) * components / variances}
 
-    def _parts(self, output: OfHead) -> tuple[int, Tensor, Tensor]:
+    def _read_parts(self, output: OfHead) -> tuple[int, Tensor, Tensor]:
         position, components = find_components(output, self)
         reduction: Any = output.head.stages[position - 1]
         variances = getattr(reduction, "variances", None)
@@ -182,16 +182,16 @@ class ResidualTarget(QuadraticTarget):
 
     def value(self, output: OfHead) -> Tensor:
         """Return ``Q`` or ``-Q`` for a row, or for each row of several."""
-        _, rest, _ = self._parts(output)
+        _, rest, _ = self._read_parts(output)
         return find_sign(self.sign) * rest.square().sum(-1)
 
     def _gradient(self, output: OfHead) -> dict[int, Tensor]:
         """Return the gradient by position: ``2 r`` over the input of the PCA, (N, D), ``-2 R r`` over p, (N, B)."""
-        position, rest, restoring = self._parts(output)
+        position, rest, restoring = self._read_parts(output)
         twice = 2 * find_sign(self.sign) * rest
         return {position - 1: twice, position: -twice @ restoring.mT}
 
-    def _parts(self, output: OfHead) -> tuple[int, Tensor, Tensor]:
+    def _read_parts(self, output: OfHead) -> tuple[int, Tensor, Tensor]:
         position, components = find_components(output, self)
         reduction: Any = output.head.stages[position - 1]
         if getattr(reduction, "restoring", None) is None:
@@ -212,7 +212,7 @@ def evaluate_components(targets: Sequence[PCATarget], output: OfHead) -> tuple[T
     Many at once: 64 of them are one row of a matrix each. If they are all components in order, the gradient is the
     identity, returned as None.
     """
-    position, components = max(targets, key=lambda target: target.component)._components(output)
+    position, components = max(targets, key=lambda target: target.component)._read_components(output)
     count = components.shape[1]
     if [(target.component, target.sign) for target in targets] == [(b, "+") for b in range(count)]:
         return components, {position: None}
@@ -244,9 +244,9 @@ def _why_unknown(reduction: Any) -> str:
 def every_component(output: OfHead) -> Sequence[Target]:
     """Return a target for every component of an output, if it has any."""
     position = None if output.head is None else output.head.component_position
-    return () if position is None else _components(output.head_trace.values[position].shape[-1])
+    return () if position is None else _read_components(output.head_trace.values[position].shape[-1])
 
 
 @lru_cache(maxsize=8)
-def _components(count: int) -> tuple[PCATarget, ...]:
+def _read_components(count: int) -> tuple[PCATarget, ...]:
     return tuple(PCATarget(b) for b in range(count))

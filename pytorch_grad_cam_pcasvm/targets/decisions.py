@@ -76,12 +76,12 @@ class SVMTarget(PlacedTarget, ClosedFormTarget):
         """Return the gradient by position of the head's value: rows over the decision values, (N, P) or (1, P)."""
         decision = self.decision(output)
         which = None if self.count_questions(output.head) == 1 else self.number_questions(output)
-        return {find_decision(output, self): self._rows(output.head, which, decision[:1])}
+        return {find_decision(output, self): self._stack_coefficients(output.head, which, decision[:1])}
 
     def value_questions(self, output: OfHead, which: Tensor | None) -> Tensor:
         """Return the margin of each row's question, by its number; None: of the only one."""
         decision = self.decision(output)
-        return (decision * self._rows(output.head, which, decision[:1])).sum(-1)
+        return (decision * self._stack_coefficients(output.head, which, decision[:1])).sum(-1)
 
     def evaluate_questions(
         self, output: OfHead, start: OfHead | None, which: Tensor | None
@@ -89,19 +89,19 @@ class SVMTarget(PlacedTarget, ClosedFormTarget):
         """Return the margins of N rows, (N,), and their gradient, rows over the decision values."""
         position = find_decision(output, self)
         decision = output.head_trace.values[position]
-        rows = self._rows(output.head, which, decision[:1])
+        rows = self._stack_coefficients(output.head, which, decision[:1])
         return (decision * rows).sum(-1), {position: rows}
 
     def count_questions(self, head: Head) -> int:
         """Return 1 for named classes, else the number of classes, or of pairs of these."""
         if head.decision_position is None or head.classes_ is None:
             return 1
-        return int(head.voting.n_classes ** ((self.category is None) + self._means("runner-up", head)))
+        return int(head.voting.n_classes ** ((self.category is None) + self._is_word("runner-up", head)))
 
     def number_questions(self, output: OfHead) -> Tensor:
         """Return the number of each row's question, which is about its class or pair of classes, shape (N,)."""
         head, decision = output.head, self.decision(output)
-        runner_up = self._means("runner-up", head)
+        runner_up = self._is_word("runner-up", head)
         if self.category is None:
             category = output.predicted()
         else:
@@ -109,7 +109,7 @@ class SVMTarget(PlacedTarget, ClosedFormTarget):
         if runner_up:
             second = self._strongest_but(category, output)
             return second if self.category is not None else category * head.voting.n_classes + second
-        if isinstance(self.versus, tuple) or self.versus is None or self._means("others", head):
+        if isinstance(self.versus, tuple) or self.versus is None or self._is_word("others", head):
             return category
         versus = torch.full_like(category, head.class_index(self.versus))
         return torch.where(category == versus, self._strongest_but(versus, output), category)
@@ -119,7 +119,7 @@ class SVMTarget(PlacedTarget, ClosedFormTarget):
         if head.classes_ is None:
             return self
         labels, versus, strength = head.classes_.tolist(), self.versus, self.strength
-        if self._means("runner-up", head):
+        if self._is_word("runner-up", head):
             number, second = divmod(number, len(labels)) if self.category is None else (0, number)
             versus = labels[second]
         category = labels[number] if self.category is None else self.category
@@ -152,20 +152,20 @@ class SVMTarget(PlacedTarget, ClosedFormTarget):
         """Return the derivative with respect to the decision values, shape (N, P), or (P,) for a row."""
         decision = self.decision(output).detach()
         which = None if self.count_questions(output.head) == 1 else self.number_questions(output)
-        return self._rows(output.head, which, decision)
+        return self._stack_coefficients(output.head, which, decision)
 
     def evaluate_rows(self, output: OfHead, which: Tensor | None) -> Tensor:
         """Return the derivative of each row's question with respect to the decision values, (N, P)."""
-        return self._rows(output.head, which, self.decision(output))
+        return self._stack_coefficients(output.head, which, self.decision(output))
 
-    def _means(self, word: str, head: Head) -> bool:
+    def _is_word(self, word: str, head: Head) -> bool:
         """Return whether ``versus`` is a word, and not a class of that name."""
         if not isinstance(self.versus, str) or self.versus != word:
             return False
         classes = head.classes_
         return classes is None or word not in classes.tolist()
 
-    def _rows(self, head: Head, which: Tensor | None, like: Tensor) -> Tensor:
+    def _stack_coefficients(self, head: Head, which: Tensor | None, like: Tensor) -> Tensor:
         """Return the coefficients of the decision values in each question, (N, P).
 
         Args:
@@ -185,10 +185,10 @@ class SVMTarget(PlacedTarget, ClosedFormTarget):
 
         category = torch.zeros(shape, dtype=torch.long, device=like.device) if which is None else which
         second = None
-        if which is not None and self._means("runner-up", head):
+        if which is not None and self._is_word("runner-up", head):
             category, second = which // head.voting.n_classes, which % head.voting.n_classes
         category = category if self.category is None else index(self.category)
-        if isinstance(self.versus, tuple) or self._means("others", head):
+        if isinstance(self.versus, tuple) or self._is_word("others", head):
             rows = self._against_several(head, category)
         else:
             second = index(self.versus) if second is None and self.versus is not None else second

@@ -116,11 +116,11 @@ class Jumps:
         ways that is not. A start on the jump itself would be another after the least rounding: it is moved into the
         inside of the cell.
         """
-        before = self._values(start.unsqueeze(0))
+        before = self._evaluate_rows(start.unsqueeze(0))
         generator = torch.Generator().manual_seed(0)
         for size in _SIZES:
             ways = size * torch.randn(_SAMPLES, len(start), generator=generator, dtype=start.dtype) * self._deviations
-            across = self._values(start + ways) * before <= 0
+            across = self._evaluate_rows(start + ways) * before <= 0
             if bool(across.any()):
                 return self._best(start, ways[across][:_LINES], float(before))
         return None
@@ -129,10 +129,10 @@ class Jumps:
         low, high = self._crossed(start, ways, before)
         lengths = (ways / self._units).norm(dim=1) * high
         sides = torch.stack([low, high], 1)  # of each crossing
-        values = self._along(start, ways, sides)
+        values = self._evaluate_ways(start, ways, sides)
         near = torch.where((lengths <= _NEAR * lengths.min()).unsqueeze(1), self._sizes(values), torch.inf)
         side, line = divmod(int(near.T.argmin()), len(ways))
-        if float(near.min()) > _SMALL * float(self._values(start + ways).abs().median()):
+        if float(near.min()) > _SMALL * float(self._evaluate_rows(start + ways).abs().median()):
             elsewhere = self._elsewhere(start, ways, before, float(near.min()))
             if elsewhere is not None:
                 return elsewhere
@@ -141,7 +141,7 @@ class Jumps:
             # Away from the jump, half-way to the next.
             step = _INSIDE / float((way / self._units).norm()) * (1.0 if side else -1.0)
             steps = step * 2.0 ** -torch.arange(20.0, dtype=way.dtype)
-            ahead = self._values(start + (place + steps.unsqueeze(1)) * way)
+            ahead = self._evaluate_rows(start + (place + steps.unsqueeze(1)) * way)
             same = (ahead - values[line, side]).abs() <= _SMOOTH * abs(before)
             # The longest of which all that are shorter lead to the same value.
             reach = int(same.flip(0).long().cumprod(0).sum())
@@ -152,9 +152,9 @@ class Jumps:
         """Return the nearest point on the ways, and on no jump, with a small value; or with one below the least."""
         places = torch.arange(1, _CELLS + 1, dtype=ways.dtype).expand(len(ways), -1) / _CELLS
         lengths = (ways / self._units).norm(dim=1, keepdim=True)
-        values, sizes = self._along(start, ways, places), self._values(start + ways).abs()
+        values, sizes = self._evaluate_ways(start, ways, places), self._evaluate_rows(start + ways).abs()
         for sign in (1, -1):
-            beside = self._along(start, ways, places + sign * _INSIDE / lengths)
+            beside = self._evaluate_ways(start, ways, places + sign * _INSIDE / lengths)
             values = torch.where((beside - values).abs() <= _SMOOTH * abs(before), values, torch.inf)
         size = self._sizes(values)
         small = size <= max(_SMALL * float(sizes.median()), float(size.min()))
@@ -177,17 +177,17 @@ class Jumps:
         parts = torch.arange(1, _PARTS + 1, dtype=ways.dtype) / _PARTS
         for _ in range(_ROUNDS):
             places = low.unsqueeze(1) + width.unsqueeze(1) * parts
-            across = self._along(start, ways, places) * before <= 0
+            across = self._evaluate_ways(start, ways, places) * before <= 0
             across[:, -1] = True  # as it was found, whatever rounding of a place between does
             first = across.long().argmax(1)
             low, width = low + width * first / _PARTS, width / _PARTS
         return low, low + width
 
-    def _along(self, start: Tensor, ways: Tensor, places: Tensor) -> Tensor:
+    def _evaluate_ways(self, start: Tensor, ways: Tensor, places: Tensor) -> Tensor:
         """Return the target's values at places (M, L) on M ways, (M, L)."""
         points = start + places.unsqueeze(-1) * ways.unsqueeze(1)
-        return self._values(points.flatten(0, 1)).reshape(places.shape)
+        return self._evaluate_rows(points.flatten(0, 1)).reshape(places.shape)
 
-    def _values(self, points: Tensor) -> Tensor:
+    def _evaluate_rows(self, points: Tensor) -> Tensor:
         """Return the target's values at points (M, B), shape (M,)."""
         return self._target(HeadRun(self._head, self._head.resume(self._position, points)))  # type: ignore[no-any-return]

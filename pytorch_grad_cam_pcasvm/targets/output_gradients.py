@@ -204,7 +204,7 @@ def _gather(
 def _pull_together(
     output: HeadRun | HeadOutput, ways: Sequence[tuple[Mapping[int, Any], Any]], until: int, sampling: Sampling
 ) -> list[tuple[Tensor, Tensor, Tensor | None]]:
-    """Return gradients as :func:`_pull` does, for several seeds and starts: equal shapes in one pass."""
+    """Return gradients as :func:`_pull_back` does, for several seeds and starts: equal shapes in one pass."""
     head, count = output.head, output.count
     alike: dict[Any, list[int]] = {}
     for number, (seeds, start) in enumerate(ways):
@@ -221,7 +221,7 @@ def _pull_together(
         for first in range(0, len(numbers), at_once):
             block = numbers[first : first + at_once]
             if len(block) == 1:
-                pulled[block[0]] = _pull(output, *ways[block[0]], until, sampling)
+                pulled[block[0]] = _pull_back(output, *ways[block[0]], until, sampling)
                 continue
             some, starts = zip(*(ways[number] for number in block), strict=True)
             seeds = {place: torch.cat([one[place].expand(count, -1, -1) for one in some]) for place in some[0]}
@@ -232,7 +232,7 @@ def _pull_together(
     return [pulled[number] for number in range(len(ways))]
 
 
-def _pull(
+def _pull_back(
     output: HeadRun | HeadOutput, seeds: Mapping[int, Any], start: Any, until: int, sampling: Sampling
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return gradients, their logarithms, and of a decision without a gradient the sizes of its Shapley values."""
@@ -304,7 +304,7 @@ def _differentiate_region(
     grads = grads * share.permute(2, 0, 1).unsqueeze(-1).to(grads)
     before, remainder, effects = map(column, ("baseline_values", "remainder", "effects"))
     return OutputGradients(
-        [_placed(output, selection.put(grads))],
+        [_arrange_positions(output, selection.put(grads))],
         largest,
         column("values").mean(1),
         baseline_values=None if before is None else before.mean(1),
@@ -344,10 +344,10 @@ def _differentiate_whole(
     grad, log_scale = output.head.pullback(_anew(output), by_row, start_trace, sampling=sampling)
     grads = (grad * log_scale.exp().unsqueeze(-1)).to(dtype).transpose(0, 1).unflatten(1, (output.count, -1))
     values = values.unsqueeze(1)
-    return OutputGradients([_placed(output, grads)], torch.zeros_like(values), values, before)
+    return OutputGradients([_arrange_positions(output, grads)], torch.zeros_like(values), values, before)
 
 
-def _placed(output: HeadRun | HeadOutput, grads: Tensor) -> Tensor:
+def _arrange_positions(output: HeadRun | HeadOutput, grads: Tensor) -> Tensor:
     """Return gradients at P positions, (K, N, P, D), as dense features are arranged, (K, N, D, h, w)."""
     return grads.mT.unflatten(-1, _grid(output).shape)
 

@@ -62,7 +62,7 @@ def test_a_gradient_is_one_run_of_the_network(problem, logged):
         "run of the network: recorded 7 steps behind ['features'] (s)",
         "ClosedFormGradCAM: 5 images, 5 targets explained (s)",
     ]
-    steps = len(cam._run(problem.x, ()).passed.tape.steps)
+    steps = len(cam._run_network(problem.x, ()).passed.tape.steps)
     assert logged.messages() == [told[0].replace("7", str(steps))]
     for _ in range(2):  # nothing is kept
         cam.explain(problem.x)

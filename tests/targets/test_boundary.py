@@ -302,7 +302,7 @@ def test_a_crossing_whose_ends_have_one_sign_but_for_rounding_is_at_one_of_them(
     search = _Search(head, SVMTarget(1), 0, 1.0)
     zero = head.stages[0].bias / -head.stages[0].weight[0]  # not one number farther on, where the sign is another
     start, step = zero + 1e-17, torch.ones(1, dtype=torch.float64)
-    assert torch.equal(search._between(start, step, 0.0, 1.0), start)
+    assert torch.equal(search._bisect(start, step, 0.0, 1.0), start)
 
 
 @pytest.mark.parametrize("classifier", [GaussianNB(), QuadraticDiscriminantAnalysis(reg_param=0.1)])

@@ -236,9 +236,9 @@ def test_the_errors_of_an_integral_are_known():
     start, slope = torch.tensor([[[0.0, -1.0]], [[-torch.inf, 0.5]]]).double(), torch.tensor([[3.0, 8.0]]).double()
     line = Line(start, slope, torch.tensor([[[0.3]], [[1.0]]]).double(), torch.tensor([[2.0]]).double())
     lows, widths = torch.tensor([0.0, 0.25, 0.5]).double().expand(2, 1, 3), torch.tensor([0.25, 0.25, 0.5]).double()
-    assert (line._errors(lows, widths) < 1e-9).all()
+    assert (line._bound_errors(lows, widths) < 1e-9).all()
     steep = Line(start, 1e3 * slope, line.intercept, line.bend)
-    assert (steep._errors(lows, widths)[..., 0] > 0.1).all()
+    assert (steep._bound_errors(lows, widths)[..., 0] > 0.1).all()
 
 
 # --- classes ----------------------------------------------------------------------------------------------------------

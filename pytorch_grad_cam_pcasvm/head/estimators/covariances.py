@@ -43,7 +43,7 @@ def process(kernel: Any, points: Any, weights: Any) -> Chain:
     points, weights = tensor(points), tensor(weights).reshape(len(points), -1)
     zeros, none = points.new_zeros(points.shape[1]), points.new_zeros(weights.shape[1])
     constant, members = none, list[Chain]()
-    for factor, length, part in _terms(kernel):
+    for factor, length, part in _list_terms(kernel):
         if part is None:
             constant = constant + factor * weights.sum(0)
             continue
@@ -59,13 +59,13 @@ def process(kernel: Any, points: Any, weights: Any) -> Chain:
     return Chain([*sums, Affine(identity.repeat(1, len(members)), constant)])
 
 
-def _terms(kernel: Any) -> list[Term]:
+def _list_terms(kernel: Any) -> list[Term]:
     """Return the terms of a sum, without white noise, which is 0 except at the training points themselves."""
     match kernel:
         case processes.Sum():
-            return _terms(kernel.k1) + _terms(kernel.k2)
+            return _list_terms(kernel.k1) + _list_terms(kernel.k2)
         case processes.Product():
-            pairs = [(one, two) for one in _terms(kernel.k1) for two in _terms(kernel.k2)]
+            pairs = [(one, two) for one in _list_terms(kernel.k1) for two in _list_terms(kernel.k2)]
             if all(None in (one[2], two[2]) for one, two in pairs):
                 return [(one[0] * two[0], *(two if one[2] is None else one)[1:]) for one, two in pairs]
         case processes.WhiteKernel():

@@ -177,7 +177,7 @@ def _mean_probability(estimator: Any, members: list[Chain], weights: Any, *, sco
 
 @stage_for.register(VotingRegressor)
 @stage_for.register(BaggingRegressor)
-def _mean(estimator: Any) -> Stage:
+def _average_members(estimator: Any) -> Stage:
     bag = isinstance(estimator, BaggingRegressor)
     members = _bagged(estimator) if bag else [Chain(convert_stages(base)) for base in estimator.estimators_]
     weights = np.ones(len(members)) if bag or estimator.weights is None else estimator._weights_not_none

@@ -26,7 +26,7 @@ _ROOTS = 2.0  # training rows are hardly further from the nearest centre than so
 
 
 @stage_for.register(NearestNeighbors)
-def _nearest(estimator: NearestNeighbors) -> Stage:
+def _nearest_neighbours(estimator: NearestNeighbors) -> Stage:
     if estimator.effective_metric_ == "cosine":
         rows = Normalise("l2").evaluate(tensor(estimator._fit_X))[0]
         return make_decision(Chain([Normalise("l2"), CosineDistance(rows, estimator.n_neighbors)]))
