@@ -183,7 +183,8 @@ EQUIVALENT: dict[str, str] = {
     "head/anomalies.py residual: z.shape[-1] ** 0.5 -> z.shape[-1]": BOUND,
     # The same numbers by another way.
     "head/log_ratio.py Evidence.gradient: grad.abs() <= 2 * self.gamma * shares.sum((0, 2)).unsqueeze( "
-    "... ditions.bound_rounding(x) -> grad.abs() < 2 * self.gamma * shares.sum((0, 2)).unsqueeze(- ... ditions.bound_rounding(x)": BOUND,
+    "... ditions.bound_rounding(x) -> "
+    "grad.abs() < 2 * self.gamma * shares.sum((0, 2)).unsqueeze(- ... ditions.bound_rounding(x)": BOUND,
     "head/log_ratio.py Evidence.gradient: 2 * self.gamma * shares.sum((0, 2)).unsqueeze(-1) -> 2 * self.gamma": BOUND,
     "head/log_ratio.py Evidence.gradient: 2 * self.gamma -> self.gamma": BOUND,
     "head/log_ratio.py Evidence.secant: self.log_intercept.unsqueeze(-1) -> self.log_intercept.unsqueeze(-2)": (
