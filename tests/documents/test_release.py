@@ -30,7 +30,7 @@ def test_the_citation_is_of_this_version_and_names_the_paper():
     (paper,) = citation["references"]
     assert paper["url"] == PROJECT["urls"]["Paper"]
     assert paper["url"].endswith(paper["identifiers"][0]["value"].removeprefix("arXiv:"))
-    assert f"title   = {{{paper['title']}}}" in (ROOT / "README.md").read_text()
+    assert paper["title"] in " ".join((ROOT / "README.md").read_text().split())
     assert paper["title"] in re.sub("[{}]", "", (ROOT / "docs" / "references.bib").read_text())
     assert [author["name"] for author in citation["authors"]] == [author["name"] for author in PROJECT["authors"]]
     assert (citation["license"], citation["keywords"]) == (PROJECT["license"], PROJECT["keywords"])
