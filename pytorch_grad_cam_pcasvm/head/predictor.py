@@ -96,7 +96,7 @@ class Predictor:
             self._check_predictions(self(self._samples()))
         elif hasattr(self.estimator, "predict") and "decision" in self.columns and self.classes is None:
             rows = self._transformed(self._samples())
-            self._check_decided(np.sign(self.estimator.predict(rows)) == np.sign(self._compute_margins(rows)[:, 0]))
+            self._check_decided(np.sign(self.estimator.predict(rows)) == np.sign(self._decision(rows)[:, 0]))
 
     def _check_predictions(self, values: np.ndarray) -> None:
         """Refuse predicted classes that the predictor has not, or that disagree with its values (R, P)."""
@@ -167,7 +167,7 @@ class Predictor:
                     "let it return a column for each class, as scikit-learn's classifiers do",
                 )
         elif hasattr(estimator, "decision_function"):
-            count = self._compute_margins(rows).shape[1]
+            count = self._decision(rows).shape[1]
             if count == 1 and hasattr(estimator, "predict"):  # 0 and 1, or what is inside and what is outside
                 count += {0, 1} >= {*np.asarray(estimator.predict(self._transformed(self._samples()))).tolist()}
         return np.arange(count) if count > 1 else None
@@ -197,7 +197,7 @@ class Predictor:
                 or hasattr(estimator, "decision_function")
             )
             # That of pairs is of no single class.
-            if raw and self._compute_margins(rows).shape[1] in ({1, 2} if count == 2 else {count}):
+            if raw and self._decision(rows).shape[1] in ({1, 2} if count == 2 else {count}):
                 yield "decision"
             if hasattr(estimator, "predict_proba") and self._probability(rows).shape[1] == count:
                 yield "probability"
@@ -208,7 +208,7 @@ class Predictor:
                 )
             yield "vote"
 
-    def _compute_margins(self, rows: Any) -> np.ndarray:
+    def _decision(self, rows: Any) -> np.ndarray:
         """Return raw margins; of several labels, how much more probable each is than its absence."""
         if isinstance(self.classes, list):
             parts = self.estimator.predict_proba(rows)
@@ -228,7 +228,7 @@ class Predictor:
 
     def _vote(self, rows: Any) -> np.ndarray:
         if not hasattr(self.estimator, "predict"):
-            own = self._compute_margins if hasattr(self.estimator, "decision_function") else self._probability
+            own = self._decision if hasattr(self.estimator, "decision_function") else self._probability
             return _as_columns(_find_largest(own(rows))[:, None] == np.arange(len(self.classes)))
         return _as_columns(np.asarray(self.estimator.predict(rows)).reshape(-1, 1) == self.classes)
 

@@ -169,7 +169,7 @@ def test_maps_without_looks_are_the_same_and_nothing_stays_on_the_cpu_or_waits_f
     overwrites = torch.__future__.get_overwrite_module_params_on_conversion()
     torch.__future__.set_overwrite_module_params_on_conversion(True)
     # A fake head has no numbers to copy, and the search, which is for real, runs outside of the mode.
-    numbers, search = copy.deepcopy(cam.model.head), Boundary._found
+    numbers, search = copy.deepcopy(cam.model.head), Boundary._search
     searched = []
 
     def found_outside(self, target):
@@ -181,7 +181,7 @@ def test_maps_without_looks_are_the_same_and_nothing_stays_on_the_cpu_or_waits_f
         with fake:
             cam.model.to("cuda")
             monkeypatch.setattr(boundary_head, "on_cpu", lambda head, start: (numbers, numbers.feature_mean))
-            monkeypatch.setattr(Boundary, "_found", found_outside)
+            monkeypatch.setattr(Boundary, "_search", found_outside)
             images = torch.empty(x.shape, device="cuda")
             found = cam.explain(images, targets)
             with _Copies() as copies:
