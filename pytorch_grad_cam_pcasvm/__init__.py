@@ -29,13 +29,20 @@ if TYPE_CHECKING:
     )
     from pytorch_grad_cam_pcasvm.methods.component_sums import ComponentSums
     from pytorch_grad_cam_pcasvm.methods.grad_cam_protocol import ClosedFormCAM
+    from pytorch_grad_cam_pcasvm.methods.outside_training import are_unlike_training
+    from pytorch_grad_cam_pcasvm.methods.perturbation import PerturbationCAM
     from pytorch_grad_cam_pcasvm.methods.smoothing import smoothed
+    from pytorch_grad_cam_pcasvm.methods.starts import BaselineCAM
     from pytorch_grad_cam_pcasvm.model.file import load_model
     from pytorch_grad_cam_pcasvm.model.fitting import fit_model
     from pytorch_grad_cam_pcasvm.model.model import Model
     from pytorch_grad_cam_pcasvm.model.teaching import choose_patches
+    from pytorch_grad_cam_pcasvm.network.auto_layers import find_last_blocks
     from pytorch_grad_cam_pcasvm.network.extraction import extract_features
+    from pytorch_grad_cam_pcasvm.network.features import FeatureSource, compute_features
+    from pytorch_grad_cam_pcasvm.network.inputs import Inputs
     from pytorch_grad_cam_pcasvm.network.mean_activations import mean_activations
+    from pytorch_grad_cam_pcasvm.network.modules import evaluation_mode, find_device, find_layer_name, find_network
     from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
     from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput
     from pytorch_grad_cam_pcasvm.network.tiles import TiledNet
@@ -72,7 +79,10 @@ _NAMES = {
     "methods.grad_cam_protocol": "ClosedFormCAM",
     "network.mean_activations": "mean_activations",
     "maps.recombination": "recombined",
+    "methods.outside_training": "are_unlike_training",
+    "methods.perturbation": "PerturbationCAM",
     "methods.smoothing": "smoothed",
+    "methods.starts": "BaselineCAM",
     "model.file": "load_model",
     "model.fitting": "fit_model",
     "model.teaching": "choose_patches",
@@ -81,7 +91,11 @@ _NAMES = {
     "ConstantComponentWarning NoClosedFormError NoProgramError OutsideTrainingWarning",
     "head": "Head SupportVectorEffect stage_for",
     "maps": "Jacobians SignedMaps signed_maps",
+    "network.auto_layers": "find_last_blocks",
     "network.extraction": "extract_features",
+    "network.features": "FeatureSource compute_features",
+    "network.inputs": "Inputs",
+    "network.modules": "evaluation_mode find_device find_layer_name find_network",
     "network.net": "HeadOutput PCASVMNet",
     "network.tiles": "TiledNet",
     "targets": "DensityTarget HotellingTarget LogRatioTarget PCATarget ProbabilityTarget ResidualTarget SVMTarget",
@@ -91,6 +105,7 @@ _PLACES = {name: place for place, names in _NAMES.items() for name in names.spli
 __all__ = [
     "LIFTCAM",
     "AutogradFallbackWarning",
+    "BaselineCAM",
     "BaselineWarning",
     "BlankMapWarning",
     "CancellationWarning",
@@ -109,9 +124,11 @@ __all__ = [
     "ConstantComponentWarning",
     "ContributionCAM",
     "DensityTarget",
+    "FeatureSource",
     "Head",
     "HeadOutput",
     "HotellingTarget",
+    "Inputs",
     "Jacobians",
     "LogRatioTarget",
     "MethodResult",
@@ -121,6 +138,7 @@ __all__ = [
     "OutsideTrainingWarning",
     "PCASVMNet",
     "PCATarget",
+    "PerturbationCAM",
     "ProbabilityTarget",
     "RelevanceCAM",
     "ResidualTarget",
@@ -130,8 +148,15 @@ __all__ = [
     "SupportVectorEffect",
     "TiledNet",
     "__version__",
+    "are_unlike_training",
     "choose_patches",
+    "compute_features",
+    "evaluation_mode",
     "extract_features",
+    "find_device",
+    "find_last_blocks",
+    "find_layer_name",
+    "find_network",
     "fit_model",
     "load_model",
     "mean_activations",

@@ -793,7 +793,7 @@ HEADS = [
         },
     ),
     Row(
-        "network/net.py: takes a head that decides once for each image",
+        "model/model.py: takes a head that decides once for each image",
         lambda: figures.plot_jacobian(net_at("dense").eval(), None, PICTURES[:1]),
         "plot_jacobian takes a head that decides once for each image",
         {

@@ -28,9 +28,9 @@ from pytorch_grad_cam_pcasvm.atlas.table import Table
 from pytorch_grad_cam_pcasvm.data.images import Batch, Images
 from pytorch_grad_cam_pcasvm.methods.warn_once import WarnOnce
 from pytorch_grad_cam_pcasvm.network.channel_means import ChannelMeans
-from pytorch_grad_cam_pcasvm.network.features import FeatureSource, features_of
-from pytorch_grad_cam_pcasvm.network.modules import evaluating, find_device, find_network
-from pytorch_grad_cam_pcasvm.network.tiling import Tiled
+from pytorch_grad_cam_pcasvm.network.features import FeatureSource, compute_features
+from pytorch_grad_cam_pcasvm.network.modules import evaluation_mode, find_device, find_network
+from pytorch_grad_cam_pcasvm.network.tiles import TiledNet
 from pytorch_grad_cam_pcasvm.runtime import digests
 from pytorch_grad_cam_pcasvm.runtime.errors import refuse
 
@@ -53,7 +53,7 @@ class Extractor:
         self.net, self.layer, self.pool, self.block = backbone, layer, pool, block
         if isinstance(means, str) or not all(isinstance(name, str) for name in means):
             raise TypeError(f"means must be a list of layers' names, got {means!r:.80}")
-        with evaluating(backbone), torch.no_grad():
+        with evaluation_mode(backbone), torch.no_grad():
             self.means = ChannelMeans(backbone, means, x)
         self.kept = list(means)
 
@@ -64,8 +64,8 @@ class Extractor:
     def __call__(self, batch: Batch) -> dict[str, Any]:
         """Return the columns of a batch: arrays of n rows, and lists."""
         count, images = len(batch.images), filled(batch.images, self.block)
-        with evaluating(self.net), torch.no_grad(), self.means.counting():
-            features = features_of(self.net, self.source().at(self.net, images), images)[:count]
+        with evaluation_mode(self.net), torch.no_grad(), self.means.counting():
+            features = compute_features(self.net, self.source().at(self.net, images), images)[:count]
         features = features.to(torch.promote_types(features.dtype, torch.float32)).cpu()
         if not bool(features.isfinite().all()):
             raise ValueError("the features are not finite: the network returns NaN or infinite values")
@@ -143,7 +143,7 @@ def extract(
         raise ValueError(f"engine must be 'local' or 'ray', got {engine!r}")
     network = find_network(backbone)
     images = Images(dataset, transform, thumbnails=0, exif=exif)
-    varies = isinstance(network, Tiled) and network.canvas is None  # with the size of photos, which come one by one
+    varies = isinstance(network, TiledNet) and network.canvas is None  # with the size of photos, which come one by one
     block = 1 if varies else block or BLOCK.get(find_device(network).type, BLOCK["cuda"])
     source = FeatureSource.of(network, layer, pool)
     first = read_first(images)

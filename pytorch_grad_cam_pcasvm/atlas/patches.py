@@ -12,10 +12,10 @@ from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.atlas.explainer import Explainer, filled
 from pytorch_grad_cam_pcasvm.data.images import Batch
-from pytorch_grad_cam_pcasvm.head.anomalies import anomaly, tells_anomalies
+from pytorch_grad_cam_pcasvm.head.anomalies import measure_anomaly, tells_anomalies
 from pytorch_grad_cam_pcasvm.head.stack import HeadTrace
 from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
-from pytorch_grad_cam_pcasvm.network.modules import evaluating
+from pytorch_grad_cam_pcasvm.network.modules import evaluation_mode
 from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput, HeadRun
 from pytorch_grad_cam_pcasvm.targets import SVMTarget
 from pytorch_grad_cam_pcasvm.targets.places import ImagePositions
@@ -37,7 +37,7 @@ class PatchExplainer(Explainer):
 
     def __call__(self, batch: Batch) -> dict[str, Any]:
         """Return the columns of a batch: arrays of n K rows, the patches of an image behind each other, and lists."""
-        with evaluating(self.net), torch.no_grad():
+        with evaluation_mode(self.net), torch.no_grad():
             output: HeadOutput = self.net(filled(batch.images, self.block))
         assert output.grid is not None
         places = chosen_patches(output, batch.rows, self.patches)
@@ -86,7 +86,7 @@ def chosen_patches(output: HeadOutput, rows: Sequence[int], count: int) -> Tenso
     head, trace = output.head, output.head_trace
     values, classes = np.zeros(len(trace.values[0])), np.zeros(len(trace.values[0]), int)
     if tells_anomalies(head):
-        values = anomaly(head, trace).cpu().numpy()
+        values = measure_anomaly(head, trace).cpu().numpy()
     elif head.decision_position is not None:
         values = SVMTarget().value(HeadRun(head, trace)).cpu().numpy()
         if head.classes_ is not None:

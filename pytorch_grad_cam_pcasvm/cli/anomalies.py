@@ -75,14 +75,15 @@ def _keep_scale(head: Any, training: TrainingSet, heads: list[Any], folds: list[
     """Keep with a head where the colours of positions start and end, by positions that were left out."""
     import numpy as np
 
-    from pytorch_grad_cam_pcasvm.head.anomaly_scale import is_distance, measure_reach
+    from pytorch_grad_cam_pcasvm.head.anomaly_scale import measure_reach
 
     drawn, values = np.random.default_rng(0), []
     for fitted, rows in zip(heads, folds, strict=True):
         some = drawn.permutation(rows)[:_MOST]
         if fitted is not None:
             values.append(_ask(fitted, training.features[some]))
-    least, reach = measure_reach(np.concatenate(values), is_distance=is_distance(head))
+    is_distance = head.decision_position is None or any(getattr(stage, "is_distance", False) for stage in head.stages)
+    least, reach = measure_reach(np.concatenate(values), is_distance=is_distance)
     head.stages[0].facts = replace(head.stages[0].facts, least=least, reach=reach)
 
 
@@ -100,9 +101,9 @@ def _ask(head: Any, rows: Any) -> Any:
     """Return the anomalies of rows of features, shape (R,)."""
     import torch
 
-    from pytorch_grad_cam_pcasvm.head.anomalies import anomaly
+    from pytorch_grad_cam_pcasvm.head.anomalies import measure_anomaly
 
-    return torch.cat([anomaly(head, head.values_of(part.double())) for part in rows.split(_ROWS)]).numpy()
+    return torch.cat([measure_anomaly(head, head.values_of(part.double())) for part in rows.split(_ROWS)]).numpy()
 
 
 def _score_photos(training: TrainingSet, heads: list[Any], fold_of: dict[int, int], groups: Any) -> dict[int, float]:

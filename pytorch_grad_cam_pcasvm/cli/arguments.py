@@ -316,13 +316,18 @@ class FitOptions(Reading):
         "number of processes, each with its share of the threads or a GPU", metavar="NUMBER", parse=_COUNT, group=_RUNS
     )
 
+    @property
+    def is_dense(self) -> bool:
+        """Whether the head is to decide at every position."""
+        return (self.pool or "").partition(":")[0] == "dense"
+
     def check(self) -> None:
         """Refuse options that contradict each other.
 
         Raises:
             ValueError: some do.
         """
-        dense = (self.pool or "").startswith("dense")
+        dense = self.is_dense
         if self.tiles is not None and self.tile is not None:
             raise ValueError(
                 "--tiles is how many tiles a photo has, --tile how many of its pixels one covers: name one"

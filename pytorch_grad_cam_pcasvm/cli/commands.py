@@ -70,11 +70,10 @@ def evaluate(options: EvaluateOptions) -> None:
     from pytorch_grad_cam_pcasvm import evaluation
     from pytorch_grad_cam_pcasvm.data.images import Images
     from pytorch_grad_cam_pcasvm.evaluation.report import CHECKS
-    from pytorch_grad_cam_pcasvm.network.pools import is_dense
 
     model = open_model(options)
     net, preparation = model.net, model.preparation
-    dense = is_dense(net.pool)
+    dense = net.is_dense
     if dense and options.masks is None:
         raise ValueError("a head that decides at every position is measured by true masks: add --masks DIR")
     usual = ["ClosedFormGradCAM", "ContributionCAM"] if net.head.enumerated is None else ["ContributionCAM", "LIFTCAM"]

@@ -200,10 +200,9 @@ def _with_network(options: Any, bad: list[str]) -> tuple[int, Iterator[Drawn]]:
     from pytorch_grad_cam_pcasvm.export.outputs import name_outputs
     from pytorch_grad_cam_pcasvm.export.titles import about
     from pytorch_grad_cam_pcasvm.head.anomalies import tells_anomalies
-    from pytorch_grad_cam_pcasvm.maps.carried import carried
-    from pytorch_grad_cam_pcasvm.methods.outside_training import unlike
+    from pytorch_grad_cam_pcasvm.maps.carried import decision_shares
+    from pytorch_grad_cam_pcasvm.methods.outside_training import are_unlike_training
     from pytorch_grad_cam_pcasvm.network.modules import find_device
-    from pytorch_grad_cam_pcasvm.network.pools import is_dense
 
     model = open_model(options)
     net, preparation = model.net, model.preparation
@@ -218,7 +217,7 @@ def _with_network(options: Any, bad: list[str]) -> tuple[int, Iterator[Drawn]]:
     steps, most = preparation.steps, options.components or _COMPONENTS
     decisions = [target for target in targets if not isinstance(target, package.PCATarget)]
     # Where components are wanted, and carry a decision.
-    ranked = len(decisions) < len(targets) and net.head.decision_position is not None and not is_dense(net.pool)
+    ranked = len(decisions) < len(targets) and net.head.decision_position is not None and not net.is_dense
 
     def drawn(rows: range) -> Iterator[Drawn]:
         originals.clear()
@@ -233,7 +232,7 @@ def _with_network(options: Any, bad: list[str]) -> tuple[int, Iterator[Drawn]]:
         chosen, parts = targets, [[]] * len(x)  # type: list[Any], list[list[int]]
         if ranked:
             with torch.no_grad():
-                shares = carried(net(x), decisions[0]).abs()
+                shares = decision_shares(net(x), decisions[0]).abs()
             parts = shares.argsort(descending=True, stable=True)[:, :most].tolist()
             carrying = sorted({b for of_image in parts for b in of_image})
             chosen = [*decisions, *map(package.PCATarget, carrying)]
@@ -241,7 +240,7 @@ def _with_network(options: Any, bad: list[str]) -> tuple[int, Iterator[Drawn]]:
         sheets = Sheets(about(maps.targets, net) | ends)
         sheets.outline, sheets.good = options.outline, find_normal(images.names)
         outputs = {name: tensor.double().cpu().numpy() for name, tensor in name_outputs(maps).items()}
-        for place, (row, far) in enumerate(zip(batch.rows, unlike(maps.output), strict=True)):
+        for place, (row, far) in enumerate(zip(batch.rows, are_unlike_training(maps.output), strict=True)):
             picture: Any = as_picture(images.picture(batch.images[place].float()))
             frame: Any = WHOLE
             if steps is not None:  # the picture itself, in its own shape
@@ -257,5 +256,5 @@ def _with_network(options: Any, bad: list[str]) -> tuple[int, Iterator[Drawn]]:
     every = range(len(images))
     together = 1 if preparation.varies else options.batch_size
     parts = [every[first : first + together] for first in every[::together]]
-    ends = {} if not (is_dense(net.pool) and tells_anomalies(net.head)) else _ends(net, images, parts)
+    ends = {} if not (net.is_dense and tells_anomalies(net.head)) else _ends(net, images, parts)
     return len(images), (one for rows in parts for one in drawn(rows))

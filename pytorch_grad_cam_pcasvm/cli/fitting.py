@@ -71,7 +71,6 @@ def fit(options: FitOptions) -> None:
     from pytorch_grad_cam_pcasvm.network.auto_layers import refuse_unmappable
     from pytorch_grad_cam_pcasvm.network.features import FeatureSource
     from pytorch_grad_cam_pcasvm.network.modules import find_device
-    from pytorch_grad_cam_pcasvm.network.pools import is_dense
 
     made = make_named(options, options.size)
     check_layers(made.net, [*options.features, *options.layer])
@@ -80,7 +79,7 @@ def fit(options: FitOptions) -> None:
     layer, pool = _choose_features(options, made.net, preparation), _parse_pool(options)
     made, preparation, layer, pool = apply_tiles(options, made, preparation, layer, pool)
     folder = preparation.folder(options.images)
-    check_photos(options, preparation, folder.paths, one_size=f"--pool {options.pool}" if is_dense(pool) else "")
+    check_photos(options, preparation, folder.paths, one_size=f"--pool {options.pool}" if options.is_dense else "")
     tell_stretched(made.net, preparation, folder.paths)
     with_whites(preparation, folder.paths, options.images)
     tell_crop(preparation, folder.paths)
@@ -207,12 +206,11 @@ def _choose_features(options: FitOptions, backbone: Any, preparation: Preparatio
     """
     from pytorch_grad_cam_pcasvm.network.auto_layers import fine_features, last_features
     from pytorch_grad_cam_pcasvm.network.modules import find_device
-    from pytorch_grad_cam_pcasvm.network.pools import is_dense
 
     if options.features:
         return options.features[0] if len(options.features) == 1 else options.features
     x = first_image(preparation).to(find_device(backbone))
-    fine = fine_features(backbone, x) if is_dense(_parse_pool(options)) else []
+    fine = fine_features(backbone, x) if options.is_dense else []
     if fine:
         print(f"features: {' and '.join(fine)}, whose positions are fine enough for small things (another: --features)")
         return fine[0] if len(fine) == 1 else fine
@@ -271,9 +269,7 @@ def _check_normal(options: Any, classes: Sequence[str] | None, of_good_parts: bo
 
 def _patches(options: Any, preparation: Preparation, folder: Any) -> PatchOptions | None:
     """Return which patches are kept, and the source of their labels; None: there is one row for each image."""
-    from pytorch_grad_cam_pcasvm.network.pools import is_dense
-
-    if not is_dense(_parse_pool(options)):
+    if not options.is_dense:
         return None
     masks, resize = None, None
     if options.masks is not None:
@@ -383,9 +379,9 @@ def _check(options: FitOptions) -> None:
         options.components = _COMPONENTS.get(options.classifier, 8)
     options.rate = options.rate or RATE
     if options.classifier in ("forest", "boosting"):
-        from pytorch_grad_cam_pcasvm.head.storage import skops_io
+        from pytorch_grad_cam_pcasvm.head import storage
 
-        skops_io()
+        storage.skops_io()
 
 
 def _examples(folder: Any, rows: Mapping[int, int]) -> dict[int, Any]:

@@ -84,10 +84,9 @@ def choose_targets(options: Any, net: Any) -> list[Any]:
         ValueError: an option is out of range, names no class, or is only for heads that decide at every position.
     """
     from pytorch_grad_cam_pcasvm.head.anomalies import tells_anomalies
-    from pytorch_grad_cam_pcasvm.network.pools import is_dense
     from pytorch_grad_cam_pcasvm.targets import default_decision
 
-    dense, anomalies = is_dense(net.pool), tells_anomalies(net.head)
+    dense, anomalies = net.is_dense, tells_anomalies(net.head)
     position, classes = net.head.component_position, net.head.classes_
     most = 0 if position is None else net.head.stages[position - 1].n_outputs
     labels = [] if classes is None else classes.tolist()

@@ -17,9 +17,9 @@ def open_model(options: ModelOptions) -> Any:
     Raises:
         ValueError: it is a head alone, and what is needed besides is not typed; or an option contradicts the model.
     """
-    from pytorch_grad_cam_pcasvm.network.modules import layer_name
+    from pytorch_grad_cam_pcasvm.network.modules import find_layer_name
     from pytorch_grad_cam_pcasvm.network.pools import parse_pool, write_pool
-    from pytorch_grad_cam_pcasvm.network.tiling import Tiled
+    from pytorch_grad_cam_pcasvm.network.tiles import TiledNet
 
     description = read_description(options.model)
     if description is None:
@@ -47,8 +47,8 @@ def open_model(options: ModelOptions) -> Any:
             "function that returns the backbone and this transform, --backbone module:function"
         )
     check_layers(model.net.backbone, options.layer)
-    if isinstance(model.net.backbone, Tiled):  # by the names behind tiles, by which means are known
-        known = {name: layer_name(model.net.backbone, name) for name in options.layer if name != "auto"}
+    if isinstance(model.net.backbone, TiledNet):  # by the names behind tiles, by which means are known
+        known = {name: find_layer_name(model.net.backbone, name) for name in options.layer if name != "auto"}
         options.layer = [known.get(name) or name for name in options.layer]
     model.net.to(choose_device(options.device))
     return model
@@ -121,10 +121,10 @@ def first_image(preparation: Any) -> Any:
 
 def check_layers(backbone: Any, layers: Sequence[str]) -> None:
     """Refuse names of layers that there are not, before anything else takes long."""
-    from pytorch_grad_cam_pcasvm.network.modules import find_network, layer_name
+    from pytorch_grad_cam_pcasvm.network.modules import find_layer_name, find_network
 
     for layer in layers if layers != ["auto"] else ():
-        layer_name(find_network(backbone), layer)
+        find_layer_name(find_network(backbone), layer)
 
 
 def choose_device(typed: str | None) -> str:
@@ -144,8 +144,10 @@ def make_named(options: ModelOptions | FitOptions, size: tuple[int, int] | None 
 
 def read_head(path: Path, trusted: Sequence[str] = ()) -> Any:
     """Return the head in a file, which may have estimators of trusted types."""
-    from pytorch_grad_cam_pcasvm.head.storage import from_skops
+    from pytorch_grad_cam_pcasvm.head import storage
     from pytorch_grad_cam_pcasvm.model.backbones import allow_own_modules
 
     allow_own_modules()
-    return from_skops(path.read_bytes(), trusted) if path.suffix == ".skops" else package.Head.load(path, trusted)
+    return (
+        storage.from_skops(path.read_bytes(), trusted) if path.suffix == ".skops" else package.Head.load(path, trusted)
+    )

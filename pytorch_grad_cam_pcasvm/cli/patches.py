@@ -36,13 +36,13 @@ class PatchOptions:
         """Return it with the number of patches of each of so many images."""
         import torch
 
-        from pytorch_grad_cam_pcasvm.network.features import features_of
-        from pytorch_grad_cam_pcasvm.network.modules import evaluating
+        from pytorch_grad_cam_pcasvm.network.features import compute_features
+        from pytorch_grad_cam_pcasvm.network.modules import evaluation_mode
 
         if self.sample is not None:
             return self
-        with evaluating(backbone), torch.no_grad():
-            positions = features_of(backbone, source, x)[0, 0].numel()
+        with evaluation_mode(backbone), torch.no_grad():
+            positions = compute_features(backbone, source, x)[0, 0].numel()
         return self if count * positions <= self.most else replace(self, sample=max(1, self.most // count))
 
     @property

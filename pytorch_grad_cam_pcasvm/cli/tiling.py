@@ -25,17 +25,16 @@ def apply_tiles(
         layer: where features of a tile come from.
         pool: how they are pooled.
     """
-    from pytorch_grad_cam_pcasvm.network.modules import layer_name
-    from pytorch_grad_cam_pcasvm.network.pools import is_dense
+    from pytorch_grad_cam_pcasvm.network.modules import find_layer_name
     from pytorch_grad_cam_pcasvm.network.tiles import TiledNet
 
     if options.tiles is None and options.tile is None:
         return made, preparation, layer, pool
     net = TiledNet(
-        made.net, layer, "dense" if is_dense(pool) else pool, tiles=options.tiles, tile=options.tile,
+        made.net, layer, "dense" if options.is_dense else pool, tiles=options.tiles, tile=options.tile,
         overlap=_OVERLAP if options.overlap is None else options.overlap, size=measure_size(preparation.transform),
     ).eval()  # fmt: skip
-    options.layer = [str(layer_name(net, name)) for name in options.layer]
+    options.layer = [str(find_layer_name(net, name)) for name in options.layer]
     if net.canvas is not None:
         print(f"tiles: {options.tiles[0]}x{options.tiles[1]} of {_write_size(net.size)} pixels, on photos brought to "  # type: ignore[index]
               f"{_write_size(net.canvas)}")  # fmt: skip
@@ -47,7 +46,7 @@ def apply_tiles(
         transform = Scaled(options.tile, net.size, net.stride, **steps)
         preparation = replace(preparation, transform=transform, resize="scale")
         print(f"tiles: of {options.tile} pixels of a photo, brought to {_write_size(net.size)}")
-    return replace(made, net=net), preparation, None, pool if is_dense(pool) else None
+    return replace(made, net=net), preparation, None, pool if options.is_dense else None
 
 
 def _write_size(size: Sequence[int]) -> str:

@@ -17,7 +17,7 @@ from pytorch_grad_cam_pcasvm.evaluation.rivals import RANDOM, RIVALS, SHARED, Ri
 from pytorch_grad_cam_pcasvm.evaluation.statistics import Estimate
 from pytorch_grad_cam_pcasvm.evaluation.subject import Subject, heat, seeded
 from pytorch_grad_cam_pcasvm.evaluation.turns import Steps, measured_whole
-from pytorch_grad_cam_pcasvm.network.modules import evaluating
+from pytorch_grad_cam_pcasvm.network.modules import evaluation_mode
 
 KINDS = ("deletion", "insertion")
 
@@ -187,7 +187,7 @@ def _arcc(subject: Subject, method: str, x: Tensor, targets: Sequence[Any]) -> n
         raise ImportError("this grad-cam has no ARCC: pip install --upgrade grad-cam, or use arcc=False") from error
     cam, scores = subject.cam(method), []
     for image, target in zip(x.split(1), targets, strict=True):
-        with seeded(subject.seed), evaluating(subject.net):  # ROAD's noise comes from torch's own generator
+        with seeded(subject.seed), evaluation_mode(subject.net):  # ROAD's noise comes from torch's own generator
             scores.append(ARCC(cam)(image, cam(image, targets=[target]), [target], subject.net)[0])
     return np.asarray(scores, np.float64)
 

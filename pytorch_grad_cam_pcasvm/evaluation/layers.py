@@ -13,9 +13,9 @@ from pytorch_grad_cam_pcasvm.evaluation.result import Result
 from pytorch_grad_cam_pcasvm.evaluation.rivals import BLIND, RANDOM
 from pytorch_grad_cam_pcasvm.evaluation.subject import Subject
 from pytorch_grad_cam_pcasvm.methods import ContributionCAM
-from pytorch_grad_cam_pcasvm.network.auto_layers import last_blocks
+from pytorch_grad_cam_pcasvm.network.auto_layers import find_last_blocks
 from pytorch_grad_cam_pcasvm.network.mean_activations import mean_activations
-from pytorch_grad_cam_pcasvm.network.modules import evaluating, layer_name
+from pytorch_grad_cam_pcasvm.network.modules import evaluation_mode, find_layer_name
 from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
 from pytorch_grad_cam_pcasvm.runtime.progress import progress_bar
 
@@ -80,8 +80,8 @@ def layers(
     x = subject.read(subject.rows[:2].tolist())[0]
     backbone, source = net.feature_source(x)
     if candidates is None:
-        with evaluating(net):
-            blocks = last_blocks(backbone, source, x)[-_AMONG:]
+        with evaluation_mode(net):
+            blocks = find_last_blocks(backbone, source, x)[-_AMONG:]
         candidates = [*blocks, *(blocks[-number:] for number in _TOGETHER if number <= len(blocks))]
     named = _named(backbone, candidates)
     means = _means(net, subject, named, x[0].numel())
@@ -195,7 +195,7 @@ def _named(backbone: nn.Module, candidates: Any) -> dict[str, list[str]]:
     pairs = list(candidates.items()) if isinstance(candidates, Mapping) else [(None, group) for group in candidates]
     named: dict[str, list[str]] = {}
     for title, group in pairs:
-        names = [layer_name(backbone, layer) for layer in (group if isinstance(group, list | tuple) else [group])]
+        names = [find_layer_name(backbone, layer) for layer in (group if isinstance(group, list | tuple) else [group])]
         if None in names or not names:
             raise ValueError(f"a candidate must be a layer or a list of layers of the backbone, got {group!r:.80}")
         named[title or " + ".join(map(str, names))] = [str(name) for name in names]

@@ -29,7 +29,6 @@ from pytorch_grad_cam_pcasvm.evaluation.subject import Subject, generator, heat
 from pytorch_grad_cam_pcasvm.evaluation.turns import Steps, measured_whole
 from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
 from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
-from pytorch_grad_cam_pcasvm.network.pools import is_dense
 from pytorch_grad_cam_pcasvm.targets import SVMTarget, default_decision
 
 SHARE = "share of positive evidence"
@@ -101,7 +100,7 @@ def localisation(  # noqa: D417 - of the study its class tells
     """  # noqa: DOC202, DOC402 - as a function it returns a result
     if pasted and masks is not None:
         raise ValueError("pasted makes its own masks: leave masks out")
-    if is_dense(study.net.pool):
+    if study.net.is_dense:
         yield from measure_positions(study, masks, category, tolerance, rate)
         return
     if tiles not in (2, 4):

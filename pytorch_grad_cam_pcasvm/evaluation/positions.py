@@ -20,7 +20,7 @@ from pytorch_grad_cam_pcasvm.evaluation.statistics import Estimate
 from pytorch_grad_cam_pcasvm.evaluation.subject import Subject, heat
 from pytorch_grad_cam_pcasvm.evaluation.turns import Steps
 from pytorch_grad_cam_pcasvm.head.anomalies import tells_anomalies
-from pytorch_grad_cam_pcasvm.network.modules import evaluating
+from pytorch_grad_cam_pcasvm.network.modules import evaluation_mode
 from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
 
 POINT = "pointing game"
@@ -293,7 +293,7 @@ def values_of_positions(net: PCASVMNet, x: Tensor, category: Any = None, normal:
 
 def _compare(net: PCASVMNet, x: Tensor, wanted: Sequence[int]) -> np.ndarray | None:
     """Return by how much some classes are ahead of all others, (N, *grid); None: the head has no margins."""
-    with evaluating(net), torch.no_grad():
+    with evaluation_mode(net), torch.no_grad():
         margins = net(x).margins
     if margins is None:
         return None

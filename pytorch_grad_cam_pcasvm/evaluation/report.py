@@ -25,8 +25,7 @@ from pytorch_grad_cam_pcasvm.evaluation.subject import Subject
 from pytorch_grad_cam_pcasvm.evaluation.turns import Budget, Course, reason, take_turns
 from pytorch_grad_cam_pcasvm.figures import plot_maps, plot_positions
 from pytorch_grad_cam_pcasvm.head.anomalies import tells_anomalies
-from pytorch_grad_cam_pcasvm.network.modules import layer_name
-from pytorch_grad_cam_pcasvm.network.pools import is_dense
+from pytorch_grad_cam_pcasvm.network.modules import find_layer_name
 from pytorch_grad_cam_pcasvm.runtime.amounts import least_images
 from pytorch_grad_cam_pcasvm.runtime.errors import warn
 from pytorch_grad_cam_pcasvm.runtime.files import atomically, check_writable
@@ -79,7 +78,7 @@ def report(  # noqa: D417 - of the study its class tells
     """
     budget = Budget(study.minutes)
     options = _options(study, checks)
-    dense = is_dense(study.net.pool)
+    dense = study.net.is_dense
     if study.minutes is not None and not dense:
         _refuse_few(study)
     courses = _courses(study, options)
@@ -157,7 +156,7 @@ def _order(course: Course, study: Subject) -> bool:
 
 def _entries(study: Subject, checks: Sequence[str], commands: Mapping[str, str] | None) -> dict[str, Any]:
     """Return the entries of a report besides its results."""
-    dense = is_dense(study.net.pool)
+    dense = study.net.is_dense
     subject = study if dense else study.fresh()
     one, _ = subject.read(subject.rows[:1].tolist())
     if not dense:
@@ -272,7 +271,7 @@ def _line(study: Subject, method: str) -> str:
     cam_class, options = study.named[method]
     layers = options.get("target_layers", [study.layer])
     backbone = study.net.feature_source()[0]
-    names = layers if isinstance(layers, str) else [layer_name(backbone, layer) or str(layer) for layer in layers]
+    names = layers if isinstance(layers, str) else [find_layer_name(backbone, layer) or str(layer) for layer in layers]
     others = [
         f", {name}={option!r}" if isinstance(option, str | int | float | bool) else f", {name}=..."
         for name, option in options.items()
@@ -312,7 +311,9 @@ def _layers(study: Subject, options: Mapping[str, Any]) -> str:
     layers = options.get("target_layers", [study.layer])
     backbone = study.net.feature_source()[0]
     return (
-        layers if isinstance(layers, str) else " + ".join(str(layer_name(backbone, layer) or layer) for layer in layers)
+        layers
+        if isinstance(layers, str)
+        else " + ".join(str(find_layer_name(backbone, layer) or layer) for layer in layers)
     )
 
 

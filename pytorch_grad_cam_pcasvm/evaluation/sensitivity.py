@@ -18,8 +18,8 @@ from pytorch_grad_cam_pcasvm.evaluation.statistics import ALIKE, Estimate, rank_
 from pytorch_grad_cam_pcasvm.evaluation.subject import Subject, generator, seeded, signed, with_head
 from pytorch_grad_cam_pcasvm.evaluation.turns import Steps, measured_whole
 from pytorch_grad_cam_pcasvm.network.features import output_of
-from pytorch_grad_cam_pcasvm.network.grid import upsampled
-from pytorch_grad_cam_pcasvm.network.modules import evaluating
+from pytorch_grad_cam_pcasvm.network.grid import upsample_maps
+from pytorch_grad_cam_pcasvm.network.modules import evaluation_mode
 from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
 from pytorch_grad_cam_pcasvm.targets import PCATarget, QuadraticTarget
 
@@ -142,7 +142,7 @@ def _rows(
 def _likeness(maps: Tensor, others: Tensor) -> np.ndarray:
     """Return the absolute rank correlation of two maps of each image, (N,)."""
     if others.shape != maps.shape:  # controls are of one layer, and maps may be of several
-        others = upsampled(others.unsqueeze(1), maps.shape[1:])[:, 0]
+        others = upsample_maps(others.unsqueeze(1), maps.shape[1:])[:, 0]
     return np.abs(rank_correlations(*(tensor.cpu().numpy() for tensor in (maps, others))))
 
 
@@ -165,7 +165,7 @@ class Cascade:
             for name, module in copied.named_modules()
             if _has_weights(module)
         ]
-        with evaluating(self._random), torch.no_grad():
+        with evaluation_mode(self._random), torch.no_grad():
             output_of(copied, source, x, ends=True)  # what runs behind the features has no part in a map
         for hook in hooks:
             hook.remove()

@@ -26,9 +26,10 @@ from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
 from pytorch_grad_cam_pcasvm.methods import ClosedFormGradCAM, ContributionCAM
 from pytorch_grad_cam_pcasvm.methods.grad_cam_protocol import ClosedFormCAM
 from pytorch_grad_cam_pcasvm.methods.warn_once import WarnOnce
-from pytorch_grad_cam_pcasvm.network.grid import upsampled
-from pytorch_grad_cam_pcasvm.network.modules import evaluating, find_device, layer_name
-from pytorch_grad_cam_pcasvm.network.net import PCASVMNet, refuse_dense
+from pytorch_grad_cam_pcasvm.model.model import refuse_dense
+from pytorch_grad_cam_pcasvm.network.grid import upsample_maps
+from pytorch_grad_cam_pcasvm.network.modules import evaluation_mode, find_device, find_layer_name
+from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
 from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput
 from pytorch_grad_cam_pcasvm.runtime.deprecations import rename_arguments
 from pytorch_grad_cam_pcasvm.runtime.errors import (
@@ -162,7 +163,7 @@ class Subject:
         """Return the target of each image; by default the predicted class, by its name."""
 
         def fixed() -> list[Any]:
-            with evaluating(self.net), torch.no_grad():
+            with evaluation_mode(self.net), torch.no_grad():
                 output = self.net(x)
             self._warnings.of_images(output)
             try:
@@ -190,7 +191,7 @@ class Subject:
     def values(self, x: Tensor, targets: Sequence[Any]) -> np.ndarray:
         """Return the value of each image's own target, shape (N,)."""
         parts = []
-        with evaluating(self.net), torch.no_grad():
+        with evaluation_mode(self.net), torch.no_grad():
             for start in range(0, len(x), self.batch_size):
                 output = self._output(x[start : start + self.batch_size])
                 parts += [float(target(row)) for target, row in zip(targets[start:], output, strict=False)]
@@ -339,7 +340,7 @@ def find_target_layer(net: PCASVMNet, target_layers: Sequence[nn.Module | str]) 
         raise TypeError(f"the network must be a PCASVMNet, got {type(net).__name__}: use PCASVMNet(backbone, head)")
     if not isinstance(target_layers, list | tuple) or len(target_layers) != 1:
         raise ValueError(f"target_layers must be a list of one layer, got {target_layers!r:.80}")
-    return layer_name(net.feature_source()[0], target_layers[0]) or target_layers[0]
+    return find_layer_name(net.feature_source()[0], target_layers[0]) or target_layers[0]
 
 
 def named(methods: Methods) -> dict[str, tuple[type[ClosedFormCAM], dict[str, Any]]]:
@@ -388,7 +389,7 @@ def heat(maps: Tensor | Sequence[SignedMaps], size: Sequence[int]) -> np.ndarray
     # Rounding may leave these bounds, and would rank the pixels of a flat map.
     axes = tuple(range(1, small.dim()))
     bounds = small.amin(axes, keepdim=True), small.amax(axes, keepdim=True)
-    return upsampled(small, size).clamp(*bounds)[:, 0].cpu().numpy()
+    return upsample_maps(small, size).clamp(*bounds)[:, 0].cpu().numpy()
 
 
 def _data_set(data: Any) -> Any:

@@ -15,16 +15,15 @@ from pytorch_grad_cam_pcasvm.export.explainer import (
     sampled_differences,
     sampled_outputs,
 )
-from pytorch_grad_cam_pcasvm.head.anomalies import anomaly, tells_anomalies
+from pytorch_grad_cam_pcasvm.head.anomalies import measure_anomaly, tells_anomalies
 from pytorch_grad_cam_pcasvm.head.stages import Projection
 from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
 from pytorch_grad_cam_pcasvm.methods.grad_cam_protocol import ClosedFormCAM
 from pytorch_grad_cam_pcasvm.methods.warn_once import WarnOnce
-from pytorch_grad_cam_pcasvm.network.grid import upsampled
+from pytorch_grad_cam_pcasvm.network.grid import upsample_maps
 from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
-from pytorch_grad_cam_pcasvm.network.outputs import HeadRun, OfHead
+from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput, HeadRun
 from pytorch_grad_cam_pcasvm.runtime.errors import NoProgramError
-from pytorch_grad_cam_pcasvm.targets.places import list_strongest
 
 # What a program gives, where there is some.
 OUTPUTS = (
@@ -41,11 +40,11 @@ def name_outputs(maps: SignedMaps, size: Sequence[int] | None = None) -> dict[st
     """Return a program's outputs for maps, by name."""
     outputs: dict[str, Any] = {name: getattr(maps, name, None) for name in OUTPUTS}
     output = maps.output
-    if isinstance(output, OfHead):
+    if isinstance(output, HeadOutput | HeadRun):
         head = output.head
         outputs["scores"], outputs["components"] = head.scores(output.head_trace), output.components
         if tells_anomalies(head) and (output.grid is not None or head.threshold is not None):
-            outputs["anomaly"] = anomaly(head, output.head_trace)
+            outputs["anomaly"] = measure_anomaly(head, output.head_trace)
         if head.decision_position is not None and head.classes_ is not None:
             outputs["label"] = head.voting.predicted(output.head_trace.values[head.decision_position])
         if output.grid is not None:
@@ -59,8 +58,13 @@ def name_outputs(maps: SignedMaps, size: Sequence[int] | None = None) -> dict[st
         outputs["scores"], outputs["label"] = output, output.argmax(-1)
     for name in ("maps", "opposite"):
         if size is not None and outputs[name] is not None:
-            outputs[name] = upsampled(outputs[name], size)
+            outputs[name] = upsample_maps(outputs[name], size)
     return {name: tensor for name, tensor in outputs.items() if tensor is not None}
+
+
+def list_strongest(targets: Sequence[Any]) -> list[int]:
+    """Return the numbers of the targets that are about the strongest position of each image."""
+    return [k for k, target in enumerate(targets) if getattr(target, "at", None) == "max"]
 
 
 def _evidence(maps: SignedMaps) -> Tensor | None:

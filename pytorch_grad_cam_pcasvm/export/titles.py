@@ -5,9 +5,9 @@ from typing import Any
 
 from torch import nn
 
+from pytorch_grad_cam_pcasvm.export.outputs import list_strongest
 from pytorch_grad_cam_pcasvm.head.anomalies import tells_anomalies
 from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
-from pytorch_grad_cam_pcasvm.network.pools import is_dense
 from pytorch_grad_cam_pcasvm.runtime.pictures import COLOURS, colour_table, heat_table
 from pytorch_grad_cam_pcasvm.targets import (
     DensityTarget,
@@ -20,8 +20,8 @@ from pytorch_grad_cam_pcasvm.targets import (
     SVMTarget,
     Target,
 )
-from pytorch_grad_cam_pcasvm.targets.meanings import anomaly_in_words, describe_meaning
-from pytorch_grad_cam_pcasvm.targets.places import list_strongest, place_in_words
+from pytorch_grad_cam_pcasvm.targets.meanings import describe_anomaly, describe_meaning
+from pytorch_grad_cam_pcasvm.targets.places import describe_place
 
 _BACKGROUND = "background"  # outside of masks
 
@@ -36,7 +36,7 @@ def about(targets: Sequence[Target], net: nn.Module) -> dict[str, Any]:
     """
     known = net.head.classes_ if isinstance(net, PCASVMNet) else None
     classes = None if known is None else known.tolist()
-    dense = isinstance(net, PCASVMNet) and is_dense(net.pool)
+    dense = isinstance(net, PCASVMNet) and net.is_dense
     anomalies = isinstance(net, PCASVMNet) and tells_anomalies(net.head)
     of_places: dict[str, Any] = {"label_colours": [colour.lstrip("#") for colour in COLOURS], "heat": heat_table()}
     of_places["strongest"] = list_strongest(targets)
@@ -51,7 +51,7 @@ def about(targets: Sequence[Target], net: nn.Module) -> dict[str, Any]:
             "classes": classes,
             "colours": colour_table(),
         }
-        | ({"anomaly": anomaly_in_words(net.head, dense)} if isinstance(net, PCASVMNet) and anomalies else {})
+        | ({"anomaly": describe_anomaly(net.head, dense)} if isinstance(net, PCASVMNet) and anomalies else {})
         | ({} if threshold is None else {"threshold": threshold})
         | ({} if head is None or head.normal is None else {"normal": head.normal})
         | (of_places if dense else {})
@@ -61,9 +61,9 @@ def about(targets: Sequence[Target], net: nn.Module) -> dict[str, Any]:
 def _title(target: Target, classes: Sequence[Any] | None, anomalies: bool = False) -> str:
     """Return a target in a few words; of a head that tells anomalies, whose value is minus the anomaly."""
     if anomalies and isinstance(target, SVMTarget) and target.category is None:
-        return ("anomaly" if target.sign == "-" else "normality") + place_in_words(target)
+        return ("anomaly" if target.sign == "-" else "normality") + describe_place(target)
     if isinstance(target, DensityTarget):
-        return ("anomaly" if target.sign == "-" else "log-density") + place_in_words(target)
+        return ("anomaly" if target.sign == "-" else "log-density") + describe_place(target)
     kinds: dict[Any, str] = {
         LogRatioTarget: "log-ratio of ",
         ProbabilityTarget: "probability of ",
@@ -78,13 +78,13 @@ def _title(target: Target, classes: Sequence[Any] | None, anomalies: bool = Fals
         category, versus = target.category, getattr(target, "versus", None)
         if category is None and _is_class(versus, classes):  # the strongest other one
             return (
-                ("for " if getattr(target, "sign", "+") == "-" else "against ") + str(versus) + place_in_words(target)
+                ("for " if getattr(target, "sign", "+") == "-" else "against ") + str(versus) + describe_place(target)
             )
         predicted = "predicted class" if getattr(target, "at", None) is None else "decided class"
         words += str(category) if category is not None else "value" if classes is None else predicted
         rivals = versus if isinstance(versus, tuple) else () if versus is None else (versus,)
         words += " / " * bool(rivals) + ", ".join(map(str, rivals))
-    return "against " * (getattr(target, "sign", "+") == "-") + (words or repr(target)) + place_in_words(target)
+    return "against " * (getattr(target, "sign", "+") == "-") + (words or repr(target)) + describe_place(target)
 
 
 def _is_class(versus: Any, classes: Sequence[Any] | None) -> bool:

@@ -27,7 +27,7 @@ from pytorch_grad_cam_pcasvm.figures.style import (
 )
 from pytorch_grad_cam_pcasvm.head.anomalies import tells_anomalies
 from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
-from pytorch_grad_cam_pcasvm.network.grid import upsampled
+from pytorch_grad_cam_pcasvm.network.grid import upsample_maps
 from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput
 from pytorch_grad_cam_pcasvm.runtime.errors import BlankMapWarning
 from pytorch_grad_cam_pcasvm.runtime.pictures import HEAT
@@ -42,7 +42,7 @@ from pytorch_grad_cam_pcasvm.targets import (
     SVMTarget,
     fix_target,
 )
-from pytorch_grad_cam_pcasvm.targets.places import place_in_words, select_positions
+from pytorch_grad_cam_pcasvm.targets.places import describe_place, select_positions
 
 GAP = 0.07  # between pictures, in inches
 IMAGE_WEIGHT = 0.45
@@ -92,7 +92,7 @@ class Block:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", BlankMapWarning)  # the picture says so
             parts = self.group.positive(scale="none"), self.group.negative(scale="none")
-        positive, negative = (upsampled(part[:, k : k + 1], size)[:, 0].cpu().numpy() for part in parts)
+        positive, negative = (upsample_maps(part[:, k : k + 1], size)[:, 0].cpu().numpy() for part in parts)
         nu = self.group.nu[:, k].cpu().numpy()
         name = write_title(target, self.group.output, self.classes)
         if self.signed:
@@ -174,7 +174,7 @@ def overlaid(picture: np.ndarray, heat: np.ndarray) -> np.ndarray:
 
 def write_title(target: Any, output: Any, classes: Sequence[Any] | None) -> str:
     """Return a target in plain words, the same for all images."""
-    where, against = place_in_words(target), getattr(target, "sign", "+") == "-"
+    where, against = describe_place(target), getattr(target, "sign", "+") == "-"
     if isinstance(target, PCATarget):
         return f"{'minus ' * against}component {target.component + 1}{where}"
     name = heading(target, output)
@@ -229,7 +229,7 @@ def heading(target: Any, output: Any) -> str:
 def caption(group: SignedMaps, k: int, row: int, classes: Sequence[Any] | None) -> str:
     """Return a target as it is meant for this image, and its value."""
     target = group.targets[k]
-    value, where = _value(group, k, row), place_in_words(target)
+    value, where = _value(group, k, row), describe_place(target)
     words = subject(target, group.output, row, classes)
     return f"{words}{where}: {value}" if words else f"value {value}{where}"
 

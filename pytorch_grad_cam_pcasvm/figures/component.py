@@ -33,14 +33,15 @@ from pytorch_grad_cam_pcasvm.figures.style import (
     plain_name,
 )
 from pytorch_grad_cam_pcasvm.head import Head
-from pytorch_grad_cam_pcasvm.maps.recombination import steps_of
+from pytorch_grad_cam_pcasvm.maps.recombination import decision_steps
 from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
 from pytorch_grad_cam_pcasvm.methods import ContributionCAM
 from pytorch_grad_cam_pcasvm.methods.grad_cam_protocol import ClosedFormCAM
+from pytorch_grad_cam_pcasvm.model.model import refuse_dense
 from pytorch_grad_cam_pcasvm.network.features import checked_images
-from pytorch_grad_cam_pcasvm.network.grid import upsampled
-from pytorch_grad_cam_pcasvm.network.modules import evaluating, find_device, uncompiled
-from pytorch_grad_cam_pcasvm.network.net import PCASVMNet, refuse_dense
+from pytorch_grad_cam_pcasvm.network.grid import upsample_maps
+from pytorch_grad_cam_pcasvm.network.modules import evaluation_mode, find_device, find_network
+from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
 from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput
 from pytorch_grad_cam_pcasvm.runtime.errors import BlankMapWarning
 from pytorch_grad_cam_pcasvm.runtime.pictures import COLOURS, as_array, as_pictures
@@ -197,7 +198,7 @@ def choose_method(net: PCASVMNet, layer: Any, cam: ClosedFormCAM | None, at: Any
         raise ValueError("say where to look: pass target_layer= for contributions, or cam= for another method")
     if cam is None:
         return ContributionCAM(net, [layer])
-    if cam.model is not uncompiled(net):
+    if cam.model is not find_network(net):
         raise ValueError("the cam belongs to another network: make one for this net")
     return cam
 
@@ -211,7 +212,7 @@ def values_of(net: PCASVMNet, x: Tensor, batch_size: int) -> tuple[Tensor, np.nd
         ValueError: the head has no components.
     """
     components, labels = [], []
-    with evaluating(net), torch.no_grad():
+    with evaluation_mode(net), torch.no_grad():
         for batch in x.split(batch_size):
             output = net(batch.to(find_device(net)))
             if output.components is None:
@@ -240,7 +241,7 @@ def _decision(target: Any, output: HeadOutput, classes: Any) -> str:
 
 def _ends(rows: np.ndarray, pictures: np.ndarray, maps: SignedMaps) -> Ends:
     """Return images and their maps on one scale."""
-    signed = upsampled(maps.positive(scale="target") - maps.negative(scale="target"), pictures.shape[1:3])
+    signed = upsample_maps(maps.positive(scale="target") - maps.negative(scale="target"), pictures.shape[1:3])
     largest = int((maps.nu.log() + maps.log_scale).argmax())
     return Ends(rows, pictures, signed[:, 0].numpy(), float(maps.nu[largest]), float(maps.log_scale[largest]))
 
@@ -258,7 +259,7 @@ def _parts(cam: ClosedFormCAM, first: Tensor, p: Tensor, component: int, target:
     at_baseline = start.baseline_values.to(p).expand_as(p)
     shared: Any = {"log_scale": torch.zeros_like(p), "baseline_values": at_baseline, "targets": targets, "output": None}
     without_maps = SignedMaps(**numbers, **shared, linear=True, neutral=start.neutral)
-    g, p0, log_scale = steps_of(without_maps, cam.model.head, target)
+    g, p0, log_scale = decision_steps(without_maps, cam.model.head, target)
     return ((g * (p - p0))[:, component] * log_scale.exp()).cpu().numpy()
 
 

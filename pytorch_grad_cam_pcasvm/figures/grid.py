@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from pytorch_grad_cam_pcasvm.figures.blocks import Block, list_labels
 from pytorch_grad_cam_pcasvm.figures.layout import Layout
 from pytorch_grad_cam_pcasvm.figures.style import FONT, LINES, literal
-from pytorch_grad_cam_pcasvm.maps.carried import carried
+from pytorch_grad_cam_pcasvm.maps.carried import decision_shares
 from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
 from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput
 from pytorch_grad_cam_pcasvm.runtime.pictures import as_pictures
@@ -216,7 +216,7 @@ def _strongest(maps: SignedMaps, component: Mapping[int, int]) -> tuple[list[int
     if decisions and isinstance(output, HeadOutput) and output.grid is None and output.decision is not None:
         # A log-ratio and a probability tell the same classes apart.
         margin = SVMTarget(decisions[0].category, versus=getattr(decisions[0], "versus", None))
-        strength = carried(output, margin).abs().mean(0)
+        strength = decision_shares(output, margin).abs().mean(0)
         size = {b: float(strength[b]) for b in component.values()}
         why = f": those that carry most of the {'first ' if len(decisions) > 1 else ''}decision"
     else:

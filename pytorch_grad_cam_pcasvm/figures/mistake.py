@@ -20,14 +20,12 @@ from pytorch_grad_cam_pcasvm.head import Head
 from pytorch_grad_cam_pcasvm.maps.recombination import at_place
 from pytorch_grad_cam_pcasvm.methods.grad_cam_protocol import ClosedFormCAM
 from pytorch_grad_cam_pcasvm.network.features import checked_images
-from pytorch_grad_cam_pcasvm.network.grid import Grid
 from pytorch_grad_cam_pcasvm.network.modules import find_device
 from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
 from pytorch_grad_cam_pcasvm.network.patches import label_patches
 from pytorch_grad_cam_pcasvm.runtime.errors import BlankMapWarning
 from pytorch_grad_cam_pcasvm.runtime.pictures import as_array, as_pictures
 from pytorch_grad_cam_pcasvm.targets import PCATarget, SVMTarget
-from pytorch_grad_cam_pcasvm.targets.places import make_place
 
 _MOST_NAMED = 3  # components in the title
 _ROUNDING = 1e-4  # how exactly maps in single precision add up
@@ -102,7 +100,7 @@ def plot_mistake(
     """
     head_classes = _classes(net.head)
     truth = head_classes[net.head.class_index(truth)]
-    place = make_place(at)
+    place: Any = PCATarget(0, at=at).at
     if not (place is None or isinstance(place, tuple)):
         raise ValueError(f"at must be one position, (row, column), got {place!r}")
     at = place
@@ -141,7 +139,8 @@ def plot_mistake(
     steps, all_steps = (Steps.of(components, net.head, target, most, in_order) for most in (count, len(p)))
 
     # Of dense features, there is a row for each patch.
-    grid, positions = output.grid or Grid((), ()), output.grid.count if output.grid else 1
+    grid: Any = output.grid
+    positions = 1 if grid is None else grid.count
     known = None if features is None else _components(net, features, len(x) * positions)
     rows = values_of(net, x, batch_size)[0].movedim(1, -1).reshape(-1, len(p)) if known is None else known
     row_labels = (

@@ -17,8 +17,7 @@ from matplotlib.patches import Patch
 from pytorch_grad_cam_pcasvm.figures.blocks import OUTLINE
 from pytorch_grad_cam_pcasvm.figures.style import bare, class_name, laid_out, literal, number
 from pytorch_grad_cam_pcasvm.network.anomaly_maps import AnomalyMaps
-from pytorch_grad_cam_pcasvm.network.cells import Cells
-from pytorch_grad_cam_pcasvm.network.grid import upsampled
+from pytorch_grad_cam_pcasvm.network.grid import upsample_maps
 from pytorch_grad_cam_pcasvm.runtime.pictures import (
     COLOURS,
     DIVERGING,
@@ -220,10 +219,10 @@ def _numbers(values: Any) -> np.ndarray:
     return numbers
 
 
-def _at_pictures(numbers: np.ndarray, drawn: np.ndarray, cells: Cells | None = None) -> np.ndarray:
+def _at_pictures(numbers: np.ndarray, drawn: np.ndarray, cells: Any = None) -> np.ndarray:
     """Return numbers (N, h, w) at the pixels of pictures, (N, H, W)."""
     maps, size = torch.from_numpy(np.asarray(numbers, np.float32)).unsqueeze(1), drawn.shape[1:3]
-    return (upsampled(maps, size) if cells is None else cells.spread(maps, size))[:, 0].numpy()
+    return (upsample_maps(maps, size) if cells is None else cells.spread(maps, size))[:, 0].numpy()
 
 
 def _check(drawn: np.ndarray, count: tuple[int, ...], masks: Any, titles: Sequence[str] | None) -> None:

@@ -29,9 +29,9 @@ from pytorch_grad_cam_pcasvm.figures.style import (
     number,
 )
 from pytorch_grad_cam_pcasvm.head import Head
-from pytorch_grad_cam_pcasvm.maps.recombination import moved, recombined, steps_of
+from pytorch_grad_cam_pcasvm.maps.recombination import decision_steps, recombined, shift_baseline
 from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
-from pytorch_grad_cam_pcasvm.network.grid import upsampled
+from pytorch_grad_cam_pcasvm.network.grid import upsample_maps
 from pytorch_grad_cam_pcasvm.targets import PCATarget, default_decision
 
 GREY = "0.35"
@@ -167,7 +167,7 @@ class Steps:
     def _draw_maps(self, axes: Sequence[Axes], picture: np.ndarray, outline: bool) -> None:
         steps = [*self.parts, self.whole]
         raw = torch.stack([step.map for step in steps]).unsqueeze(0)
-        maps = upsampled(raw, picture.shape[:2])[0].cpu().numpy()
+        maps = upsample_maps(raw, picture.shape[:2])[0].cpu().numpy()
         top = float(np.abs(maps).max())
         bare(axes[0]).imshow(picture)
         axes[0].set_title("input", fontsize="medium")
@@ -238,11 +238,11 @@ def _parts(components: SignedMaps, head: Any, target: Any, whole: SignedMaps, co
     """Return the strongest components of one image, and the others as one step."""
     leading = takewhile(lambda pair: pair[1] == PCATarget(pair[0]), enumerate(components.targets))
     of_components = components[:, [b for b, _ in leading]]
-    g, p0, log_scale = steps_of(of_components, head, target)
+    g, p0, log_scale = decision_steps(of_components, head, target)
     g = g * (of_components.log_scale + (log_scale - whole.log_scale[:, 0]).unsqueeze(1)).exp()
     maps = g.unsqueeze(-1).unsqueeze(-1) * of_components.maps.to(g.dtype)
     if components.neutral and of_components.baseline_values is not None:
-        maps = moved(maps, g * (p0 - of_components.baseline_values))
+        maps = shift_baseline(maps, g * (p0 - of_components.baseline_values))
     maps = maps[0]
     factor, remainder = whole.log_scale[0, 0].exp(), of_components.remainder
     tokens = (torch.zeros_like(g[0]) if remainder is None else g[0] * remainder[0].to(g.dtype)) * factor

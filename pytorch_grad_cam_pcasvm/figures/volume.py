@@ -12,7 +12,7 @@ from pytorch_grad_cam_pcasvm.figures.blocks import GAP, caption, write_title
 from pytorch_grad_cam_pcasvm.figures.grid import check_classes, check_components, selected
 from pytorch_grad_cam_pcasvm.figures.style import bare, captioned, draw_bar, draw_signed, filled, laid_out, number
 from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
-from pytorch_grad_cam_pcasvm.network.grid import upsampled
+from pytorch_grad_cam_pcasvm.network.grid import upsample_maps
 from pytorch_grad_cam_pcasvm.runtime.pictures import as_array
 
 AXES = ("depth", "height", "width")
@@ -149,7 +149,7 @@ def _chosen(slices: Any, maps: SignedMaps, axis: int, length: int) -> tuple[list
         values = _scaled(maps)[0]
         largest = values.abs().movedim(1 + axis, 0).flatten(1).amax(1)
         if bool(largest.any()):
-            profile = upsampled(largest[None, None], (length,))[0, 0]
+            profile = upsample_maps(largest[None, None], (length,))[0, 0]
             return _apart(profile, count, length // (2 * count)), f"Slices {along} where maps are largest."
         slices = count
     if isinstance(slices, int | np.integer) and not isinstance(slices, bool):
@@ -182,7 +182,7 @@ def _scaled(maps: SignedMaps) -> Tensor:
 
 def _signed(maps: SignedMaps, size: Sequence[int]) -> np.ndarray:
     """Return the map of one target from -1 to 1 in the geometry of the volume, (D, H, W)."""
-    return upsampled(_scaled(maps), size)[0, 0].numpy()
+    return upsample_maps(_scaled(maps), size)[0, 0].numpy()
 
 
 def _slices(values: np.ndarray, axis: int, chosen: Sequence[int]) -> np.ndarray:

@@ -11,7 +11,12 @@ from pytorch_grad_cam_pcasvm.head.stack import HeadTrace
 
 
 def tells_anomalies(head: Head) -> bool:
-    """Return whether a head measures likeness to its training set, so that :func:`anomaly` has an answer."""
+    """Return whether a head measures likeness to its training set, so that :func:`measure_anomaly` has an answer.
+
+    Example:
+        >>> tells_anomalies(net.head), tells_anomalies(Head.of(NearestNeighbors().fit(features)))
+        (False, True)
+    """
     if head.decision_position is not None:
         return head.voting.about in ("one class", "likeness")
     return getattr(head.stages[(head.component_position or 0) - 1], "restoring", None) is not None
@@ -23,11 +28,20 @@ def find_clusters(head: Head) -> int | None:
     return None if not position or head.stages[position - 2].facts.density is None else position - 1
 
 
-def anomaly(head: Head, trace: HeadTrace) -> Tensor:
+def measure_anomaly(head: Head, trace: HeadTrace) -> Tensor:
     """Return minus the head's value, of a mixture minus its log-density; without a decision, the Q statistic, (N,).
+
+    Args:
+        head: the head.
+        trace: what it computed for N rows of features, ``net(images).head_trace``.
 
     Raises:
         ValueError: the head's value does not tell what is like the training set, or its reduction restores nothing.
+
+    Example:
+        >>> head = Head.of(NearestNeighbors(n_neighbors=1).fit(features))
+        >>> measure_anomaly(head, head.values_of(torch.from_numpy(features).double())).shape
+        torch.Size([12])
     """
     clusters = find_clusters(head)
     if clusters is not None:

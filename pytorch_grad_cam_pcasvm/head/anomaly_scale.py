@@ -19,7 +19,14 @@ _SAME = 1e-6  # of the length of the longest row: by so much a row differs from 
 
 
 def anomaly_range(head: Head) -> tuple[float, float] | None:
-    """Return where the scale of a head's anomalies starts and ends; None: nothing is known of its training set."""
+    """Return where the scale of a head's anomalies starts and ends; None: nothing is known of its training set.
+
+    Example:
+        >>> head = Head.of(NearestNeighbors(n_neighbors=1).fit(features))
+        >>> low, high = anomaly_range(head)
+        >>> low, high > 0
+        (0.0, True)
+    """
     for stage in head.stages:
         least, reach = stage.facts.least, stage.facts.reach
         if least is not None and reach is not None:
@@ -32,19 +39,29 @@ def anomaly_range(head: Head) -> tuple[float, float] | None:
 
 
 def usual_reach(head: Head) -> float | None:
-    """Return the anomaly that nearly all good rows stay below; None: nothing is known of the training set."""
+    """Return the anomaly that nearly all good rows stay below; None: nothing is known of the training set.
+
+    Example:
+        >>> head = Head.of(NearestNeighbors(n_neighbors=1).fit(features))
+        >>> 0 < usual_reach(head) < anomaly_range(head)[1]
+        True
+    """
     known = anomaly_range(head)
     return None if known is None else known[0] + (known[1] - known[0]) / _TIMES
 
 
 def measure_reach(values: np.ndarray, *, is_distance: bool) -> tuple[float, float]:
-    """Return between which numbers anomalies of training rows are; distances start at 0."""
+    """Return between which numbers anomalies of training rows are; distances start at 0.
+
+    Args:
+        values: anomalies of rows, each measured by a head that was fitted without it, shape (R,).
+        is_distance: whether they are distances.
+
+    Example:
+        >>> measure_reach(np.array([1.0, 2.0, 2.0]), is_distance=True)
+        (0.0, 2.0)
+    """
     return 0.0 if is_distance else float(values.min()), float(np.quantile(values, _SHARE))
-
-
-def is_distance(head: Head) -> bool:
-    """Return whether a head's anomalies are distances, which start at 0."""
-    return head.decision_position is None or any(getattr(stage, "is_distance", False) for stage in head.stages)
 
 
 def _range(least: float, reach: float) -> tuple[float, float] | None:

@@ -10,7 +10,7 @@ from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput
 from pytorch_grad_cam_pcasvm.targets.output_gradients import differentiate_targets
 
 
-def carried(output: Any, decision: Any) -> Tensor:
+def decision_shares(output: Any, decision: Any) -> Tensor:
     """Return the share of each component b in a decision, ``g_b p_b``, shape (N, B).
 
     ``g`` is the secant of the decision from the mean of the training set, where all components are 0, to the image.
@@ -18,6 +18,10 @@ def carried(output: Any, decision: Any) -> Tensor:
     Args:
         output: what a head with a reduction and a decision computed, not of dense features.
         decision: a target that is linear in the head's values.
+
+    Example:
+        >>> decision_shares(net(images), SVMTarget("cat", versus="dog")).shape
+        torch.Size([2, 3])
     """
     components, head = output.components, output.head
     behind = Head(list(head.stages)[head.component_position :])

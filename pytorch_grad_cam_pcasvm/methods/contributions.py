@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from pytorch_grad_cam_pcasvm.head.conditions import Sampling
 from pytorch_grad_cam_pcasvm.head.enumerated import GROUPS
 from pytorch_grad_cam_pcasvm.maps.multiscale import WAYS, as_one
-from pytorch_grad_cam_pcasvm.maps.recombination import moved
+from pytorch_grad_cam_pcasvm.maps.recombination import shift_baseline
 from pytorch_grad_cam_pcasvm.maps.result import MethodResult
 from pytorch_grad_cam_pcasvm.maps.scale import signed_maps
 from pytorch_grad_cam_pcasvm.methods.component_sums import HeadSums
@@ -99,7 +99,7 @@ class ContributionCAM(SecantCAM, HeadSums):
         start, seeds = run.starts[layer], run.secants(targets, layer)
         maps, remainder = run.contributions(seeds, layer, start.difference, start.path)
         if seeds.excess is not None:
-            maps = moved(maps, seeds.excess)
+            maps = shift_baseline(maps, seeds.excess)
         if seeds.remainder is not None:
             remainder = remainder + seeds.remainder.to(remainder)
         weights = run.sums(seeds, layer, start.path)

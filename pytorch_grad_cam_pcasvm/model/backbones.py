@@ -84,12 +84,12 @@ def _refuse_size(net: Any, name: str, size: tuple[int, int]) -> None:
     """Refuse images of a size that a network does not take, by running it once."""
     import torch
 
-    from pytorch_grad_cam_pcasvm.network.features import count_input_channels
-
+    convolutions = torch.nn.Conv1d | torch.nn.Conv2d | torch.nn.Conv3d
+    channels = next((module.in_channels for module in net.modules() if isinstance(module, convolutions)), 3)
     like = next((p for p in net.parameters() if p.is_floating_point()), torch.zeros(()))
     try:
         with torch.no_grad():
-            net(like.new_zeros(1, count_input_channels(net) or 3, *size))
+            net(like.new_zeros(1, channels, *size))
     except Exception as error:  # whatever an assertion or a shape in it raises
         height, width = size
         reason = f": {str(error).splitlines()[0]}" if str(error) else ""

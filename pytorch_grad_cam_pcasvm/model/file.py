@@ -18,9 +18,9 @@ from pytorch_grad_cam_pcasvm.model.fitting import attach_head, take_backbone
 from pytorch_grad_cam_pcasvm.model.model import Model
 from pytorch_grad_cam_pcasvm.model.origin import Origin, parse_origin
 from pytorch_grad_cam_pcasvm.model.preparation import read_preparation, record_preparation, with_transform
-from pytorch_grad_cam_pcasvm.network.features import features_of, output_of
-from pytorch_grad_cam_pcasvm.network.inputs import Inputs, each
-from pytorch_grad_cam_pcasvm.network.modules import evaluating, find_device, layer_name
+from pytorch_grad_cam_pcasvm.network.features import compute_features, output_of
+from pytorch_grad_cam_pcasvm.network.inputs import Inputs
+from pytorch_grad_cam_pcasvm.network.modules import evaluation_mode, find_device, find_layer_name
 from pytorch_grad_cam_pcasvm.network.pools import parse_pool, write_pool
 from pytorch_grad_cam_pcasvm.network.tiles import TiledNet, tile_network
 from pytorch_grad_cam_pcasvm.runtime.digests import digest_of_weights
@@ -185,7 +185,7 @@ def _compare(model: Model, described: Description, path: Path) -> None:
     limit = _SAME_HALF if half else _SAME
     try:
         for layer in (*model.layers, *model.means):
-            layer_name(backbone, layer)
+            find_layer_name(backbone, layer)
         probe, shapes = _probe(model), _measure_outputs(model, model.means)
     except (RuntimeError, TypeError, ValueError) as error:
         raise ValueError(
@@ -218,7 +218,7 @@ def _measure_outputs(model: Model, layers: Iterable[str]) -> dict[str, tuple[int
     def note(name: str, output: Any) -> None:
         shapes[name] = tuple(output.shape) if isinstance(output, Tensor) else ()
 
-    with evaluating(backbone), torch.no_grad(), hooked() as hooks:
+    with evaluation_mode(backbone), torch.no_grad(), hooked() as hooks:
         for name in layers:
             hooks.after_call(backbone, name, note)
         output_of(backbone, None, x)
@@ -236,11 +236,11 @@ def _probe(model: Model) -> dict[str, list[float]]:
         images["picture"] = model.transform(picture)[None]
     backbone, _ = model.net.feature_source()
     rows = {}
-    with evaluating(backbone), torch.no_grad(), full_precision(find_device(backbone)):
+    with evaluation_mode(backbone), torch.no_grad(), full_precision(find_device(backbone)):
         for name, x in images.items():
             x = _place(x, backbone)
             _, source = model.net.feature_source(x)
-            rows[name] = features_of(backbone, source, x).double().cpu().flatten()[:64].tolist()
+            rows[name] = compute_features(backbone, source, x).double().cpu().flatten()[:64].tolist()
     return rows
 
 
@@ -248,7 +248,11 @@ def _place(x: Any, backbone: nn.Module) -> Any:
     """Return images, or several inputs, on the device of a backbone, in the dtype of its weights."""
     dtype = next((p.dtype for p in backbone.parameters() if p.is_floating_point()), torch.float32)
     device = find_device(backbone)
-    return each(lambda one: one.to(device, dtype) if one.is_floating_point() else one.to(device), x)
+
+    def place_tensor(tensor: Tensor) -> Tensor:
+        return tensor.to(device, dtype) if tensor.is_floating_point() else tensor.to(device)
+
+    return x.map(place_tensor) if isinstance(x, Inputs) else place_tensor(x)
 
 
 def _make_noise(inputs: Sequence[Mapping[str, Any]], noise: np.random.Generator) -> Any:

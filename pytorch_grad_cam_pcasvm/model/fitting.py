@@ -23,11 +23,11 @@ from pytorch_grad_cam_pcasvm.model.preparation import Preparation, describe_tran
 from pytorch_grad_cam_pcasvm.network.block_means import BlockMeans
 from pytorch_grad_cam_pcasvm.network.channel_means import ChannelMeans
 from pytorch_grad_cam_pcasvm.network.extraction import collect_features
-from pytorch_grad_cam_pcasvm.network.features import FeatureSource, Layer
+from pytorch_grad_cam_pcasvm.network.features import FeatureSource
 from pytorch_grad_cam_pcasvm.network.inputs import Inputs
-from pytorch_grad_cam_pcasvm.network.modules import evaluating, find_device, find_network, layer_name
+from pytorch_grad_cam_pcasvm.network.modules import evaluation_mode, find_device, find_layer_name, find_network
 from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
-from pytorch_grad_cam_pcasvm.network.tiling import Tiled
+from pytorch_grad_cam_pcasvm.network.tiles import TiledNet
 from pytorch_grad_cam_pcasvm.runtime.arguments import named
 
 _LONGEST = 400  # letters of an estimator's description
@@ -38,7 +38,7 @@ def fit_model(
     backbone: nn.Module | str,
     loader: Iterable[Any],
     head: Any,
-    layer: Layer | Sequence[Layer] | None = None,
+    layer: str | nn.Module | Sequence[str | nn.Module] | None = None,
     *,
     pool: Any = None,
     transform: Callable[[Any], Tensor] | None = None,
@@ -107,7 +107,7 @@ def fit_made(
     made: Backbone,
     loader: Iterable[Any],
     head: Any,
-    layer: Layer | Sequence[Layer] | None = None,
+    layer: str | nn.Module | Sequence[str | nn.Module] | None = None,
     *,
     pool: Any = None,
     layers: Any = None,
@@ -141,7 +141,7 @@ def name_layers(net: nn.Module, layers: Any) -> list[str]:
     given = [layers] if isinstance(layers, str | nn.Module) else list(layers or ())
     if not all(isinstance(layer, str | nn.Module) and layer != "" for layer in given):
         raise TypeError(f"layers= are names of layers, such as ['layer3', 'layer4'], or modules, got {layers!r:.60}")
-    return [name for layer in given if (name := layer_name(net, layer)) is not None]
+    return [name for layer in given if (name := find_layer_name(net, layer)) is not None]
 
 
 def assemble_model(
@@ -188,7 +188,7 @@ def assemble_model(
         record_preparation(training, preparation)
     if normal is not None:  # as the head has it: a number of NumPy's cannot be stored
         training.preparation = (training.preparation or {}) | {"normal": labels[labels.index(normal)]}
-    if isinstance(made.net, Tiled):  # which the head alone would not say
+    if isinstance(made.net, TiledNet):  # which the head alone would not say
         training.preparation = (training.preparation or {}) | {"tiled": True}
     versions = {
         "pytorch_grad_cam_pcasvm": pytorch_grad_cam_pcasvm.__version__,
@@ -213,7 +213,7 @@ def attach_head(backbone: nn.Module, head: Head, layer: Any, pool: Any) -> PCASV
 
 def _are_tokens(net: nn.Module, layers: Sequence[str], x: Any) -> bool:
     """Return whether the output of a layer does not have its channels behind the images."""
-    with evaluating(net), torch.no_grad():
+    with evaluation_mode(net), torch.no_grad():
         layouts = ChannelMeans(net, layers, x.to(find_device(net))).layouts.values()
     return any(not layout.is_that_of_maps for layout in layouts)
 

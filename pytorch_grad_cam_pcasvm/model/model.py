@@ -14,14 +14,14 @@ from torch import Tensor
 from pytorch_grad_cam_pcasvm.data.photo_files import image_paths
 from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
 from pytorch_grad_cam_pcasvm.methods import ContributionCAM
-from pytorch_grad_cam_pcasvm.methods.method import Method
+from pytorch_grad_cam_pcasvm.methods.grad_cam_protocol import ClosedFormCAM
 from pytorch_grad_cam_pcasvm.model.origin import Origin
 from pytorch_grad_cam_pcasvm.model.preparation import Preparation, describe_transform, record_preparation
 from pytorch_grad_cam_pcasvm.network.inputs import Inputs
 from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
 from pytorch_grad_cam_pcasvm.runtime.errors import Way, refuse
 
-M = TypeVar("M", bound=Method)
+M = TypeVar("M", bound=ClosedFormCAM)
 _TENSORS = Tensor, np.ndarray, Inputs, list, tuple, Mapping  # whose messages are those of the methods
 Paths = str | PathLike[str] | Sequence[str | PathLike[str]]
 
@@ -221,3 +221,16 @@ class Model:
 
 def _name_first(paths: Any) -> str:
     return str(paths if isinstance(paths, str | PathLike) else next(iter(paths), "nothing"))
+
+
+def refuse_dense(net: Any, what: str) -> None:
+    """Refuse a head that decides at every position.
+
+    Raises:
+        ValueError: it is one.
+    """
+    if isinstance(net, PCASVMNet) and net.is_dense:
+        raise ValueError(
+            f"{what} takes a head that decides once for each image, but this one decides at every position, "
+            f"pool={net.pool!r}: explain it with cam.explain, and draw it with figures.plot_positions"
+        )

@@ -15,6 +15,11 @@ class AnomalyMaps(np.ndarray):
     Attributes:
         head: the head whose anomalies they are, or None: not known.
         cells: where on the picture the positions lie; None: they share it out evenly.
+
+    Example:
+        >>> dense = PCASVMNet(backbone, NearestNeighbors().fit(features), layer="layer2", pool="dense").eval()
+        >>> isinstance(dense.anomaly_map(images), AnomalyMaps)
+        True
     """
 
     head: Head | None = None

@@ -18,10 +18,10 @@ from pytorch_grad_cam_pcasvm.network.features import (
     Layer,
     check_rows,
     check_tensor,
-    features_of,
+    compute_features,
 )
 from pytorch_grad_cam_pcasvm.network.inputs import image_and_label, make_inputs
-from pytorch_grad_cam_pcasvm.network.modules import evaluating, find_device, find_network
+from pytorch_grad_cam_pcasvm.network.modules import evaluation_mode, find_device, find_network
 from pytorch_grad_cam_pcasvm.network.patches import Patches, check_amount
 from pytorch_grad_cam_pcasvm.network.patches import coreset as coreset_of
 from pytorch_grad_cam_pcasvm.network.pools import is_dense
@@ -194,7 +194,7 @@ def _run_over(
     """Pass on the features of every batch of a loader, (R, D), and their places, and return the labels of each."""
     labels: list[Any] = []
     count = images_before = 0
-    with evaluating(backbone), torch.no_grad(), _loading():
+    with evaluation_mode(backbone), torch.no_grad(), _loading():
         for images, label, features in _batches(backbone, loader, source, progress, name):
             if label is not None:
                 labels.append(_column(label))
@@ -251,7 +251,7 @@ def _batches(
 
 
 def _features(backbone: nn.Module, source: "FeatureSource", images: Any) -> Tensor:
-    return features_of(backbone, source.at(backbone, images), images)
+    return compute_features(backbone, source.at(backbone, images), images)
 
 
 def check_loader(loader: Any) -> None:

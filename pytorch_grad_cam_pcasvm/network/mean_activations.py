@@ -10,7 +10,7 @@ from tqdm.auto import tqdm
 from pytorch_grad_cam_pcasvm.network.extraction import check_loader
 from pytorch_grad_cam_pcasvm.network.features import checked_images, output_of
 from pytorch_grad_cam_pcasvm.network.inputs import image_and_label
-from pytorch_grad_cam_pcasvm.network.modules import evaluating, find_device, find_network, layer_name
+from pytorch_grad_cam_pcasvm.network.modules import evaluation_mode, find_device, find_layer_name, find_network
 from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
 from pytorch_grad_cam_pcasvm.network.runner import ask_anew
 from pytorch_grad_cam_pcasvm.network.tiling import Tiled
@@ -58,11 +58,11 @@ def mean_activations(
         return [mean_activations(net, loader, one, progress=progress) for one in layer]
     check_loader(loader)
     backbone = find_backbone(net)
-    name = layer_name(backbone, layer)
+    name = find_layer_name(backbone, layer)
     total: Tensor | None = None
     count = 0
     ask_anew(backbone)
-    with evaluating(net), torch.no_grad():
+    with evaluation_mode(net), torch.no_grad():
         for batch in tqdm(loader, desc="mean activations", unit="batch") if progress else loader:
             images = checked_images(image_and_label(batch)[0], backbone)
             activations = output_of(backbone, name, images.to(find_device(net)))

@@ -11,6 +11,8 @@ from pytorch_grad_cam_pcasvm.targets.components import (
 )
 from pytorch_grad_cam_pcasvm.targets.decisions import LogRatioTarget, SVMTarget
 from pytorch_grad_cam_pcasvm.targets.densities import DensityTarget
+from pytorch_grad_cam_pcasvm.targets.meanings import describe_anomaly, describe_meaning
+from pytorch_grad_cam_pcasvm.targets.places import ImagePositions, describe_place
 from pytorch_grad_cam_pcasvm.targets.questions import fix_target
 from pytorch_grad_cam_pcasvm.targets.scores import PredictedScore, ProbabilityTarget, ScoreTarget
 from pytorch_grad_cam_pcasvm.targets.target import ClosedFormTarget, Target
@@ -19,6 +21,7 @@ __all__ = [
     "ClosedFormTarget",
     "DensityTarget",
     "HotellingTarget",
+    "ImagePositions",
     "LogRatioTarget",
     "PCATarget",
     "PredictedScore",
@@ -30,6 +33,9 @@ __all__ = [
     "Target",
     "decoded",
     "default_decision",
+    "describe_anomaly",
+    "describe_meaning",
+    "describe_place",
     "encoded",
     "every_class",
     "every_component",

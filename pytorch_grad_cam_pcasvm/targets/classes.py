@@ -12,7 +12,18 @@ from pytorch_grad_cam_pcasvm.targets.target import Target
 
 
 def every_class(output: Any) -> Sequence[Target]:
-    """Return a target for every class of an output, or for its only value."""
+    """Return a target for every class of an output, or for its only value.
+
+    Args:
+        output: what a network returns.
+
+    Raises:
+        ValueError: it is no output of a head, and no scores (N, C).
+
+    Example:
+        >>> every_class(net(images))
+        [SVMTarget('cat'), SVMTarget('dog'), SVMTarget('elk')]
+    """
     if output.head is None:
         scores = output.value
         if not isinstance(scores, Tensor) or scores.dim() != 2:
@@ -36,6 +47,10 @@ def default_decision(head: Any, normal: Any = None) -> SVMTarget:
 
     Raises:
         ValueError: there is no such class.
+
+    Example:
+        >>> default_decision(net.head), default_decision(net.head, "cat")
+        (SVMTarget(), SVMTarget(versus='cat'))
     """
     normal = head.normal if normal is None else normal
     if normal is None:

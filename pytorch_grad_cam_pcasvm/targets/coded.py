@@ -28,7 +28,15 @@ _TARGETS: dict[str, Any] = {
 
 
 def encoded(target: Any) -> Any:
-    """Return a target as JSON: its class and fields, or only the name of one from outside this package."""
+    """Return a target as JSON: its class and fields, or only the name of one from outside this package.
+
+    Raises:
+        TypeError: it has a label that is neither a string, a number nor a boolean.
+
+    Example:
+        >>> encoded(PCATarget(0))
+        {'target': 'PCATarget', 'fields': {'component': 0, 'sign': '+', 'at': None}}
+    """
     target_class = type(target)
     if target_class not in _TARGETS.values():
         return target if isinstance(target, str) else getattr(target, "__name__", target_class.__name__)
@@ -48,7 +56,15 @@ def encoded(target: Any) -> Any:
 
 
 def decoded(target: Any) -> Any:
-    """Return the target that :func:`encoded` wrote, or the name of one from outside this package."""
+    """Return the target that :func:`encoded` wrote, or the name of one from outside this package.
+
+    Raises:
+        ValueError: it is a target of a later version.
+
+    Example:
+        >>> decoded(encoded(PCATarget(0)))
+        PCATarget(0)
+    """
     if isinstance(target, str):
         return target
     target_class = _TARGETS.get(target["target"])

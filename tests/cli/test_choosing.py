@@ -19,7 +19,7 @@ from torchvision.transforms import v2
 from pytorch_grad_cam_pcasvm import Head, ResidualTarget, SVMTarget, evaluation, export, extract_features, load_model
 from pytorch_grad_cam_pcasvm.cli import groups, main
 from pytorch_grad_cam_pcasvm.head import tensor
-from pytorch_grad_cam_pcasvm.head.anomalies import anomaly
+from pytorch_grad_cam_pcasvm.head.anomalies import measure_anomaly
 from pytorch_grad_cam_pcasvm.model.thresholds import choose_threshold
 
 SIZE = 32
@@ -292,7 +292,7 @@ def test_threshold_is_that_of_photos_left_out(parts, tested):
     for others, left_out in GroupKFold(5).split(rows[fit], groups=own[fit]):
         head = Head.of(make_pipeline(StandardScaler(), PCA(8, random_state=0), *last).fit(rows[fit[others]]))
         for number in np.flatnonzero(np.isin(np.r_[np.arange(15), 3], own[fit[left_out]])):
-            scores[number] = anomaly(head, head.values_of(tensor(rows[photo == number]))).max()
+            scores[number] = measure_anomaly(head, head.values_of(tensor(rows[photo == number]))).max()
     assert scores[3] == scores[15]
     expected = choose_threshold(scores, 0.01, np.r_[np.arange(15), 3])
     assert (expected.rate, expected.count) == (1 / 16, 15)

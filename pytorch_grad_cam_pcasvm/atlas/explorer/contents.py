@@ -11,7 +11,7 @@ from pytorch_grad_cam_pcasvm.atlas.explorer.encoding import packed
 from pytorch_grad_cam_pcasvm.atlas.explorer.machine import machine_data
 from pytorch_grad_cam_pcasvm.head import Head
 from pytorch_grad_cam_pcasvm.head.anomalies import tells_anomalies
-from pytorch_grad_cam_pcasvm.maps.recombination import steps_of, take_tail
+from pytorch_grad_cam_pcasvm.maps.recombination import decision_steps, take_tail
 from pytorch_grad_cam_pcasvm.targets import SVMTarget
 from pytorch_grad_cam_pcasvm.targets.meanings import describe_meaning
 
@@ -117,7 +117,7 @@ class Contents:
         parts = []
         for start in range(0, len(self.store), BLOCK):
             components = self.store.maps(np.arange(start, min(start + BLOCK, len(self.store))))
-            slopes, starts, log_scale = steps_of(components, head, SVMTarget())
+            slopes, starts, log_scale = decision_steps(components, head, SVMTarget())
             parts.append((slopes * log_scale.exp().unsqueeze(-1), starts))
         columns = (torch.cat(tensors).double().numpy() for tensors in zip(*parts, strict=True))
         return dict(zip(("slopes", "starts"), map(packed, columns), strict=True))

@@ -15,12 +15,12 @@ from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.atlas.explorer.encoding import packed
 from pytorch_grad_cam_pcasvm.head import Head
-from pytorch_grad_cam_pcasvm.head import kernels as known_kernels
 from pytorch_grad_cam_pcasvm.head.decisions import Ensemble, KernelSVM
 from pytorch_grad_cam_pcasvm.head.enumerated import Enumerated
+from pytorch_grad_cam_pcasvm.head.kernels import RBF, Linear, Polynomial, Sigmoid
 from pytorch_grad_cam_pcasvm.head.stage import Stage
 from pytorch_grad_cam_pcasvm.head.stages import Chain
-from pytorch_grad_cam_pcasvm.head.vote import Vote, pairs
+from pytorch_grad_cam_pcasvm.head.vote import Vote
 from pytorch_grad_cam_pcasvm.targets import SVMTarget
 from pytorch_grad_cam_pcasvm.targets.boundary_head import Boundary
 
@@ -34,10 +34,10 @@ _MOST_DUELS = 300
 _SAME = 1e-4
 
 _KERNELS = {
-    known_kernels.Linear: "linear",
-    known_kernels.Polynomial: "polynomial",
-    known_kernels.Sigmoid: "sigmoid",
-    known_kernels.RBF: "rbf",
+    Linear: "linear",
+    Polynomial: "polynomial",
+    Sigmoid: "sigmoid",
+    RBF: "rbf",
 }
 
 
@@ -94,7 +94,7 @@ def _starts(boundary: Boundary) -> dict[str, Any]:
     head = boundary.head
     labels = [None] if head.classes_ is None else head.classes_.tolist()
     margins = [SVMTarget(label) for label in labels]
-    first, second = pairs(len(labels)).tolist()
+    first, second = torch.triu_indices(len(labels), len(labels), 1).tolist()
     duels = [SVMTarget(labels[i], versus=labels[j]) for i, j in zip(first, second, strict=True)]
 
     def points(targets: Sequence[SVMTarget]) -> Any:
@@ -108,7 +108,7 @@ def _seeds(voting: Vote) -> dict[str, Any]:
     count = voting.n_classes
     if count > MOST_CLASSES_IN_PAIRS:
         return {"margins": _sparse(voting.matrix), "pairs": None}
-    first, second = pairs(count)
+    first, second = torch.triu_indices(count, count, 1)
     return {"margins": _sparse(voting.matrix), "pairs": _sparse(voting.seed(first, second))}
 
 
