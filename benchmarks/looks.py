@@ -12,10 +12,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from scipy.stats import t as student
 
-from pytorch_grad_cam_pcasvm.evaluation.intervals import ANYTHING
-from pytorch_grad_cam_pcasvm.evaluation.looks import EARLY, looks, settled
 from pytorch_grad_cam_pcasvm.evaluation.result import FAILED, PASSED, Row
-from pytorch_grad_cam_pcasvm.evaluation.statistics import Estimate
+from pytorch_grad_cam_pcasvm.evaluation.statistics import ANYTHING, Estimate
+from pytorch_grad_cam_pcasvm.evaluation.turns import EARLY, looks, settled
 from pytorch_grad_cam_pcasvm.runtime.amounts import LAST
 
 Draw = Callable[[np.random.Generator, int], np.ndarray]

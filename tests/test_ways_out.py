@@ -145,7 +145,7 @@ WITHOUT = {
     "model/model.py: leave out labels": "tests/model/test_model.py follows it",
     "maps/recombination.py: has no gradient, and the reduction": "tests/methods/test_enumerated.py follows it",
     "cli/refusals.py: --at names a position": "tests/cli/test_dense_commands.py follows it",
-    "cli/methods.py: start near the mean of the training images": "tests/cli/test_preparation.py follows it",
+    "cli/models.py: start near the mean of the training images": "tests/cli/test_preparation.py follows it",
     "export/outputs.py: whitening divides component": "tests/head/test_alike.py follows it",
     "atlas/explorer/machine.py: take this head's decision apart": "tests/atlas/test_explorer.py follows it",
     "atlas/explorer/machine.py: needs Python": "tests/methods/test_enumerated.py follows it",
@@ -2947,7 +2947,7 @@ OTHERS = [
         },
     ),
     Row(
-        "figures/steps.py: gradient maps do not add up to the decision",
+        "figures/decision.py: gradient maps do not add up to the decision",
         lambda: figures.plot_decision(
             UNIT,
             of_components(ClosedFormGradCAM),

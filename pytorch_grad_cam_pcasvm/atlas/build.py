@@ -11,11 +11,10 @@ import torch
 from torch import Tensor, nn
 
 import pytorch_grad_cam_pcasvm
-from pytorch_grad_cam_pcasvm.atlas import engines, lock, manifest
+from pytorch_grad_cam_pcasvm.atlas import engines, manifest
 from pytorch_grad_cam_pcasvm.atlas.columns import HEAD
-from pytorch_grad_cam_pcasvm.atlas.compare import compare
-from pytorch_grad_cam_pcasvm.atlas.explainer import Explainer
-from pytorch_grad_cam_pcasvm.atlas.patches import PatchExplainer
+from pytorch_grad_cam_pcasvm.atlas.explainer import Explainer, PatchExplainer
+from pytorch_grad_cam_pcasvm.atlas.manifest import compare
 from pytorch_grad_cam_pcasvm.atlas.run import (
     BLOCK,
     SHARD_BYTES,
@@ -166,7 +165,7 @@ def build(
     refuse_child()
     net.head.tell_of_fit(always=True)
     refuse_other(folder, entries)  # at once, before waiting for another build
-    with lock.alone(folder):
+    with manifest.alone(folder):
         begin(folder, entries)
         if not (folder / HEAD).exists():
             net.head.save(folder / HEAD)

@@ -12,7 +12,7 @@ from PIL import Image
 from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.atlas import manifest
-from pytorch_grad_cam_pcasvm.atlas.table import Table
+from pytorch_grad_cam_pcasvm.atlas.shards import Table
 from pytorch_grad_cam_pcasvm.head import Head
 
 HEAD = "head.safetensors"

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 import pytorch_grad_cam_pcasvm
-from pytorch_grad_cam_pcasvm.atlas import engines, lock, manifest, shards
-from pytorch_grad_cam_pcasvm.atlas.compare import compare
+from pytorch_grad_cam_pcasvm.atlas import engines, manifest, shards
 from pytorch_grad_cam_pcasvm.atlas.explainer import filled
+from pytorch_grad_cam_pcasvm.atlas.manifest import compare
 from pytorch_grad_cam_pcasvm.atlas.run import (
     BLOCK,
     SHARD_BYTES,
@@ -24,7 +24,7 @@ from pytorch_grad_cam_pcasvm.atlas.run import (
     refuse_child,
     refuse_other,
 )
-from pytorch_grad_cam_pcasvm.atlas.table import Table
+from pytorch_grad_cam_pcasvm.atlas.shards import Table
 from pytorch_grad_cam_pcasvm.data.images import Batch, Images
 from pytorch_grad_cam_pcasvm.methods.warn_once import WarnOnce
 from pytorch_grad_cam_pcasvm.network.channel_means import ChannelMeans
@@ -182,7 +182,7 @@ def extract(
     )  # fmt: skip
     refuse_child()
     refuse_other(folder, entries)  # at once, before waiting for another run
-    with lock.alone(folder):
+    with manifest.alone(folder):
         begin(folder, entries)
         missing = list_missing(job)
         compare(job, missing, verify, workers, progress)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from pytorch_grad_cam_pcasvm.atlas import engines, manifest, shards
-from pytorch_grad_cam_pcasvm.atlas.told import Told, tell
+from pytorch_grad_cam_pcasvm.atlas.engines import Told, tell
 from pytorch_grad_cam_pcasvm.data.images import Batch, Images
 from pytorch_grad_cam_pcasvm.methods.warn_once import WarnOnce
 from pytorch_grad_cam_pcasvm.runtime import files

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pytorch_grad_cam_pcasvm.cli.arguments import RUN, parse_arguments
-from pytorch_grad_cam_pcasvm.cli.legacy import translate
+from pytorch_grad_cam_pcasvm.cli.options import translate
 from pytorch_grad_cam_pcasvm.cli.refusals import refuse_missing, refuse_model, refuse_unwritable
 from pytorch_grad_cam_pcasvm.runtime.errors import Way, told
 

@@ -160,7 +160,7 @@ def _tell_masks(masks: Path | None, root: Path, paths: Sequence[Path]) -> list[s
     """Say which masks belong to no photo, and how many photos have one."""
     if masks is None:
         return []
-    from pytorch_grad_cam_pcasvm.data.mask_names import masks_by_picture
+    from pytorch_grad_cam_pcasvm.data.masks import masks_by_picture
 
     try:
         files = masks_by_picture(masks, [path.relative_to(root).as_posix() for path in paths], paths)

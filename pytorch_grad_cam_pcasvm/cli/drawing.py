@@ -10,10 +10,8 @@ from typing import Any, NamedTuple
 import pytorch_grad_cam_pcasvm as package
 from pytorch_grad_cam_pcasvm.cli.folders import find_normal, refuse_bad, tell_bad
 from pytorch_grad_cam_pcasvm.cli.gallery import Card, Gallery
-from pytorch_grad_cam_pcasvm.cli.methods import choose_layers, choose_options, choose_targets
-from pytorch_grad_cam_pcasvm.cli.models import open_model
-from pytorch_grad_cam_pcasvm.cli.preparation import tell_whites
-from pytorch_grad_cam_pcasvm.cli.tiling import check_photos
+from pytorch_grad_cam_pcasvm.cli.models import choose_layers, choose_options, choose_targets, open_model
+from pytorch_grad_cam_pcasvm.cli.preparation import check_photos, tell_whites
 from pytorch_grad_cam_pcasvm.data.photo_files import list_photos, name_classes
 from pytorch_grad_cam_pcasvm.runtime.files import named
 
@@ -197,8 +195,7 @@ def _with_network(options: Any, bad: list[str]) -> tuple[int, Iterator[Drawn]]:
 
     from pytorch_grad_cam_pcasvm.data.images import Images, as_picture
     from pytorch_grad_cam_pcasvm.export.explainer import WHOLE, Sheets, find_frame
-    from pytorch_grad_cam_pcasvm.export.outputs import name_outputs
-    from pytorch_grad_cam_pcasvm.export.titles import about
+    from pytorch_grad_cam_pcasvm.export.outputs import about, name_outputs
     from pytorch_grad_cam_pcasvm.head.anomalies import tells_anomalies
     from pytorch_grad_cam_pcasvm.maps.carried import decision_shares
     from pytorch_grad_cam_pcasvm.methods.outside_training import are_unlike_training

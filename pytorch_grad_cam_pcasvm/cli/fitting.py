@@ -8,36 +8,44 @@ from pathlib import Path
 from typing import Any
 
 import pytorch_grad_cam_pcasvm as package
-from pytorch_grad_cam_pcasvm.cli.anomalies import keep_left_out, split_good
 from pytorch_grad_cam_pcasvm.cli.arguments import CLASSIFIERS, FitOptions
 from pytorch_grad_cam_pcasvm.cli.choosing import (
+    GOOD_PARTS,
+    assemble_pipeline,
     choose,
     describe_choice,
     explain_poor,
-    list_recalls,
-    tell_next_step,
-    tell_score,
-)
-from pytorch_grad_cam_pcasvm.cli.classifiers import (
-    GOOD_PARTS,
-    assemble_pipeline,
     fit_classifier,
     learns_from_good_parts,
+    list_recalls,
     make_classifier,
+    tell_next_step,
+    tell_score,
     tell_search,
 )
-from pytorch_grad_cam_pcasvm.cli.folders import accuracy, classes_in, find_normal, tell_bad, tell_empty, two_classes
-from pytorch_grad_cam_pcasvm.cli.groups import group_photos, name_objects
+from pytorch_grad_cam_pcasvm.cli.folders import (
+    accuracy,
+    classes_in,
+    find_normal,
+    group_photos,
+    name_objects,
+    tell_bad,
+    tell_empty,
+    two_classes,
+)
 from pytorch_grad_cam_pcasvm.cli.models import check_layers, choose_device, first_image, make_named
 from pytorch_grad_cam_pcasvm.cli.patch_fitting import RATE, fit_labelled, teach_patches
 from pytorch_grad_cam_pcasvm.cli.patches import BACKGROUND, PatchOptions
+from pytorch_grad_cam_pcasvm.cli.photos import keep_left_out, split_good
 from pytorch_grad_cam_pcasvm.cli.preparation import (
+    apply_tiles,
+    check_photos,
     choose_preparation,
     resize_of_masks,
     tell_crop,
+    tell_stretched,
     with_whites,
 )
-from pytorch_grad_cam_pcasvm.cli.tiling import apply_tiles, check_photos, tell_stretched
 from pytorch_grad_cam_pcasvm.cli.training import TrainingSet, training_set
 from pytorch_grad_cam_pcasvm.data.photo_files import list_photos
 from pytorch_grad_cam_pcasvm.model.preparation import Preparation

@@ -6,10 +6,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pytorch_grad_cam_pcasvm.cli.arguments import RUN, FitOptions
-from pytorch_grad_cam_pcasvm.cli.choosing import describe_head, list_settings
-from pytorch_grad_cam_pcasvm.cli.chosen_patches import draw_chosen
-from pytorch_grad_cam_pcasvm.cli.classifiers import fit_classifier, make_classifier
-from pytorch_grad_cam_pcasvm.cli.patches import PatchOptions
+from pytorch_grad_cam_pcasvm.cli.choosing import describe_head, fit_classifier, list_settings, make_classifier
+from pytorch_grad_cam_pcasvm.cli.patches import PatchOptions, draw_chosen
 from pytorch_grad_cam_pcasvm.cli.photos import LeftOut, Photos, compare_areas, measure_error
 from pytorch_grad_cam_pcasvm.cli.teaching import Teacher, choose_pooled, name_layers
 from pytorch_grad_cam_pcasvm.cli.training import TrainingSet, training_set
@@ -191,7 +189,7 @@ def _compare(
     import numpy as np
     import torch
 
-    from pytorch_grad_cam_pcasvm.model.patch_heads import measure_evidence
+    from pytorch_grad_cam_pcasvm.model.choices import measure_evidence
 
     evidence = dict[int, float]()
     for lesson, (_, test) in zip(lessons, photos.folds, strict=False):
@@ -258,13 +256,13 @@ def _choose(
 
     None is returned in place of the options where there are too few photos.
     """
-    from pytorch_grad_cam_pcasvm.model.patch_heads import COMPONENTS, choose_candidate
+    from pytorch_grad_cam_pcasvm.model.choices import COMPONENTS_OF_PATCHES, choose_candidate
 
     options = replace(options, class_weight=_weight(options))
     settings: Sequence[Any] = [{}]
     components: Sequence[int] = [options.components or 1]
     if options.classifier == "svm":
-        components = components if typed else COMPONENTS
+        components = components if typed else COMPONENTS_OF_PATCHES
         settings = list_settings(options, ["--C"] * (options.C is None))
     if len(settings) == 1 and len(components) == 1:
         fits = components[0] < min(own.rows.shape)

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pytorch_grad_cam_pcasvm.cli.arguments import FitOptions
-from pytorch_grad_cam_pcasvm.cli.choosing import choose
-from pytorch_grad_cam_pcasvm.cli.classifiers import fit_classifier, make_classifier
+from pytorch_grad_cam_pcasvm.cli.choosing import choose, fit_classifier, make_classifier
 from pytorch_grad_cam_pcasvm.cli.models import first_image
 from pytorch_grad_cam_pcasvm.cli.photos import Photos
 from pytorch_grad_cam_pcasvm.cli.training import TrainingSet

@@ -10,21 +10,21 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - torch's own habit
 
-from pytorch_grad_cam_pcasvm.evaluation.faults import RATE
-from pytorch_grad_cam_pcasvm.evaluation.intervals import SAME
-from pytorch_grad_cam_pcasvm.evaluation.pixels import TOLERANCE
+from pytorch_grad_cam_pcasvm.evaluation.pixels import RATE, TOLERANCE
 from pytorch_grad_cam_pcasvm.evaluation.positions import (
     ABOUT,
     CENTRE,
+    OF_VOLUMES,
     POINT,
     PixelValues,
+    draw_masks,
     measure_decisions,
     measure_positions,
+    read_regions,
 )
-from pytorch_grad_cam_pcasvm.evaluation.regions import OF_VOLUMES, draw_masks, read_regions
 from pytorch_grad_cam_pcasvm.evaluation.result import Result, Row
 from pytorch_grad_cam_pcasvm.evaluation.rivals import BLIND, RANDOM, RIVALS, Rivals
-from pytorch_grad_cam_pcasvm.evaluation.statistics import Estimate
+from pytorch_grad_cam_pcasvm.evaluation.statistics import SAME, Estimate
 from pytorch_grad_cam_pcasvm.evaluation.subject import Subject, generator, heat
 from pytorch_grad_cam_pcasvm.evaluation.turns import Steps, measured_whole
 from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps

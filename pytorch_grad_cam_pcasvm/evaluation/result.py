@@ -7,8 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from pytorch_grad_cam_pcasvm.evaluation.intervals import FEW
-from pytorch_grad_cam_pcasvm.evaluation.statistics import LEVEL, Estimate
+from pytorch_grad_cam_pcasvm.evaluation.statistics import FEW, LEVEL, Estimate
 from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
 
 PASSED, FAILED, UNDECIDED, TOO_FEW = "passed", "failed", "undecided", "too few images to say"

@@ -17,10 +17,10 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import TensorDataset
 
 from pytorch_grad_cam_pcasvm.data.images import Images
-from pytorch_grad_cam_pcasvm.evaluation.looks import looks as looks_at
 from pytorch_grad_cam_pcasvm.evaluation.result import Pictures, Result, Row
 from pytorch_grad_cam_pcasvm.evaluation.statistics import LEVEL
 from pytorch_grad_cam_pcasvm.evaluation.turns import Step
+from pytorch_grad_cam_pcasvm.evaluation.turns import looks as looks_at
 from pytorch_grad_cam_pcasvm.maps.scale import check_finite
 from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
 from pytorch_grad_cam_pcasvm.methods import ClosedFormGradCAM, ContributionCAM

@@ -5,11 +5,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pytorch_grad_cam_pcasvm.evaluation.completeness import CONTRADICTING, ERROR
+from pytorch_grad_cam_pcasvm.evaluation.consistency import CONTRADICTING, ERROR, NOISE
 from pytorch_grad_cam_pcasvm.evaluation.faithfulness import KINDS
-from pytorch_grad_cam_pcasvm.evaluation.intervals import FEW
 from pytorch_grad_cam_pcasvm.evaluation.localisation import CHANCE, SHARE
-from pytorch_grad_cam_pcasvm.evaluation.looks import HOPELESS, chance_of_clarity
 from pytorch_grad_cam_pcasvm.evaluation.positions import POINT
 from pytorch_grad_cam_pcasvm.evaluation.result import (
     BLANK,
@@ -23,7 +21,8 @@ from pytorch_grad_cam_pcasvm.evaluation.result import (
     number,
 )
 from pytorch_grad_cam_pcasvm.evaluation.rivals import BLIND, RANDOM
-from pytorch_grad_cam_pcasvm.evaluation.stability import NOISE
+from pytorch_grad_cam_pcasvm.evaluation.statistics import FEW
+from pytorch_grad_cam_pcasvm.evaluation.turns import HOPELESS, chance_of_clarity
 
 USE, DO_NOT, OPEN = "use", "do not use", "undecided"
 MOST_BLANK = 0.5  # of the maps, beyond which a method is of no use

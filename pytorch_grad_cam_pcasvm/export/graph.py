@@ -21,8 +21,8 @@ from torch.fx.experimental.symbolic_shapes import (
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from pytorch_grad_cam_pcasvm.export.operators import narrow_before_expanding, plain_softmaxes, plain_zeros
 from pytorch_grad_cam_pcasvm.export.outputs import checked, name_outputs
-from pytorch_grad_cam_pcasvm.export.rewrites import narrow_before_expanding, plain_softmaxes, plain_zeros
 from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
 from pytorch_grad_cam_pcasvm.methods.grad_cam_protocol import ClosedFormCAM
 from pytorch_grad_cam_pcasvm.methods.perturbation import PerturbationCAM

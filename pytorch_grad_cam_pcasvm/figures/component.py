@@ -15,8 +15,8 @@ from matplotlib.ticker import MaxNLocator
 from torch import Tensor, nn
 
 from pytorch_grad_cam_pcasvm.figures.blocks import heading, list_labels, subject
+from pytorch_grad_cam_pcasvm.figures.decision import choose_decision
 from pytorch_grad_cam_pcasvm.figures.grid import check_maps
-from pytorch_grad_cam_pcasvm.figures.steps import choose_decision
 from pytorch_grad_cam_pcasvm.figures.style import (
     BLUE,
     MARKERS,

@@ -12,7 +12,7 @@ from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
 
-from pytorch_grad_cam_pcasvm.model.origin import FORMS, Origin, parse_origin
+from pytorch_grad_cam_pcasvm.model.description import FORMS, Origin, parse_origin
 from pytorch_grad_cam_pcasvm.runtime.errors import Way, refuse
 
 

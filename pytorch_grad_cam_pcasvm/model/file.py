@@ -13,10 +13,9 @@ from torch import Tensor, nn
 
 from pytorch_grad_cam_pcasvm.head import Head, storage
 from pytorch_grad_cam_pcasvm.model.backbones import Backbone, make_backbone
-from pytorch_grad_cam_pcasvm.model.description import AGAIN, Description
+from pytorch_grad_cam_pcasvm.model.description import AGAIN, Description, Origin, parse_origin
 from pytorch_grad_cam_pcasvm.model.fitting import attach_head, take_backbone
 from pytorch_grad_cam_pcasvm.model.model import Model
-from pytorch_grad_cam_pcasvm.model.origin import Origin, parse_origin
 from pytorch_grad_cam_pcasvm.model.preparation import read_preparation, record_preparation, with_transform
 from pytorch_grad_cam_pcasvm.network.features import compute_features, output_of
 from pytorch_grad_cam_pcasvm.network.inputs import Inputs

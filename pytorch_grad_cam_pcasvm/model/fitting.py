@@ -17,8 +17,8 @@ import pytorch_grad_cam_pcasvm
 from pytorch_grad_cam_pcasvm.head import Head
 from pytorch_grad_cam_pcasvm.head.storage import TrainingSet
 from pytorch_grad_cam_pcasvm.model.backbones import Backbone, make_backbone
+from pytorch_grad_cam_pcasvm.model.description import Origin
 from pytorch_grad_cam_pcasvm.model.model import Model
-from pytorch_grad_cam_pcasvm.model.origin import Origin
 from pytorch_grad_cam_pcasvm.model.preparation import Preparation, describe_transform, record_preparation
 from pytorch_grad_cam_pcasvm.network.block_means import BlockMeans
 from pytorch_grad_cam_pcasvm.network.channel_means import ChannelMeans

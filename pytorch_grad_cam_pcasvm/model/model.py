@@ -15,7 +15,7 @@ from pytorch_grad_cam_pcasvm.data.photo_files import image_paths
 from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
 from pytorch_grad_cam_pcasvm.methods import ContributionCAM
 from pytorch_grad_cam_pcasvm.methods.grad_cam_protocol import ClosedFormCAM
-from pytorch_grad_cam_pcasvm.model.origin import Origin
+from pytorch_grad_cam_pcasvm.model.description import Origin
 from pytorch_grad_cam_pcasvm.model.preparation import Preparation, describe_transform, record_preparation
 from pytorch_grad_cam_pcasvm.network.inputs import Inputs
 from pytorch_grad_cam_pcasvm.network.net import PCASVMNet

@@ -43,9 +43,8 @@ from pytorch_grad_cam_pcasvm import (
 )
 from pytorch_grad_cam_pcasvm.atlas.explorer import write_page
 from pytorch_grad_cam_pcasvm.atlas.explorer.contents import SAVED, decided
-from pytorch_grad_cam_pcasvm.atlas.explorer.encoding import json_text, packed
-from pytorch_grad_cam_pcasvm.atlas.explorer.machine import machine_data, rows_of_points
-from pytorch_grad_cam_pcasvm.figures.steps import Steps
+from pytorch_grad_cam_pcasvm.atlas.explorer.machine import json_text, machine_data, packed, rows_of_points
+from pytorch_grad_cam_pcasvm.figures.decision import Steps
 from pytorch_grad_cam_pcasvm.head import Head
 from pytorch_grad_cam_pcasvm.head.stages import KernelMap
 from pytorch_grad_cam_pcasvm.head.storage import Example

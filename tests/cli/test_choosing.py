@@ -17,10 +17,10 @@ from torch import nn
 from torchvision.transforms import v2
 
 from pytorch_grad_cam_pcasvm import Head, ResidualTarget, SVMTarget, evaluation, export, extract_features, load_model
-from pytorch_grad_cam_pcasvm.cli import groups, main
+from pytorch_grad_cam_pcasvm.cli import folders, main
 from pytorch_grad_cam_pcasvm.head import tensor
 from pytorch_grad_cam_pcasvm.head.anomalies import measure_anomaly
-from pytorch_grad_cam_pcasvm.model.thresholds import choose_threshold
+from pytorch_grad_cam_pcasvm.model.choices import choose_threshold
 
 SIZE = 32
 
@@ -197,13 +197,13 @@ def test_the_same_file_twice_is_one_photo(tmp_path):
     paths = [tmp_path / name for name in ("a/0.png", "a/1.png", "b/0.png", "b/1.png", "b/2.png")]
     for path in paths[:3]:
         save(path, random, [0, 0, 0])
-    assert groups.group_photos(paths[:3]) is None
+    assert folders.group_photos(paths[:3]) is None
     for path in paths[3:]:
         path.write_bytes(paths[0].read_bytes())
-    assert groups.group_photos(paths).tolist() == [0, 1, 2, 0, 0]
-    joined = groups.group_photos(paths, ["x", "x", "y", "z", "y"])  # and what is of one object with one of them
+    assert folders.group_photos(paths).tolist() == [0, 1, 2, 0, 0]
+    joined = folders.group_photos(paths, ["x", "x", "y", "z", "y"])  # and what is of one object with one of them
     assert joined.tolist() == [0, 0, 0, 0, 0]
-    assert groups.group_photos(paths[:3], ["x", "y", "x"]).tolist() == [0, 1, 0]
+    assert folders.group_photos(paths[:3], ["x", "y", "x"]).tolist() == [0, 1, 0]
 
 
 def test_next_step_after_a_poor_score_was_tried(tmp_path, capsys):

@@ -32,7 +32,7 @@ from pytorch_grad_cam_pcasvm.cli import _TYPED, main
 from pytorch_grad_cam_pcasvm.cli.arguments import parse_arguments
 from pytorch_grad_cam_pcasvm.cli.commands import _to_explain
 from pytorch_grad_cam_pcasvm.cli.folders import accuracy
-from pytorch_grad_cam_pcasvm.cli.legacy import translate
+from pytorch_grad_cam_pcasvm.cli.options import translate
 from pytorch_grad_cam_pcasvm.evaluation.subject import Subject
 from pytorch_grad_cam_pcasvm.runtime.errors import Way, refuse
 

@@ -32,7 +32,7 @@ from pytorch_grad_cam_pcasvm import (
     load_model,
 )
 from pytorch_grad_cam_pcasvm.cli import main
-from pytorch_grad_cam_pcasvm.cli.methods import choose_targets
+from pytorch_grad_cam_pcasvm.cli.models import choose_targets
 from pytorch_grad_cam_pcasvm.data.masks import MaskFolder
 
 SIZE = 64

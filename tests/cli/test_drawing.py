@@ -18,7 +18,7 @@ from pytorch_grad_cam_pcasvm import ContributionCAM, Head, PCASVMNet, PCATarget,
 from pytorch_grad_cam_pcasvm.cli import main
 from pytorch_grad_cam_pcasvm.data import images as image_files
 from pytorch_grad_cam_pcasvm.export.explainer import Sheets
-from pytorch_grad_cam_pcasvm.export.titles import about
+from pytorch_grad_cam_pcasvm.export.outputs import about
 from pytorch_grad_cam_pcasvm.runtime.pictures import colour_table
 
 IMAGENET = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]

@@ -10,7 +10,7 @@ from atlases import folder
 
 from pytorch_grad_cam_pcasvm import Head, load_model
 from pytorch_grad_cam_pcasvm.cli import main, training
-from pytorch_grad_cam_pcasvm.cli.legacy import translate
+from pytorch_grad_cam_pcasvm.cli.options import translate
 from pytorch_grad_cam_pcasvm.head import storage
 
 NETWORK = ["--backbone", "lines_backbone:make", "--device", "cpu"]

@@ -10,10 +10,16 @@ import pytest
 from scipy import stats
 
 from pytorch_grad_cam_pcasvm import evaluation
-from pytorch_grad_cam_pcasvm.evaluation.intervals import ANYTHING, differing, interval_of_any, interval_of_bounded
-from pytorch_grad_cam_pcasvm.evaluation.looks import EARLY, chance_of_clarity, looks, settled
 from pytorch_grad_cam_pcasvm.evaluation.result import FAILED, PASSED, UNDECIDED, Row
-from pytorch_grad_cam_pcasvm.evaluation.statistics import LEVEL, Estimate
+from pytorch_grad_cam_pcasvm.evaluation.statistics import (
+    ANYTHING,
+    LEVEL,
+    Estimate,
+    differing,
+    interval_of_any,
+    interval_of_bounded,
+)
+from pytorch_grad_cam_pcasvm.evaluation.turns import EARLY, chance_of_clarity, looks, settled
 from pytorch_grad_cam_pcasvm.runtime.amounts import LAST
 
 spec = importlib.util.spec_from_file_location("looks_benchmark", Path(__file__).parents[2] / "benchmarks/looks.py")

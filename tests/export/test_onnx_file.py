@@ -33,7 +33,7 @@ from pytorch_grad_cam_pcasvm import (
     extract_features,
     mean_activations,
 )
-from pytorch_grad_cam_pcasvm.export import explainer, onnx_file, titles
+from pytorch_grad_cam_pcasvm.export import explainer, onnx_file, outputs
 from pytorch_grad_cam_pcasvm.export.explainer import KEY
 from pytorch_grad_cam_pcasvm.export.outputs import compared, name_outputs
 
@@ -242,10 +242,10 @@ def test_titles_say_what_a_map_is_of():
         HotellingTarget(): "T\N{SUPERSCRIPT TWO}",
         ResidualTarget(): "Q",
     }
-    assert {target: titles._title(target, ["cat", "dog", "elk"]) for target in named} == named
-    assert titles._title(SVMTarget(), None) == "value"
-    assert titles._title(SVMTarget(sign="-"), None, anomalies=True) == "anomaly"
-    assert titles._title(SVMTarget(), None, anomalies=True) == "normality"
+    assert {target: outputs._title(target, ["cat", "dog", "elk"]) for target in named} == named
+    assert outputs._title(SVMTarget(), None) == "value"
+    assert outputs._title(SVMTarget(sign="-"), None, anomalies=True) == "anomaly"
+    assert outputs._title(SVMTarget(), None, anomalies=True) == "normality"
 
 
 def test_checking_a_file_raises_no_doubts_about_noise(tmp_path):

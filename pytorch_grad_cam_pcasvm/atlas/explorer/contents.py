@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from pytorch_grad_cam_pcasvm.atlas.explorer.encoding import packed
-from pytorch_grad_cam_pcasvm.atlas.explorer.machine import machine_data
+from pytorch_grad_cam_pcasvm.atlas.explorer.machine import machine_data, packed
 from pytorch_grad_cam_pcasvm.head import Head
 from pytorch_grad_cam_pcasvm.head.anomalies import tells_anomalies
 from pytorch_grad_cam_pcasvm.maps.recombination import decision_steps, take_tail

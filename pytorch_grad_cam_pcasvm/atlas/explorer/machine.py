@@ -2,9 +2,12 @@
 
 Affine stages are folded into one matrix. What is left is a list of machines side by side: linear decisions, and kernel
 machines with their support vectors. They compute P decision values; the explained value is their weighted sum, with
-*seeds* as weights: a row of factors for every class, and one for every pair of classes.
+*seeds* as weights: a row of factors for every class, and one for every pair of classes. Arrays are written as base64,
+and JSON so that no name can break out of it.
 """
 
+import base64
+import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -13,7 +16,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pytorch_grad_cam_pcasvm.atlas.explorer.encoding import packed
 from pytorch_grad_cam_pcasvm.head import Head
 from pytorch_grad_cam_pcasvm.head.decisions import Ensemble, KernelSVM
 from pytorch_grad_cam_pcasvm.head.enumerated import Enumerated
@@ -23,6 +25,39 @@ from pytorch_grad_cam_pcasvm.head.stages import Chain
 from pytorch_grad_cam_pcasvm.head.vote import Vote
 from pytorch_grad_cam_pcasvm.targets import SVMTarget
 from pytorch_grad_cam_pcasvm.targets.boundary_head import Boundary
+
+_TYPES = ("float64", "float32", "float16", "int32", "uint16", "uint8")
+
+
+def packed(array: Any) -> dict[str, Any]:
+    """Return an array as JSON: its type, shape, and little-endian bytes in base64. The page decodes it.
+
+    Args:
+        array: an array of a type that the page knows: float64, float32, float16, int32, uint16 or uint8.
+
+    Returns:
+        A dictionary with ``type``, ``shape`` and ``base64``.
+
+    Raises:
+        TypeError: it has another type.
+    """
+    array = np.ascontiguousarray(array)
+    dtype = array.dtype.name
+    if dtype not in _TYPES:
+        raise TypeError(f"the page reads arrays of {', '.join(_TYPES)}, got {dtype}")
+    little = array.astype(array.dtype.newbyteorder("<"), copy=False)
+    return {"type": dtype, "shape": list(array.shape), "base64": base64.b64encode(little.tobytes()).decode("ascii")}
+
+
+def json_text(value: Any) -> str:
+    """Return JSON in ASCII that is safe inside a script: no ``<`` can end it, and no U+2028 can break a line.
+
+    Raises:
+        ValueError: it has NaN or infinite numbers, which JSON cannot represent.
+    """
+    text = json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
 
 # C (C - 1) / 2 seeds: more than these would be longer than the data.
 MOST_CLASSES_IN_PAIRS = 100
