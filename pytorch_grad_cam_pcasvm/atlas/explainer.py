@@ -1,4 +1,4 @@
-"""The explainer: from a batch of images to the columns of an atlas, of images or of patches. The same for every engine."""
+"""The explainer: from a batch of images to the columns of an atlas, of images or patches. The same for every engine."""
 
 import inspect
 import io

@@ -1,4 +1,4 @@
-"""Mask files, as annotation tools write them: numbers of grey, indexes of a palette, colours, or boxes of Pascal VOC."""
+"""Mask files, as annotation tools write them: numbers of grey, indexes of a palette, colours, or boxes."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Masks: the files that say where defects are, beside a folder of pictures, and which of them belong to which picture."""
+"""Masks: the files that say where defects are, beside a folder of pictures, and which belong to which picture."""
 
 import re
 from collections import Counter, defaultdict
