@@ -14,11 +14,11 @@ import pytorch_grad_cam_pcasvm
 from pytorch_grad_cam_pcasvm.atlas import engines, manifest
 from pytorch_grad_cam_pcasvm.atlas.columns import HEAD
 from pytorch_grad_cam_pcasvm.atlas.explainer import Explainer, PatchExplainer
-from pytorch_grad_cam_pcasvm.atlas.manifest import compare
 from pytorch_grad_cam_pcasvm.atlas.run import (
     BLOCK,
     SHARD_BYTES,
     begin,
+    compare,
     find_kind,
     finish,
     list_missing,

@@ -10,12 +10,13 @@ from torch import Tensor, nn
 
 import pytorch_grad_cam_pcasvm
 from pytorch_grad_cam_pcasvm.atlas import engines, manifest, shards
+from pytorch_grad_cam_pcasvm.atlas.columns import Table
 from pytorch_grad_cam_pcasvm.atlas.explainer import filled
-from pytorch_grad_cam_pcasvm.atlas.manifest import compare
 from pytorch_grad_cam_pcasvm.atlas.run import (
     BLOCK,
     SHARD_BYTES,
     begin,
+    compare,
     find_kind,
     finish,
     list_missing,
@@ -24,7 +25,6 @@ from pytorch_grad_cam_pcasvm.atlas.run import (
     refuse_child,
     refuse_other,
 )
-from pytorch_grad_cam_pcasvm.atlas.shards import Table
 from pytorch_grad_cam_pcasvm.data.images import Batch, Images
 from pytorch_grad_cam_pcasvm.methods.warn_once import WarnOnce
 from pytorch_grad_cam_pcasvm.network.channel_means import ChannelMeans

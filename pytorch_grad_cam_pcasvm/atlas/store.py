@@ -10,9 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pytorch_grad_cam_pcasvm.atlas.columns import Columns
+from pytorch_grad_cam_pcasvm.atlas.columns import Columns, Table
 from pytorch_grad_cam_pcasvm.atlas.explainer import OF_TARGETS
-from pytorch_grad_cam_pcasvm.atlas.shards import Table
 from pytorch_grad_cam_pcasvm.head import Head
 from pytorch_grad_cam_pcasvm.maps.recombination import recombined
 from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
