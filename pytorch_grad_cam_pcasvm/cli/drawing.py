@@ -2,10 +2,9 @@
 
 import csv
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytorch_grad_cam_pcasvm as package
 from pytorch_grad_cam_pcasvm.cli.folders import find_normal, refuse_bad, tell_bad
@@ -21,55 +20,24 @@ _COMPONENTS = 3  # that are drawn, those that carry most of the decision
 _COMPRESSION = 1  # of PNG: a tenth larger than by default, in a quarter of the time
 
 
-class Drawn(NamedTuple):
-    """The maps of a picture.
-
-    Attributes:
-        name: its name in the folder.
-        label: its predicted class, or None.
-        truth: the class of its folder, or None.
-        right: whether they are the same; None: there is no such class to predict, or none is.
-        numbers: the values of the targets by their titles; of heads that decide at every position also the share of
-            each class, or the highest anomaly.
-        passes: whether it is as good parts are; None: there is no threshold.
-        sheet: the picture to write.
-        said: the value of what is explained, in words; of anomalies what these are.
-        note: what else is to be known of it.
-        outcome: that its fault is missed, or that it raises a false alarm; None: neither, or not known.
-        is_good: whether it is labelled a good one; None: not known.
-    """
-
-    name: str
-    label: Any
-    truth: str | None
-    right: bool | None
-    passes: bool | None
-    numbers: dict[str, float]
-    sheet: Any
-    said: str
-    note: str = ""
-    outcome: str | None = None
-    is_good: bool | None = None
-
-
-def _drawn(name: str, sheets: Any, outputs: Any, row: int, sheet: Any, truth: str | None, note: str = "") -> Drawn:
-    numbers = dict(zip(sheets.about["titles"], outputs["values"][row].tolist(), strict=True))
+def _make_card(name: str, sheets: Any, outputs: Any, row: int, sheet: Any, truth: str | None, note: str = "") -> Card:
+    """Return the maps of a picture with what is to be said of it."""
+    titles = sheets.about["titles"]
+    numbers = dict(zip(titles, outputs["values"][row].tolist(), strict=True))
     if "components" in outputs and outputs["components"].ndim == 2:  # all, whichever are drawn
         numbers = {title: number for title, number in numbers.items() if not title.startswith("component ")}
         numbers |= {f"component {b + 1}": number for b, number in enumerate(outputs["components"][row].tolist())}
-    if "anomaly" in outputs and not any(title.startswith("anomaly") for title in numbers):
-        numbers = {"anomaly": sheets.anomaly(outputs, row)} | numbers
-    if sheets.passes(outputs, row) is not None:
+    judged = sheets.judge(outputs, row, truth)
+    if judged.anomaly is not None and not any(title.startswith("anomaly") for title in numbers):
+        numbers = {"anomaly": judged.anomaly} | numbers
+    if judged.passes is not None:
         numbers["threshold"] = sheets.about["threshold"]
     shares = {f"share of {name}": share for name, share in sheets.shares(outputs, row).items()}
-    label = None if shares else sheets.predicted(outputs, row)
-    right, passes = sheets.right(outputs, row, truth), sheets.passes(outputs, row)
-    titles = sheets.about["titles"]
+    judged.label = None if shares else judged.label
+    judged.anomaly = next((number for title, number in numbers.items() if title.startswith("anomaly")), None)
     first = next((k for k, title in enumerate(titles) if not title.startswith("component ")), 0)
-    anomalies = any(title.startswith("anomaly") for title in numbers)
-    said = sheets.about.get("anomaly", "") if anomalies else sheets.said(outputs, row, first)
-    outcome, is_good = sheets.outcome(outputs, row, truth), sheets.is_good(truth)
-    return Drawn(name, label, truth, right, passes, shares | numbers, sheet, said, note, outcome, is_good)
+    said = sheets.said(outputs, row, first) if judged.anomaly is None else sheets.about.get("anomaly", "")
+    return Card(name, sheet, judged, shares | numbers, said, note)
 
 
 def explain(options: Any) -> None:
@@ -90,28 +58,25 @@ def explain(options: Any) -> None:
     values = out / "values.csv"
     with named(values), values.open("w", newline="", encoding="utf-8") as file:
         table = csv.writer(file)
-        for name, label, truth, right, passes, numbers, sheet, said, note, outcome, is_good in tqdm(
-            chain(first, drawn), total=count, unit="image", leave=False, delay=_PATIENCE
-        ):
+        for card in tqdm(chain(first, drawn), total=count, unit="image", leave=False, delay=_PATIENCE):
+            judged = card.judged
+            has_truth = judged.truth is not None
             if not file.tell():
-                verdict = [] if passes is None else ["verdict"]
-                titles = [_COLUMNS.get(title, title) for title in numbers]
-                table.writerow(["image", "predicted", *["labelled"][: truth is not None], *verdict, *titles, "note"])
-            words = ["" if label is None else label, *[truth][: truth is not None]]
-            words += [] if passes is None else ["pass" if passes else "fail"]
-            table.writerow([name, *words, *(f"{number:.9g}" for number in numbers.values()), note])
-            path = out / Path(name).with_suffix(".png")
+                verdict = [] if judged.passes is None else ["verdict"]
+                titles = [_COLUMNS.get(title, title) for title in card.numbers]
+                table.writerow(["image", "predicted", *["labelled"][:has_truth], *verdict, *titles, "note"])
+            words = ["" if judged.label is None else judged.label, *[judged.truth][:has_truth]]
+            words += [] if judged.passes is None else ["pass" if judged.passes else "fail"]
+            table.writerow([card.name, *words, *(f"{number:.9g}" for number in card.numbers.values()), card.note])
+            path = out / Path(card.name).with_suffix(".png")
             if path in written:  # of a picture of the same name, but for its ending
-                path = out / f"{name}.png"
+                path = out / f"{card.name}.png"
             written.add(path)
             with named(path):
                 path.parent.mkdir(parents=True, exist_ok=True)
-                sheet.save(path, compress_level=_COMPRESSION)
-            anomaly = next((number for title, number in numbers.items() if title.startswith("anomaly")), None)
-            value = numbers.get(explained)
-            file_name = path.relative_to(out).as_posix()
-            card = Card(name, file_name, sheet, label, truth, right, anomaly, value, said, note, passes)
-            gallery.add(replace(card, outcome=outcome, is_good=is_good))
+                card.sheet.save(path, compress_level=_COMPRESSION)
+            card.value, card.file = card.numbers.get(explained), path.relative_to(out).as_posix()
+            gallery.add(card)
     tell_bad(bad)
     with named(out / "index.html"):
         gallery.write(out / "index.html")
@@ -120,7 +85,7 @@ def explain(options: Any) -> None:
     print(f"open {(out / 'index.html').resolve().as_uri()}")
 
 
-def _with_file(options: Any, bad: list[str]) -> tuple[int, Iterator[Drawn]]:
+def _with_file(options: Any, bad: list[str]) -> tuple[int, Iterator[Card]]:
     """Return the number of pictures, and their explanations by a file; unreadable ones go to ``bad``."""
     from pytorch_grad_cam_pcasvm.export.explainer import Explainer, UnreadableImageError
 
@@ -132,7 +97,7 @@ def _with_file(options: Any, bad: list[str]) -> tuple[int, Iterator[Drawn]]:
     explainer.good = find_normal(sorted(names))
     tell_whites(explainer.about["input"].get("white_level"), paths)
 
-    def drawn(path: Path) -> Iterator[Drawn]:
+    def drawn(path: Path) -> Iterator[Card]:
         name = path.relative_to(folder).as_posix()
         try:
             picture = explainer.read(path)
@@ -143,7 +108,7 @@ def _with_file(options: Any, bad: list[str]) -> tuple[int, Iterator[Drawn]]:
             return
         outputs = explainer(explainer.prepared(picture)[None])
         truth = name.split("/")[0] if "/" in name else None
-        yield _drawn(name, explainer, outputs, 0, explainer.sheet(picture, outputs, truth=truth), truth)
+        yield _make_card(name, explainer, outputs, 0, explainer.sheet(picture, outputs, truth=truth), truth)
 
     return len(paths), (one for path in paths for one in drawn(path))
 
@@ -189,7 +154,7 @@ def _keep_originals(folder: Any) -> dict[str, Any]:
     return originals
 
 
-def _with_network(options: Any, bad: list[str]) -> tuple[int, Iterator[Drawn]]:
+def _with_network(options: Any, bad: list[str]) -> tuple[int, Iterator[Card]]:
     """Return the number of pictures, and their explanations by a network; unreadable ones go to ``bad``."""
     import torch
 
@@ -216,7 +181,7 @@ def _with_network(options: Any, bad: list[str]) -> tuple[int, Iterator[Drawn]]:
     # Where components are wanted, and carry a decision.
     ranked = len(decisions) < len(targets) and net.head.decision_position is not None and not net.is_dense
 
-    def drawn(rows: range) -> Iterator[Drawn]:
+    def drawn(rows: range) -> Iterator[Card]:
         originals.clear()
         batch = images.read(rows)
         if batch.bad and not options.skip_bad_images:
@@ -248,7 +213,7 @@ def _with_network(options: Any, bad: list[str]) -> tuple[int, Iterator[Drawn]]:
             shown = [*range(len(decisions)), *strongest] if ranked else None
             note = "unlike the training pictures" if far else ""
             sheet = sheets.drawn(picture, outputs, place, frame=frame, truth=truth, shown=shown, note=note)
-            yield _drawn(images.id(row), sheets, outputs, place, sheet, truth, note)
+            yield _make_card(images.id(row), sheets, outputs, place, sheet, truth, note)
 
     every = range(len(images))
     together = 1 if preparation.varies else options.batch_size

@@ -214,6 +214,92 @@ def choose_rim(mean: Any, channels: int) -> Any:
     return colour[0] if channels == 1 else tuple(colour)
 
 
+@dataclass
+class Scale:
+    """The colours of numbers at every position.
+
+    Attributes:
+        low: where it starts, and the number from which on there is colour.
+        high: where it ends.
+        mark: the number from which on it is bright, or None.
+        words: what is written below its start.
+        note: what else is to be known.
+    """
+
+    low: float
+    high: float
+    mark: float | None
+    words: str
+    note: str
+
+    def paint(self, values: Any, heat: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the colours of numbers, of a shape (..., 3), and their opacity, (..., 1)."""
+        places, shares = [self.low, self.high], [0.0, 1.0]
+        if self.mark is not None and self.low < self.mark < self.high:
+            places, shares = [self.low, self.mark, self.high], [0.0, BRIGHT, 1.0]
+        share = np.interp(values, places, shares) if self.low < self.high else np.zeros(np.shape(values))
+        place = ((DARK + (1 - DARK) * share) * (len(heat) - 1)).round().astype(int)
+        return heat[place], 0.8 * np.minimum(share / CLEAR, 1.0)[..., None]
+
+
+@dataclass
+class Panel:
+    """A photo with a map over it, and the words around: sheets, figures and pages are made of panels.
+
+    Attributes:
+        photo: the photo, without colours: a picture of Pillow on sheets, an array (H, W, 3) in [0, 1] in figures.
+        map: signed numbers in [-1, 1], numbers at every position, or numbers of classes; None: the photo is alone.
+        heading: what it is.
+        caption: the value that the map explains, in words.
+        scale: what the colours mean: of signed numbers where their scale ends, in words; of numbers at every position
+            a :class:`Scale`; of classes pairs of colour and name; None: there are none.
+        size: of its column on a sheet, in pixels.
+        boxes: numbers of the strongest positions that are outlined.
+    """
+
+    photo: Any
+    map: np.ndarray | None = None
+    heading: str = ""
+    caption: str = ""
+    scale: Any = None
+    size: int = TILE
+    boxes: tuple[int, ...] = ()
+
+    def lines(self, font: Any) -> list[str]:
+        """Return the text above it on a sheet, in lines of its width."""
+        texts = [self.heading, *self.caption.split("\n")] if self.caption else [self.heading]
+        return [line for text in texts for line in _wrapped(text, font, self.size)]
+
+    @property
+    def height(self) -> int:
+        """The height of its photo on a sheet, and of the text below."""
+        below = 3 * (TEXT + 2) if isinstance(self.scale, list) else 0 if self.scale is None else 3 * TEXT
+        return int(self.photo.height) + 4 + below
+
+
+@dataclass
+class Judgement:
+    """What is decided of a photo, and whether that is right.
+
+    Attributes:
+        label: the predicted class; None: there are no classes.
+        truth: the class that it is labelled; None: not known.
+        right: whether they are the same; None: not known, or not of the whole image.
+        passes: whether it is as good parts are; None: there is no threshold.
+        anomaly: how unlike good parts it is, or None.
+        outcome: that its fault is missed, or that it raises a false alarm; None: neither, or not known.
+        is_good: whether it is labelled a good one; None: not known.
+    """
+
+    label: Any = None
+    truth: Any = None
+    right: bool | None = None
+    passes: bool | None = None
+    anomaly: float | None = None
+    outcome: str | None = None
+    is_good: bool | None = None
+
+
 class Sheets:
     """The pictures of explanations: maps beside their photo, with titles, values and colour bars.
 
@@ -300,6 +386,18 @@ class Sheets:
             return None
         return MISSED if passes else FALSE_ALARM
 
+    def judge(self, found: dict[str, np.ndarray], row: int = 0, truth: Any = None) -> Judgement:
+        """Return what is decided of an image, and whether that is right."""
+        return Judgement(
+            self.predicted(found, row),
+            truth,
+            self.right(found, row, truth),
+            self.passes(found, row),
+            self.anomaly(found, row) if "anomaly" in found else None,
+            self.outcome(found, row, truth),
+            self.is_good(truth),
+        )
+
     def anomaly(self, found: dict[str, np.ndarray], row: int = 0) -> float:
         """Return how unlike good parts an image is: the highest anomaly of its positions."""
         return float(np.max(found["anomaly"][row]))
@@ -316,35 +414,54 @@ class Sheets:
             The picture, its title and a legend: pairs of colour and class, or a scale of colours; None: the head
             decides once for the image.
         """
+        panel = self._positions(picture, found, row)
+        return None if panel is None else (self.paint(panel, found, row, frame), panel.heading, panel.scale)
+
+    def _positions(self, picture: Image.Image, found: dict[str, np.ndarray], row: int) -> Panel | None:
+        """Return the panel of the decisions at every position; None: the head decides once for the image."""
         if "heat" not in self.about or not {"anomaly", "label"} & found.keys():
             return None
-        strongest = self.about.get("strongest", [])
+        strongest, caption = self.about.get("strongest", []), self._meaning(found, row)
+        boxes = tuple(range(len(self.strongest(found, row))))
         if "anomaly" in found:
-            values, scale = found["anomaly"][row], self._anomaly_scale(found, row)
-            drawn, title = self._heated(picture, values, scale, frame), "where: anomaly at every position"
-            return self._boxed(drawn, found, row, frame), title, scale
+            heading, scale = "where: anomaly at every position", self._anomaly_scale(found, row)
+            return Panel(picture, found["anomaly"][row], heading, caption, scale, LARGE, boxes)
         if len(strongest) == 1 and len(self.about["classes"]) == 2 and "evidence" in found:
             values = found["evidence"][row, 0]
-            scale = _Scale(0.0, float(np.abs(values).max()), None, "0 or less has no colour", self._share(found, row))
+            scale = Scale(0.0, float(np.abs(values).max()), None, "0 or less has no colour", self._share(found, row))
             name = self.about["meanings"][strongest[0]].split("{}")[0].strip()
             if name in ("margin", "log-ratio"):
                 name += " of " + self.titles(found, row)[strongest[0]].removesuffix(" where strongest")
-            drawn = self._heated(picture, values, scale, frame)
-            return self._boxed(drawn, found, row, frame), f"where: {name} at every position", scale
+            return Panel(picture, values, f"where: {name} at every position", caption, scale, LARGE, boxes)
         colours = _rgb(self.about["label_colours"])
-        numbers = found["label"][row].astype(np.float32)
-        large = _placed(numbers, picture.size, frame, Image.Resampling.NEAREST, np.nan)
         legend = [
             (tuple(colours[number % len(colours)].astype(int).tolist()), f"{name}, {share:.1%}")
             for number, (name, share) in enumerate(self.shares(found, row).items())
             if share
         ]
+        return Panel(picture, found["label"][row], "where: class at every position", caption, legend, LARGE, boxes)
+
+    def paint(self, panel: Panel, found: dict[str, np.ndarray], row: int = 0, frame: Any = WHOLE) -> Image.Image:
+        """Return the photo of a panel with the colours of its map over it, and its strongest positions outlined."""
+        if panel.map is None:
+            return panel.photo  # type: ignore[no-any-return]
+        if isinstance(panel.scale, Scale):
+            drawn = self._heated(panel.photo, panel.map, panel.scale, frame)
+        elif isinstance(panel.scale, list):
+            drawn = self._classed(panel.photo, panel.map, frame)
+        else:
+            draw = self.outlined if self.outline else self.overlay
+            drawn = draw(panel.photo, panel.map, frame)
+        return self._boxed(drawn, found, row, frame, panel.boxes)
+
+    def _classed(self, picture: Image.Image, numbers: np.ndarray, frame: Any) -> Image.Image:
+        """Return the numbers of classes (h, w) over a picture in grey, each in its colour, but for absences."""
+        colours = _rgb(self.about["label_colours"])
+        large = _placed(numbers.astype(np.float32), picture.size, frame, Image.Resampling.NEAREST, np.nan)
         place = np.nan_to_num(large).astype(int)
         absent = [number for number, name in enumerate(self.about["classes"]) if name in self._absent]
         opacity = 0.55 * (np.isfinite(large) & ~np.isin(place, absent))[..., None]
-        place = place % len(colours)
-        drawn = self._boxed(_mixed(opacity, colours[place], _grey(picture)), found, row, frame)
-        return drawn, "where: class at every position", legend
+        return _mixed(opacity, colours[place % len(colours)], _grey(picture))
 
     def _share(self, found: dict[str, np.ndarray], row: int) -> str:
         """Return the share of positions of each class in words, without classes that are absences."""
@@ -356,7 +473,7 @@ class Sheets:
         """The classes that have no colour."""
         return list(self.about.get("absent", []))
 
-    def _anomaly_scale(self, found: dict[str, np.ndarray], row: int) -> "_Scale":
+    def _anomaly_scale(self, found: dict[str, np.ndarray], row: int) -> Scale:
         """Return the colours of anomalies: from where good patches end, bright from the threshold on."""
         values = found["anomaly"][row]
         values, threshold = values[np.isfinite(values)], self.about.get("threshold")
@@ -368,9 +485,9 @@ class Sheets:
         if threshold is not None:
             high = max(2 * threshold - low, usual or threshold)
             told.insert(0, f"line: threshold {threshold:.3g}")
-        return _Scale(low, max(high, float(values.max())), threshold, f"up to {low:.3g}: no colour", "; ".join(told))
+        return Scale(low, max(high, float(values.max())), threshold, f"up to {low:.3g}: no colour", "; ".join(told))
 
-    def _heated(self, picture: Image.Image, values: np.ndarray, scale: "_Scale", frame: Any) -> Image.Image:
+    def _heated(self, picture: Image.Image, values: np.ndarray, scale: Scale, frame: Any) -> Image.Image:
         """Return numbers (h, w) over a picture in grey, in the colours of a scale."""
         large = _placed(values.astype(np.float32), picture.size, frame, Image.Resampling.BILINEAR, np.nan)
         colours, opacity = scale.paint(np.nan_to_num(large, nan=scale.low), _rgb(self.about["heat"]))
@@ -385,11 +502,12 @@ class Sheets:
         return [(int(place) // width, int(place) % width) for place in places]
 
     def _boxed(
-        self, drawn: Image.Image, found: dict[str, np.ndarray], row: int, frame: Any, only: int | None = None
+        self, drawn: Image.Image, found: dict[str, np.ndarray], row: int, frame: Any, chosen: tuple[int, ...]
     ) -> Image.Image:
-        """Outline the positions that are explained, or one of them, and number them if there are several."""
+        """Outline some of the positions that are explained, and number them if there are several."""
+        if not chosen:
+            return drawn
         places, draw, font = self.strongest(found, row), ImageDraw.Draw(drawn), _font(TEXT)
-        chosen = range(len(places)) if only is None else [only]
         left, top, right, bottom = (share * drawn.size[axis % 2] for axis, share in enumerate(frame))
         for number in chosen:
             y, x = places[number]
@@ -474,42 +592,41 @@ class Sheets:
         if shown is None:
             shown = sorted(range(len(titles)), key=lambda k: titles[k].startswith("component "))
         large, small = (_fitting(picture.convert("RGB"), size) for size in (LARGE, TILE))
-        parts: list[_Part] = [_Part(large, "", "", None, LARGE)]
-        if (positions := self.positions(large, found, row, frame)) is not None:
-            parts.append(_Part(positions[0], positions[1], self._meaning(found, row), positions[2], LARGE))
+        panels = [Panel(large, size=LARGE)]
+        if (where := self._positions(large, found, row)) is not None:
+            panels.append(where)
         for place, k in enumerate(shown):
             first = not place and not titles[k].startswith("component ")
             big = first or k in self.about.get("strongest", [])  # as the one beside it, with the same outlines
-            parts.append(self._part(large if big else small, found, row, k, titles[k], frame, LARGE if big else TILE))
-        words, colour = self._verdict(found, row, truth)
-        return self._arranged(parts, ("; ".join(filter(None, (words, note))), UNLIKE if note else colour))
+            panels.append(self._map(large if big else small, found, row, k, titles[k], LARGE if big else TILE))
+        words, colour = self._verdict(found, row, self.judge(found, row, truth))
+        pictures = [self.paint(panel, found, row, frame) for panel in panels]
+        return self._arranged(panels, pictures, ("; ".join(filter(None, (words, note))), UNLIKE if note else colour))
 
-    def _verdict(self, found: dict[str, np.ndarray], row: int, truth: Any) -> tuple[str, str]:
+    def _verdict(self, found: dict[str, np.ndarray], row: int, judged: Judgement) -> tuple[str, str]:
         """Return the prediction in words, whether it is right, and the colour of these words."""
-        if (passes := self.passes(found, row)) is not None:
-            words = "pass" if passes else "fail"
-            words += f": anomaly {self.anomaly(found, row):.3g}, threshold {self.about['threshold']:.3g}"
-            words += "" if truth is None else f", labelled: {truth}"
-            outcome = self.outcome(found, row, truth)
-            return f"{outcome}: {words}" if outcome else words, RIGHT if passes and outcome != MISSED else WRONG
-        label, right = self.predicted(found, row), self.right(found, row, truth)
-        if self.shares(found, row) or label is None:
-            return ("" if truth is None else f"labelled: {truth}"), "black"
-        if right is None:
-            return f"predicted: {label}" + ("" if truth is None else f", labelled: {truth}"), "black"
-        outcome = self.outcome(found, row, truth) or "wrong"
-        return f"predicted: {label}, {'right' if right else f'{outcome}: labelled {truth}'}", RIGHT if right else WRONG
+        labelled = "" if judged.truth is None else f"labelled: {judged.truth}"
+        if judged.passes is not None:
+            words = "pass" if judged.passes else "fail"
+            words += f": anomaly {judged.anomaly:.3g}, threshold {self.about['threshold']:.3g}"
+            words += labelled and f", {labelled}"
+            is_well = judged.passes and judged.outcome != MISSED
+            return f"{judged.outcome}: {words}" if judged.outcome else words, RIGHT if is_well else WRONG
+        if self.shares(found, row) or judged.label is None:
+            return labelled, "black"
+        if judged.right is None:
+            return f"predicted: {judged.label}" + (labelled and f", {labelled}"), "black"
+        words = "right" if judged.right else f"{judged.outcome or 'wrong'}: labelled {judged.truth}"
+        return f"predicted: {judged.label}, {words}", RIGHT if judged.right else WRONG
 
-    def _part(
-        self, picture: Image.Image, found: dict[str, np.ndarray], row: int, k: int, title: str, frame: Any, size: int
-    ) -> "_Part":
-        """Return the map of a target over the picture."""
+    def _map(
+        self, picture: Image.Image, found: dict[str, np.ndarray], row: int, k: int, title: str, size: int
+    ) -> Panel:
+        """Return the panel of a target's map."""
         numbers = {name: found[name][row, k] for name in ("maps", "values", "nu", "log_scale")}
         if "opposite" in found:  # the map's positive part speaks for the target, and this one's against it
             numbers["maps"] = np.maximum(numbers["maps"], 0) - np.maximum(found["opposite"][row, k], 0)
         end = f"{numbers['nu']:.3g}" + (f" x exp({numbers['log_scale']:.4g})" if numbers["log_scale"] else "")
-        draw = self.outlined if self.outline else self.overlay
-        drawn = draw(picture, numbers["maps"] / (numbers["nu"] or 1.0), frame)
         # What maps of other methods add up to is no amount of the value: their numbers have no unit.
         end = f"strongest colour: {end}, from one position" if "baseline_values" in found else " "
         start = found["baseline_values"][row, k] if "baseline_values" in found else 0.0
@@ -517,61 +634,61 @@ class Sheets:
         if abs(start) > BEFORE * max(abs(numbers["values"]), numbers["nu"]):
             change = float(f"{numbers['values'] - start:.3g}")
             value += f"\n= {start:.3g} before any evidence {'-' if change < 0 else '+'} {abs(change):.3g} by the photo"
+        boxes: tuple[int, ...] = ()
         if k in strongest and "evidence" in found:
             box = "the outlined patch" if len(strongest) == 1 else f"patch {strongest.index(k) + 1}"
-            title = f"why: what of the photo made {box} so"
-            drawn = self._boxed(drawn, found, row, frame, strongest.index(k))
-        return _Part(drawn, title, value, end if numbers["nu"] else "blank: all zero", size)
+            title, boxes = f"why: what of the photo made {box} so", (strongest.index(k),)
+        scale = end if numbers["nu"] else "blank: all zero"
+        return Panel(picture, numbers["maps"] / (numbers["nu"] or 1.0), title, value, scale, size, boxes)
 
-    def _arranged(self, parts: "list[_Part]", verdict: tuple[str, str]) -> Image.Image:
-        """Return parts on a sheet, the large ones first, below the prediction."""
+    def _arranged(self, panels: list[Panel], pictures: list[Image.Image], verdict: tuple[str, str]) -> Image.Image:
+        """Return panels, whose pictures are painted, on a sheet, the large ones first, below the prediction."""
         font, bold = _font(TEXT - 1), _font(TEXT + 5)
-        rows: list[list[_Part]] = []
-        for part in parts:
-            width = sum(other.size + GAP for other in rows[-1]) if rows else 0
-            if not rows or rows[-1][0].size != part.size or width + part.size > 3 * (LARGE + GAP):
+        rows: list[list[Panel]] = []
+        for panel in panels:
+            width = sum(beside.size + GAP for beside in rows[-1]) if rows else 0
+            if not rows or rows[-1][0].size != panel.size or width + panel.size > 3 * (LARGE + GAP):
                 rows.append([])
-            rows[-1].append(part)
-        lines = [max(len(part.lines(font)) for part in row) for row in rows]  # pictures begin side by side
+            rows[-1].append(panel)
+        lines = [max(len(panel.lines(font)) for panel in row) for row in rows]  # pictures begin side by side
         heights = [
-            max(part.height for part in row) + count * (TEXT + 3) for row, count in zip(rows, lines, strict=True)
+            max(panel.height for panel in row) + count * (TEXT + 3) for row, count in zip(rows, lines, strict=True)
         ]
         top = 2 * GAP + (TEXT + 10) * bool(verdict[0])
-        width = max(sum(part.size + GAP for part in row) for row in rows) + GAP
+        width = max(sum(panel.size + GAP for panel in row) for row in rows) + GAP
         width = max(width, int(bold.getlength(verdict[0])) + 2 * GAP)
         sheet = Image.new("RGB", (width, top + sum(heights) + GAP * len(rows)), "white")
         draw = ImageDraw.Draw(sheet)
         draw.text((GAP, GAP), verdict[0], verdict[1], bold)
-        y = top
+        y, painted = top, iter(pictures)
         for row, height, count in zip(rows, heights, lines, strict=True):
             x = GAP
-            for part in row:
-                for line, text in enumerate(part.lines(font)):
-                    draw.text((x, y + line * (TEXT + 3)), _short(text, font, part.size), "black", font)
-                self._picture(sheet, draw, part, x, y + count * (TEXT + 3), font)
-                x += part.size + GAP
+            for panel in row:
+                for line, text in enumerate(panel.lines(font)):
+                    draw.text((x, y + line * (TEXT + 3)), _short(text, font, panel.size), "black", font)
+                sheet.paste(next(painted), (x, y + count * (TEXT + 3)))
+                self._draw_scale(sheet, draw, panel, x, y + count * (TEXT + 3) + panel.photo.height + 4, font)
+                x += panel.size + GAP
             y += height + GAP
         first = top + lines[0] * (TEXT + 3)
         sheet.info["pictures"] = (
             0,
             first,
-            GAP + sum(part.size + GAP for part in rows[0]),
-            first + rows[0][0].picture.height,
+            GAP + sum(panel.size + GAP for panel in rows[0]),
+            first + rows[0][0].photo.height,
         )
         return sheet
 
-    def _picture(self, sheet: Image.Image, draw: Any, part: "_Part", x: int, y: int, font: Any) -> None:
-        """Put the picture of a part on a sheet, and the meaning of its colours below it."""
-        size, end = part.size, part.end
-        sheet.paste(part.picture, (x, y))
-        y += part.picture.height + 4
+    def _draw_scale(self, sheet: Image.Image, draw: Any, panel: Panel, x: int, y: int, font: Any) -> None:
+        """Draw the meaning of a panel's colours on a sheet."""
+        size, end = panel.size, panel.scale
         if isinstance(end, list):  # of classes
             for colour, name in end[:3]:
                 draw.rectangle((x, y + 2, x + TEXT - 4, y + TEXT - 2), colour)
                 name = name if len(end) <= 3 or name != end[2][1] else f"{name}, and {len(end) - 3} more"
                 draw.text((x + TEXT, y), _short(name, font, size), "black", font)
                 y += TEXT + 2
-        elif isinstance(end, _Scale):
+        elif isinstance(end, Scale):
             ramp = end.paint(np.linspace(end.low, end.high, size)[None], _rgb(self.about["heat"]))
             sheet.paste(_mixed(ramp[1], np.tile(ramp[0], (TEXT // 2, 1, 1)), 255.0), (x, y))
             draw.rectangle((x, y, x + size - 1, y + TEXT // 2 - 1), outline="#999999")
@@ -590,64 +707,6 @@ class Sheets:
             draw.text((x, y), "lowers", "#2166ac", font)
             draw.text((x + size, y), "raises", WRONG, font, anchor="ra")
             draw.text((x + size // 2, y + TEXT + 2), _short(end, font, size), "black", font, anchor="ma")
-
-
-@dataclass
-class _Scale:
-    """The colours of numbers at every position.
-
-    Attributes:
-        low: where it starts, and the number from which on there is colour.
-        high: where it ends.
-        mark: the number from which on it is bright, or None.
-        words: what is written below its start.
-        note: what else is to be known.
-    """
-
-    low: float
-    high: float
-    mark: float | None
-    words: str
-    note: str
-
-    def paint(self, values: Any, heat: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the colours of numbers, of a shape (..., 3), and their opacity, (..., 1)."""
-        places, shares = [self.low, self.high], [0.0, 1.0]
-        if self.mark is not None and self.low < self.mark < self.high:
-            places, shares = [self.low, self.mark, self.high], [0.0, BRIGHT, 1.0]
-        share = np.interp(values, places, shares) if self.low < self.high else np.zeros(np.shape(values))
-        place = ((DARK + (1 - DARK) * share) * (len(heat) - 1)).round().astype(int)
-        return heat[place], 0.8 * np.minimum(share / CLEAR, 1.0)[..., None]
-
-
-@dataclass
-class _Part:
-    """A picture on a sheet.
-
-    Attributes:
-        picture: the picture.
-        title: what it is.
-        value: the target's value, in words.
-        end: what its colours mean: the end of their scale, classes, or a scale of numbers; None: they are its own.
-        size: of its column.
-    """
-
-    picture: Image.Image
-    title: str
-    value: str
-    end: Any
-    size: int
-
-    def lines(self, font: Any) -> list[str]:
-        """Return the text above it, in lines of its width."""
-        texts = [self.title, *self.value.split("\n")] if self.value else [self.title]
-        return [line for text in texts for line in _wrapped(text, font, self.size)]
-
-    @property
-    def height(self) -> int:
-        """The height of its picture and of the text below."""
-        below = 3 * (TEXT + 2) if isinstance(self.end, list) else 0 if self.end is None else 3 * TEXT
-        return self.picture.height + 4 + below
 
 
 class Explainer(Sheets):
