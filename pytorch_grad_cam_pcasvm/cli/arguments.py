@@ -580,7 +580,7 @@ class ExportOptions(TargetOptions):
     name = "export"
     text = "make one file that explains photos without PyTorch"
     examples = ("photos/test", "photos/test --page line")
-    runs = "exporting:export"
+    runs = "commands:export"
     writes_file = True
 
     images: Path | None = place("folder of photos to try it on (default: noise)", None, metavar="PHOTOS")

@@ -6,9 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
 
-import numpy as np
-from sklearn.base import BaseEstimator, ClassifierMixin, clone
-
 from pytorch_grad_cam_pcasvm.cli.arguments import CLASSIFIERS, FitOptions
 from pytorch_grad_cam_pcasvm.cli.folders import accuracy
 from pytorch_grad_cam_pcasvm.model.backbones import call_by_name
@@ -308,6 +305,8 @@ def fit_classifier(options: Any, features: Any, labels: Any, folds: int) -> tupl
     from sklearn.model_selection import GridSearchCV, StratifiedKFold
     from sklearn.pipeline import make_pipeline
 
+    from pytorch_grad_cam_pcasvm.model.fitting import fitted_on_words, name_head
+
     *reduction, classifier = (step for _, step in assemble_pipeline(options, len(labels)).steps)
     if options.search:
         smallest = min(Counter(labels.tolist()).values())
@@ -349,55 +348,3 @@ def _grid(options: Any, components: Any) -> dict[str, list[float]]:
 def _usual(grid: dict[str, list[float]]) -> dict[str, float]:
     """Return scikit-learn's own choice, which is among the compared settings."""
     return {"C": 1.0} | ({"gamma": grid["gamma"][1]} if "gamma" in grid else {})
-
-
-class Worded(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
-    """A classifier that is fitted on 0, 1, 2, ... in place of labels, in their order.
-
-    Args:
-        classifier: what it fits.
-    """
-
-    def __init__(self, classifier: Any) -> None:
-        self.classifier = classifier
-
-    def fit(self, features: Any, labels: Any) -> "Worded":
-        """Fit a clone of the classifier."""
-        self.classes_, numbers = np.unique(labels, return_inverse=True)
-        self.classifier_ = clone(self.classifier).fit(features, numbers)
-        return self
-
-    def predict(self, features: Any) -> np.ndarray:
-        """Return the labels of its predictions."""
-        return self.classes_[np.asarray(self.classifier_.predict(features)).reshape(-1).astype(int)]  # type: ignore[no-any-return]
-
-
-def fitted_on_words(pipeline: Any, features: Any, labels: Any) -> Any:
-    """Return a pipeline fitted on words, its classifier on numbers in their place if it takes no words.
-
-    Raises:
-        TypeError: the classifier takes the features neither way.
-        ValueError: the same, in its own words.
-    """
-    from sklearn.pipeline import make_pipeline
-
-    *before, classifier = (step for _, step in pipeline.steps)
-    try:
-        return pipeline.fit(features, labels)
-    except (ValueError, TypeError) as error:
-        try:
-            return make_pipeline(*before, Worded(classifier)).fit(features, labels)
-        except Exception:
-            raise error from None
-
-
-def name_head(pipeline: Any) -> Any:
-    """Return the head of a fitted pipeline, whose classes have the names that stand for numbers."""
-    from pytorch_grad_cam_pcasvm import Head
-
-    *before, classifier = (step for _, step in pipeline.steps)
-    if not isinstance(classifier, Worded):
-        return Head.of(pipeline)
-    head = Head.of([*before, classifier.classifier_])
-    head.name_classes(classifier.classes_)
-    return head

@@ -4,23 +4,19 @@ import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-import cv2
 import numpy as np
 import torch
 from matplotlib.axes import Axes
 from matplotlib.patheffects import withStroke
-from pytorch_grad_cam.utils.image import show_cam_on_image
 from pytorch_grad_cam.utils.model_targets import ClassifierOutputSoftmaxTarget, ClassifierOutputTarget
 from torch import Tensor
 
+from pytorch_grad_cam_pcasvm.export.explainer import Panel
 from pytorch_grad_cam_pcasvm.figures.style import (
     CHARACTER,
     FAINT,
-    bare,
-    draw_outlines,
-    draw_signed,
     is_formula,
     literal,
     number,
@@ -30,7 +26,6 @@ from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
 from pytorch_grad_cam_pcasvm.network.grid import upsample_maps
 from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput
 from pytorch_grad_cam_pcasvm.runtime.errors import BlankMapWarning
-from pytorch_grad_cam_pcasvm.runtime.pictures import HEAT
 from pytorch_grad_cam_pcasvm.targets import (
     DensityTarget,
     HotellingTarget,
@@ -45,7 +40,6 @@ from pytorch_grad_cam_pcasvm.targets import (
 from pytorch_grad_cam_pcasvm.targets.places import describe_place, select_positions
 
 GAP = 0.07  # between pictures, in inches
-IMAGE_WEIGHT = 0.45
 OUTLINE = "#ffe600"  # of places and true masks
 _PREDICTED = "predicted class"
 _ROLES = {"runner-up": "the runner-up", "others": "the others"}  # in place of a class
@@ -53,7 +47,6 @@ _OF_CLASSES = (
     *(SVMTarget, LogRatioTarget, ProbabilityTarget, ScoreTarget),
     *(ClassifierOutputTarget, ClassifierOutputSoftmaxTarget),
 )
-Way = Literal["overlay", "map", "outline"]  # in which maps are drawn
 _HALO = [withStroke(linewidth=3, foreground="black")]
 
 
@@ -112,6 +105,11 @@ class Block:
         """Return where the scale of an image ends."""
         return number(float(self.columns[0].top[row]), float(self.group.log_scale[row, self.k]))
 
+    def panel(self, column: Column, row: int, picture: np.ndarray) -> Panel:
+        """Return the panel of an image in one of the columns."""
+        values = column.values[row] / (float(column.top[row]) or 1.0)
+        return Panel(picture, values, column.heading, self.captions[row], self.end(row))
+
     def place(self, row: int, size: Sequence[int]) -> np.ndarray | None:
         """Return which pixels of an image the target is about, (H, W); None: it is about the whole of it."""
         target, output = self.group.targets[self.k], self.group.output
@@ -129,27 +127,10 @@ class Block:
         return not any(bool(maps[row, self.k].any()) for maps in both if maps is not None)
 
 
-def draw_map(
-    axis: Axes, picture: np.ndarray, block: Block, column: Column, row: int, way: Way, font: float
-) -> list[float]:
-    """Draw the map of one image, and say why if there is nothing to see.
-
-    Returns:
-        Where outlines are on its scale.
-    """
-    top = float(column.top[row])
-    values = column.values[row] / (top or 1.0)
-    marks: list[float] = []
-    if way == "outline":
-        marks = draw_outlines(axis, picture, values)
-    elif column.signed:
-        draw_signed(axis, picture if way == "overlay" else None, values)
-    elif way == "overlay":
-        axis.imshow(overlaid(picture, values))
-    else:
-        axis.imshow(values, cmap=HEAT, vmin=0, vmax=1)
-    bare(axis)
-    largest = np.abs(values).max()
+def draw_remarks(axis: Axes, block: Block, panel: Panel, row: int, font: float) -> None:
+    """Say on the map of one image why there is nothing to see, and outline the place that it is about."""
+    assert panel.map is not None
+    largest = np.abs(panel.map).max()
     if largest < FAINT:
         share = f"at most {np.ceil(100 * largest):.0f} %\nof the strong-\nest colour"
         note = share if largest else "all evidence\nhas the\nother sign"
@@ -157,19 +138,8 @@ def draw_map(
             note = "blank:\nall zero"
         style: dict[str, Any] = {"ha": "center", "va": "center", "color": "white", "path_effects": _HALO}
         axis.text(0.5, 0.5, note, transform=axis.transAxes, fontsize=font, **style)
-    if (place := block.place(row, values.shape)) is not None:
+    if (place := block.place(row, panel.map.shape)) is not None:
         axis.contour(place, [0.5], colors=OUTLINE, linewidths=1.2)
-    return marks
-
-
-def overlaid(picture: np.ndarray, heat: np.ndarray) -> np.ndarray:
-    """Return pytorch-grad-cam's overlay, with colours that mean the same in every picture.
-
-    pytorch-grad-cam divides each overlay by its own largest value; an added white, hot row makes that value the same
-    in all of them.
-    """
-    picture, heat = (np.concatenate([values, np.ones_like(values[:1])]) for values in (picture, heat))
-    return show_cam_on_image(picture, heat, True, cv2.COLORMAP_INFERNO, IMAGE_WEIGHT)[:-1]
 
 
 def write_title(target: Any, output: Any, classes: Sequence[Any] | None) -> str:

@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor, nn
 
+from pytorch_grad_cam_pcasvm.export.explainer import Panel
 from pytorch_grad_cam_pcasvm.figures.blocks import heading, list_labels, subject
 from pytorch_grad_cam_pcasvm.figures.decision import choose_decision
 from pytorch_grad_cam_pcasvm.figures.grid import check_maps
@@ -21,11 +22,9 @@ from pytorch_grad_cam_pcasvm.figures.style import (
     BLUE,
     MARKERS,
     RED,
-    bare,
     choose_unit,
     class_name,
-    draw_bar,
-    draw_signed,
+    draw_panel,
     filled,
     fitted,
     laid_out,
@@ -302,24 +301,24 @@ def _titles(shown: Ends, along: Along) -> tuple[list[str], float]:
 def _draw_ends(axes: np.ndarray, ends: Ends, along: Along, count: int, titles: Sequence[str], shrink: float) -> None:
     """Draw pictures above their maps, the lowest and their mean, then the mean of the highest and these."""
     shown, half = ends.outermost(count), len(ends.rows) // 2
-    columns = list(zip(titles, shown.pictures, shown.maps, strict=True))
-    columns[count:count] = [
-        (f"mean of the\n{half} {word}", ends.pictures[side].mean(0), ends.maps[side].mean(0))
+    panels = [Panel(*column) for column in zip(shown.pictures, shown.maps, titles, strict=True)]
+    panels[count:count] = [
+        Panel(ends.pictures[side].mean(0), ends.maps[side].mean(0), f"mean of the\n{half} {word}")
         for word, side in (("lowest", slice(None, half)), ("highest", slice(half, None)))
     ]
-    font, lines = mpl.rcParams["font.size"], max(title.count("\n") + 1 for title, *_ in columns)
+    font, lines = mpl.rcParams["font.size"], max(panel.heading.count("\n") + 1 for panel in panels)
     for first, word in ((0, "lowest"), (count + 1, "highest")):
         side = slice(first, first + count + 1)
-        top = max(float(np.abs(values).max()) for *_, values in columns[side])
-        for (above, below), (title, picture, values) in zip(axes[side], columns[side], strict=True):
-            bare(above).imshow(picture)
+        top = max(float(np.abs(panel.map).max()) for panel in panels[side] if panel.map is not None)
+        for (above, below), panel in zip(axes[side], panels[side], strict=True):
+            draw_panel(above, replace(panel, map=None), fontsize=0.833 * shrink * font, pad=4)
             above.set(anchor="S")
-            above.set_title(title, fontsize=0.833 * shrink * font, pad=4)
-            draw_signed(below, picture, values / (top or 1.0))
+            values = None if panel.map is None else panel.map / (top or 1.0)
+            bar = (1.07, 0.1) if above is axes[side][-1, 0] else None
+            draw_panel(below, Panel(panel.photo, values, scale=_end(ends, top)), bar=bar)
             below.set(anchor="N")
         place: dict[str, Any] = {"xytext": (0, (lines + 0.9) * font), "textcoords": "offset points"}
         axes[first, 0].annotate(f"{word} ${along.symbol}$", (0, 1), xycoords="axes fraction", weight="bold", **place)
-        draw_bar(axes[first + count, 1].inset_axes((1.07, 0, 0.1, 1)), _end(ends, top), signed=True)
 
 
 def _end(ends: Ends, share: float) -> str:

@@ -15,17 +15,16 @@ from matplotlib.patheffects import withStroke
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
+from pytorch_grad_cam_pcasvm.export.explainer import Panel
 from pytorch_grad_cam_pcasvm.figures.blocks import heading, subject, write_title
 from pytorch_grad_cam_pcasvm.figures.grid import check_classes, check_maps
 from pytorch_grad_cam_pcasvm.figures.style import (
     BLUE,
     LINES,
     RED,
-    bare,
     choose_unit,
     draw_bar,
-    draw_outlines,
-    draw_signed,
+    draw_panel,
     filled,
     laid_out,
     number,
@@ -172,12 +171,10 @@ class Steps:
         raw = torch.stack([step.map for step in steps]).unsqueeze(0)
         maps = upsample_maps(raw, picture.shape[:2])[0].cpu().numpy()
         top = float(np.abs(maps).max())
-        bare(axes[0]).imshow(picture)
-        axes[0].set_title("input", fontsize="medium")
-        for axis, step, values in zip(axes[1:], steps, maps, strict=True):
-            draw = draw_outlines if outline else draw_signed
-            draw(axis, picture, values / (top or 1.0))
-            axis.set_title(step.name, fontsize="medium")
+        panels = [Panel(picture, heading="input")]
+        panels += [Panel(picture, values / (top or 1.0), step.name) for step, values in zip(steps, maps, strict=True)]
+        for axis, panel in zip(axes, panels, strict=True):
+            draw_panel(axis, panel, "outline" if outline else "overlay", fontsize="medium")
         for axis in axes[2:]:
             style: dict[str, Any] = {"transform": axis.transAxes, "ha": "center", "va": "center", "in_layout": False}
             axis.text(-0.1, 0.5, "=" if axis is axes[-1] else "+", weight="bold", **style)

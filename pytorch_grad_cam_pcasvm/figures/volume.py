@@ -8,9 +8,10 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from pytorch_grad_cam_pcasvm.export.explainer import Panel
 from pytorch_grad_cam_pcasvm.figures.blocks import GAP, caption, write_title
 from pytorch_grad_cam_pcasvm.figures.grid import check_classes, check_components, selected
-from pytorch_grad_cam_pcasvm.figures.style import bare, captioned, draw_bar, draw_signed, filled, laid_out, number
+from pytorch_grad_cam_pcasvm.figures.style import bare, captioned, draw_panel, filled, laid_out, number
 from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
 from pytorch_grad_cam_pcasvm.network.grid import upsample_maps
 from pytorch_grad_cam_pcasvm.runtime.pictures import as_array
@@ -97,6 +98,7 @@ def plot_volume(
         axes = figure.subplots(rows, columns, squeeze=False)
         for row, k in zip(axes, [None, *shown], strict=True):
             values = None if k is None else _slices(_signed(maps[image, k], voxels.shape), axis, chosen)
+            scale = "" if k is None else number(float(maps.nu[image, k]), float(maps.log_scale[image, k]))
             words = filled(title, _TITLE, "medium") if k is None else _title(maps, k, image, classes)
             row[0].set_ylabel(words, rotation=0, ha="right", va="center", linespacing=1.2)
             for column, picture in enumerate(row):
@@ -104,13 +106,12 @@ def plot_volume(
                     bare(picture).imshow(pictures[column], cmap="gray", vmin=0, vmax=1)
                     picture.set_title(chosen[column], fontsize="medium")
                 else:
-                    draw_signed(picture, pictures[column][..., None] if overlay else None, values[column])
+                    panel = Panel(pictures[column][..., None], values[column], scale=scale)
+                    bar = (1 + 0.09 / width, 0.15 / width) if picture is row[-1] else None
+                    draw_panel(picture, panel, "overlay" if overlay else "map", bar=bar)
                 if outlines is not None and outlines[column].any():
                     picture.contour(outlines[column], [0.5], colors="#ffd92f" if k is None else "black", linewidths=1.2)
                 picture.set(aspect="auto", box_aspect=height / width)
-            if k is not None:
-                top = number(float(maps.nu[image, k]), float(maps.log_scale[image, k]))
-                draw_bar(row[-1].inset_axes((1 + 0.09 / width, 0, 0.15 / width, 1)), top, signed=True)
         place: dict[str, Any] = {"xytext": (-8, 6), "textcoords": "offset points", "ha": "right"}
         axes[0, 0].annotate(f"slice of {voxels.shape[axis]}", (0, 1), xycoords="axes fraction", **place)
     return figure

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import sklearn
 import torch
-from sklearn.base import clone
+from sklearn.base import BaseEstimator, ClassifierMixin, clone
 from sklearn.exceptions import NotFittedError
+from sklearn.pipeline import make_pipeline
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
@@ -300,3 +301,51 @@ def _own_head(fitted: Any) -> Head:
     known = head.training_set
     own.training_set = TrainingSet(dict(known.examples), copy.deepcopy(known.preparation), dict(known.means))
     return own
+
+
+class Worded(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+    """A classifier that is fitted on 0, 1, 2, ... in place of labels, in their order.
+
+    Args:
+        classifier: what it fits.
+    """
+
+    def __init__(self, classifier: Any) -> None:
+        self.classifier = classifier
+
+    def fit(self, features: Any, labels: Any) -> "Worded":
+        """Fit a clone of the classifier."""
+        self.classes_, numbers = np.unique(labels, return_inverse=True)
+        self.classifier_ = clone(self.classifier).fit(features, numbers)
+        return self
+
+    def predict(self, features: Any) -> np.ndarray:
+        """Return the labels of its predictions."""
+        return self.classes_[np.asarray(self.classifier_.predict(features)).reshape(-1).astype(int)]  # type: ignore[no-any-return]
+
+
+def fitted_on_words(pipeline: Any, features: Any, labels: Any) -> Any:
+    """Return a pipeline fitted on words, its classifier on numbers in their place if it takes no words.
+
+    Raises:
+        TypeError: the classifier takes the features neither way.
+        ValueError: the same, in its own words.
+    """
+    *before, classifier = (step for _, step in pipeline.steps)
+    try:
+        return pipeline.fit(features, labels)
+    except (ValueError, TypeError) as error:
+        try:
+            return make_pipeline(*before, Worded(classifier)).fit(features, labels)
+        except Exception:
+            raise error from None
+
+
+def name_head(pipeline: Any) -> Any:
+    """Return the head of a fitted pipeline, whose classes have the names that stand for numbers."""
+    *before, classifier = (step for _, step in pipeline.steps)
+    if not isinstance(classifier, Worded):
+        return Head.of(pipeline)
+    head = Head.of([*before, classifier.classifier_])
+    head.name_classes(classifier.classes_)
+    return head

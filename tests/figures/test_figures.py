@@ -54,9 +54,9 @@ from pytorch_grad_cam_pcasvm.figures import (
     plot_support_vector_effect,
     plot_support_vectors,
 )
-from pytorch_grad_cam_pcasvm.figures.blocks import IMAGE_WEIGHT, caption, heading, overlaid, write_title
+from pytorch_grad_cam_pcasvm.figures.blocks import caption, heading, write_title
 from pytorch_grad_cam_pcasvm.figures.jacobian import _dense_stages, _gradients
-from pytorch_grad_cam_pcasvm.figures.style import BLUE, RED, number
+from pytorch_grad_cam_pcasvm.figures.style import BLUE, IMAGE_WEIGHT, RED, number, overlaid
 from pytorch_grad_cam_pcasvm.maps.carried import decision_shares
 
 RNG = np.random.default_rng(0)
