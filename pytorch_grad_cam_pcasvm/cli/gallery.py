@@ -9,10 +9,11 @@ import io
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from pytorch_grad_cam_pcasvm.export.explainer import Judgement
+if TYPE_CHECKING:
+    from pytorch_grad_cam_pcasvm.export.explainer import Judgement
 
 _WIDTH, _QUALITY = 560, 82  # pixels of a picture, and of JPEG
 _PAGE = """<!DOCTYPE html>
@@ -131,7 +132,7 @@ class Card:
 
     name: str
     sheet: Any
-    judged: Judgement
+    judged: "Judgement"
     numbers: dict[str, float] = field(default_factory=dict)
     said: str = ""
     note: str = ""
