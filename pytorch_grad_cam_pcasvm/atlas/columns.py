@@ -135,8 +135,8 @@ class Columns:
         labels = self.table.column("label")
         names, classes = self.manifest["names"], self.manifest["classes"] or []
         # Also where they are other names: as numbers they would be neither classes nor what the user called them.
-        named = labels.dtype.kind in "iu" and names and any(isinstance(label, str) for label in classes)
-        return np.array(self.names(labels)) if named else labels
+        has_names = labels.dtype.kind in "iu" and names and any(isinstance(label, str) for label in classes)
+        return np.array(self.names(labels)) if has_names else labels
 
     @cached_property
     def predictions(self) -> np.ndarray | None:
@@ -218,9 +218,9 @@ class Columns:
         if self.labels.dtype.kind != self.predictions.dtype.kind or not (classes is None or present & set(classes)):
             shown = sorted(present)[:5]
             numbered = self.manifest["names"] and self.labels.dtype.kind in "iu"
-            named = f", named {self.names(shown)}," if numbered else ""
+            names = f", named {self.names(shown)}," if numbered else ""
             raise ValueError(
-                f"the labels {shown}{named} of the data are not classes of the head, which are {classes}: rename them, "
+                f"the labels {shown}{names} of the data are not classes of the head, which are {classes}: rename them, "
                 "or fit the head on them"
             )
         return self.labels == self.predictions

@@ -131,9 +131,9 @@ class Job:
             bad |= batch.bad
             if batch.rows:
                 batch.images = batch.images.to(device)
-                made = self.explainer(batch)
-                rows_of_image = len(made["row"]) // len(digests)
-                columns.append(made | {"digest": [digest for digest in digests for _ in range(rows_of_image)]})
+                block_columns = self.explainer(batch)
+                rows_of_image = len(block_columns["row"]) // len(digests)
+                columns.append(block_columns | {"digest": [digest for digest in digests for _ in range(rows_of_image)]})
             yield len(rows)
             if rows[-1] == self.list_rows(shard)[-1]:
                 self._write(shard, columns, bad)

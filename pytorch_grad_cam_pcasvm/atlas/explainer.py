@@ -78,7 +78,7 @@ class Explainer:
 
     def explain(self, images: Tensor, targets: Sequence[Any]) -> SignedMaps:
         """Return the maps of targets of at most ``block`` images."""
-        count, images = len(images), filled(images, self.block)
+        count, images = len(images), fill_block(images, self.block)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", BlankMapWarning)  # the atlas tells by nu
             maps = self.cam.explain(images, targets)
@@ -97,25 +97,25 @@ class Explainer:
             "row": np.array(batch.rows, np.int64),
             "scores": _array(output.as_subclass(Tensor), np.float64),
             "components": _array(output.components, np.float64),
-            **_kept(maps[:, :components]),
+            **_store_maps(maps[:, :components]),
             "thumbnail": batch.thumbnails,
             "label": batch.labels,
         }
         if output.decision is not None:
             columns["prediction"] = output.labels().tolist()
         if len(self.targets) > components:
-            columns |= {OF_TARGETS + name: array for name, array in _kept(maps[:, components:]).items()}
+            columns |= {OF_TARGETS + name: array for name, array in _store_maps(maps[:, components:]).items()}
             columns[OF_TARGETS + "values"] = _array(maps.values[:, components:], np.float64)
         return columns
 
 
-def filled(images: Tensor, block: int) -> Tensor:
+def fill_block(images: Tensor, block: int) -> Tensor:
     """Return a block of images, filled up with copies of all in turn: one that is unlike must not become most."""
     missing = max(0, block - len(images))
     return torch.cat([images, images[torch.arange(missing, device=images.device) % len(images)]]) if missing else images
 
 
-def _kept(maps: SignedMaps) -> dict[str, np.ndarray]:
+def _store_maps(maps: SignedMaps) -> dict[str, np.ndarray]:
     """Return maps in half precision, divided by nu or by a scale of their own, with the columns beside them."""
     columns, scale = {}, maps.nu
     if maps.opposite is not None:  # whose values may be larger than those that count
@@ -161,7 +161,7 @@ class PatchExplainer(Explainer):
     def __call__(self, batch: Batch) -> dict[str, Any]:
         """Return the columns of a batch: arrays of n K rows, the patches of an image behind each other, and lists."""
         with evaluation_mode(self.net), torch.no_grad():
-            output: HeadOutput = self.net(filled(batch.images, self.block))
+            output: HeadOutput = self.net(fill_block(batch.images, self.block))
         assert output.grid is not None
         places = chosen_patches(output, batch.rows, self.patches)
         corners = np.stack(np.unravel_index(places.numpy(), output.grid.shape), -1)

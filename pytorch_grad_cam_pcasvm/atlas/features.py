@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import pytorch_grad_cam_pcasvm
 from pytorch_grad_cam_pcasvm.atlas import engines, manifest, shards
 from pytorch_grad_cam_pcasvm.atlas.columns import Table
-from pytorch_grad_cam_pcasvm.atlas.explainer import filled
+from pytorch_grad_cam_pcasvm.atlas.explainer import fill_block
 from pytorch_grad_cam_pcasvm.atlas.run import (
     BLOCK,
     SHARD_BYTES,
@@ -63,7 +63,7 @@ class Extractor:
 
     def __call__(self, batch: Batch) -> dict[str, Any]:
         """Return the columns of a batch: arrays of n rows, and lists."""
-        count, images = len(batch.images), filled(batch.images, self.block)
+        count, images = len(batch.images), fill_block(batch.images, self.block)
         with evaluation_mode(self.net), torch.no_grad(), self.means.counting():
             features = compute_features(self.net, self.source().at(self.net, images), images)[:count]
         features = features.to(torch.promote_types(features.dtype, torch.float32)).cpu()
@@ -161,7 +161,7 @@ def extract(
         "format": manifest.OF_FEATURES,
         "versions": {lib.__name__: lib.__version__ for lib in (pytorch_grad_cam_pcasvm, torch, np)},
         "backbone": type(network).__name__,
-        **_what(network, source),
+        **_describe_source(network, source),
         "images": len(images),
         "ids": images.digest(),
         "first_image": digests.digest_of_tensor(first.images),
@@ -192,7 +192,7 @@ def extract(
     return Features(folder)
 
 
-def _what(backbone: nn.Module, source: FeatureSource) -> dict[str, Any]:
+def _describe_source(backbone: nn.Module, source: FeatureSource) -> dict[str, Any]:
     """Return the manifest's entries that tell features from others."""
     pool = (source.parts or (source,))[0].pool
     return {
@@ -239,7 +239,7 @@ class Features:
         """The labels, shape (N,), names of folders for their numbers; None if the data set has none."""
         if "label" not in self.manifest["kinds"]:
             return None
-        return self._named(self._table.column("label"))
+        return self._name_labels(self._table.column("label"))
 
     @property
     def ids(self) -> np.ndarray:
@@ -262,7 +262,7 @@ class Features:
             name.removeprefix(OF_MEANS): torch.from_numpy(self._table.column(name).mean(0)).float() for name in names
         }
 
-    def _named(self, labels: np.ndarray) -> np.ndarray:
+    def _name_labels(self, labels: np.ndarray) -> np.ndarray:
         names = self.manifest["names"]
         return np.array(names)[labels] if names and labels.dtype.kind in "iu" else labels
 
@@ -290,7 +290,7 @@ class Features:
         Raises:
             ValueError: they are of something else.
         """
-        wanted = _what(backbone, source)
+        wanted = _describe_source(backbone, source)
         differs = [name for name, value in wanted.items() if self.manifest[name] != value]
         if differs:
             refuse(
@@ -310,4 +310,4 @@ class Features:
                     columns = shards.read(path, file, names, [group])
                     labels = columns.get("label")
                     features = torch.from_numpy(columns["features"].copy())  # mapped memory is not to be written
-                    yield features, None if labels is None else self._named(labels)
+                    yield features, None if labels is None else self._name_labels(labels)

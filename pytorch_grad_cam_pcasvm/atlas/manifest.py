@@ -106,7 +106,7 @@ def check_same(folder: Path, saved: Mapping[str, Any], wanted: Mapping[str, Any]
     Raises:
         ValueError: something differs; the message says what.
     """
-    what = "features" if wanted.get("format") == OF_FEATURES else "an atlas"
+    noun = "features" if wanted.get("format") == OF_FEATURES else "an atlas"
     keys = [key for key in sorted({*saved, *wanted}) if key not in _OF_THE_RUN and saved.get(key) != wanted.get(key)]
     if keys:
         # What follows from another difference is told only where there is none.
@@ -114,33 +114,33 @@ def check_same(folder: Path, saved: Mapping[str, Any], wanted: Mapping[str, Any]
         differences = "; ".join(
             _DIGESTS.get(key, f"{key}: {_difference(saved.get(key), wanted.get(key))}") for key in keys
         )
-        refuse(ValueError, f"{folder} has {what} of something else ({differences})", ANOTHER_FOLDER, "delete it")
+        refuse(ValueError, f"{folder} has {noun} of something else ({differences})", ANOTHER_FOLDER, "delete it")
     for name, numbers in wanted["first"].items():
         # Relative to the largest: what is nearly 0 beside it may be all rounding, which is another one elsewhere.
         size = np.abs(numbers).max(initial=0.0)
         if not np.allclose(saved["first"][name], numbers, rtol=1e-3, atol=1e-5 * max(1.0, size)):
             refuse(
                 ValueError,
-                f"{folder} has {what} of something else (the first image's {name}: {_short(saved['first'][name])} "
+                f"{folder} has {noun} of something else (the first image's {name}: {_short(saved['first'][name])} "
                 f"there, {_short(numbers)} now: have hooks, attributes or functions of the network changed?)",
                 ANOTHER_FOLDER,
                 "delete it",
             )
-    others = [
+    differing = [
         f"{name} {saved['versions'].get(name)} (now {version})"
         for name, version in wanted["versions"].items()
         if saved["versions"].get(name) != version
     ]
-    if others:
-        warn(f"{folder} was started with {', '.join(others)}: the last bits of its numbers may differ", UserWarning)
+    if differing:
+        warn(f"{folder} was started with {', '.join(differing)}: the last bits of its numbers may differ", UserWarning)
 
 
-def _difference(there: Any, wanted: Any) -> str:
+def _difference(stored: Any, wanted: Any) -> str:
     """Return the difference of two entries: of dicts, only the items that differ."""
-    if isinstance(there, dict) and isinstance(wanted, dict):
-        names = [name for name in sorted({*there, *wanted}) if there.get(name) != wanted.get(name)]
-        there, wanted = ({name: entry.get(name) for name in names} for entry in (there, wanted))
-    return f"{_short(there)} there, {_short(wanted)} now"
+    if isinstance(stored, dict) and isinstance(wanted, dict):
+        names = [name for name in sorted({*stored, *wanted}) if stored.get(name) != wanted.get(name)]
+        stored, wanted = ({name: entry.get(name) for name in names} for entry in (stored, wanted))
+    return f"{_short(stored)} there, {_short(wanted)} now"
 
 
 def _short(value: Any) -> str:
@@ -153,7 +153,7 @@ LOCK = ".lock"
 if sys.platform == "win32":
     import msvcrt
 
-    def _taken(file: IO[str]) -> bool:
+    def _take_lock(file: IO[str]) -> bool:
         with suppress(OSError):
             msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
             return True
@@ -166,7 +166,7 @@ if sys.platform == "win32":
 else:
     import fcntl
 
-    def _taken(file: IO[str]) -> bool:
+    def _take_lock(file: IO[str]) -> bool:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -189,7 +189,7 @@ def alone(folder: Path) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         with path.open("w") as file:
             # Who waited may have locked a file that its last holder deleted, and that nobody else finds.
-            held = _taken(file) and _is_there(path, file)
+            held = _take_lock(file) and _is_there(path, file)
             try:
                 if held:
                     yield

@@ -106,7 +106,7 @@ def make(
     messages: list[Told] = []
     with progress_bar(progress, total=total, initial=total - count, desc=name, unit="image") as bar:
         try:
-            for done in _made(job, missing, engine, processes, workers, messages):
+            for done in _make_shards(job, missing, engine, processes, workers, messages):
                 bar.update(done)
         except KeyboardInterrupt as error:
             # An interactive session keeps it, and its frames keep the processes that read images.
@@ -115,7 +115,7 @@ def make(
     tell(messages, register)  # below the bar, not in it
 
 
-def _made(
+def _make_shards(
     job: engines.Job, missing: Sequence[int], engine: str, processes: int | None, workers: int, messages: list[Told]
 ) -> Iterator[int]:
     if engine == "ray":
@@ -135,8 +135,8 @@ def finish(job: engines.Job, entries: dict[str, Any]) -> None:
             bad |= shards.read_marks(file)["bad"]
     if not rows:
         raise RuntimeError(f"none of the {len(job.images)} images can be read")
-    named = {job.images.id(int(row)): why for row, why in bad.items()}
-    manifest.write(job.folder, {**entries, "rows": rows, "bad": named, "complete": True})
+    bad_images = {job.images.id(int(row)): why for row, why in bad.items()}
+    manifest.write(job.folder, {**entries, "rows": rows, "bad": bad_images, "complete": True})
 
 
 class _Image(NamedTuple):

@@ -97,9 +97,9 @@ def _tell_choice(options: FitOptions, choice: Any, wanted: Sequence[str], count:
     photos = f"{len(choice.rows)} photos" if len(choice.rows) == count else f"{len(choice.rows)} of {count} photos"
     if options.groups:
         photos += f" in {len(set(groups.tolist()))} objects"
-    others = [one for one in choice.candidates if one.components != choice.chosen.components]
-    other = max((one for one in others if one.components == 16), key=lambda one: one.score, default=None)
-    other = other or max(others, key=lambda one: one.score, default=None)
+    other_counts = [one for one in choice.candidates if one.components != choice.chosen.components]
+    other = max((one for one in other_counts if one.components == 16), key=lambda one: one.score, default=None)
+    other = other or max(other_counts, key=lambda one: one.score, default=None)
     beside = f" ({describe_head(options, other)}: {other.score:.3f})" if other else ""
     print(
         f"chose {describe_head(options, choice.chosen)}, by cross-validation of {photos}: AUROC "
@@ -175,21 +175,23 @@ def tell_next_step(
     if not can_choose(own, part):
         print(f"hint: {why}. More photos are most likely to help: each class needs 10 to choose, or to try, anything")
         return
-    now, tried = _balance(own, choice.predicted), dict[str, float]()
+    accuracy_so_far, tried = _balance(own, choice.predicted), dict[str, float]()
     for words, (classifier, settings) in _list_tries(typed, own, make).items():
         other = choose_head(features[choice.rows], own, classifier, settings, [choice.chosen.components], groups=part)
         tried[words] = _balance(own, other.predicted)
     best = max(tried, key=lambda words: tried[words], default="")
-    if best and tried[best] > now + _BETTER:
+    if best and tried[best] > accuracy_so_far + _BETTER:
         flags = {
             "--classifier forest": ("C", "gamma", "kernel", "class_weight"),
             "--kernel linear": ("C", "class_weight"),
         }
-        others = [f"--{name.replace('_', '-')}" for name in flags.get(best, ()) if getattr(typed, name) is not None]
-        way = f"type it in place of {' and '.join(others)}" if others else "add it"
+        typed_flags = [
+            f"--{name.replace('_', '-')}" for name in flags.get(best, ()) if getattr(typed, name) is not None
+        ]
+        way = f"type it in place of {' and '.join(typed_flags)}" if typed_flags else "add it"
         print(
             f"hint: {why}. Tried on the same features: {best} has a balanced accuracy of {tried[best]:.0%}, and this "
-            f"one {now:.0%}; {way}"
+            f"one {accuracy_so_far:.0%}; {way}"
         )
         return
     vain = (

@@ -289,10 +289,10 @@ def export(options: Any) -> None:
 
 def _listed(titles: list[str]) -> str:
     """Return the titles of maps as a list in words, components as one."""
-    others = [title for title in titles if not title.startswith("component ")]
-    count = len(titles) - len(others)
+    decision_titles = [title for title in titles if not title.startswith("component ")]
+    count = len(titles) - len(decision_titles)
     components = [titles[0] if count == 1 else f"{count} components"] if count else []
-    return ", ".join([*components, *others])
+    return ", ".join([*components, *decision_titles])
 
 
 def _some(images: Any, folder: Any) -> Any:

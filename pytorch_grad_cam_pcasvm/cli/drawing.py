@@ -133,9 +133,9 @@ def _ends(net: Any, images: Any, parts: Any) -> dict[str, Any]:
     """
     from pytorch_grad_cam_pcasvm.head.anomaly_scale import usual_reach
 
-    known = net.anomaly_range()
-    if known is not None:
-        return {"anomaly_range": list(known), "usual": usual_reach(net.head)}
+    ends = net.anomaly_range()
+    if ends is not None:
+        return {"anomaly_range": list(ends), "usual": usual_reach(net.head)}
     numbers = [net.anomaly_map(batch.images) for rows in parts if (batch := images.read(rows)).rows]
     if not numbers:
         return {}
@@ -215,8 +215,8 @@ def _with_network(options: Any, bad: list[str]) -> tuple[int, Iterator[Card]]:
             sheet = sheets.drawn(picture, outputs, place, frame=frame, truth=truth, shown=shown, note=note)
             yield _make_card(images.id(row), sheets, outputs, place, sheet, truth, note)
 
-    every = range(len(images))
+    all_rows = range(len(images))
     together = 1 if preparation.varies else options.batch_size
-    parts = [every[first : first + together] for first in every[::together]]
+    parts = [all_rows[first : first + together] for first in all_rows[::together]]
     ends = {} if not (net.is_dense and tells_anomalies(net.head)) else _ends(net, images, parts)
     return len(images), (one for rows in parts for one in drawn(rows))

@@ -80,34 +80,36 @@ def fit(options: FitOptions) -> None:
     from pytorch_grad_cam_pcasvm.network.features import FeatureSource
     from pytorch_grad_cam_pcasvm.network.modules import find_device
 
-    made = make_named(options, options.size)
-    check_layers(made.net, [*options.features, *options.layer])
-    made.net.to(choose_device(options.device))
-    preparation = choose_preparation(made, options, None, fits=True)
-    layer, pool = _choose_features(options, made.net, preparation), _parse_pool(options)
-    made, preparation, layer, pool = apply_tiles(options, made, preparation, layer, pool)
+    network = make_named(options, options.size)
+    check_layers(network.net, [*options.features, *options.layer])
+    network.net.to(choose_device(options.device))
+    preparation = choose_preparation(network, options, None, fits=True)
+    layer, pool = _choose_features(options, network.net, preparation), _parse_pool(options)
+    network, preparation, layer, pool = apply_tiles(options, network, preparation, layer, pool)
     folder = preparation.folder(options.images)
     check_photos(options, preparation, folder.paths, one_size=f"--pool {options.pool}" if options.is_dense else "")
-    tell_stretched(made.net, preparation, folder.paths)
+    tell_stretched(network.net, preparation, folder.paths)
     with_whites(preparation, folder.paths, options.images)
     tell_crop(preparation, folder.paths)
     patches = _patches(options, preparation, folder)
     if options.layer:
-        x = first_image(preparation).to(find_device(made.net))
-        source = FeatureSource.of(made.net, layer, pool).at(made.net, x)
-        refuse_unmappable(made.net, source, options.layer, x, "--layer {}")
+        x = first_image(preparation).to(find_device(network.net))
+        source = FeatureSource.of(network.net, layer, pool).at(network.net, x)
+        refuse_unmappable(network.net, source, options.layer, x, "--layer {}")
     groups = group_photos(folder.paths, _name_objects(options, folder.paths, has_classes=has_classes))
-    with training_set(options, options.images, made.net, preparation, layer, pool, options.layer, patches) as training:
+    with training_set(
+        options, options.images, network.net, preparation, layer, pool, options.layer, patches
+    ) as training:
         if is_taught:
             tell_bad(training.bad)
             fitted, about = teach_patches(
-                options, training, made, preparation, folder, layer, classes or [], groups, typed=typed
+                options, training, network, preparation, folder, layer, classes or [], groups, typed=typed
             )
         else:
             fitted, about = _fit_head(
                 options, training, classes, patches, preparation, groups, typed=typed, of_good_parts=of_good_parts
             )
-    _write_model(options, made, fitted, layer, pool, training, preparation, about)
+    _write_model(options, network, fitted, layer, pool, training, preparation, about)
     if of_good_parts:
         print("it was fitted on good parts alone: to see how well it finds defects, evaluate it with --masks")
     if fitted.enumerated is not None:
@@ -182,14 +184,14 @@ def _count_fewest(training: TrainingSet, groups: Any, *, of_good_parts: bool, un
 
 
 def _write_model(
-    options: FitOptions, made: Any, fitted: Any, layer: Any, pool: Any, training: TrainingSet, preparation: Preparation,
-    about: Mapping[str, Any],
+    options: FitOptions, network: Any, fitted: Any, layer: Any, pool: Any, training: TrainingSet,
+    preparation: Preparation, about: Mapping[str, Any],
 ) -> None:  # fmt: skip
     """Write the model, and say so."""
     from pytorch_grad_cam_pcasvm.model.fitting import assemble_model
 
     model = assemble_model(
-        made, fitted, training.blocks.first, layer, pool, layers=options.layer or training.blocks.last,
+        network, fitted, training.blocks.first, layer, pool, layers=options.layer or training.blocks.last,
         means=training.means, preparation=preparation, normal=options.normal, about=about,
     )  # fmt: skip
     _tell_left_out(training.blocks.left_out)

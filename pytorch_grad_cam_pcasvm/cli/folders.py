@@ -26,10 +26,10 @@ def classes_in(root: Path, wanted: Sequence[str]) -> Sequence[str] | None:
     splits = list_splits(root)
     if splits:
         meant = next((name for name in splits if name.lower() in wanted), splits[0])
-        named = " and ".join([", ".join(splits[:-1]), splits[-1]] if len(splits) > 1 else splits)
+        split_names = " and ".join([", ".join(splits[:-1]), splits[-1]] if len(splits) > 1 else splits)
         phrase = "look like splits, not classes" if len(splits) > 1 else "looks like a split, not a class"
         are = "folders are" if len(splits) > 1 else "only folder is"
-        raise ValueError(f"the {are} named {named}, which {phrase}: did you mean {root / meant}?")
+        raise ValueError(f"the {are} named {split_names}, which {phrase}: did you mean {root / meant}?")
     return name_classes(root)
 
 
@@ -66,10 +66,10 @@ def tell_empty(root: Path, names: Sequence[str]) -> None:
 def refuse_bad(options: Any, reasons: Mapping[str, str]) -> None:
     """Refuse images that cannot be read, naming all with the reason, unless such images are to be skipped."""
     if reasons and not options.skip_bad_images:
-        named = ", ".join(f"{name} ({reason})" for name, reason in reasons.items())
+        photos = ", ".join(f"{name} ({reason})" for name, reason in reasons.items())
         if len(reasons) > 1:
             raise OSError(
-                f"{len(reasons)} photos cannot be read: {named}; mend or delete them, or add --skip-bad-images"
+                f"{len(reasons)} photos cannot be read: {photos}; mend or delete them, or add --skip-bad-images"
             )
         ((name, reason),) = reasons.items()
         raise OSError(f"{name} cannot be read ({reason}): mend or delete it, or add --skip-bad-images")

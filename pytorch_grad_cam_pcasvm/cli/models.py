@@ -51,8 +51,8 @@ def open_model(options: ModelOptions) -> Any:
         )
     check_layers(model.net.backbone, options.layer)
     if isinstance(model.net.backbone, TiledNet):  # by the names behind tiles, by which means are known
-        known = {name: find_layer_name(model.net.backbone, name) for name in options.layer if name != "auto"}
-        options.layer = [known.get(name) or name for name in options.layer]
+        first_names = {name: find_layer_name(model.net.backbone, name) for name in options.layer if name != "auto"}
+        options.layer = [first_names.get(name) or name for name in options.layer]
     model.net.to(choose_device(options.device))
     return model
 
@@ -93,14 +93,14 @@ def _put_together(options: ModelOptions) -> Any:
             raise ValueError(f"{options.model} does not say which layer its features come from: add --features NAME")
         features = options.layer
     layer = features[0] if len(features) == 1 else features
-    made = make_named(options, None if recorded is None or "steps" not in recorded else tuple(recorded["size"]))
-    check_layers(made.net, options.layer)
-    preparation = choose_preparation(made, options, recorded)
-    blocks = BlockMeans(made.net, FeatureSource.of(made.net, layer, pool))
+    network = make_named(options, None if recorded is None or "steps" not in recorded else tuple(recorded["size"]))
+    check_layers(network.net, options.layer)
+    preparation = choose_preparation(network, options, recorded)
+    blocks = BlockMeans(network.net, FeatureSource.of(network.net, layer, pool))
     blocks.begin(first_image(preparation))
     layers = [name for name in options.layer if name != "auto"] or blocks.last
     model = assemble_model(
-        made, head, blocks.first, layer, pool, layers=layers, means={}, preparation=preparation, about={}
+        network, head, blocks.first, layer, pool, layers=layers, means={}, preparation=preparation, about={}
     )
     model.net.head.training_set.preparation = recorded  # what the head says, and no more
     model.tokens = model.tokens or options.tokens
@@ -293,11 +293,11 @@ def add_means(options: Any, model: Any, layers: Sequence[str]) -> None:
     backbone, _ = net.feature_source()
     layer = list(net.layer) if isinstance(net.layer, tuple) else net.layer
     with training_set(options, options.train, backbone, model.preparation, layer, net.pool, missing) as training:
-        found = training.means
+        stored_means = training.means
     for layer in missing:
-        if layer not in found:
+        if layer not in stored_means:
             raise ValueError(f"the layer {layer!r} has no positions on the image: name another")
-        means[layer] = found[layer]
+        means[layer] = stored_means[layer]
 
 
 def _held(means: Any) -> str:

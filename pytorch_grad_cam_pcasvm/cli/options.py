@@ -143,10 +143,10 @@ class ShowVersions(argparse.Action):
         parser.exit()
 
 
-def add_options(parser: Parser, kind: type) -> None:
+def add_options(parser: Parser, options_class: type) -> None:
     """Add the options of a dataclass to a parser, its own before inherited ones."""
-    hints, groups = get_type_hints(kind), dict[str, Any]()
-    for entry in sorted(fields(kind), key=lambda entry: entry.name not in kind.__annotations__):
+    hints, groups = get_type_hints(options_class), dict[str, Any]()
+    for entry in sorted(fields(options_class), key=lambda entry: entry.name not in options_class.__annotations__):
         about = entry.metadata
         if "text" not in about:
             continue
@@ -154,29 +154,29 @@ def add_options(parser: Parser, kind: type) -> None:
         if about.get("group"):
             where = groups.setdefault(about["group"], None) or parser.add_argument_group(about["group"])
             groups[about["group"]] = where
-        named: dict[str, Any] = {"help": about["text"] or argparse.SUPPRESS, "metavar": about["metavar"]}
+        arguments: dict[str, Any] = {"help": about["text"] or argparse.SUPPRESS, "metavar": about["metavar"]}
         parse, hint = about.get("parse"), hints[entry.name]
         base = next((part for part in (Path, int, float) if part in (hint, *getattr(hint, "__args__", ()))), None)
         if parse or base:
-            named["type"] = parse or base
+            arguments["type"] = parse or base
         if about.get("in_place"):
             if entry.default is not MISSING:
-                named |= {"nargs": "?", "default": entry.default}
-            where.add_argument(entry.name, **named)
+                arguments |= {"nargs": "?", "default": entry.default}
+            where.add_argument(entry.name, **arguments)
             continue
         if hint is bool:
-            del named["metavar"]
-            where.add_argument(*list_flags(entry), dest=entry.name, action="store_true", **named)
+            del arguments["metavar"]
+            where.add_argument(*list_flags(entry), dest=entry.name, action="store_true", **arguments)
         elif entry.default is MISSING:
-            where.add_argument(*list_flags(entry), dest=entry.name, action="append", default=None, **named)
+            where.add_argument(*list_flags(entry), dest=entry.name, action="append", default=None, **arguments)
         else:
-            where.add_argument(*list_flags(entry), dest=entry.name, default=entry.default, **named)
+            where.add_argument(*list_flags(entry), dest=entry.name, default=entry.default, **arguments)
 
 
-def read_options(kind: type, parsed: argparse.Namespace) -> Any:
+def read_options(options_class: type, parsed: argparse.Namespace) -> Any:
     """Return the options that a parser read, as their dataclass."""
-    values = {entry.name: getattr(parsed, entry.name) for entry in fields(kind) if hasattr(parsed, entry.name)}
-    return kind(**{name: value for name, value in values.items() if value is not None})
+    values = {entry.name: getattr(parsed, entry.name) for entry in fields(options_class) if hasattr(parsed, entry.name)}
+    return options_class(**{name: value for name, value in values.items() if value is not None})
 
 
 def translate(arguments: list[str]) -> list[str]:
@@ -194,9 +194,9 @@ def translate(arguments: list[str]) -> list[str]:
         return arguments
     rest = [(flag, value) for flag, value in pairs if flag != "--images"]
     if command == ["fit"]:
-        named = any(flag == "--features" for flag, _ in rest)  # then it had no use for the other
+        has_features = any(flag == "--features" for flag, _ in rest)  # then it had no use for the other
         rest = [("--features" if flag == "--layer" else flag, value) for flag, value in rest
-                if not (named and flag == "--layer")]  # fmt: skip
+                if not (has_features and flag == "--layer")]  # fmt: skip
     else:
         rest = [("--model" if flag == "--head" else flag, value) for flag, value in rest]
         models = [value for flag, value in rest if flag == "--model" and value is not None]
@@ -204,8 +204,8 @@ def translate(arguments: list[str]) -> list[str]:
         if description is not None:  # the model says it
             origin = description.backbone
             own = origin.library == "function"  # which runs only if it is named
-            known = {("--weights", origin.file)} | (set() if own else {("--backbone", origin.typed)})
-            rest = [(flag, value) for flag, value in rest if (flag, value) not in known]
+            typed = {("--weights", origin.file)} | (set() if own else {("--backbone", origin.typed)})
+            rest = [(flag, value) for flag, value in rest if (flag, value) not in typed]
     words = [word for flag, value in rest for word in _write(flag, value)]
     new = [*command, *images, *words]
     print(

@@ -94,7 +94,7 @@ def fit_labelled(
 
 
 def teach_patches(
-    options: FitOptions, training: TrainingSet, made: Any, preparation: Preparation, folder: Any, layer: Any,
+    options: FitOptions, training: TrainingSet, network: Any, preparation: Preparation, folder: Any, layer: Any,
     names: Sequence[str], objects: Any, *, typed: bool,
 ) -> tuple[Any, dict[str, Any]]:  # fmt: skip
     """Return the head of patches that the maps of photos teach, and the model's description of its fit.
@@ -102,7 +102,7 @@ def teach_patches(
     Args:
         options: those of ``fit``; afterwards with what was chosen.
         training: the features of patches.
-        made: the backbone.
+        network: the backbone.
         preparation: of the photos.
         folder: the photos.
         layer: where the features of patches come from.
@@ -112,8 +112,8 @@ def teach_patches(
     """
     import numpy as np
 
-    whole, last, pool = choose_pooled(made, preparation)
-    fine = name_layers(made.net, layer)
+    whole, last, pool = choose_pooled(network, preparation)
+    fine = name_layers(network.net, layer)
     with training_set(options, options.images, whole.net, preparation, last, pool, fine) as pooled:
         labels = np.array(names)[pooled.numbers.numpy()]
         photos = Photos.split(np.array(pooled.rows), labels, objects, options.normal)
@@ -121,15 +121,15 @@ def teach_patches(
         teacher = Teacher(options, training, pooled, whole, folder, photos, last, pool, layers)
         lessons = teacher.teach()
     suspicions, doubtful = teacher.pick(lessons)
-    every = _gather(training, photos, lessons, suspicions, options.faults)
-    every[-1].tell()
-    heads = [_fit_fold(options, own, photos, typed=typed) for own in every[:-1]]
+    all_patches = _gather(training, photos, lessons, suspicions, options.faults)
+    all_patches[-1].tell()
+    heads = [_fit_fold(options, own, photos, typed=typed) for own in all_patches[:-1]]
     left_out = LeftOut(photos, options.rate or RATE)
     left_out.score(training.read_all, heads, training.spread)
     score = left_out.tell("photo" if options.groups is None else "object")
     if score:
         score["score"] |= _compare(options, left_out, photos, pooled, lessons)
-    head, about = _fit_all(options, every[-1], photos, typed=typed)
+    head, about = _fit_all(options, all_patches[-1], photos, typed=typed)
     _show_chosen(options, folder, training, suspicions[-1], doubtful)
     return head, training.describe() | about | score
 

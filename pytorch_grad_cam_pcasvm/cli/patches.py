@@ -125,9 +125,9 @@ def draw_chosen(
     draw, font, large = ImageDraw.Draw(sheet), ImageFont.load_default(13), ImageFont.load_default(17)
     draw.text((_GAP, 8), "Outlined: the patches that are taken for faults. Look before you believe them.",
               _TEXT, font=large)  # fmt: skip
-    doubts = f", {len(doubtful)} doubtful, which come first" if doubtful else ""
-    told = f"{len(order)} of {len(picked)} photos with a fault{doubts}"
-    draw.text((_GAP, 33), told, _TEXT, font=font)
+    doubtful_words = f", {len(doubtful)} doubtful, which come first" if doubtful else ""
+    summary = f"{len(order)} of {len(picked)} photos with a fault{doubtful_words}"
+    draw.text((_GAP, 33), summary, _TEXT, font=font)
     for place, (number, name, positions) in enumerate(order):
         batch = images.read([number])
         if not batch.thumbnails:

@@ -111,7 +111,7 @@ class LeftOut:
         mean, error = float(np.nanmean(areas)), measure_error(areas)
         words = f"AUROC of photos {mean:.3f} \N{PLUS-MINUS SIGN} {error:.3f}"
         score: dict[str, Any] = {"image_auroc": mean, "error": error, "folds": len(self.photos.folds)}
-        found = None
+        faults = None
         truths = np.stack(self._truths) if self._truths else np.zeros(0, bool)
         if truths.any() and not truths.all():
             from pytorch_grad_cam_pcasvm.evaluation import pixel_scores
@@ -119,10 +119,10 @@ class LeftOut:
             scores = pixel_scores(np.stack(self._maps), truths, rate=self.rate)
             words += f", of pixels {scores.auroc.mean:.3f}, AUPRO {scores.aupro.mean:.3f}"
             score |= {"pixel_auroc": scores.auroc.mean, "aupro": scores.aupro.mean}
-            found = scores.found
+            faults = scores.found
         print(f"{len(self.photos.folds)}-fold cross-validation, by {unit}: {words}")
-        if found is not None:
-            print(f"{found.describe()}")
+        if faults is not None:
+            print(f"{faults.describe()}")
         return {"score": score}
 
     def measure_folds(self, evidence: Any) -> Any:
@@ -133,8 +133,8 @@ class LeftOut:
         areas = []
         for _, test in self.photos.folds:
             faulty = self.photos.labels[self.photos.index(test)] != self.photos.normal
-            known = all(photo in evidence for photo in test.tolist()) and 0 < faulty.sum() < len(faulty)
-            areas.append(roc_auc_score(faulty, [evidence[photo] for photo in test.tolist()]) if known else np.nan)
+            has_scores = all(photo in evidence for photo in test.tolist()) and 0 < faulty.sum() < len(faulty)
+            areas.append(roc_auc_score(faulty, [evidence[photo] for photo in test.tolist()]) if has_scores else np.nan)
         return np.array(areas)
 
 
@@ -142,8 +142,8 @@ def measure_error(values: Any) -> float:
     """Return the standard error of the mean of the known values."""
     import numpy as np
 
-    known = values[~np.isnan(values)]
-    return float(known.std(ddof=1) / np.sqrt(len(known))) if len(known) > 1 else float("nan")
+    finite = values[~np.isnan(values)]
+    return float(finite.std(ddof=1) / np.sqrt(len(finite))) if len(finite) > 1 else float("nan")
 
 
 def compare_areas(first: Any, second: Any) -> tuple[float, float]:
@@ -176,13 +176,13 @@ def keep_left_out(head: Any, pipeline: Any, training: TrainingSet, groups: Any, 
     photos = np.array(training.rows)
     own = photos if groups is None else groups[photos]
     if len(set(own.tolist())) < 2:  # a bank's rows tell their scale themselves
-        kind = "object" if options.groups else "photo"
-        print(f"no threshold: there is one good {kind} only, and {count_needed(options.rate)} would do")
+        noun = "object" if options.groups else "photo"
+        print(f"no threshold: there is one good {noun} only, and {count_needed(options.rate)} would do")
         return
     folds, count = split_good(own), options.components or 0
-    heads = [_fit_others(pipeline, training.features.numpy()[others]) for others, _ in folds]
+    heads = [_fit_others(pipeline, training.features.numpy()[rest]) for rest, _ in folds]
     if all(head is None for head in heads):
-        most = min(len(others) for others, _ in folds) - 1
+        most = min(len(rest) for rest, _ in folds) - 1
         print(
             f"no threshold: for it photos are left out in turn, and {count} components cannot be fitted on the others"
             + (f"; lower --components, to {most} or fewer" if count > most else "")

@@ -17,12 +17,12 @@ _SEEN = 0.97  # of a picture; what lacks is half a pixel at each end
 
 
 def choose_preparation(
-    made: Backbone, options: Any, recorded: Mapping[str, Any] | None, *, fits: bool = False
+    network: Backbone, options: Any, recorded: Mapping[str, Any] | None, *, fits: bool = False
 ) -> Preparation:
     """Return the preparation that a head was fitted with, or is to be.
 
     Args:
-        made: the network, with the transform of its weights, or the user's own.
+        network: the network, with the transform of its weights, or the user's own.
         options: of the command line.
         recorded: what a head says; None: nothing.
         fits: whether a head is to be fitted.
@@ -38,8 +38,8 @@ def choose_preparation(
                 f"--white-level {typed:g}, but the head was fitted with {_level(of_head)}: leave it out, or fit again"
             )
         reading[name] = of_head if typed is None else typed
-    transform: Any = made.transform
-    steps = None if made.own else read_steps(transform)
+    transform: Any = network.transform
+    steps = None if network.own else read_steps(transform)
     if steps is None:
         if options.resize is not None:
             raise ValueError(
@@ -211,13 +211,13 @@ _STRETCHED = 2.0  # times as long as wide, compared with the canvas
 
 
 def apply_tiles(
-    options: FitOptions, made: Any, preparation: Preparation, layer: Any, pool: Any
+    options: FitOptions, network: Any, preparation: Preparation, layer: Any, pool: Any
 ) -> tuple[Any, Preparation, Any, Any]:
     """Return the backbone on tiles, the preparation of its images, and where the head's features come from now.
 
     Args:
         options: of ``fit``; names of layers for maps become those behind tiles.
-        made: the backbone.
+        network: the backbone.
         preparation: of the images of a tile.
         layer: where features of a tile come from.
         pool: how they are pooled.
@@ -226,9 +226,9 @@ def apply_tiles(
     from pytorch_grad_cam_pcasvm.network.tiles import TiledNet
 
     if options.tiles is None and options.tile is None:
-        return made, preparation, layer, pool
+        return network, preparation, layer, pool
     net = TiledNet(
-        made.net, layer, "dense" if options.is_dense else pool, tiles=options.tiles, tile=options.tile,
+        network.net, layer, "dense" if options.is_dense else pool, tiles=options.tiles, tile=options.tile,
         overlap=_OVERLAP if options.overlap is None else options.overlap, size=measure_size(preparation.transform),
     ).eval()  # fmt: skip
     options.layer = [str(find_layer_name(net, name)) for name in options.layer]
@@ -243,7 +243,7 @@ def apply_tiles(
         transform = Scaled(options.tile, net.size, net.stride, **steps)
         preparation = replace(preparation, transform=transform, resize="scale")
         print(f"tiles: of {options.tile} pixels of a photo, brought to {_write_size(net.size)}")
-    return replace(made, net=net), preparation, None, pool if options.is_dense else None
+    return replace(network, net=net), preparation, None, pool if options.is_dense else None
 
 
 def _write_size(size: Sequence[int]) -> str:

@@ -175,7 +175,7 @@ def _stored(
     with tempfile.TemporaryDirectory() as nowhere:
         folder = cache_folder() / _name_for(backbone, source, pool, preparation, images, wanted)
         if not options.no_cache:
-            stored = _kept(folder, probe)
+            stored = _read_stored(folder, probe)
             if stored is not None and _are_bad(stored, images):
                 print(f"features: taken from {folder} (extract them anew with --no-cache)")
                 yield stored
@@ -203,13 +203,13 @@ def _told_of_temporary(folder: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        told: Any = error
+        refusal: Any = error
         if isinstance(error, OSError) and hasattr(error, "reason"):
             way = f"make room, or name a folder for temporary files in TMPDIR (it is {folder.parent} now)"
-            raise with_reason(error.errno, told.reason.removesuffix(KEPT), way) from error
+            raise with_reason(error.errno, refusal.reason.removesuffix(KEPT), way) from error
         error.args = tuple(part.replace(KEPT, "") if isinstance(part, str) else part for part in error.args)
         if hasattr(error, "reason"):
-            told.reason = told.reason.replace(KEPT, "")
+            refusal.reason = refusal.reason.replace(KEPT, "")
         raise
 
 
@@ -347,7 +347,7 @@ def _fits_probe(folder: Path, probe: Any) -> bool:
     return before.shape == probe.shape and bool(np.linalg.norm(before - probe) <= _SAME * np.linalg.norm(probe))
 
 
-def _kept(folder: Path, probe: Any) -> Any:
+def _read_stored(folder: Path, probe: Any) -> Any:
     """Return the features in a folder, if all are there and the network still makes the same of pictures; or None."""
     from pytorch_grad_cam_pcasvm import atlas
 

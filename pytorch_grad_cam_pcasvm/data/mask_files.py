@@ -48,11 +48,11 @@ class MaskPixels:
         By the distance of these neighbours: those of a mask that was made larger are further away.
         """
         colours = np.stack(_channels(self.numbers)) if self.kind == "colour" else self.numbers[None]
-        found = {}
+        counts = {}
         for step in STEPS:
             numbers, between = self.numbers[::step, ::step], _between(colours[:, ::step, ::step])
-            found[step] = _counted(numbers[between]), _counted(numbers[~between])
-        return found
+            counts[step] = _counted(numbers[between]), _counted(numbers[~between])
+        return counts
 
     def with_numbers(self, numbers: np.ndarray) -> "MaskPixels":
         """Return it with other numbers of the same kind, where people see them."""

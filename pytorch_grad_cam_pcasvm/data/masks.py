@@ -214,19 +214,19 @@ class MaskFolder:
                 raise OSError(f"the picture {self._paths[row]} cannot be read ({error})") from error
         stored, orientation = self._pictures[row]
         on_its_side = orientation in ON_ITS_SIDE
-        seen = stored[::-1] if on_its_side else stored
+        size_seen = stored[::-1] if on_its_side else stored
         if file in self._boxes:
-            mask = MaskPixels(file, self._boxes[file].draw(self._numbers_of_boxes, seen))
+            mask = MaskPixels(file, self._boxes[file].draw(self._numbers_of_boxes, size_seen))
         else:
             mask = read_mask(file)
         numbers = turned(mask.numbers, mask.orientation)
-        if on_its_side and mask.orientation == 1 and not _fits(numbers, seen) and _fits(numbers, stored):
+        if on_its_side and mask.orientation == 1 and not _fits(numbers, size_seen) and _fits(numbers, stored):
             numbers = turned(numbers, orientation)
-        if not _fits(numbers, seen):
+        if not _fits(numbers, size_seen):
             height, width = numbers.shape
             raise ValueError(
-                f"the mask {file} has {width} x {height} pixels, but its picture {seen[0]} x {seen[1]}: save it in the "
-                "picture's size"
+                f"the mask {file} has {width} x {height} pixels, but its picture {size_seen[0]} x {size_seen[1]}: save "
+                "it in the picture's size"
             )
         if not self._exif:
             numbers = turned_back(numbers, orientation)
@@ -269,12 +269,12 @@ def masks_by_picture(root: Path, names: Sequence[str], paths: Sequence[Path]) ->
     if not root.is_dir():
         raise FileNotFoundError(f"there is no folder of masks {root}")
     pictures = {path.resolve() for path in paths}
-    found = sorted(path for path in root.rglob("*") if _is_mask_file(path) and path.resolve() not in pictures)
-    keys = _keys(names, flat=all(path.parent == root for path in found))
-    known, of_key = set(keys), defaultdict[str, list[Path]](list)
+    files = sorted(path for path in root.rglob("*") if _is_mask_file(path) and path.resolve() not in pictures)
+    keys = _keys(names, flat=all(path.parent == root for path in files))
+    pictures_left, of_key = set(keys), defaultdict[str, list[Path]](list)
     unknown = []
-    for path in found:
-        key = _find_picture(path, root, known)
+    for path in files:
+        key = _find_picture(path, root, pictures_left)
         if key is None:
             unknown.append(path)
         else:
@@ -309,11 +309,11 @@ def _keys(names: Sequence[str], *, flat: bool) -> list[str]:
     return keys
 
 
-def _find_picture(path: Path, root: Path, known: set[str]) -> str | None:
+def _find_picture(path: Path, root: Path, pictures: set[str]) -> str | None:
     """Return which picture a mask is of: the one of its name, with or without an ending, or of its folder's."""
     stem = path.relative_to(root).with_suffix("").as_posix()
     folder = path.parent.relative_to(root).as_posix()
-    return next((key for key in (stem, _ENDING.sub("", stem), folder) if key in known), None)
+    return next((key for key in (stem, _ENDING.sub("", stem), folder) if key in pictures), None)
 
 
 def _check_one_kind(root: Path, key: str, masks: Sequence[Path]) -> None:

@@ -70,7 +70,7 @@ def completeness(study: Subject) -> Steps:
                 rows.append(Row(method, CONTRADICTING, "", share, MOST_CONTRADICTING, below=True))
         return rows
 
-    def found() -> Result:
+    def collect_result() -> Result:
         return subject.result(
             "completeness",
             "how far are the sums of maps from the values that they explain? (in standard deviations of the values)",
@@ -93,7 +93,7 @@ def completeness(study: Subject) -> Steps:
             signs = [float(image_map.maps.double().sum()) * float(image_map.values) for image_map in maps]
             contradicting[method] += [sign < 0 for sign in signs]
             subject.add(method, differences[method, ""][-1], rows_of, x, maps)
-        yield subject.step(found, lambda row: bool(row.verdict))
+        yield subject.step(collect_result, lambda row: bool(row.verdict))
 
 
 def _sums(maps: Sequence[SignedMaps]) -> np.ndarray:
@@ -159,7 +159,7 @@ def stability(  # noqa: D417 - of the study its class tells
                     rows.append(Row(method, change, rival, ahead, 0.0))
         return rows
 
-    def found() -> Result:
+    def collect_result() -> Result:
         return subject.result(
             "stability",
             "does the map stay the same under noise, and move with the image? (rank correlation)",
@@ -184,8 +184,8 @@ def stability(  # noqa: D417 - of the study its class tells
         for method in subject.named:
             maps = against.of(method)
             before = {name: heat(source_maps, size) for name, source_maps in maps.items()} | shared
-            for change, moved in changed.items():
-                after = heat(subject.explained(method, moved, targets), size)
+            for change, changed_images in changed.items():
+                after = heat(subject.explained(method, changed_images, targets), size)
                 for source, first in before.items():
                     second = after
                     if change == SHIFT:  # what both of them have
@@ -193,4 +193,4 @@ def stability(  # noqa: D417 - of the study its class tells
                     correlations[method, change, source].append(rank_correlations(first, second))
             similarity = correlations[method, NOISE, ""][-1] + correlations[method, SHIFT, ""][-1]
             subject.add(method, -similarity, rows_of, x, maps[""])
-        yield subject.step(found, lambda row: row.against in ("", RANDOM))
+        yield subject.step(collect_result, lambda row: row.against in ("", RANDOM))

@@ -120,7 +120,7 @@ def localisation(  # noqa: D417 - of the study its class tells
         numbers = {key: np.concatenate(parts) for key, parts in measured.items()}
         return _rows(subject, against, numbers, np.concatenate(chances))
 
-    def found() -> Result:
+    def collect_result() -> Result:
         if not chances:
             raise ValueError("there is nothing to find: every mask is empty")
         chance, rows = np.concatenate(chances), rows_so_far()
@@ -136,7 +136,7 @@ def localisation(  # noqa: D417 - of the study its class tells
             tiles=tiles if masks is None and not pasted else None,
             pasted=pasted,
             chance=float(chance.mean()),
-            alarms=None if masks is None else pixels.told(),
+            alarms=None if masks is None else pixels.list_sentences(),
         )
 
     if masks is None:
@@ -165,10 +165,10 @@ def localisation(  # noqa: D417 - of the study its class tells
             own_maps = {method: against.of(method)[""] for method in subject.named}
             pixels.add(where, rows_of, own_maps | {BLIND: subject.blind(x)})
             pixels.decide(measure_decisions(subject.net, x, subject.normal))
-            others = _explain_other_classes(subject, x, targets, rows_of, own_maps)
-            answers.add(where, rows_of, others | {CENTRE: _centre(x)})
+            other_maps = _explain_other_classes(subject, x, targets, rows_of, own_maps)
+            answers.add(where, rows_of, other_maps | {CENTRE: _centre(x)})
             yield from _add_nothing(subject, on_nothing, pixels)
-        yield subject.step(found, lambda row: masks is None and bool(row.verdict) and row.against in DECIDING)
+        yield subject.step(collect_result, lambda row: masks is None and bool(row.verdict) and row.against in DECIDING)
 
 
 def _rows(subject: Subject, against: Rivals, numbers_of: Mapping[Any, np.ndarray], chance: np.ndarray) -> list[Row]:
@@ -223,8 +223,8 @@ def _explain_other_classes(
         differ = [n for n, (target, usual) in enumerate(zip(asked, targets, strict=True)) if target != usual]
         for method in subject.named:
             of_method = list(own[method])
-            others = subject.explained(method, x[differ], [asked[n] for n in differ]) if differ else []
-            for n, image_map in zip(differ, others, strict=True):
+            other_maps = subject.explained(method, x[differ], [asked[n] for n in differ]) if differ else []
+            for n, image_map in zip(differ, other_maps, strict=True):
                 of_method[n] = image_map
             maps[f"{method}{ABOUT}{question}"] = of_method
     return maps
@@ -341,8 +341,8 @@ def _chosen(waiting: dict[Any, int], tiles: int, random: np.random.Generator, no
     for first in random.permutation(len(order)).tolist():
         if order[first] == normal:
             continue
-        others = order[:first] + order[first + 1 :]
-        chosen = [order[first], *(others[n % len(others)] for n in range(tiles - 1))]
+        rest = order[:first] + order[first + 1 :]
+        chosen = [order[first], *(rest[n % len(rest)] for n in range(tiles - 1))]
         if all(waiting[label] >= chosen.count(label) for label in chosen):
             return chosen
     return []

@@ -60,8 +60,8 @@ class FoundFaults:
         return f"{self._describe_rate()}, {_describe_share(self.photos)} of the photos with faults are found"
 
     def _describe_rate(self) -> str:
-        few = f", for which {self.good} good photos are too few" if self.rate > self.wanted else ""
-        wanted = f" (1 in {1 / self.wanted:.3g} was asked for{few})" if few else ""
+        too_few = f", for which {self.good} good photos are too few" if self.rate > self.wanted else ""
+        wanted = f" (1 in {1 / self.wanted:.3g} was asked for{too_few})" if too_few else ""
         return f"where at most 1 in {1 / self.rate:.3g} good photos raises a false alarm{wanted}"
 
 
@@ -78,13 +78,13 @@ def find_faults(scores: np.ndarray, masks: np.ndarray, rate: float = RATE) -> Fo
     if masked.all():
         return None
     threshold = choose_threshold(peaks[~masked], rate)
-    found, sizes = [], []
+    hits, sizes = [], []
     for image, mask in zip(scores[masked], masks[masked], strict=True):
         regions, count = ndimage.label(mask, np.ones((3,) * mask.ndim))
         numbers = np.arange(1, count + 1)
-        found.append(np.asarray(ndimage.maximum(image, regions, numbers)) > threshold.score)
+        hits.append(np.asarray(ndimage.maximum(image, regions, numbers)) > threshold.score)
         sizes.append(np.bincount(regions.ravel(), minlength=count + 1)[1:] / mask.size)
-    of_faults, size = np.concatenate(found), np.concatenate(sizes)
+    of_faults, size = np.concatenate(hits), np.concatenate(sizes)
     parts = {name: of_faults[(low < size) & (size <= high)] for name, (low, high) in _bounds().items()}
     return FoundFaults(
         threshold.score,
@@ -243,10 +243,10 @@ def _region_weights(inside: np.ndarray) -> tuple[np.ndarray, int]:
     weights, count = np.zeros(inside.shape), 0
     structure = np.ones((3,) * (inside.ndim - 1))
     for image, mask in enumerate(inside):
-        regions, found = ndimage.label(mask, structure)
+        regions, region_count = ndimage.label(mask, structure)
         sizes = np.bincount(regions.ravel())
         weights[image] = np.where(mask, 1 / sizes[regions], 0)
-        count += found
+        count += region_count
     return weights, count
 
 
@@ -300,10 +300,10 @@ def _standard_errors(numbers: np.ndarray, inside: np.ndarray, weights: np.ndarra
         return [float("nan")] * 3
     edges = np.unique(np.quantile(numbers, np.linspace(0, 1, _BINS + 1)[1:-1]))
     bins = len(edges) - np.searchsorted(edges, numbers, side="right")  # 0 has the largest
-    levels = len(edges) + 1
+    bin_count = len(edges) + 1
     histograms = np.stack([
         np.stack([
-            np.bincount(bins[image][part[image]], None if of is None else of[image][part[image]], levels)
+            np.bincount(bins[image][part[image]], None if of is None else of[image][part[image]], bin_count)
             for image in range(count)
         ])
         for part, of in ((~inside, None), (inside, None), (inside, weights))

@@ -56,7 +56,7 @@ def found_in_words(result: Result) -> list[str]:
     for method, (share, pixels) in near.items():
         if method in (BLIND, CENTRE) or ABOUT in method:
             continue
-        others = [
+        other_names = [
             f"of {name.removeprefix(method + ABOUT)}: {other:.0%}"
             for name, (other, _) in near.items()
             if name.startswith(method + ABOUT)
@@ -66,7 +66,7 @@ def found_in_words(result: Result) -> list[str]:
             f"marked place in {share:.0%} of the images that have one: the strongest evidence is on it, or at most "
             f"{pixels} pixels beside it, as the network sees them."
             + (f" To compare, {' and '.join(controls)}." if controls else "")
-            + (f" Maps {', '.join(others)}." if others else "")
+            + (f" Maps {', '.join(other_names)}." if other_names else "")
         )
     return [*_tell_scores(result), *(result.settings.get("alarms") or ()), *sentences]
 
@@ -74,10 +74,10 @@ def found_in_words(result: Result) -> list[str]:
 def _tell_scores(result: Result) -> list[str]:
     """Return in a sentence how well the values of every position tell photos and pixels with a fault."""
     means = {row.measure: row.estimate.mean for row in result.rows if row.method == POSITIONS}
-    told = [f"{measure} {means[measure]:.3f}" for measure in (IMAGE_AUROC, AUROC, AUPRO) if measure in means]
-    if not told:
+    sentences = [f"{measure} {means[measure]:.3f}" for measure in (IMAGE_AUROC, AUROC, AUPRO) if measure in means]
+    if not sentences:
         return []
-    words = ", ".join(told)
+    words = ", ".join(sentences)
     return [f"{words[0].upper()}{words[1:]} (1: all are told from the others; by chance 0.5, AUPRO 0.15)."]
 
 
@@ -172,28 +172,28 @@ class PixelValues:
             return []
         evidence = np.concatenate(self._decisions)
         # Of a decision all pixels of a photo have the same evidence.
-        found = find_faults(evidence[:, None], masked[:, None], rate)
+        faults = find_faults(evidence[:, None], masked[:, None], rate)
         measures = {IMAGE_AUROC: measure_image_auroc(evidence, masked)} | self._measure_alarms(
-            found, "", photos_only=True
+            faults, "", photos_only=True
         )
         return [Row(DECISION, measure, "", estimate) for measure, estimate in measures.items()]
 
     def _measure_alarms(
-        self, found: FoundFaults | None, label: str, *, photos_only: bool = False
+        self, faults: FoundFaults | None, label: str, *, photos_only: bool = False
     ) -> dict[str, Estimate]:
         """Return the share of faults found at the rate of false alarms, by measure, and note it in words."""
-        if found is None:
+        if faults is None:
             return {}
-        at = f" at 1 in {1 / found.rate:.3g} false alarms"
-        photos = {f"photos found{at}": found.photos}
+        at = f" at 1 in {1 / faults.rate:.3g} false alarms"
+        photos = {f"photos found{at}": faults.photos}
         if photos_only:
-            self.alarms[label] = found.describe_photos()
+            self.alarms[label] = faults.describe_photos()
             return photos
-        self.alarms[label] = found.describe()
-        sizes = {f"faults found{at}, {size}": share for size, share in found.by_size.items()}
-        return {f"faults found{at}": found.faults} | sizes | photos
+        self.alarms[label] = faults.describe()
+        sizes = {f"faults found{at}, {size}": share for size, share in faults.by_size.items()}
+        return {f"faults found{at}": faults.faults} | sizes | photos
 
-    def told(self) -> list[str]:
+    def list_sentences(self) -> list[str]:
         """Return a sentence for each class: the faults found at the rate of false alarms."""
         return [
             f"{label}: {words}." if label else f"{words[0].upper()}{words[1:]}." for label, words in self.alarms.items()
@@ -243,10 +243,13 @@ def measure_positions(study: Subject, masks: Any, category: Any, tolerance: floa
         pixels.add(draw_masks(regions, boxes, rows, size), rows, {POSITIONS: values})
 
         def look() -> Result:
-            found = pixels.rows(subject, tolerance, rate)
-            alarms = [*pixels.told(), *pixels.tell_threshold(subject.net.head.threshold if anomalies else None)]
+            rows = pixels.rows(subject, tolerance, rate)
+            alarms = [
+                *pixels.list_sentences(),
+                *pixels.tell_threshold(subject.net.head.threshold if anomalies else None),
+            ]
             chance = pixels.measure_chance(tolerance)
-            return subject.result("localisation", question, found, alarms=alarms, chance=chance)
+            return subject.result("localisation", question, rows, alarms=alarms, chance=chance)
 
         yield subject.step(look, lambda _: False)
 
@@ -304,8 +307,8 @@ def _compare(net: PCASVMNet, x: Tensor, wanted: Sequence[int]) -> np.ndarray | N
     if margins is None:
         return None
     # Only the difference between classes is comparable between positions.
-    others = [number for number in range(margins.shape[1]) if number not in wanted]
-    return (margins[:, wanted].amax(1) - margins[:, others].amax(1)).cpu().numpy()
+    rivals = [number for number in range(margins.shape[1]) if number not in wanted]
+    return (margins[:, wanted].amax(1) - margins[:, rivals].amax(1)).cpu().numpy()
 
 
 OF_VOLUMES = "only pictures can be put side by side, or have boxes: give masks of the input's size"

@@ -139,9 +139,9 @@ def _courses(study: Subject, options: Mapping[str, Mapping[str, Any]]) -> list[C
     """Return the checks, none of which has begun."""
     courses = []
     for name, of_check in options.items():
-        others = {option: of_check[option] for option in of_check if option in _common(study)}
-        own = {option: of_check[option] for option in of_check if option not in others}
-        subject = replace(study, **others) if others else study
+        common = {option: of_check[option] for option in of_check if option in _common(study)}
+        own = {option: of_check[option] for option in of_check if option not in common}
+        subject = replace(study, **common) if common else study
         steps = inspect.unwrap(CHECKS[name])(subject, **own)
         courses.append(Course(name, steps, subject.stop_early))
     return courses
@@ -218,8 +218,8 @@ def _tell_duration(study: Subject, options: Mapping[str, Mapping[str, Any]]) -> 
     if study.minutes is not None:
         minutes = study.minutes
         amount = f"{minutes:.1f} minutes" if minutes >= 1 else f"{60 * minutes:.0f} seconds"
-        told = f"this will take at most {amount} more{sooner}" if minutes else "the time is over already: --minutes"
-        print(told, flush=True)
+        sentence = f"this will take at most {amount} more{sooner}" if minutes else "the time is over already: --minutes"
+        print(sentence, flush=True)
         return
     with contextlib.suppress(Exception):  # whatever it is, the checks say it, too
         print(f"this will take {in_minutes(expected(study, options))}{sooner}", flush=True)
@@ -270,14 +270,14 @@ def _line(study: Subject, method: str) -> str:
     layers = options.get("target_layers", [study.layer])
     backbone = study.net.feature_source()[0]
     names = layers if isinstance(layers, str) else [find_layer_name(backbone, layer) or str(layer) for layer in layers]
-    others = [
+    option_words = [
         f", {name}={option!r}" if isinstance(option, str | int | float | bool) else f", {name}=..."
         for name, option in options.items()
         if name != "target_layers" and option is not None
     ]
     usual = default_decision(study.net.head) if study.net.head.decision_position is not None else None
     target = "" if study.target in (usual, None) else f", {study.target!r}"
-    return f"maps = {cam_class.__name__}(net, {names!r}{''.join(others)}).explain(images{target})"
+    return f"maps = {cam_class.__name__}(net, {names!r}{''.join(option_words)}).explain(images{target})"
 
 
 def _examples(subject: Subject) -> dict[str, str]:

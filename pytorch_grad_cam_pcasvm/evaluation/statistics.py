@@ -78,11 +78,11 @@ class Estimate:
         count = len(sums)
         error = np.sqrt(count / (count - 1) * (sums**2).sum()) / len(numbers) if count > 1 else float("nan")
         share = draws is None and bounds in (None, (0, 1)) and bool(np.isin(numbers, (0, 1)).all())
-        known = bounds is not None and bool(np.isfinite(bounds).all())
+        has_bounds = bounds is not None and bool(np.isfinite(bounds).all())
         of_each = numbers if draws is None else np.bincount(cluster, numbers) / np.bincount(cluster)
         return Estimate(
             float(mean), float(error), len(numbers), None if draws is None else count, share,
-            tuple(of_each.tolist()), bounds if known else None,
+            tuple(of_each.tolist()), bounds if has_bounds else None,
         )  # fmt: skip
 
     @property
@@ -185,11 +185,11 @@ def interval_of_bounded(numbers: Sequence[float], bounds: tuple[float, float], l
 
 def _least_mean(shares: np.ndarray, risk: float) -> float:
     """Return the smallest mean of numbers in [0, 1] that a bet on larger ones does not refuse."""
-    seen = np.arange(1, len(shares) + 1) + _DOUBT
-    means = (0.5 * _DOUBT + shares.cumsum()) / seen
-    variances = (0.25 * _DOUBT + ((shares - means) ** 2).cumsum()) / seen
-    known = np.concatenate([[0.25], variances[:-1]])  # before each bet
-    bets = np.sqrt(2 * np.log(1 / risk) / (len(shares) * known))
+    counts = np.arange(1, len(shares) + 1) + _DOUBT
+    means = (0.5 * _DOUBT + shares.cumsum()) / counts
+    variances = (0.25 * _DOUBT + ((shares - means) ** 2).cumsum()) / counts
+    earlier = np.concatenate([[0.25], variances[:-1]])  # before each bet
+    bets = np.sqrt(2 * np.log(1 / risk) / (len(shares) * earlier))
     least, most = 0.0, float(shares.mean())
     for _ in range(_HALVINGS):
         mean = (least + most) / 2

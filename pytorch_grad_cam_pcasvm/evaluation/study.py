@@ -16,7 +16,7 @@ from pytorch_grad_cam_pcasvm.evaluation.faithfulness import faithfulness as _fai
 from pytorch_grad_cam_pcasvm.evaluation.localisation import localisation as _localisation
 from pytorch_grad_cam_pcasvm.evaluation.report import report as _report
 from pytorch_grad_cam_pcasvm.evaluation.sensitivity import sensitivity as _sensitivity
-from pytorch_grad_cam_pcasvm.evaluation.subject import Subject, explained, find_target_layer, heat, named
+from pytorch_grad_cam_pcasvm.evaluation.subject import Subject, explained, find_target_layer, heat, name_methods
 from pytorch_grad_cam_pcasvm.methods.grad_cam_protocol import ClosedFormCAM
 from pytorch_grad_cam_pcasvm.network.modules import find_device
 from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
@@ -98,8 +98,8 @@ def _function(
     signature = inspect.signature(measure).replace(parameters=sorted(parameters, key=lambda parameter: parameter.kind))
 
     @functools.wraps(measure)
-    def function(*args: Any, **named: Any) -> Found:
-        bound = {"images": images, **signature.bind(*args, **named).arguments}
+    def function(*args: Any, **options: Any) -> Found:
+        bound = {"images": images, **signature.bind(*args, **options).arguments}
         of_measure = {option.name: bound.pop(option.name) for option in own if option.name in bound}
         return measure(Study(**bound), **of_measure)
 
@@ -151,7 +151,7 @@ def quantus_explainer(
     Example:
         >>> explainer = evaluation.quantus_explainer(ContributionCAM, net, ["layer2"])
     """
-    named([method])
+    name_methods([method])
     name = find_target_layer(net, target_layers)
     if net.head.classes_ is None:
         raise ValueError("Quantus explains classes, but the head has none")

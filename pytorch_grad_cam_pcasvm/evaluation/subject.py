@@ -19,8 +19,7 @@ from torch.utils.data import TensorDataset
 from pytorch_grad_cam_pcasvm.data.images import Images
 from pytorch_grad_cam_pcasvm.evaluation.result import Pictures, Result, Row
 from pytorch_grad_cam_pcasvm.evaluation.statistics import LEVEL
-from pytorch_grad_cam_pcasvm.evaluation.turns import Step
-from pytorch_grad_cam_pcasvm.evaluation.turns import looks as looks_at
+from pytorch_grad_cam_pcasvm.evaluation.turns import Step, list_looks
 from pytorch_grad_cam_pcasvm.maps.scale import check_finite
 from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
 from pytorch_grad_cam_pcasvm.methods import ClosedFormGradCAM, ContributionCAM
@@ -77,7 +76,7 @@ class Subject:
             raise TypeError(f"target must be one target, such as PCATarget(0), got {self.target!r:.80}")
         self.normal = self.net.head.normal if self.normal is None else self.normal
         self.target = default_decision(self.net.head, self.normal) if self.target is None else self.target
-        self.named = named(self.methods)
+        self.named = name_methods(self.methods)
         self.source = Images(_data_set(self.data), self.transform, thumbnails=0, exif=self.net.head.exif)
         self.rows = np.random.default_rng(self.seed).permutation(len(self.source))[: self.images]
         if len(self.rows) < 3:
@@ -125,7 +124,7 @@ class Subject:
             looks: whether a study that may end early looks at what was found so far, where a batch then ends; None:
                 these are not the items of a check, of which ``done`` says how many there were, this batch included.
         """
-        stops = looks_at(len(items)) if looks and (self.stop_early or self.minutes is not None) else []
+        stops = list_looks(len(items)) if looks and (self.stop_early or self.minutes is not None) else []
         if looks is not None:
             self.looks, self.done, self.total, self.unit = stops, 0, len(items), unit
         for first, last in itertools.pairwise([0, *stops, len(items)]):
@@ -273,8 +272,8 @@ class Subject:
         if (method, net) not in self._cams:
             cam_class, options = self.named[method]
             layers = options.get("target_layers", [self.layer])
-            others = {name: option for name, option in options.items() if name != "target_layers"}
-            self._cams[method, net] = cam_class(net, layers, **others)
+            method_options = {name: option for name, option in options.items() if name != "target_layers"}
+            self._cams[method, net] = cam_class(net, layers, **method_options)
         return self._cams[method, net]
 
 
@@ -343,7 +342,7 @@ def find_target_layer(net: PCASVMNet, target_layers: Sequence[nn.Module | str]) 
     return find_layer_name(net.feature_source()[0], target_layers[0]) or target_layers[0]
 
 
-def named(methods: Methods) -> dict[str, tuple[type[ClosedFormCAM], dict[str, Any]]]:
+def name_methods(methods: Methods) -> dict[str, tuple[type[ClosedFormCAM], dict[str, Any]]]:
     """Return class and options of every method, by name."""
     if not isinstance(methods, Mapping | list | tuple) or not methods:
         raise TypeError(f"methods must be a list of classes, such as [ContributionCAM], or a dict, got {methods!r:.80}")

@@ -30,7 +30,7 @@ EARLY = 0.995
 HOPELESS = 0.1  # the chance to become clear, below which it is not tried
 
 
-def looks(count: int) -> list[int]:
+def list_looks(count: int) -> list[int]:
     """Return after how many of the items to look, but for the last look, at all of them."""
     return sorted({look for share in _SHARES if LEAST <= (look := round(share * count)) < count})
 
@@ -259,15 +259,15 @@ def take_turns(courses: Sequence[Course], budget: Budget) -> Iterator[Course | N
     Yields:
         A check that has something new to tell; None where a quarter of the time is over and none has.
     """
-    told = False
+    has_told = False
     waiting = [course for course in courses if not course.ended]
     while waiting:
         for course in waiting:
             while not course.advance(budget):
-                if not told and budget.is_quarter_over:
-                    told = True
+                if not has_told and budget.is_quarter_over:
+                    has_told = True
                     yield None
-            told = True
+            has_told = True
             yield course
         waiting = [course for course in waiting if not course.ended]
 

@@ -354,56 +354,56 @@ class Sheets:
                 drawn.paste(ink, mask=edge)
         return drawn
 
-    def predicted(self, found: dict[str, np.ndarray], row: int = 0) -> Any:
+    def predicted(self, outputs: dict[str, np.ndarray], row: int = 0) -> Any:
         """Return the predicted class of an image, or None if there are no classes; of dense features the commonest."""
-        if "label" not in found or not self.about["classes"]:
+        if "label" not in outputs or not self.about["classes"]:
             return None
-        return self.about["classes"][int(np.bincount(np.ravel(found["label"][row]).astype(int)).argmax())]
+        return self.about["classes"][int(np.bincount(np.ravel(outputs["label"][row]).astype(int)).argmax())]
 
-    def right(self, found: dict[str, np.ndarray], row: int, truth: Any) -> bool | None:
+    def right(self, outputs: dict[str, np.ndarray], row: int, truth: Any) -> bool | None:
         """Return whether the prediction is an image's label; None: not known, or not of the whole image."""
-        label = self.predicted(found, row)
-        if label is None or self.shares(found, row) or str(truth) not in map(str, self.about["classes"]):
+        label = self.predicted(outputs, row)
+        if label is None or self.shares(outputs, row) or str(truth) not in map(str, self.about["classes"]):
             return None
         return str(label) == str(truth)
 
-    def passes(self, found: dict[str, np.ndarray], row: int = 0) -> bool | None:
+    def passes(self, outputs: dict[str, np.ndarray], row: int = 0) -> bool | None:
         """Return whether an image is as good parts are: its anomaly is up to the threshold; None: there is none."""
         threshold = self.about.get("threshold")
-        return None if threshold is None or "anomaly" not in found else self.anomaly(found, row) <= threshold
+        return None if threshold is None or "anomaly" not in outputs else self.anomaly(outputs, row) <= threshold
 
     def is_good(self, truth: Any) -> bool | None:
         """Return whether a photo with a label is a good one; None: not known."""
         good = self.about.get("normal", self.good)
         return None if truth is None or good is None else str(truth) == str(good)
 
-    def outcome(self, found: dict[str, np.ndarray], row: int, truth: Any) -> str | None:
+    def outcome(self, outputs: dict[str, np.ndarray], row: int, truth: Any) -> str | None:
         """Return how an image is mistaken: a fault is missed, or a good photo raises a false alarm; None: neither."""
-        passes, good = self.passes(found, row), self.is_good(truth)
-        if passes is None and self.right(found, row, truth) is not None:
-            passes = self.is_good(self.predicted(found, row))
+        passes, good = self.passes(outputs, row), self.is_good(truth)
+        if passes is None and self.right(outputs, row, truth) is not None:
+            passes = self.is_good(self.predicted(outputs, row))
         if passes is None or good is None or passes == good:
             return None
         return MISSED if passes else FALSE_ALARM
 
-    def judge(self, found: dict[str, np.ndarray], row: int = 0, truth: Any = None) -> Judgement:
+    def judge(self, outputs: dict[str, np.ndarray], row: int = 0, truth: Any = None) -> Judgement:
         """Return what is decided of an image, and whether that is right."""
         return Judgement(
-            self.predicted(found, row),
+            self.predicted(outputs, row),
             truth,
-            self.right(found, row, truth),
-            self.passes(found, row),
-            self.anomaly(found, row) if "anomaly" in found else None,
-            self.outcome(found, row, truth),
+            self.right(outputs, row, truth),
+            self.passes(outputs, row),
+            self.anomaly(outputs, row) if "anomaly" in outputs else None,
+            self.outcome(outputs, row, truth),
             self.is_good(truth),
         )
 
-    def anomaly(self, found: dict[str, np.ndarray], row: int = 0) -> float:
+    def anomaly(self, outputs: dict[str, np.ndarray], row: int = 0) -> float:
         """Return how unlike good parts an image is: the highest anomaly of its positions."""
-        return float(np.max(found["anomaly"][row]))
+        return float(np.max(outputs["anomaly"][row]))
 
     def positions(
-        self, picture: Image.Image, found: dict[str, np.ndarray], row: int = 0, frame: Any = WHOLE
+        self, picture: Image.Image, outputs: dict[str, np.ndarray], row: int = 0, frame: Any = WHOLE
     ) -> tuple[Any, str, Any] | None:
         """Return the decisions at every position over the picture of an image, their title and their colours.
 
@@ -414,34 +414,34 @@ class Sheets:
             The picture, its title and a legend: pairs of colour and class, or a scale of colours; None: the head
             decides once for the image.
         """
-        panel = self._positions(picture, found, row)
-        return None if panel is None else (self.paint(panel, found, row, frame), panel.heading, panel.scale)
+        panel = self._positions(picture, outputs, row)
+        return None if panel is None else (self.paint(panel, outputs, row, frame), panel.heading, panel.scale)
 
-    def _positions(self, picture: Image.Image, found: dict[str, np.ndarray], row: int) -> Panel | None:
+    def _positions(self, picture: Image.Image, outputs: dict[str, np.ndarray], row: int) -> Panel | None:
         """Return the panel of the decisions at every position; None: the head decides once for the image."""
-        if "heat" not in self.about or not {"anomaly", "label"} & found.keys():
+        if "heat" not in self.about or not {"anomaly", "label"} & outputs.keys():
             return None
-        strongest, caption = self.about.get("strongest", []), self._meaning(found, row)
-        boxes = tuple(range(len(self.strongest(found, row))))
-        if "anomaly" in found:
-            heading, scale = "where: anomaly at every position", self._anomaly_scale(found, row)
-            return Panel(picture, found["anomaly"][row], heading, caption, scale, LARGE, boxes)
-        if len(strongest) == 1 and len(self.about["classes"]) == 2 and "evidence" in found:
-            values = found["evidence"][row, 0]
-            scale = Scale(0.0, float(np.abs(values).max()), None, "0 or less has no colour", self._share(found, row))
+        strongest, caption = self.about.get("strongest", []), self._meaning(outputs, row)
+        boxes = tuple(range(len(self.strongest(outputs, row))))
+        if "anomaly" in outputs:
+            heading, scale = "where: anomaly at every position", self._anomaly_scale(outputs, row)
+            return Panel(picture, outputs["anomaly"][row], heading, caption, scale, LARGE, boxes)
+        if len(strongest) == 1 and len(self.about["classes"]) == 2 and "evidence" in outputs:
+            values = outputs["evidence"][row, 0]
+            scale = Scale(0.0, float(np.abs(values).max()), None, "0 or less has no colour", self._share(outputs, row))
             name = self.about["meanings"][strongest[0]].split("{}")[0].strip()
             if name in ("margin", "log-ratio"):
-                name += " of " + self.titles(found, row)[strongest[0]].removesuffix(" where strongest")
+                name += " of " + self.titles(outputs, row)[strongest[0]].removesuffix(" where strongest")
             return Panel(picture, values, f"where: {name} at every position", caption, scale, LARGE, boxes)
         colours = _rgb(self.about["label_colours"])
         legend = [
             (tuple(colours[number % len(colours)].astype(int).tolist()), f"{name}, {share:.1%}")
-            for number, (name, share) in enumerate(self.shares(found, row).items())
+            for number, (name, share) in enumerate(self.shares(outputs, row).items())
             if share
         ]
-        return Panel(picture, found["label"][row], "where: class at every position", caption, legend, LARGE, boxes)
+        return Panel(picture, outputs["label"][row], "where: class at every position", caption, legend, LARGE, boxes)
 
-    def paint(self, panel: Panel, found: dict[str, np.ndarray], row: int = 0, frame: Any = WHOLE) -> Image.Image:
+    def paint(self, panel: Panel, outputs: dict[str, np.ndarray], row: int = 0, frame: Any = WHOLE) -> Image.Image:
         """Return the photo of a panel with the colours of its map over it, and its strongest positions outlined."""
         if panel.map is None:
             return panel.photo  # type: ignore[no-any-return]
@@ -452,7 +452,7 @@ class Sheets:
         else:
             draw = self.outlined if self.outline else self.overlay
             drawn = draw(panel.photo, panel.map, frame)
-        return self._boxed(drawn, found, row, frame, panel.boxes)
+        return self._boxed(drawn, outputs, row, frame, panel.boxes)
 
     def _classed(self, picture: Image.Image, numbers: np.ndarray, frame: Any) -> Image.Image:
         """Return the numbers of classes (h, w) over a picture in grey, each in its colour, but for absences."""
@@ -463,9 +463,9 @@ class Sheets:
         opacity = 0.55 * (np.isfinite(large) & ~np.isin(place, absent))[..., None]
         return _mixed(opacity, colours[place % len(colours)], _grey(picture))
 
-    def _share(self, found: dict[str, np.ndarray], row: int) -> str:
+    def _share(self, outputs: dict[str, np.ndarray], row: int) -> str:
         """Return the share of positions of each class in words, without classes that are absences."""
-        shares = {name: share for name, share in self.shares(found, row).items() if name not in self._absent}
+        shares = {name: share for name, share in self.shares(outputs, row).items() if name not in self._absent}
         return ", ".join(f"{name}: {share:.1%} of the positions" for name, share in shares.items())
 
     @property
@@ -473,19 +473,19 @@ class Sheets:
         """The classes that have no colour."""
         return list(self.about.get("absent", []))
 
-    def _anomaly_scale(self, found: dict[str, np.ndarray], row: int) -> Scale:
+    def _anomaly_scale(self, outputs: dict[str, np.ndarray], row: int) -> Scale:
         """Return the colours of anomalies: from where good patches end, bright from the threshold on."""
-        values = found["anomaly"][row]
+        values = outputs["anomaly"][row]
         values, threshold = values[np.isfinite(values)], self.about.get("threshold")
         ends = self.about.get("anomaly_range", [*map(float, (values.min(), values.max()))])
         usual, low, high = self.about.get("usual"), ends[0], ends[1]
-        told = [] if usual is None else [f"good patches reach {usual:.3g}"]
+        words = [] if usual is None else [f"good patches reach {usual:.3g}"]
         if usual is not None:
             low += PALE * ((usual if threshold is None else min(usual, threshold)) - low)
         if threshold is not None:
             high = max(2 * threshold - low, usual or threshold)
-            told.insert(0, f"line: threshold {threshold:.3g}")
-        return Scale(low, max(high, float(values.max())), threshold, f"up to {low:.3g}: no colour", "; ".join(told))
+            words.insert(0, f"line: threshold {threshold:.3g}")
+        return Scale(low, max(high, float(values.max())), threshold, f"up to {low:.3g}: no colour", "; ".join(words))
 
     def _heated(self, picture: Image.Image, values: np.ndarray, scale: Scale, frame: Any) -> Image.Image:
         """Return numbers (h, w) over a picture in grey, in the colours of a scale."""
@@ -493,25 +493,25 @@ class Sheets:
         colours, opacity = scale.paint(np.nan_to_num(large, nan=scale.low), _rgb(self.about["heat"]))
         return _mixed(opacity * np.isfinite(large)[..., None], colours, _grey(picture))
 
-    def strongest(self, found: dict[str, np.ndarray], row: int = 0) -> list[tuple[int, int]]:
+    def strongest(self, outputs: dict[str, np.ndarray], row: int = 0) -> list[tuple[int, int]]:
         """Return the row and column of the position that each target explains that is about the strongest one."""
-        if "evidence" not in found or found["evidence"].ndim != 4:
+        if "evidence" not in outputs or outputs["evidence"].ndim != 4:
             return []
-        numbers = found["evidence"][row]
+        numbers = outputs["evidence"][row]
         places, width = numbers.reshape(len(numbers), -1).argmax(1), numbers.shape[2]
         return [(int(place) // width, int(place) % width) for place in places]
 
     def _boxed(
-        self, drawn: Image.Image, found: dict[str, np.ndarray], row: int, frame: Any, chosen: tuple[int, ...]
+        self, drawn: Image.Image, outputs: dict[str, np.ndarray], row: int, frame: Any, chosen: tuple[int, ...]
     ) -> Image.Image:
         """Outline some of the positions that are explained, and number them if there are several."""
         if not chosen:
             return drawn
-        places, draw, font = self.strongest(found, row), ImageDraw.Draw(drawn), _font(TEXT)
+        places, draw, font = self.strongest(outputs, row), ImageDraw.Draw(drawn), _font(TEXT)
         left, top, right, bottom = (share * drawn.size[axis % 2] for axis, share in enumerate(frame))
         for number in chosen:
             y, x = places[number]
-            height, width = found["evidence"].shape[2:]
+            height, width = outputs["evidence"].shape[2:]
             across, down = (right - left) / width, (bottom - top) / height
             middle = left + (x + 0.5) * across, top + (y + 0.5) * down
             half = max(across, LEAST) / 2, max(down, LEAST) / 2
@@ -523,46 +523,46 @@ class Sheets:
                 draw.text(corner, str(number + 1), "black", font, stroke_width=2, stroke_fill="white")
         return drawn
 
-    def _meaning(self, found: dict[str, np.ndarray], row: int) -> str:
+    def _meaning(self, outputs: dict[str, np.ndarray], row: int) -> str:
         """Return the meaning of the values at every position, and that the strongest one is explained."""
         strongest, words = self.about.get("strongest", []), self.about.get("anomaly", "")
-        if not strongest or "evidence" not in found:
+        if not strongest or "evidence" not in outputs:
             return words
         if not words and len(strongest) == 1 and len(self.about["classes"] or ()) == 2:
             words = self.about["meanings"][strongest[0]].split("{}")[1].strip(" :")
-        told = "outlined: the strongest, explained on the right"
+        outlined = "outlined: the strongest, explained on the right"
         if len(strongest) > 1:
-            told = "outlined: the strongest of each class, explained by a map each"
-        return f"{words}; {told}" if words else told
+            outlined = "outlined: the strongest of each class, explained by a map each"
+        return f"{words}; {outlined}" if words else outlined
 
-    def shares(self, found: dict[str, np.ndarray], row: int = 0) -> dict[Any, float]:
+    def shares(self, outputs: dict[str, np.ndarray], row: int = 0) -> dict[Any, float]:
         """Return the part of an image's positions that is of each class; {} if the head decides once for the image."""
-        if "label" not in found or not self.about["classes"] or found["label"].ndim == 1:
+        if "label" not in outputs or not self.about["classes"] or outputs["label"].ndim == 1:
             return {}
-        labels = np.ravel(found["label"][row]).astype(int)
+        labels = np.ravel(outputs["label"][row]).astype(int)
         return {name: float((labels == number).mean()) for number, name in enumerate(self.about["classes"])}
 
-    def titles(self, found: dict[str, np.ndarray], row: int = 0) -> list[str]:
+    def titles(self, outputs: dict[str, np.ndarray], row: int = 0) -> list[str]:
         """Return the titles of the maps of an image."""
-        label = self.predicted(found, row)
+        label = self.predicted(outputs, row)
         return [title.replace("predicted class", f"{label} (predicted)") for title in self.about["titles"]]
 
-    def said(self, found: dict[str, np.ndarray], row: int, k: int) -> str:
+    def said(self, outputs: dict[str, np.ndarray], row: int, k: int) -> str:
         """Return the value of a target in words: its meaning, the number, and its limits."""
-        start = found["baseline_values"][row, k] if "baseline_values" in found else 0.0
+        start = outputs["baseline_values"][row, k] if "baseline_values" in outputs else 0.0
         # Of maps that add up, less is rounding.
-        least = 1e-4 * max(abs(start), found["nu"][row, k]) if "baseline_values" in found else 0.0
-        value = found["values"][row, k] if abs(found["values"][row, k]) > least else 0
+        least = 1e-4 * max(abs(start), outputs["nu"][row, k]) if "baseline_values" in outputs else 0.0
+        value = outputs["values"][row, k] if abs(outputs["values"][row, k]) > least else 0
         meaning = self.about["meanings"][k] if "meanings" in self.about else "value {}"
         meaning = meaning.replace("{}", f"{value:.3g}", 1)
         if "predicted class" in meaning:
-            meaning = meaning.replace("predicted class", str(self.predicted(found, row)))
+            meaning = meaning.replace("predicted class", str(self.predicted(outputs, row)))
         return meaning
 
     def drawn(
         self,
         picture: Image.Image,
-        found: dict[str, np.ndarray],
+        outputs: dict[str, np.ndarray],
         row: int = 0,
         *,
         frame: Any = WHOLE,
@@ -576,7 +576,7 @@ class Sheets:
 
         Args:
             picture: the picture.
-            found: the outputs.
+            outputs: the outputs.
             row: which of their images it is.
             frame: the part of the picture that the network saw, see :func:`find_frame`.
             truth: the class that the picture is labelled; None: not known.
@@ -586,24 +586,24 @@ class Sheets:
         Raises:
             ValueError: the maps are not finite.
         """
-        if not np.isfinite(found["maps"][row]).all():
+        if not np.isfinite(outputs["maps"][row]).all():
             raise ValueError("the maps of this picture are not finite, so the network's activations overflow")
-        titles = self.titles(found, row)
+        titles = self.titles(outputs, row)
         if shown is None:
             shown = sorted(range(len(titles)), key=lambda k: titles[k].startswith("component "))
         large, small = (_fitting(picture.convert("RGB"), size) for size in (LARGE, TILE))
         panels = [Panel(large, size=LARGE)]
-        if (where := self._positions(large, found, row)) is not None:
+        if (where := self._positions(large, outputs, row)) is not None:
             panels.append(where)
         for place, k in enumerate(shown):
             first = not place and not titles[k].startswith("component ")
             big = first or k in self.about.get("strongest", [])  # as the one beside it, with the same outlines
-            panels.append(self._map(large if big else small, found, row, k, titles[k], LARGE if big else TILE))
-        words, colour = self._verdict(found, row, self.judge(found, row, truth))
-        pictures = [self.paint(panel, found, row, frame) for panel in panels]
+            panels.append(self._map(large if big else small, outputs, row, k, titles[k], LARGE if big else TILE))
+        words, colour = self._verdict(outputs, row, self.judge(outputs, row, truth))
+        pictures = [self.paint(panel, outputs, row, frame) for panel in panels]
         return self._arranged(panels, pictures, ("; ".join(filter(None, (words, note))), UNLIKE if note else colour))
 
-    def _verdict(self, found: dict[str, np.ndarray], row: int, judged: Judgement) -> tuple[str, str]:
+    def _verdict(self, outputs: dict[str, np.ndarray], row: int, judged: Judgement) -> tuple[str, str]:
         """Return the prediction in words, whether it is right, and the colour of these words."""
         labelled = "" if judged.truth is None else f"labelled: {judged.truth}"
         if judged.passes is not None:
@@ -612,7 +612,7 @@ class Sheets:
             words += labelled and f", {labelled}"
             is_well = judged.passes and judged.outcome != MISSED
             return f"{judged.outcome}: {words}" if judged.outcome else words, RIGHT if is_well else WRONG
-        if self.shares(found, row) or judged.label is None:
+        if self.shares(outputs, row) or judged.label is None:
             return labelled, "black"
         if judged.right is None:
             return f"predicted: {judged.label}" + (labelled and f", {labelled}"), "black"
@@ -620,22 +620,22 @@ class Sheets:
         return f"predicted: {judged.label}, {words}", RIGHT if judged.right else WRONG
 
     def _map(
-        self, picture: Image.Image, found: dict[str, np.ndarray], row: int, k: int, title: str, size: int
+        self, picture: Image.Image, outputs: dict[str, np.ndarray], row: int, k: int, title: str, size: int
     ) -> Panel:
         """Return the panel of a target's map."""
-        numbers = {name: found[name][row, k] for name in ("maps", "values", "nu", "log_scale")}
-        if "opposite" in found:  # the map's positive part speaks for the target, and this one's against it
-            numbers["maps"] = np.maximum(numbers["maps"], 0) - np.maximum(found["opposite"][row, k], 0)
+        numbers = {name: outputs[name][row, k] for name in ("maps", "values", "nu", "log_scale")}
+        if "opposite" in outputs:  # the map's positive part speaks for the target, and this one's against it
+            numbers["maps"] = np.maximum(numbers["maps"], 0) - np.maximum(outputs["opposite"][row, k], 0)
         end = f"{numbers['nu']:.3g}" + (f" x exp({numbers['log_scale']:.4g})" if numbers["log_scale"] else "")
         # What maps of other methods add up to is no amount of the value: their numbers have no unit.
-        end = f"strongest colour: {end}, from one position" if "baseline_values" in found else " "
-        start = found["baseline_values"][row, k] if "baseline_values" in found else 0.0
-        value, strongest = self.said(found, row, k), self.about.get("strongest", [])
+        end = f"strongest colour: {end}, from one position" if "baseline_values" in outputs else " "
+        start = outputs["baseline_values"][row, k] if "baseline_values" in outputs else 0.0
+        value, strongest = self.said(outputs, row, k), self.about.get("strongest", [])
         if abs(start) > BEFORE * max(abs(numbers["values"]), numbers["nu"]):
             change = float(f"{numbers['values'] - start:.3g}")
             value += f"\n= {start:.3g} before any evidence {'-' if change < 0 else '+'} {abs(change):.3g} by the photo"
         boxes: tuple[int, ...] = ()
-        if k in strongest and "evidence" in found:
+        if k in strongest and "evidence" in outputs:
             box = "the outlined patch" if len(strongest) == 1 else f"patch {strongest.index(k) + 1}"
             title, boxes = f"why: what of the photo made {box} so", (strongest.index(k),)
         scale = end if numbers["nu"] else "blank: all zero"
@@ -762,15 +762,15 @@ class Explainer(Sheets):
 
     def _measure(self, path: Any, sample: dict[str, Any]) -> None:
         """Compare the outputs of the sample with PyTorch's."""
-        found = sampled_outputs(self(sample_image(sample, self.about["input"]["shape"])))
-        self.about["measured"] = errors = sampled_differences(found, sample["outputs"])
+        samples = sampled_outputs(self(sample_image(sample, self.about["input"]["shape"])))
+        self.about["measured"] = errors = sampled_differences(samples, sample["outputs"])
         worst = max(errors, key=lambda name: np.nan_to_num(errors[name], nan=np.inf))
         if not np.isfinite(errors[worst]):
             raise ValueError(f"{path} gives {worst} that are not finite: export it again, or use the unchanged file")
-        told = max(self.about["differences"].values())
-        if errors[worst] > max(MOST, 10 * told):
+        stored = max(self.about["differences"].values())
+        if errors[worst] > max(MOST, 10 * stored):
             warnings.warn(
-                f"{path} was written with errors of at most {told:.1g} of the largest number, and has one of "
+                f"{path} was written with errors of at most {stored:.1g} of the largest number, and has one of "
                 f"{errors[worst]:.1g} in {worst} here: it was changed since, as by a conversion to 8 bits, or this "
                 "processor computes less accurately. Use the file as export.onnx wrote it",
                 stacklevel=3,
@@ -863,31 +863,31 @@ def _why_refused(path: Path, message: str, version: str) -> str:
 
 def _read_versions(path: Path) -> tuple[int, int] | None:
     """Return the IR version and the opset of an ONNX model, or None if the file is cut short, or something else."""
-    found: dict[int, Any] = {}
+    fields: dict[int, Any] = {}
     try:
         with path.open("rb") as file:
             length = file.seek(0, os.SEEK_END)
             file.seek(0)
             while file.tell() < length:
-                field, kind = divmod(_varint(file), 8)
-                if kind == 0:
-                    found[field] = _varint(file)
-                elif kind == 2:
+                field, wire_type = divmod(_varint(file), 8)
+                if wire_type == 0:
+                    fields[field] = _varint(file)
+                elif wire_type == 2:
                     size = _varint(file)
                     start = file.tell()
                     if field == 8 and (
                         opset := re.fullmatch(rb"(?:\n\x00)?\x10(.)", file.read(size), re.DOTALL)
                     ):  # ONNX's own
-                        found[field] = opset[1][0]
+                        fields[field] = opset[1][0]
                     else:
-                        found.setdefault(field, None)
+                        fields.setdefault(field, None)
                     file.seek(start + size)
                 else:
                     return None
             whole = file.tell() == length
     except (EOFError, OverflowError, OSError):
         return None
-    return (found[1], found[8]) if whole and {1, 7, 8} <= found.keys() and found[8] else None
+    return (fields[1], fields[8]) if whole and {1, 7, 8} <= fields.keys() and fields[8] else None
 
 
 def _varint(file: Any) -> int:
@@ -923,7 +923,7 @@ def sample_image(sample: dict[str, Any], shape: Any) -> np.ndarray:
 
 def sampled_outputs(outputs: dict[str, Any]) -> dict[str, np.ndarray]:
     """Return some numbers of each output, evenly spaced; of maps, as parts of the largest one."""
-    found: dict[str, np.ndarray] = {}
+    samples: dict[str, np.ndarray] = {}
     for name in ("label", "scores", "components", "anomaly", "values", "maps"):
         if name not in outputs:
             continue
@@ -932,19 +932,19 @@ def sampled_outputs(outputs: dict[str, Any]) -> dict[str, np.ndarray]:
             largest = np.asarray(outputs["nu"], np.float64)
             numbers = numbers / np.where(largest > 0, largest, 1).reshape(*largest.shape, *[1] * (numbers.ndim - 2))
         flat = numbers.ravel()
-        found[name] = flat[np.linspace(0, len(flat) - 1, min(len(flat), SAMPLED)).astype(int)]
-    return found
+        samples[name] = flat[np.linspace(0, len(flat) - 1, min(len(flat), SAMPLED)).astype(int)]
+    return samples
 
 
-def sampled_differences(found: dict[str, np.ndarray], stored: dict[str, Any]) -> dict[str, float]:
+def sampled_differences(samples: dict[str, np.ndarray], stored: dict[str, Any]) -> dict[str, float]:
     """Return the largest difference of each output from the stored one, as a part of its largest number.
 
     Where another class is predicted, values and maps are of another question, and are left out.
     """
-    other = "label" in stored and not np.array_equal(found["label"], stored["label"]["numbers"])
+    other = "label" in stored and not np.array_equal(samples["label"], stored["label"]["numbers"])
     return {
-        name: float(np.abs(found[name] - np.array(kept["numbers"])).max() / (kept["size"] or 1.0))
-        for name, kept in stored.items()
+        name: float(np.abs(samples[name] - np.array(sample["numbers"])).max() / (sample["size"] or 1.0))
+        for name, sample in stored.items()
         if name != "label" and not (other and name in ("values", "maps"))
     }
 

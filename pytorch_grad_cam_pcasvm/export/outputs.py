@@ -105,16 +105,16 @@ def checked(
         ValueError: ``explain`` does not take the images.
     """
     noise = torch.randn((3, *images.shape[1:]), generator=torch.Generator().manual_seed(0)).to(images)
-    others = {"changed": _changed(images), "noise": noise * images.std() + images.mean()}
+    variants = {"changed": _changed(images), "noise": noise * images.std() + images.mean()}
     expected: dict[str, Any] = {}
-    for name, x in {"images": images, "the first": images[:1], **others}.items():
+    for name, x in {"images": images, "the first": images[:1], **variants}.items():
         try:
             outputs = _explained(cam, x, maps, size)
         except ValueError:
-            if name not in others:  # a network need not be defined everywhere
+            if name not in variants:  # a network need not be defined everywhere
                 raise
             continue
-        if name not in others or _finite(outputs):
+        if name not in variants or _finite(outputs):
             expected[name] = x, outputs
     # Photos that are in the training set have distances of 0, which says nothing of how large these are.
     sizes = measure_sizes([expected[name][1] for name in ("images", "changed") if name in expected])
@@ -142,8 +142,8 @@ def _changed(images: Tensor) -> Tensor:
     """Return images that are in no training set: these, a seventh of their sides moved, with noise."""
     generator = torch.Generator().manual_seed(1)
     axes = tuple(range(2, images.dim()))
-    moved = images.roll([max(1, images.shape[axis] // 7) for axis in axes], axes)
-    return moved + 0.25 * images.std() * torch.randn(images.shape, generator=generator).to(images)
+    rolled = images.roll([max(1, images.shape[axis] // 7) for axis in axes], axes)
+    return rolled + 0.25 * images.std() * torch.randn(images.shape, generator=generator).to(images)
 
 
 def describe_sample(
@@ -207,11 +207,11 @@ def _finite(outputs: Mapping[str, Tensor]) -> bool:
 
 def measure_sizes(outputs: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
     """Return the largest absolute number of each output."""
-    found: dict[str, float] = {}
+    differences: dict[str, float] = {}
     for of_images in outputs:
         for name, tensor in of_images.items():
-            found[name] = max(found.get(name, 0.0), float(tensor.double().abs().max()))
-    return found
+            differences[name] = max(differences.get(name, 0.0), float(tensor.double().abs().max()))
+    return differences
 
 
 def _magnified(model: Any) -> int | None:
@@ -242,7 +242,7 @@ def compared(
     """
     wanted: dict[str, Any] = {name: tensor.cpu().double().numpy() for name, tensor in expected.items()}
     actual = {name: torch.as_tensor(array).cpu().double().numpy() for name, array in outputs.items()}
-    given = {} if sizes is None else sizes
+    largest = {} if sizes is None else sizes
     everywhere = same = np.ones(len(wanted["values"]), bool)
     result = {}
     if "label" in wanted:
@@ -255,9 +255,9 @@ def compared(
             rows, places = np.nonzero(label != other)
             right, wrong = (classes[rows, places] for classes in (label, other))
             ahead = np.abs(scores[rows, right, places] - scores[rows, wrong, places]) if of_classes else np.inf
-            result["label"] = float(np.max(ahead) / max(np.abs(scores).max(), given.get("scores", 0.0)))
+            result["label"] = float(np.max(ahead) / max(np.abs(scores).max(), largest.get("scores", 0.0)))
     values = np.abs(wanted["values"])
-    nothing = (values <= _NOTHING * max(values.max(initial=0.0), given.get("values", 0.0))).any(1)
+    nothing = (values <= _NOTHING * max(values.max(initial=0.0), largest.get("values", 0.0))).any(1)
     shown = same & ~nothing
     for name in ("nu", "log_scale"):
         if np.isnan(actual[name]).any():
@@ -275,7 +275,7 @@ def compared(
     for name, numbers in wanted.items():
         rows = everywhere if name in ("components", "anomaly") else same if name in _OF_VALUES else shown
         of = _BESIDE.get(name, name)
-        size = max(np.abs(wanted[of][rows]).max(initial=0.0), given.get(of, 0.0) * bool(rows.any()))
+        size = max(np.abs(wanted[of][rows]).max(initial=0.0), largest.get(of, 0.0) * bool(rows.any()))
         error = np.abs(actual[name] - numbers)[rows].max(initial=0.0)
         result[name] = float(error / size) if size else float(error)
     return result
@@ -292,8 +292,8 @@ def about(targets: Sequence[Target], net: nn.Module) -> dict[str, Any]:
     ``label_colours`` of classes, ``absent``, those that have none, ``heat``, the colours of anomalies and margins, and
     ``strongest``, the numbers of the targets that are about the strongest position.
     """
-    known = net.head.classes_ if isinstance(net, PCASVMNet) else None
-    classes = None if known is None else known.tolist()
+    labels = net.head.classes_ if isinstance(net, PCASVMNet) else None
+    classes = None if labels is None else labels.tolist()
     dense = isinstance(net, PCASVMNet) and net.is_dense
     anomalies = isinstance(net, PCASVMNet) and tells_anomalies(net.head)
     of_places: dict[str, Any] = {"label_colours": [colour.lstrip("#") for colour in COLOURS], "heat": heat_table()}

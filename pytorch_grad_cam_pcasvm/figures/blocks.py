@@ -116,8 +116,8 @@ class Block:
         if getattr(target, "at", None) is None or not isinstance(output, HeadOutput) or output.grid is None:
             return None
         selection = select_positions(target, output)
-        every = torch.ones(1, len(output), selection.size, 1, device=output.device)
-        mask = selection.put(every)[0, row, :, 0].unflatten(0, output.grid.shape).cpu().numpy()
+        ones = torch.ones(1, len(output), selection.size, 1, device=output.device)
+        mask = selection.put(ones)[0, row, :, 0].unflatten(0, output.grid.shape).cpu().numpy()
         index = [np.arange(pixels) * positions // pixels for pixels, positions in zip(size, mask.shape, strict=True)]
         return mask[np.ix_(*index)]
 
@@ -165,11 +165,11 @@ def _sides(target: Any, output: Any, classes: Sequence[Any] | None, against: boo
     category, versus = getattr(target, "category", None), getattr(target, "versus", None)
     rivals = versus if isinstance(versus, tuple) else () if versus is None else (versus,)
     own = _PREDICTED if category is None else _name(category, _ROLES | names)
-    others = ", ".join(_name(label, _ROLES | names) for label in rivals)
+    rival_names = ", ".join(_name(label, _ROLES | names) for label in rivals)
     if category is None and not isinstance(versus, tuple) and _plain(versus) in (list_labels(output) or ()):
-        return f"{'for' if against else 'against'} {others}"  # by whichever other class is the strongest
-    if others:
-        return f"{others} rather than {own}" if against else f"{own} rather than {others}"
+        return f"{'for' if against else 'against'} {rival_names}"  # by whichever other class is the strongest
+    if rival_names:
+        return f"{rival_names} rather than {own}" if against else f"{own} rather than {rival_names}"
     if category is None:
         return f"against the {own}" if against else own
     return f"{'against' if against else 'for'} {own}"

@@ -25,11 +25,11 @@ from pytorch_grad_cam_pcasvm.figures.style import (
     choose_unit,
     class_name,
     draw_panel,
-    filled,
     fitted,
     laid_out,
     number,
     plain_name,
+    wrap_text,
 )
 from pytorch_grad_cam_pcasvm.head import Head
 from pytorch_grad_cam_pcasvm.maps.recombination import decision_steps
@@ -268,13 +268,13 @@ def _drawn(ends: Ends, along: Along, count: int, size: tuple[float, float] | Non
     columns = 2 * count + 2
     titles, shrink = _titles(ends.outermost(count), along)
     lines = max(title.count("\n") + 1 for title in titles)
-    written = [filled(name, _NAME, "medium", break_long_words=False) for name in names]
+    written = [wrap_text(name, _NAME, "medium", break_long_words=False) for name in names]
     line = 0.12 + 0.25 * max(name.count("\n") + 1 for name in written)
     high = 2 * _PICTURE * ends.pictures.shape[1] / ends.pictures.shape[2] + 0.6 + 0.21 * lines
     low = max(1.2, line * len(names)) + 0.8
     width = columns * (_PICTURE + 0.08) + 1.9
     decision = f"part of the {along.decision}"
-    decision = filled(decision, 3 / 8 * width - 0.5, "small", break_long_words=False)
+    decision = wrap_text(decision, 3 / 8 * width - 0.5, "small", break_long_words=False)
     low += 0.2 * decision.count("\n")
     with laid_out((width, high + low + 0.3), size, _note(along), w_pad=0.06) as figure:
         above, below = figure.subfigures(2, height_ratios=(high, low), squeeze=False).flat

@@ -25,9 +25,9 @@ from pytorch_grad_cam_pcasvm.figures.style import (
     choose_unit,
     draw_bar,
     draw_panel,
-    filled,
     laid_out,
     number,
+    wrap_text,
 )
 from pytorch_grad_cam_pcasvm.head import Head
 from pytorch_grad_cam_pcasvm.maps.recombination import decision_steps, recombined, shift_baseline
@@ -112,7 +112,7 @@ class Steps:
         parts = _parts(components, head, target, whole, count)
         title, words = write_title(target, whole.output, classes), subject(target, whole.output, 0, classes)
         title += f", {words}" if getattr(target, "category", words) is None and words else ""
-        label = filled(title, COLUMN, "medium", break_long_words=False)
+        label = wrap_text(title, COLUMN, "medium", break_long_words=False)
         numbers, tokens = [b for part in parts for b in part.components], sum(part.tokens for part in parts)
         name = heading(target, whole.output)
         last = Step("decision" if name == "margin" else name, label, numbers, whole.maps[0, 0], value - start, tokens)
@@ -322,7 +322,7 @@ def plot_decision(
     picture = pictures[row]
     width, height = steps.needed(picture)
     note = f"{LINES}. {how_to_read(steps)}" if outline else how_to_read(steps)
-    title = filled(steps.title, width - 0.3, "bold")
+    title = wrap_text(steps.title, width - 0.3, "bold")
     with laid_out(
         (width, height + 0.3 * (title.count("\n") + 1)), size, note, layout="compressed", w_pad=0.15
     ) as figure:

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from pytorch_grad_cam_pcasvm.figures.blocks import GAP, Block, Column, draw_remarks
-from pytorch_grad_cam_pcasvm.figures.style import FONT, Way, bare, captioned, draw_panel, filled, fitted, new_figure
+from pytorch_grad_cam_pcasvm.figures.style import FONT, Way, bare, captioned, draw_panel, fitted, new_figure, wrap_text
 
 _WIDEST, _PICTURE, _EDGE = 22, 1.5, 0.1  # in inches: the widest figure, a picture, what is around all
 _HEADING = 0.7  # for "input"
@@ -117,7 +117,7 @@ class Layout:
                     if self.titles:
                         axis.set_ylabel(self.titles[row], fontsize=FONT * self.shrink)
                 if self.compared:
-                    name = filled(line[0].title, self.picture[1] + 0.2, "medium", break_long_words=False)
+                    name = wrap_text(line[0].title, self.picture[1] + 0.2, "medium", break_long_words=False)
                     style: dict[str, Any] = {"rotation": 90, "ha": "right", "va": "center", "weight": "bold"}
                     self._text(figure, self._start - 0.08, bottom + self.picture[1] / 2, name, **style)
                 for x, block, column in self._placed(line):
@@ -172,7 +172,7 @@ class Layout:
 
     def _group_title(self, run: Sequence[Block]) -> str:
         width = sum(block.width(self.picture[0]) for block in run) - 0.2
-        return filled(run[0].title, width, "bold", break_long_words=False, break_on_hyphens=False)
+        return wrap_text(run[0].title, width, "bold", break_long_words=False, break_on_hyphens=False)
 
     def _heading(self, block: Block, column: Column) -> str:
         alone = len(block.columns) == 1
@@ -182,7 +182,7 @@ class Layout:
         return captioned(block.captions[row], block.width(self.picture[0]), "small")
 
     def _footer(self, width: float) -> str:
-        return filled("\n".join(self.notes), width, "small")
+        return wrap_text("\n".join(self.notes), width, "small")
 
     def _axis(self, figure: Figure, x: float, y: float) -> Axes:
         width, height = figure.get_size_inches()

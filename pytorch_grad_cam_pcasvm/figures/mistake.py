@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from pytorch_grad_cam_pcasvm.figures.blocks import OUTLINE
 from pytorch_grad_cam_pcasvm.figures.component import choose_method, values_of
 from pytorch_grad_cam_pcasvm.figures.decision import COLUMN, PICTURE, Steps, how_to_read, stand_below
-from pytorch_grad_cam_pcasvm.figures.style import bare, filled, laid_out, literal, number, plain_name
+from pytorch_grad_cam_pcasvm.figures.style import bare, laid_out, literal, number, plain_name, wrap_text
 from pytorch_grad_cam_pcasvm.head import Head
 from pytorch_grad_cam_pcasvm.maps.recombination import at_place
 from pytorch_grad_cam_pcasvm.methods.grad_cam_protocol import ClosedFormCAM
@@ -139,8 +139,8 @@ def plot_mistake(
     # Of dense features, there is a row for each patch.
     grid: Any = output.grid
     positions = 1 if grid is None else grid.count
-    known = None if features is None else _components(net, features, len(x) * positions)
-    rows = values_of(net, x, batch_size)[0].movedim(1, -1).reshape(-1, len(p)) if known is None else known
+    stored = None if features is None else _components(net, features, len(x) * positions)
+    rows = values_of(net, x, batch_size)[0].movedim(1, -1).reshape(-1, len(p)) if stored is None else stored
     row_labels = (
         label_patches(image_labels, grid.shape, grid.cells)[0].ravel() if masks else image_labels.repeat(positions)
     )
@@ -234,8 +234,8 @@ def _drawn(
     second = max(len(pictures) for _, pictures, _ in near) + 1  # where neighbours of the true class begin
     columns = max(steps.columns, 2 * second - 1)
     width, low = 1.6 + COLUMN * columns, PICTURE * pictures.shape[1] / pictures.shape[2]
-    title = filled(literal(sentence), width - 0.3, "bold")
-    words = [filled(f'nearest "{name}"', second * COLUMN - 0.4, "bold") for name, *_ in near]
+    title = wrap_text(literal(sentence), width - 0.3, "bold")
+    words = [wrap_text(f'nearest "{name}"', second * COLUMN - 0.4, "bold") for name, *_ in near]
     lines = max(text.count("\n") + 1 for text in words)
     high, low = steps.needed(picture)[1], low + 0.8 + 0.3 * lines
     needed = (width, high + low + 0.3 * (title.count("\n") + 1))

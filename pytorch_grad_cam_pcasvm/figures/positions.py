@@ -79,8 +79,8 @@ def plot_positions(
     drawn, numbers = as_pictures(pictures), _numbers(values)
     _check(drawn, numbers.shape[:1], masks, titles)
     low, high = float(numbers.min()), float(numbers.max())
-    known = _known_scale(values, scale, anomaly)
-    low, high = known or ((low, high) if anomaly else (-max(abs(low), abs(high)), max(abs(low), abs(high))))
+    ends = _known_scale(values, scale, anomaly)
+    low, high = ends or ((low, high) if anomaly else (-max(abs(low), abs(high)), max(abs(low), abs(high))))
     large = _at_pictures(numbers, drawn, getattr(values, "cells", None))
 
     def over(axis: Axes, image: int) -> None:
@@ -90,7 +90,7 @@ def plot_positions(
         else:
             axis.imshow(overlaid(drawn[image], large[image] / (high or 1)))
 
-    bright = "Bright: unlike the training set." if known else "Bright: the most anomalous positions of these pictures."
+    bright = "Bright: unlike the training set." if ends else "Bright: the most anomalous positions of these pictures."
     note = bright if anomaly else "Red: positive. Blue: negative."
     with _panels(drawn, over, masks, titles, note, size) as (figure, axes):
         colours = ScalarMappable(Normalize(low, high), HEAT if anomaly else DIVERGING)

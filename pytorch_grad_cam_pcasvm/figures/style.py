@@ -60,7 +60,7 @@ def laid_out(
     Yields:
         The figure, empty.
     """
-    note = filled(note, needed[0] - 0.3, "small")
+    note = wrap_text(note, needed[0] - 0.3, "small")
     needed = needed[0], needed[1] + 0.23 * (note.count("\n") + 1)
     width, height = size or needed
     shrink = min(1, width / needed[0], height / needed[1])
@@ -203,7 +203,7 @@ def literal(text: Any) -> str:
     return str(text).replace("$", r"\$")
 
 
-def filled(text: str, width: float, size: str, **options: Any) -> str:
+def wrap_text(text: str, width: float, size: str, **options: Any) -> str:
     """Return text with each line wrapped to lines of the given width in inches."""
     columns = max(5, int(width / CHARACTER[size]))
     return "\n".join(textwrap.fill(line, columns, **options) for line in text.split("\n"))
@@ -216,12 +216,12 @@ def fitted(texts: Sequence[str], width: float, size: str) -> tuple[list[str], fl
     """
     longest = max((len(word) for text in texts for word in text.split()), default=1)
     shrink = min(1.0, max(SMALLEST, width / CHARACTER[size] / longest))
-    return [filled(text, 1.001 * width / shrink, size) for text in texts], shrink
+    return [wrap_text(text, 1.001 * width / shrink, size) for text in texts], shrink
 
 
 def captioned(text: str, width: float, size: str) -> str:
-    """Return text wrapped as by :func:`filled`, unless it has a formula, whose length nobody knows."""
-    return text if is_formula(text) else filled(text, width, size)
+    """Return text wrapped as by :func:`wrap_text`, unless it has a formula, whose length nobody knows."""
+    return text if is_formula(text) else wrap_text(text, width, size)
 
 
 def is_formula(text: str) -> bool:

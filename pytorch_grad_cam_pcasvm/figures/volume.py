@@ -11,7 +11,7 @@ from torch import Tensor
 from pytorch_grad_cam_pcasvm.export.explainer import Panel
 from pytorch_grad_cam_pcasvm.figures.blocks import GAP, caption, write_title
 from pytorch_grad_cam_pcasvm.figures.grid import check_classes, check_components, selected
-from pytorch_grad_cam_pcasvm.figures.style import bare, captioned, draw_panel, filled, laid_out, number
+from pytorch_grad_cam_pcasvm.figures.style import bare, captioned, draw_panel, laid_out, number, wrap_text
 from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
 from pytorch_grad_cam_pcasvm.network.grid import upsample_maps
 from pytorch_grad_cam_pcasvm.runtime.pictures import as_array
@@ -99,7 +99,7 @@ def plot_volume(
         for row, k in zip(axes, [None, *shown], strict=True):
             values = None if k is None else _slices(_signed(maps[image, k], voxels.shape), axis, chosen)
             scale = "" if k is None else number(float(maps.nu[image, k]), float(maps.log_scale[image, k]))
-            words = filled(title, _TITLE, "medium") if k is None else _title(maps, k, image, classes)
+            words = wrap_text(title, _TITLE, "medium") if k is None else _title(maps, k, image, classes)
             row[0].set_ylabel(words, rotation=0, ha="right", va="center", linespacing=1.2)
             for column, picture in enumerate(row):
                 if values is None:

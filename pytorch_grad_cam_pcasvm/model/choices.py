@@ -193,10 +193,10 @@ def choose_head(
         chosen = candidates[0]
         if len(candidates) > 1:
             chosen = pick_simplest(compare_candidates(x[fit], numbers[fit], folds, classifier, settings, components))
-        reduced, others = reduce_rows(x[fit], x[test], chosen.components)
+        reduced, reduced_test = reduce_rows(x[fit], x[test], chosen.components)
         fitted = clone(classifier).set_params(**chosen.settings).fit(reduced, numbers[fit])
-        predicted[test] = fitted.predict(others)
-        scores.append(_score(fitted, others, numbers[test], len(names)))
+        predicted[test] = fitted.predict(reduced_test)
+        scores.append(_score(fitted, reduced_test, numbers[test], len(names)))
     mean, error = _average(np.array(scores))
     return Choice(pick_simplest(candidates), tuple(candidates), mean, error, rows, tuple(outer), names[predicted])
 
@@ -226,8 +226,8 @@ def split_folds(labels: np.ndarray, groups: np.ndarray | None = None, most: int 
     count = min(most, *(len(np.unique(own[labels == name])) for name in np.unique(labels)))
     if count < 2:
         raise ValueError("a cross-validation needs two photos, or objects, of each class")
-    kind = StratifiedKFold if groups is None else StratifiedGroupKFold
-    return list(kind(count).split(labels, labels, groups))
+    splitter = StratifiedKFold if groups is None else StratifiedGroupKFold
+    return list(splitter(count).split(labels, labels, groups))
 
 
 def take_part(labels: np.ndarray, groups: np.ndarray | None, most: int, seed: int) -> np.ndarray:
@@ -258,10 +258,10 @@ def compare_candidates(
     for place, (fit, test) in enumerate(folds):
         if len(np.unique(labels[fit])) < classes:  # all photos of a class are of one object, and left out
             continue
-        reduced, others = reduce_rows(features[fit], features[test], max(components))
+        reduced, reduced_test = reduce_rows(features[fit], features[test], max(components))
         for (b, count), (s, setting) in product(enumerate(components), enumerate(settings)):
             fitted = clone(classifier).set_params(**setting).fit(reduced[:, :count], labels[fit])
-            scores[b, s, place] = _score(fitted, others[:, :count], labels[test], classes)
+            scores[b, s, place] = _score(fitted, reduced_test[:, :count], labels[test], classes)
     return [
         Candidate(count, setting, *_average(scores[b, s]))
         for (b, count), (s, setting) in product(enumerate(components), enumerate(settings))
@@ -270,14 +270,14 @@ def compare_candidates(
 
 def pick_simplest(candidates: Sequence[Candidate]) -> Candidate:
     """Return the first candidate that is within one standard error of the best; if no score is known, the first."""
-    known = [one for one in candidates if not math.isnan(one.score)]
-    if not known:
+    scored = [one for one in candidates if not math.isnan(one.score)]
+    if not scored:
         return candidates[0]
-    best = max(known, key=lambda one: one.score)
-    return next(one for one in known if one.score >= best.score - best.error)
+    best = max(scored, key=lambda one: one.score)
+    return next(one for one in scored if one.score >= best.score - best.error)
 
 
-def reduce_rows(rows: np.ndarray, others: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+def reduce_rows(rows: np.ndarray, test_rows: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
     """Return components of rows and of others, by a scaler and a PCA that are fitted on the rows alone.
 
     They are those of scikit-learn's ``StandardScaler`` and ``PCA(count, svd_solver="full")``, by the smaller of the two
@@ -285,7 +285,7 @@ def reduce_rows(rows: np.ndarray, others: np.ndarray, count: int) -> tuple[np.nd
     features.
     """
     scaler = StandardScaler().fit(rows)
-    z, z_others = scaler.transform(rows), scaler.transform(others)
+    z, z_others = scaler.transform(rows), scaler.transform(test_rows)
     centre = z.mean(0)
     z, z_others = z - centre, z_others - centre
     wide = z.shape[0] < z.shape[1]
@@ -350,10 +350,10 @@ def _score(fitted: Any, rows: np.ndarray, labels: np.ndarray, classes: int) -> f
 
 def _average(scores: np.ndarray) -> tuple[float, float]:
     """Return the mean of the known scores of folds and its standard error."""
-    known = scores[~np.isnan(scores)]
-    if not len(known):
+    scored = scores[~np.isnan(scores)]
+    if not len(scored):
         return math.nan, math.nan
-    return float(known.mean()), float(known.std(ddof=1) / math.sqrt(len(known))) if len(known) > 1 else 0.0
+    return float(scored.mean()), float(scored.std(ddof=1) / math.sqrt(len(scored))) if len(scored) > 1 else 0.0
 
 
 COMPONENTS_OF_PATCHES = 64, 128  # fewer keep what all patches have in common, and lose small things

@@ -116,15 +116,15 @@ def load_model(
             raise ValueError(f"its normal class is {head.normal!r:.40}, which the head has not")
     except ValueError as error:
         raise ValueError(f"{path} is damaged, or no valid model: {error}; {AGAIN}") from error
-    made = _make(path, described, backbone, weights)
+    network = _make(path, described, backbone, weights)
     if described.tiles is not None:
-        made = replace(made, net=tile_network(made.net, described.tiles))
-    if transform is None and made.own and stored is None:  # which comes with a user's function
-        transform = made.transform
+        network = replace(network, net=tile_network(network.net, described.tiles))
+    if transform is None and network.own and stored is None:  # which comes with a user's function
+        transform = network.transform
     preparation = stored if transform is None else with_transform(training.preparation, transform)
-    net = attach_head(made.net, head, described.layer, pool)
+    net = attach_head(network.net, head, described.layer, pool)
     model = Model(
-        net, preparation, tuple(described.layers), described.tokens, made.origin, described.inputs, described.about
+        net, preparation, tuple(described.layers), described.tokens, network.origin, described.inputs, described.about
     )
     _compare(model, described, path)
     if stored is None:
@@ -159,14 +159,14 @@ def _find_weights(path: Path, origin: Origin, weights: str | PathLike[str] | Non
     """Return the file of a backbone's weights: the one that is given, beside the model, or where it was; or None."""
     if weights is not None or origin.file is None:
         return None if weights is None else Path(weights)
-    then = Path(origin.file)
-    places = [path.parent / then.name, then]
+    stored_file = Path(origin.file)
+    places = [path.parent / stored_file.name, stored_file]
     for place in places:
         if place.is_file():
             return place
     refuse(
         FileNotFoundError,
-        f"the backbone's weights, {then.name}, are neither beside {path} nor at {then}",
+        f"the backbone's weights, {stored_file.name}, are neither beside {path} nor at {stored_file}",
         "put the file beside the model",
         Way("say where it is, load_model(path, weights=FILE)", "weights"),
     )
@@ -201,8 +201,8 @@ def _compare(model: Model, described: Description, path: Path) -> None:
     for name, numbers in described.probe.items():
         if name not in probe:  # no transform is known now
             continue
-        then, now = np.array(numbers), np.array(probe[name])
-        if then.shape != now.shape or not np.linalg.norm(then - now) <= limit * np.linalg.norm(then):
+        stored, current = np.array(numbers), np.array(probe[name])
+        if stored.shape != current.shape or not np.linalg.norm(stored - current) <= limit * np.linalg.norm(stored):
             raise ValueError(
                 f"the features of {names[name]} are others than when {path} was fitted, though the weights are the "
                 "same: the code of the backbone, its hooks, or the transform have changed; fit the model again"

@@ -105,7 +105,7 @@ def fit_model(
 
 
 def fit_made(
-    made: Backbone,
+    network: Backbone,
     loader: Iterable[Any],
     head: Any,
     layer: str | nn.Module | Sequence[str | nn.Module] | None = None,
@@ -117,7 +117,7 @@ def fit_made(
     **extraction: Any,
 ) -> Model:
     """Return the model of a backbone that is made already; see :func:`fit_model`."""
-    net, is_fitted = made.net, _is_fitted(head)
+    net, is_fitted = network.net, _is_fitted(head)
     if classes is not None and is_fitted:
         raise ValueError("classes= are names for a head that is fitted here, but this one has its own: leave them out")
     chosen = name_layers(net, layers)
@@ -127,7 +127,7 @@ def fit_made(
     fitted = head if is_fitted else fit_clone(head, rows, labels)
     about = {"images": blocks.count, "rows": len(rows), "left_out": blocks.left_out} | describe_labels(labels)
     return assemble_model(
-        made, fitted, blocks.first, layer, pool, means=blocks.means, layers=chosen or blocks.last, normal=normal,
+        network, fitted, blocks.first, layer, pool, means=blocks.means, layers=chosen or blocks.last, normal=normal,
         about=about,
     )  # fmt: skip
 
@@ -139,14 +139,14 @@ def name_layers(net: nn.Module, layers: Any) -> list[str]:
         TypeError: they are neither.
         ValueError: the network has no such layer; the message names the nearest.
     """
-    given = [layers] if isinstance(layers, str | nn.Module) else list(layers or ())
-    if not all(isinstance(layer, str | nn.Module) and layer != "" for layer in given):
+    wanted = [layers] if isinstance(layers, str | nn.Module) else list(layers or ())
+    if not all(isinstance(layer, str | nn.Module) and layer != "" for layer in wanted):
         raise TypeError(f"layers= are names of layers, such as ['layer3', 'layer4'], or modules, got {layers!r:.60}")
-    return [name for layer in given if (name := find_layer_name(net, layer)) is not None]
+    return [name for layer in wanted if (name := find_layer_name(net, layer)) is not None]
 
 
 def assemble_model(
-    made: Backbone,
+    network: Backbone,
     fitted: Any,
     x: Any,
     layer: Any,
@@ -161,7 +161,7 @@ def assemble_model(
     """Return the model of a fitted head.
 
     Args:
-        made: the backbone.
+        network: the backbone.
         fitted: the head.
         x: images of the kind that it was fitted on.
         layer: where features come from.
@@ -176,20 +176,20 @@ def assemble_model(
         ValueError: there is no such class.
     """
     own = _own_head(fitted)
-    net = attach_head(made.net, own, layer, pool)
+    net = attach_head(network.net, own, layer, pool)
     labels = [] if own.classes_ is None else own.classes_.tolist()
     if normal is not None and normal not in labels:
         classes = "has no classes" if own.classes_ is None else f"has the classes {labels}"
         raise ValueError(f"normal={normal!r}: this head {classes}")
-    if preparation is None and made.transform is not None:
-        preparation = describe_transform(made.transform)
+    if preparation is None and network.transform is not None:
+        preparation = describe_transform(network.transform)
     training = own.training_set
     training.means |= means
     if preparation is not None:
         record_preparation(training, preparation)
     if normal is not None:  # as the head has it: a number of NumPy's cannot be stored
         training.preparation = (training.preparation or {}) | {"normal": labels[labels.index(normal)]}
-    if isinstance(made.net, TiledNet):  # which the head alone would not say
+    if isinstance(network.net, TiledNet):  # which the head alone would not say
         training.preparation = (training.preparation or {}) | {"tiled": True}
     versions = {
         "pytorch_grad_cam_pcasvm": pytorch_grad_cam_pcasvm.__version__,
@@ -201,7 +201,7 @@ def assemble_model(
         {"name": name, "shape": list(one.shape[1:]), "dtype": str(one.dtype).removeprefix("torch.")}
         for name, one in (x.named() if isinstance(x, Inputs) else [(None, x)])
     ]
-    return Model(net, preparation, tuple(layers), _are_tokens(made.net, layers, x), made.origin, inputs, about)
+    return Model(net, preparation, tuple(layers), _are_tokens(network.net, layers, x), network.origin, inputs, about)
 
 
 def attach_head(backbone: nn.Module, head: Head, layer: Any, pool: Any) -> PCASVMNet:
@@ -222,8 +222,12 @@ def _are_tokens(net: nn.Module, layers: Sequence[str], x: Any) -> bool:
 def take_backbone(backbone: nn.Module | str, transform: Callable[[Any], Tensor] | None) -> Backbone:
     """Return a backbone that was passed, or is made by its name."""
     if isinstance(backbone, str):
-        made = make_backbone(backbone)
-        return made if transform is None else Backbone(made.net, transform, True, made.origin)
+        backbone_origin = make_backbone(backbone)
+        return (
+            backbone_origin
+            if transform is None
+            else Backbone(backbone_origin.net, transform, True, backbone_origin.origin)
+        )
     net = find_network(backbone)
     return Backbone(net, transform, transform is not None, Origin("", type(net).__name__))
 
@@ -298,8 +302,8 @@ def _own_head(fitted: Any) -> Head:
     if head is not fitted:
         return head
     own = copy.copy(head)
-    known = head.training_set
-    own.training_set = TrainingSet(dict(known.examples), copy.deepcopy(known.preparation), dict(known.means))
+    training = head.training_set
+    own.training_set = TrainingSet(dict(training.examples), copy.deepcopy(training.preparation), dict(training.means))
     return own
 
 

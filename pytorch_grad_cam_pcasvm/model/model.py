@@ -172,17 +172,21 @@ class Model:
         if listed and all(isinstance(one, Image.Image) for one in listed):
             transform = self._require_transform("a picture")
             return torch.stack([transform(one.convert("RGB")) for one in listed])
-        what = "what is explained are images: tensors (N, ...), pictures of PIL, or paths"
+        expected = "what is explained are images: tensors (N, ...), pictures of PIL, or paths"
         if images is None or not listed:
-            raise TypeError(f"{what}; got {'nothing' if images is None else 'an empty list'}")
+            raise TypeError(f"{expected}; got {'nothing' if images is None else 'an empty list'}")
         if not isinstance(images, _TENSORS) and (hasattr(images, "__iter__") or hasattr(images, "__getitem__")):
-            raise TypeError(f"{what}; of a {type(images).__name__} take the batches, model.explain(images) for each")
+            raise TypeError(
+                f"{expected}; of a {type(images).__name__} take the batches, model.explain(images) for each"
+            )
         alone = len(self.inputs) == 1 and self.inputs[0]["name"] is None
         if alone and len(listed) == 2 and isinstance(images, tuple):
-            raise TypeError(f"{what}; this network takes one tensor, got two: leave out labels, model.explain(images)")
+            raise TypeError(
+                f"{expected}; this network takes one tensor, got two: leave out labels, model.explain(images)"
+            )
         return images
 
-    def _require_transform(self, named: str) -> Callable[[Any], Tensor]:
+    def _require_transform(self, caller: str) -> Callable[[Any], Tensor]:
         """Return the transform of pictures.
 
         Raises:
@@ -191,7 +195,7 @@ class Model:
         if self.transform is None:
             refuse(
                 ValueError,
-                f"how {named} becomes an image is not known, as this model has no transform",
+                f"how {caller} becomes an image is not known, as this model has no transform",
                 Way("pass it, fit_model(..., transform=...) or load_model(path, transform=...)", "transform"),
                 "explain tensors, model.explain(images)",
             )
@@ -223,7 +227,7 @@ def _name_first(paths: Any) -> str:
     return str(paths if isinstance(paths, str | PathLike) else next(iter(paths), "nothing"))
 
 
-def refuse_dense(net: Any, what: str) -> None:
+def refuse_dense(net: Any, caller: str) -> None:
     """Refuse a head that decides at every position.
 
     Raises:
@@ -231,6 +235,6 @@ def refuse_dense(net: Any, what: str) -> None:
     """
     if isinstance(net, PCASVMNet) and net.is_dense:
         raise ValueError(
-            f"{what} takes a head that decides once for each image, but this one decides at every position, "
+            f"{caller} takes a head that decides once for each image, but this one decides at every position, "
             f"pool={net.pool!r}: explain it with cam.explain, and draw it with figures.plot_positions"
         )

@@ -296,9 +296,9 @@ def measure_distances(
 
 def draw_places(photos: np.ndarray, positions: int, count: int, seed: int = 0) -> np.ndarray:
     """Return about so many patches, drawn at random, equally many of each photo: (R, 2), photo and position."""
-    random, each = np.random.default_rng(seed), max(1, min(positions, count // len(photos)))
+    random, per_photo = np.random.default_rng(seed), max(1, min(positions, count // len(photos)))
     return np.concatenate([
-        np.stack([np.full(each, photo), np.sort(random.permutation(positions)[:each])], 1) for photo in photos
+        np.stack([np.full(per_photo, photo), np.sort(random.permutation(positions)[:per_photo])], 1) for photo in photos
     ])  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from pytorch_grad_cam_pcasvm.evaluation.statistics import (
     interval_of_any,
     interval_of_bounded,
 )
-from pytorch_grad_cam_pcasvm.evaluation.turns import EARLY, chance_of_clarity, looks, settled
+from pytorch_grad_cam_pcasvm.evaluation.turns import EARLY, chance_of_clarity, list_looks, settled
 from pytorch_grad_cam_pcasvm.runtime.amounts import LAST
 
 spec = importlib.util.spec_from_file_location("looks_benchmark", Path(__file__).parents[2] / "benchmarks/looks.py")
@@ -184,6 +184,6 @@ def test_a_saved_result_gives_the_same_verdicts():
 
 
 def test_every_look_has_its_level():
-    assert [*looks(80)] == [20, 40]
+    assert [*list_looks(80)] == [20, 40]
     wrong = 2 * (1 - EARLY) + (1 - LAST)
     assert wrong == pytest.approx(0.05)

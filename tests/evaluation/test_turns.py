@@ -10,7 +10,7 @@ from test_evaluation import Corner, problem
 from pytorch_grad_cam_pcasvm import ContributionCAM, evaluation
 from pytorch_grad_cam_pcasvm.evaluation.result import Result, Row
 from pytorch_grad_cam_pcasvm.evaluation.statistics import Estimate
-from pytorch_grad_cam_pcasvm.evaluation.turns import EARLY, Budget, Course, Step, looks, take_turns
+from pytorch_grad_cam_pcasvm.evaluation.turns import EARLY, Budget, Course, Step, list_looks, take_turns
 from pytorch_grad_cam_pcasvm.runtime.amounts import LAST, least_images
 
 QUIET = {"progress": False, "batch_size": 10}
@@ -155,7 +155,7 @@ def test_a_page_is_written_after_each_look(corner, tmp_path, monkeypatch):
         ("30 of 60 images", "60 of 60 images"),
         ("60 of 60 images", "60 of 60 images"),
     ]
-    assert looks(60) == [30]
+    assert list_looks(60) == [30]
     assert len(pages) == len(measured) + 1
     for page, (faithfulness, completeness) in zip(pages, [*measured, measured[-1]], strict=True):
         assert f"Measured: faithfulness {faithfulness}; completeness {completeness}." in page
@@ -223,4 +223,4 @@ def test_the_number_that_would_do_is_the_first_that_does():
     assert passes(least)
     assert not passes(least - 1)
     assert least_images(shares=False) == 20
-    assert looks(80)[0] == 20
+    assert list_looks(80)[0] == 20

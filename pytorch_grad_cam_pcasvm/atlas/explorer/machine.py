@@ -91,7 +91,7 @@ class _Affine:
     def identity(cls, count: int) -> "_Affine":
         return cls(torch.eye(count, dtype=torch.float64), torch.zeros(count, dtype=torch.float64))
 
-    def then(self, stage: Stage) -> "_Affine":
+    def append(self, stage: Stage) -> "_Affine":
         """Return this, followed by a stage that is affine."""
         y, saved = stage.evaluate(self.offset.unsqueeze(0))  # type: ignore[operator]
         jacobian, log_scale = stage.jacobian(saved, y)
@@ -186,7 +186,7 @@ def _through(stage: Stage, affine: _Affine) -> _Affine:
             f"This page cannot take this head's decision apart: what follows the components, {type(stage).__name__}, "
             "needs Python. The command 'explain' draws its maps, as store.explain does in Python."
         )
-    return affine.then(stage)
+    return affine.append(stage)
 
 
 def _kernel_machine(
