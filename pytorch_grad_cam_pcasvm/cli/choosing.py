@@ -155,7 +155,7 @@ def explain_poor(labels: Any, guessed: Any) -> str | None:
 def tell_next_step(
     typed: FitOptions, choice: Any, features: Any, labels: Any, groups: Any, make: Make, resize: str | None
 ) -> None:
-    """After a poor score, say what is most likely to help, having tried it on the same features.
+    """Name the most promising next step after a poor score, having tried several on the same features.
 
     Args:
         typed: the options of ``fit``, without what was chosen.

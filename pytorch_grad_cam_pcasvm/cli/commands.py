@@ -84,20 +84,7 @@ def evaluate(options: EvaluateOptions) -> None:
     dense = net.is_dense
     if dense and options.masks is None:
         raise ValueError("a head that decides at every position is measured by true masks: add --masks DIR")
-    usual = ["ClosedFormGradCAM", "ContributionCAM"] if net.head.enumerated is None else ["ContributionCAM", "LIFTCAM"]
-    names = options.method or usual
-    methods = {name: getattr(package, name) for name in names}
-    *finer, layer = layers = choose_layers(options, model, [*methods.values()])
-    method_options = choose_options(options, [*methods.values()], model, layers) if not dense else {}
-    combines = [method for method in method_options if issubclass(method, package.ContributionCAM)]
-    if finer and not combines:
-        raise ValueError("--layer names several layers, which ContributionCAM alone makes one map of: name one")
-    if finer:
-        layer = find_coarsest(net, layers)
-        for method in combines:
-            method_options[method] = {"target_layers": layers, **method_options[method]}
-        if len(combines) < len(methods):
-            print(f"maps of methods other than ContributionCAM are of {layer} alone")
+    layer, methods = _choose_methods(options, model)
     folder = preparation.folder(options.images)
     check_photos(options, preparation, folder.paths, one_size="evaluate")
     tell_whites(preparation.white_level, folder.paths)
@@ -109,7 +96,7 @@ def evaluate(options: EvaluateOptions) -> None:
         net,
         Subset(folder, rows) if bad else folder,
         [layer],
-        {name: (method, method_options.get(method, {})) for name, method in methods.items()},
+        methods,
         None if dense else anomaly_target(net.head),
         images=options.count,
         batch_size=options.batch_size,
@@ -130,14 +117,37 @@ def evaluate(options: EvaluateOptions) -> None:
     if dense:
         checks = {"checks": {"localisation": located}}
     ways = {
-        name: _to_explain(options, name, method_options[method].get("target_layers", [layer]))
-        for name, method in methods.items()
+        name: _to_explain(options, name, of_method.get("target_layers", [layer]))
+        for name, (_, of_method) in methods.items()
         if not dense
     }
     with naming_all_bad(options, folder):
         page = study.report(options.out, **checks, commands=ways)
     _tell_verdicts(options.out / "report.json", ways)
     print(f"open {page.resolve().as_uri()}")
+
+
+def _choose_methods(options: EvaluateOptions, model: Any) -> tuple[str, dict[str, tuple[Any, dict[str, Any]]]]:
+    """Return the layer that is compared, and by name the methods with their options.
+
+    Raises:
+        ValueError: several layers are named, of which no method makes one map.
+    """
+    net = model.net
+    usual = ["ClosedFormGradCAM", "ContributionCAM"] if net.head.enumerated is None else ["ContributionCAM", "LIFTCAM"]
+    methods = {name: getattr(package, name) for name in options.method or usual}
+    *finer, layer = layers = choose_layers(options, model, [*methods.values()])
+    method_options = {} if net.is_dense else choose_options(options, [*methods.values()], model, layers)
+    combines = [method for method in method_options if issubclass(method, package.ContributionCAM)]
+    if finer and not combines:
+        raise ValueError("--layer names several layers, which ContributionCAM alone makes one map of: name one")
+    if finer:
+        layer = find_coarsest(net, layers)
+        for method in combines:
+            method_options[method] = {"target_layers": layers, **method_options[method]}
+        if len(combines) < len(methods):
+            print(f"maps of methods other than ContributionCAM are of {layer} alone")
+    return layer, {name: (method, method_options.get(method, {})) for name, method in methods.items()}
 
 
 def _refuse_few(options: EvaluateOptions) -> None:

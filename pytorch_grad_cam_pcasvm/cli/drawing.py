@@ -21,7 +21,7 @@ _COMPRESSION = 1  # of PNG: a tenth larger than by default, in a quarter of the 
 
 
 def _make_card(name: str, sheets: Any, outputs: Any, row: int, sheet: Any, truth: str | None, note: str = "") -> Card:
-    """Return the maps of a picture with what is to be said of it."""
+    """Return the card of a picture: its sheet, numbers, and remarks."""
     titles = sheets.about["titles"]
     numbers = dict(zip(titles, outputs["values"][row].tolist(), strict=True))
     if "components" in outputs and outputs["components"].ndim == 2:  # all, whichever are drawn

@@ -300,8 +300,8 @@ class Judgement:
     is_good: bool | None = None
 
 
-class Sheets:
-    """The pictures of explanations: maps beside their photo, with titles, values and colour bars.
+class Answers:
+    """The outputs of an explanation in words: predictions, judgements, titles and values of images.
 
     Attributes:
         about: ``titles`` of the targets, ``classes`` or None, and ``colours`` of maps from -1 to 1. Of dense features
@@ -311,48 +311,13 @@ class Sheets:
             what the targets' values are, with ``{}`` for the number, and ``anomaly`` what anomalies are; ``strongest``
             the numbers of the targets that are about the strongest position, ``usual`` the anomaly that nearly all good
             patches stay below, and ``normal`` the class that is an absence.
-        outline: surround the strongest evidence by lines on the photo, instead of colours over it.
         good: the label of good photos, if the head does not know it; None: not known.
     """
 
-    outline = False
     good: Any = None
 
     def __init__(self, about: dict[str, Any]) -> None:
         self.about = about
-        self._colours = _rgb(about["colours"])
-
-    def overlay(self, picture: Image.Image, values: np.ndarray, frame: Any = WHOLE) -> Image.Image:
-        """Return a signed map (H, W) in [-1, 1] over its picture in grey: red raises the value, blue lowers it.
-
-        Args:
-            picture: the picture.
-            values: the map.
-            frame: the part of the picture that the map is of, see :func:`find_frame`.
-        """
-        values = _placed(values.astype(np.float32), picture.size, frame, Image.Resampling.BILINEAR, 0.0)
-        count = len(self._colours)
-        place = np.clip((0.5 + 0.5 * values) * count, 0, count - 1).astype(int)
-        opacity = 0.95 * np.abs(np.linspace(-1, 1, count)[place])[..., None] ** 0.7
-        return _mixed(opacity, self._colours[place], _grey(picture))
-
-    def outlined(self, picture: Image.Image, values: np.ndarray, frame: Any = WHOLE) -> Image.Image:
-        """Return a picture with lines around where a map (H, W) exceeds half of its largest value of either sign.
-
-        What is below a tenth of the scale has no line. The arguments are those of :meth:`overlay`.
-        """
-        values = _placed(values.astype(np.float32), picture.size, frame, Image.Resampling.BILINEAR, 0.0)
-        drawn = picture.convert("RGB")
-        for signed, colour in ((values, WRONG), (-values, "#2166ac")):
-            if signed.max() < FAINT:
-                continue
-            inside = Image.fromarray(np.where(signed >= signed.max() / 2, 255, 0).astype(np.uint8))
-            for width, ink in ((7, "white"), (3, colour)):  # seen on dark and on light
-                edge = ImageChops.difference(
-                    inside.filter(ImageFilter.MaxFilter(width)), inside.filter(ImageFilter.MinFilter(width))
-                )
-                drawn.paste(ink, mask=edge)
-        return drawn
 
     def predicted(self, outputs: dict[str, np.ndarray], row: int = 0) -> Any:
         """Return the predicted class of an image, or None if there are no classes; of dense features the commonest."""
@@ -387,7 +352,7 @@ class Sheets:
         return MISSED if passes else FALSE_ALARM
 
     def judge(self, outputs: dict[str, np.ndarray], row: int = 0, truth: Any = None) -> Judgement:
-        """Return what is decided of an image, and whether that is right."""
+        """Return the decisions about an image, and whether they are right."""
         return Judgement(
             self.predicted(outputs, row),
             truth,
@@ -401,6 +366,84 @@ class Sheets:
     def anomaly(self, outputs: dict[str, np.ndarray], row: int = 0) -> float:
         """Return how unlike good parts an image is: the highest anomaly of its positions."""
         return float(np.max(outputs["anomaly"][row]))
+
+    def strongest(self, outputs: dict[str, np.ndarray], row: int = 0) -> list[tuple[int, int]]:
+        """Return the row and column of the position that each target explains that is about the strongest one."""
+        if "evidence" not in outputs or outputs["evidence"].ndim != 4:
+            return []
+        numbers = outputs["evidence"][row]
+        places, width = numbers.reshape(len(numbers), -1).argmax(1), numbers.shape[2]
+        return [(int(place) // width, int(place) % width) for place in places]
+
+    def shares(self, outputs: dict[str, np.ndarray], row: int = 0) -> dict[Any, float]:
+        """Return the part of an image's positions that is of each class; {} if the head decides once for the image."""
+        if "label" not in outputs or not self.about["classes"] or outputs["label"].ndim == 1:
+            return {}
+        labels = np.ravel(outputs["label"][row]).astype(int)
+        return {name: float((labels == number).mean()) for number, name in enumerate(self.about["classes"])}
+
+    def titles(self, outputs: dict[str, np.ndarray], row: int = 0) -> list[str]:
+        """Return the titles of the maps of an image."""
+        label = self.predicted(outputs, row)
+        return [title.replace("predicted class", f"{label} (predicted)") for title in self.about["titles"]]
+
+    def said(self, outputs: dict[str, np.ndarray], row: int, k: int) -> str:
+        """Return the value of a target in words: its meaning, the number, and its limits."""
+        start = outputs["baseline_values"][row, k] if "baseline_values" in outputs else 0.0
+        # Of maps that add up, less is rounding.
+        least = 1e-4 * max(abs(start), outputs["nu"][row, k]) if "baseline_values" in outputs else 0.0
+        value = outputs["values"][row, k] if abs(outputs["values"][row, k]) > least else 0
+        meaning = self.about["meanings"][k] if "meanings" in self.about else "value {}"
+        meaning = meaning.replace("{}", f"{value:.3g}", 1)
+        if "predicted class" in meaning:
+            meaning = meaning.replace("predicted class", str(self.predicted(outputs, row)))
+        return meaning
+
+
+class Sheets(Answers):
+    """The pictures of explanations: maps beside their photo, with titles, values and colour bars.
+
+    Attributes:
+        outline: surround the strongest evidence by lines on the photo, instead of colours over it.
+    """
+
+    outline = False
+
+    def __init__(self, about: dict[str, Any]) -> None:
+        super().__init__(about)
+        self._colours = _rgb(about["colours"])
+
+    def overlay(self, picture: Image.Image, values: np.ndarray, frame: Any = WHOLE) -> Image.Image:
+        """Return a signed map (H, W) in [-1, 1] over its picture in grey: red raises the value, blue lowers it.
+
+        Args:
+            picture: the picture.
+            values: the map.
+            frame: the part of the picture that the map is of, see :func:`find_frame`.
+        """
+        values = _placed(values.astype(np.float32), picture.size, frame, Image.Resampling.BILINEAR, 0.0)
+        count = len(self._colours)
+        place = np.clip((0.5 + 0.5 * values) * count, 0, count - 1).astype(int)
+        opacity = 0.95 * np.abs(np.linspace(-1, 1, count)[place])[..., None] ** 0.7
+        return _mixed(opacity, self._colours[place], _grey(picture))
+
+    def outlined(self, picture: Image.Image, values: np.ndarray, frame: Any = WHOLE) -> Image.Image:
+        """Return a picture with lines around where a map (H, W) exceeds half of its largest value of either sign.
+
+        What is below a tenth of the scale has no line. The arguments are those of :meth:`overlay`.
+        """
+        values = _placed(values.astype(np.float32), picture.size, frame, Image.Resampling.BILINEAR, 0.0)
+        drawn = picture.convert("RGB")
+        for signed, colour in ((values, WRONG), (-values, "#2166ac")):
+            if signed.max() < FAINT:
+                continue
+            inside = Image.fromarray(np.where(signed >= signed.max() / 2, 255, 0).astype(np.uint8))
+            for width, ink in ((7, "white"), (3, colour)):  # seen on dark and on light
+                edge = ImageChops.difference(
+                    inside.filter(ImageFilter.MaxFilter(width)), inside.filter(ImageFilter.MinFilter(width))
+                )
+                drawn.paste(ink, mask=edge)
+        return drawn
 
     def positions(
         self, picture: Image.Image, outputs: dict[str, np.ndarray], row: int = 0, frame: Any = WHOLE
@@ -493,14 +536,6 @@ class Sheets:
         colours, opacity = scale.paint(np.nan_to_num(large, nan=scale.low), _rgb(self.about["heat"]))
         return _mixed(opacity * np.isfinite(large)[..., None], colours, _grey(picture))
 
-    def strongest(self, outputs: dict[str, np.ndarray], row: int = 0) -> list[tuple[int, int]]:
-        """Return the row and column of the position that each target explains that is about the strongest one."""
-        if "evidence" not in outputs or outputs["evidence"].ndim != 4:
-            return []
-        numbers = outputs["evidence"][row]
-        places, width = numbers.reshape(len(numbers), -1).argmax(1), numbers.shape[2]
-        return [(int(place) // width, int(place) % width) for place in places]
-
     def _boxed(
         self, drawn: Image.Image, outputs: dict[str, np.ndarray], row: int, frame: Any, chosen: tuple[int, ...]
     ) -> Image.Image:
@@ -534,30 +569,6 @@ class Sheets:
         if len(strongest) > 1:
             outlined = "outlined: the strongest of each class, explained by a map each"
         return f"{words}; {outlined}" if words else outlined
-
-    def shares(self, outputs: dict[str, np.ndarray], row: int = 0) -> dict[Any, float]:
-        """Return the part of an image's positions that is of each class; {} if the head decides once for the image."""
-        if "label" not in outputs or not self.about["classes"] or outputs["label"].ndim == 1:
-            return {}
-        labels = np.ravel(outputs["label"][row]).astype(int)
-        return {name: float((labels == number).mean()) for number, name in enumerate(self.about["classes"])}
-
-    def titles(self, outputs: dict[str, np.ndarray], row: int = 0) -> list[str]:
-        """Return the titles of the maps of an image."""
-        label = self.predicted(outputs, row)
-        return [title.replace("predicted class", f"{label} (predicted)") for title in self.about["titles"]]
-
-    def said(self, outputs: dict[str, np.ndarray], row: int, k: int) -> str:
-        """Return the value of a target in words: its meaning, the number, and its limits."""
-        start = outputs["baseline_values"][row, k] if "baseline_values" in outputs else 0.0
-        # Of maps that add up, less is rounding.
-        least = 1e-4 * max(abs(start), outputs["nu"][row, k]) if "baseline_values" in outputs else 0.0
-        value = outputs["values"][row, k] if abs(outputs["values"][row, k]) > least else 0
-        meaning = self.about["meanings"][k] if "meanings" in self.about else "value {}"
-        meaning = meaning.replace("{}", f"{value:.3g}", 1)
-        if "predicted class" in meaning:
-            meaning = meaning.replace("predicted class", str(self.predicted(outputs, row)))
-        return meaning
 
     def drawn(
         self,
