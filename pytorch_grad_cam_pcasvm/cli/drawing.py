@@ -154,15 +154,23 @@ def _keep_originals(folder: Any) -> dict[str, Any]:
     return originals
 
 
-def _with_network(options: Any, bad: list[str]) -> tuple[int, Iterator[Card]]:
-    """Return the number of pictures, and their explanations by a network; unreadable ones go to ``bad``."""
+def _rank_components(net: Any, x: Any, decision: Any, most: int) -> list[list[int]]:
+    """Return the components that carry most of a decision, the strongest first, for each image."""
     import torch
 
+    from pytorch_grad_cam_pcasvm.maps.carried import decision_shares
+
+    with torch.no_grad():
+        shares = decision_shares(net(x), decision).abs()
+    return shares.argsort(descending=True, stable=True)[:, :most].tolist()  # type: ignore[no-any-return]
+
+
+def _with_network(options: Any, bad: list[str]) -> tuple[int, Iterator[Card]]:
+    """Return the number of pictures, and their explanations by a network; unreadable ones go to ``bad``."""
     from pytorch_grad_cam_pcasvm.data.images import Images, as_picture
     from pytorch_grad_cam_pcasvm.export.explainer import WHOLE, Sheets, find_frame
     from pytorch_grad_cam_pcasvm.export.outputs import about, name_outputs
     from pytorch_grad_cam_pcasvm.head.anomalies import tells_anomalies
-    from pytorch_grad_cam_pcasvm.maps.carried import decision_shares
     from pytorch_grad_cam_pcasvm.methods.outside_training import are_unlike_training
     from pytorch_grad_cam_pcasvm.network.modules import find_device
 
@@ -193,9 +201,7 @@ def _with_network(options: Any, bad: list[str]) -> tuple[int, Iterator[Card]]:
         x = batch.images.to(find_device(net))
         chosen, parts = targets, [[]] * len(x)  # type: list[Any], list[list[int]]
         if ranked:
-            with torch.no_grad():
-                shares = decision_shares(net(x), decisions[0]).abs()
-            parts = shares.argsort(descending=True, stable=True)[:, :most].tolist()
+            parts = _rank_components(net, x, decisions[0], most)
             carrying = sorted({b for of_image in parts for b in of_image})
             chosen = [*decisions, *map(package.PCATarget, carrying)]
         maps = cam.explain(x, chosen)

@@ -109,12 +109,8 @@ def faithfulness(  # noqa: D417 - of the study its class tells
         values.append(value)
         size = x.shape[2:]
         shared = {name: heat(maps, size) for name, maps in against.next(x, targets, rows_of).items()}
-        ranked: dict[Any, np.ndarray] = {name: maps for name, maps in shared.items() if name in against.names}
         maps_of = {method: against.of(method) for method in subject.named}
-        for method, maps in maps_of.items():
-            ranked |= {(method, name): heat(source_maps, size) for name, source_maps in maps.items()}
-        if patches is not None:
-            ranked = {source: in_patches(heatmaps, patches) for source, heatmaps in ranked.items()}
+        ranked = _heat_sources(maps_of, {name: shared[name] for name in shared if name in against.names}, size, patches)
         fill_pixels, left_out = FILLS[fill](x), subject.for_normal(x)[:, None]
         of_parts: list[np.ndarray] = []
         for source, heatmaps in ranked.items():
@@ -133,6 +129,18 @@ def faithfulness(  # noqa: D417 - of the study its class tells
             if arcc:
                 of_host[method].append(_arcc(subject, method, x, targets))
         yield subject.step(collect_result, lambda row: row.against == RANDOM)
+
+
+def _heat_sources(
+    maps_of: Mapping[str, Mapping[str, Any]], shared: Mapping[str, np.ndarray], size: Sequence[int], patches: int | None
+) -> dict[Any, np.ndarray]:
+    """Return the heatmaps of all sources, in patches if these are removed: shared ones, and those of each method."""
+    heatmaps: dict[Any, np.ndarray] = dict(shared)
+    for method, maps in maps_of.items():
+        heatmaps |= {(method, name): heat(source_maps, size) for name, source_maps in maps.items()}
+    if patches is None:
+        return heatmaps
+    return {source: in_patches(values, patches) for source, values in heatmaps.items()}
 
 
 def _check(fill: str, patches: int | None, fractions: Sequence[float]) -> None:

@@ -103,13 +103,7 @@ def localisation(  # noqa: D417 - of the study its class tells
     if study.net.is_dense:
         yield from measure_positions(study, masks, category, tolerance, rate)
         return
-    if tiles not in (2, 4):
-        raise ValueError(f"tiles must be 2 or 4, got {tiles!r}")
-    has_classes = study.net.head.classes_ is not None
-    if not has_classes and masks is None:
-        way = "measure faithfulness instead, or give masks="
-        raise ValueError(f"localisation explains classes, and this head has none: {way}")
-    subject = study.fresh(default_decision(study.net.head, study.normal) if has_classes else None)
+    subject = _begin(study, tiles, masks)
     on_nothing = [] if masks is None else _without_masks(subject, masks)
     pixels, answers = PixelValues(), PixelValues()
     against = Rivals(subject, rivals)
@@ -163,12 +157,35 @@ def localisation(  # noqa: D417 - of the study its class tells
             subject.add(method, -measured[method, SHARE, ""][-1], rows_of, x, maps[""])
         if masks is not None:
             own_maps = {method: against.of(method)[""] for method in subject.named}
-            pixels.add(where, rows_of, own_maps | {BLIND: subject.blind(x)})
-            pixels.decide(measure_decisions(subject.net, x, subject.normal))
-            other_maps = _explain_other_classes(subject, x, targets, rows_of, own_maps)
-            answers.add(where, rows_of, other_maps | {CENTRE: _centre(x)})
+            _add_pixels(subject, x, targets, where, rows_of, own_maps, pixels, answers)
             yield from _add_nothing(subject, on_nothing, pixels)
         yield subject.step(collect_result, lambda row: masks is None and bool(row.verdict) and row.against in DECIDING)
+
+
+def _begin(study: Subject, tiles: int, masks: Any) -> Subject:
+    """Return the subject whose decisions are localised.
+
+    Raises:
+        ValueError: there is no such number of tiles, or the head has no classes, and there are no masks.
+    """
+    if tiles not in (2, 4):
+        raise ValueError(f"tiles must be 2 or 4, got {tiles!r}")
+    has_classes = study.net.head.classes_ is not None
+    if not has_classes and masks is None:
+        way = "measure faithfulness instead, or give masks="
+        raise ValueError(f"localisation explains classes, and this head has none: {way}")
+    return study.fresh(default_decision(study.net.head, study.normal) if has_classes else None)
+
+
+def _add_pixels(
+    subject: Subject, x: Tensor, targets: Any, where: np.ndarray, rows_of: Any, own_maps: Any, pixels: PixelValues,
+    answers: PixelValues,
+) -> None:  # fmt: skip
+    """Add the maps of scenes with masks to the numbers at pixels: of their own classes, and of other ones."""
+    pixels.add(where, rows_of, own_maps | {BLIND: subject.blind(x)})
+    pixels.decide(measure_decisions(subject.net, x, subject.normal))
+    other_maps = _explain_other_classes(subject, x, targets, rows_of, own_maps)
+    answers.add(where, rows_of, other_maps | {CENTRE: _centre(x)})
 
 
 def _rows(subject: Subject, against: Rivals, numbers_of: Mapping[Any, np.ndarray], chance: np.ndarray) -> list[Row]:

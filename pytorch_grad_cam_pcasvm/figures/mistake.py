@@ -98,10 +98,7 @@ def plot_mistake(
     """
     head_classes = _classes(net.head)
     truth = head_classes[net.head.class_index(truth)]
-    place: Any = PCATarget(0, at=at).at
-    if not (place is None or isinstance(place, tuple)):
-        raise ValueError(f"at must be one position, (row, column), got {place!r}")
-    at = place
+    at = _make_position(at)
     cam = choose_method(net, target_layer, cam, at)
     one, x = checked_images(image.unsqueeze(0) if image.dim() == 3 else image), checked_images(images, net)
     image_labels, source = as_array(labels), as_array(x if pictures is None else pictures)
@@ -166,6 +163,19 @@ class _Near(NamedTuple):
     name: str
     pictures: np.ndarray
     distances: np.ndarray
+
+
+def _make_position(at: Any) -> Any:
+    """Return the position of dense features that a figure is about, as numbers, or None.
+
+    Raises:
+        TypeError: it is no place.
+        ValueError: it is another place than one position.
+    """
+    place: Any = PCATarget(0, at=at).at
+    if not (place is None or isinstance(place, tuple)):
+        raise ValueError(f"at must be one position, (row, column), got {place!r}")
+    return place
 
 
 def _classes(head: Head) -> list[Any]:
