@@ -299,6 +299,7 @@ def test_xgboost_gets_numbers_for_words(typed, tmp_path):
     assert main(["evaluate", *images, "--out", str(tmp_path / "evaluation"), "--count", "8", "--all-images"]) == 0
 
 
+@pytest.mark.optional
 def test_a_forest_is_in_no_exported_file(typed, tmp_path, capsys):
     out = tmp_path / "a.onnx"
     pytest.importorskip("onnxruntime")

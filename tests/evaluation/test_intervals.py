@@ -3,6 +3,7 @@
 import importlib.util
 import itertools
 import json
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -19,23 +20,24 @@ from pytorch_grad_cam_pcasvm.runtime.amounts import LAST
 spec = importlib.util.spec_from_file_location("looks_benchmark", Path(__file__).parents[2] / "benchmarks/looks.py")
 benchmark = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(benchmark)
+shares = cache(benchmark.shares)
 
 
 @pytest.mark.parametrize("name", benchmark.DISTRIBUTIONS)
 def test_at_most_a_twentieth_of_all_answers_is_wrong(name):
-    wrong, _ = benchmark.shares(name, 80, 0.0, 400, seed=3)
+    wrong, _ = shares(name, 80, 0.0, 400, seed=3)
     assert wrong < 0.05 + 3 * np.sqrt(0.05 * 0.95 / 400)
 
 
 @pytest.mark.parametrize("name", ["95 % equal", "lognormal", "beta(8, 0.5)"])
 def test_this_is_more_than_chance(name):
-    _, before = benchmark.shares(name, 80, 0.0, 400, seed=3)
+    _, before = shares(name, 80, 0.0, 400, seed=3)
     assert before > 0.05 + 3 * np.sqrt(0.05 * 0.95 / 400)
 
 
 def test_what_is_clear_remains_so():
     for name, least in (("normal", 0.95), ("uniform", 0.95), ("exponential", 0.95), ("uniform, bounded", 0.85)):
-        power, _ = benchmark.shares(name, 80, 0.5, 100, seed=4)
+        power, _ = shares(name, 80, 0.5, 100, seed=4)
         assert power >= least, name
 
 

@@ -146,7 +146,13 @@ def test_a_page_is_written_after_each_look(corner, tmp_path, monkeypatch):
     pages = []
     module = sys.modules["pytorch_grad_cam_pcasvm.evaluation.report"]
     write = module.page
-    monkeypatch.setattr(module, "page", lambda file: pages.append(write(file).read_text()) or write(file))
+
+    def written(file):
+        page = write(file)
+        pages.append(page.read_text())
+        return page
+
+    monkeypatch.setattr(module, "page", written)
     settings = {"images": 60, "minutes": 1000, "stop_early": False, **QUIET}
     study = evaluation.Study(net, (x, labels), ["features"], [ContributionCAM], **settings)
     study.report(tmp_path, checks=CHECKS)

@@ -415,6 +415,7 @@ def test_what_is_no_loader(backbone, loader, told):
         mean_activations(backbone, loader, "features")
 
 
+@pytest.mark.optional
 def test_a_data_frame_is_no_loader(backbone):
     frame = pytest.importorskip("pandas").DataFrame({"file": ["a.png"], "label": [1]})
     with pytest.raises(TypeError, match=r"which a DataFrame does not: use DataLoader\(data_set, batch_size=32\)"):
