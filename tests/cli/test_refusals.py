@@ -14,6 +14,7 @@ from pytorch_grad_cam_pcasvm.cli.legacy import translate
 from pytorch_grad_cam_pcasvm.head import storage
 
 NETWORK = ["--backbone", "lines_backbone:make", "--device", "cpu"]
+SMALL = ["--size", "64"]
 TRUST = ["--trust", "lines_backbone:make", "--device", "cpu"]
 
 
@@ -30,7 +31,7 @@ def place(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(root)
         patch.syspath_prepend(root)
-        assert main(["fit", "photos", *NETWORK, "--components", "3", "--no-cache"]) == 0
+        assert main(["fit", "photos", *NETWORK, *SMALL, "--components", "3", "--no-cache"]) == 0
     strings, tensors = storage.read(root / "model.safetensors", "x", [storage.MODEL])
     del strings["sha256"]
     storage.write(root / "newer.safetensors", tensors, strings | {"format": "pytorch_grad_cam_pcasvm model 2"})
@@ -172,7 +173,7 @@ def test_values_that_begin_with_a_dash_survive_the_translation_of_lines_of_0_4()
 
 @pytest.mark.parametrize("pool", [[], ["--pool", "dense"]], ids=["images", "patches"])
 def test_few_photos_of_a_class_are_validated_by_default(here, pool, capsys):
-    assert main(["fit", "photos", *NETWORK, *pool]) == 0
+    assert main(["fit", "photos", *NETWORK, *SMALL, *pool]) == 0
     told = capsys.readouterr().out
     assert "no cross-validation" not in told
     assert "5-fold cross-validation: " in told
