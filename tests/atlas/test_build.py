@@ -155,6 +155,13 @@ class TestClusterOfOnesOwn:
             yield ray
             ray.shutdown()
 
+    @staticmethod
+    def wait_until_free(cluster):
+        deadline = time.monotonic() + 60
+        while cluster.available_resources().get("CPU") != 2:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+
     def test_a_ray_cluster_outlives_builds_and_a_build_its_actors(self, cluster, built, tmp_path):
         for name, lives in (("once", 1), ("always", 100)):
             deaths = tmp_path / f"deaths {name}"
@@ -173,22 +180,22 @@ class TestClusterOfOnesOwn:
                     build(tmp_path / name, data=data, engine="ray", processes=1)
             assert len(list(deaths.iterdir())) == min(lives, 4)
             assert cluster.is_initialized()
-            deadline = time.monotonic() + 60
-            while cluster.available_resources().get("CPU") != 2:  # actors are gone
-                assert time.monotonic() < deadline
-                time.sleep(0.1)
+            self.wait_until_free(cluster)  # actors are gone
         assert contents(build(tmp_path / "always").folder) == contents(built.folder)  # goes on where it died
 
     def test_ray_finds_what_is_named_from_here_and_tells_what_cannot_be_read(self, cluster, tmp_path, monkeypatch):
+        self.wait_until_free(cluster)
         folder(tmp_path / "photos")
         monkeypatch.chdir(tmp_path)
         store = build("atlas", data="photos", transform=TO_TENSOR, engine="ray", processes=1)
         assert len(store) == 6
         assert store.folder == Path("atlas")
+        self.wait_until_free(cluster)
         with pytest.raises(RuntimeError, match=r"image 40 .* no file for 40"):
             build("bad", data=Pictures(problem()[1], (40,)), engine="ray", processes=2)
 
     def test_actors_leave_warnings_to_the_one_that_started_them(self, cluster, tmp_path, capfd):
+        self.wait_until_free(cluster)
         told = warned(tmp_path / "ray", engine="ray", processes=2)
         assert "odd metadata" not in capfd.readouterr().err
         assert [category for category, _ in told].count(CoarseMapWarning) == 1

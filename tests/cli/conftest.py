@@ -6,11 +6,15 @@ import subprocess
 import sys
 from collections import namedtuple
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 
 import pytest
 from sklearn.ensemble import RandomForestClassifier
+from small import SIDE
+from torchvision.models import ResNet18_Weights, SqueezeNet1_1_Weights
+from torchvision.transforms._presets import ImageClassification
 
 _NOTE = re.compile(r"this line is of version 0\.4, and works until 0\.6; now it is:\n  pcasvm-cam .*\n")
 Told = namedtuple("Told", "out err")
@@ -60,8 +64,14 @@ def told_by() -> Callable[[Sequence[str], Path], dict[str, list]]:
 
 @pytest.fixture(scope="module", autouse=True)
 def _sooner() -> Iterator[None]:
-    """Let forests have few trees, and reports no worst images, which take their time: tests/evaluation draws them."""
+    """Let networks see half as much, forests have few trees, and reports no worst images, which take their time.
+
+    Images of their own size are in tests/export and tests/documents, and tests/evaluation draws the worst images.
+    """
     with pytest.MonkeyPatch.context() as patch:
+        half = partial(ImageClassification, crop_size=SIDE, resize_size=SIDE * 256 // 224)
+        for weights in (SqueezeNet1_1_Weights, ResNet18_Weights):  # the second also of networks of one's own
+            patch.setattr(weights.DEFAULT.value, "transforms", half)
         patch.setattr(RandomForestClassifier.__init__, "__defaults__", (25,))
         patch.setattr(import_module("pytorch_grad_cam_pcasvm.evaluation.report"), "_pictures", lambda result: {})
         yield

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image, ImageOps, PngImagePlugin
+from small import SIDE
 from torch import nn
 
 from pytorch_grad_cam_pcasvm import ContributionCAM, Head, PCASVMNet, atlas, evaluation, export, extract_features
@@ -122,7 +123,7 @@ def backbone():
 
 
 NETWORK = ["--backbone", "test_exif:backbone", "--layer", "1"]
-TRANSFORM = Framed((224, 224), None, "bilinear", [0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
+TRANSFORM = Framed((SIDE, SIDE), None, "bilinear", [0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
 
 
 @pytest.fixture
