@@ -31,7 +31,7 @@ from atlases import layer as atlas_layer
 from atlases import problem as atlas_problem
 from packaging.version import Version
 from PIL import Image
-from problems import closed_form, explained
+from problems import Step, closed_form, explained
 from pyarrow import parquet
 from sklearn import cluster, covariance, ensemble, gaussian_process, impute, naive_bayes, neighbors, preprocessing
 from sklearn.base import BaseEstimator
@@ -228,17 +228,6 @@ def test_every_row_is_of_a_message() -> None:
 
 def random(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-class Step(nn.Module):
-    """A function as a layer."""
-
-    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function(x)
 
 
 class Stepped(nn.Module):
