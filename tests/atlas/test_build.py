@@ -106,15 +106,11 @@ def test_the_size_of_shards_does_not_matter(built, tmp_path):
         assert store.thumbnails(slice(None)) == built.thumbnails(slice(None))
 
 
-def one_cluster(tmp_path_factory):
-    """Let one process at a time have a Ray cluster on this machine: of two, one may take the other down."""
-    filelock = pytest.importorskip("filelock")
-    return filelock.FileLock(tmp_path_factory.getbasetemp().parent / "ray.lock")
-
-
 @pytest.fixture
 def alone(tmp_path_factory):
-    with one_cluster(tmp_path_factory):
+    """Let one process at a time have a Ray cluster on this machine: of two, one may take the other down."""
+    filelock = pytest.importorskip("filelock")
+    with filelock.FileLock(tmp_path_factory.getbasetemp().parent / "ray.lock"):
         yield
 
 
@@ -132,11 +128,13 @@ def interrupted():
 
 
 @pytest.mark.optional
-def test_ray_writes_the_same_and_ends(built, tmp_path, alone):
+def test_ray_writes_the_same(built, tmp_path, alone):
     pytest.importorskip("ray")
     before = set(threading.enumerate())
     store = build(tmp_path / "ray", engine="ray", processes=2)
     assert contents(store.folder) == contents(built.folder)
+    with pytest.raises(RuntimeError, match=r"image 40 .* no file for 40"):
+        build(tmp_path / "bad", data=Pictures(problem()[1], (40,)), engine="ray", processes=2)
     for thread in set(threading.enumerate()) - before:
         if thread.name != "tqdm_monitor":
             thread.join(10)
@@ -144,34 +142,19 @@ def test_ray_writes_the_same_and_ends(built, tmp_path, alone):
 
 
 @pytest.mark.optional
-class TestClusterOfOnesOwn:
-    """Builds on a Ray cluster that they find, and leave as it is: starting one takes its time."""
-
-    @pytest.fixture(scope="class")
-    def cluster(self, tmp_path_factory):
-        ray = pytest.importorskip("ray")
-        with one_cluster(tmp_path_factory):
-            ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-            yield ray
-            ray.shutdown()
-
-    @staticmethod
-    def wait_until_free(cluster):
-        deadline = time.monotonic() + 60
-        while cluster.available_resources().get("CPU") != 2:
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
-
-    def test_a_ray_cluster_outlives_builds_and_a_build_its_actors(self, cluster, built, tmp_path):
+def test_a_ray_cluster_outlives_builds_and_a_build_its_actors(built, tmp_path, alone):
+    ray = pytest.importorskip("ray")
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    try:
         for name, lives in (("once", 1), ("always", 100)):
             deaths = tmp_path / f"deaths {name}"
             deaths.mkdir()
             data = Deadly(problem()[1], (40,), deaths, lives)
             if name == "once":
-                other = cluster.remote(threading.Event).options(num_cpus=1).remote()  # leaves room for one actor of two
-                cluster.get(other.is_set.remote())
+                other = ray.remote(threading.Event).options(num_cpus=1).remote()  # leaves room for one actor of two
+                ray.get(other.is_set.remote())
                 store = build(tmp_path / name, data=data, engine="ray", processes=2)
-                cluster.kill(other)
+                ray.kill(other)
                 assert contents(store.folder) == contents(built.folder)
             else:
                 with pytest.raises(
@@ -179,27 +162,14 @@ class TestClusterOfOnesOwn:
                 ):
                     build(tmp_path / name, data=data, engine="ray", processes=1)
             assert len(list(deaths.iterdir())) == min(lives, 4)
-            assert cluster.is_initialized()
-            self.wait_until_free(cluster)  # actors are gone
+            assert ray.is_initialized()
+            deadline = time.monotonic() + 60
+            while ray.available_resources().get("CPU") != 2:  # actors are gone
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
         assert contents(build(tmp_path / "always").folder) == contents(built.folder)  # goes on where it died
-
-    def test_ray_finds_what_is_named_from_here_and_tells_what_cannot_be_read(self, cluster, tmp_path, monkeypatch):
-        self.wait_until_free(cluster)
-        folder(tmp_path / "photos")
-        monkeypatch.chdir(tmp_path)
-        store = build("atlas", data="photos", transform=TO_TENSOR, engine="ray", processes=1)
-        assert len(store) == 6
-        assert store.folder == Path("atlas")
-        self.wait_until_free(cluster)
-        with pytest.raises(RuntimeError, match=r"image 40 .* no file for 40"):
-            build("bad", data=Pictures(problem()[1], (40,)), engine="ray", processes=2)
-
-    def test_actors_leave_warnings_to_the_one_that_started_them(self, cluster, tmp_path, capfd):
-        self.wait_until_free(cluster)
-        told = warned(tmp_path / "ray", engine="ray", processes=2)
-        assert "odd metadata" not in capfd.readouterr().err
-        assert [category for category, _ in told].count(CoarseMapWarning) == 1
-        assert told.count((UserWarning, "odd metadata")) == 1
+    finally:
+        ray.shutdown()
 
 
 @pytest.mark.optional
@@ -246,6 +216,16 @@ def _lose(cluster, machine, out):
     while not list(out.glob("part-*.parquet")):
         time.sleep(0.1)
     cluster.remove_node(machine, allow_graceful=False)
+
+
+@pytest.mark.optional
+def test_ray_finds_what_is_named_from_here(alone, tmp_path, monkeypatch):
+    pytest.importorskip("ray")
+    folder(tmp_path / "photos")
+    monkeypatch.chdir(tmp_path)
+    store = build("atlas", data="photos", transform=TO_TENSOR, engine="ray", processes=1)
+    assert len(store) == 6
+    assert store.folder == Path("atlas")
 
 
 @pytest.mark.parametrize("method", [ContributionCAM, ClosedFormGradCAM])
@@ -837,6 +817,15 @@ def test_processes_leave_warnings_to_the_one_that_started_them(tmp_path, capfd):
     assert [category for category, _ in told].count(CoarseMapWarning) == 1
     assert told.count((UserWarning, "odd metadata")) == 1
     assert {category for category, _ in told} == {category for category, _ in warned(tmp_path / "one")}
+
+
+@pytest.mark.optional
+def test_actors_leave_warnings_to_the_one_that_started_them(tmp_path, capfd, alone):
+    pytest.importorskip("ray")
+    told = warned(tmp_path / "ray", engine="ray", processes=2)
+    assert "odd metadata" not in capfd.readouterr().err
+    assert [category for category, _ in told].count(CoarseMapWarning) == 1
+    assert told.count((UserWarning, "odd metadata")) == 1
 
 
 def test_warnings_of_others_are_told_once_and_doubts_only_if_they_are_new():
