@@ -33,7 +33,7 @@ from torchvision.transforms import v2
 
 from pytorch_grad_cam_pcasvm import PCASVMNet, SVMTarget, atlas, extract_features
 from pytorch_grad_cam_pcasvm.atlas import manifest, shards
-from pytorch_grad_cam_pcasvm.network.features import features_of
+from pytorch_grad_cam_pcasvm.network.features import compute_features
 
 COMPONENTS, SIDE, SHARD = 16, 7, 2048
 TRANSFORM = v2.Compose([
@@ -70,7 +70,7 @@ def bare(net: PCASVMNet, data: ImageFolder, workers: int) -> None:
     """Run the network up to the features over a data set."""
     with torch.inference_mode():
         for images, _ in DataLoader(data, 64, num_workers=workers):
-            features_of(net.backbone, net.layer, images)
+            compute_features(net.backbone, net.layer, images)
 
 
 def built(net: PCASVMNet, data: ImageFolder, target: str, workers: int, out: Path) -> atlas.Atlas:

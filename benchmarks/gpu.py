@@ -47,7 +47,7 @@ from pytorch_grad_cam_pcasvm import (
     export,
     mean_activations,
 )
-from pytorch_grad_cam_pcasvm.network.features import features_of
+from pytorch_grad_cam_pcasvm.network.features import compute_features
 from pytorch_grad_cam_pcasvm.version import __version__
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -140,7 +140,7 @@ class Subject:
         self.images = torch.randn(max(16, *self.batches), 3, side, side, device=device)
         self.backbone = normalise(network.make(small).to(device), self.images[:16])
         with torch.inference_mode():
-            features = features_of(self.backbone, self.layer, self.images[:16]).double().cpu().numpy()
+            features = compute_features(self.backbone, self.layer, self.images[:16]).double().cpu().numpy()
         self.net = PCASVMNet(self.backbone, noisy_head(features, 3, 200), layer=self.layer).eval()
         mean = mean_activations(self.net, [self.images[:16]], self.target, progress=False)
         transform = "tokens" if self.tokens else None
@@ -152,7 +152,7 @@ class Subject:
     def run_bare(self, x: Tensor) -> Tensor:
         """Return the features."""
         with torch.inference_mode():
-            return features_of(self.backbone, self.layer, x)
+            return compute_features(self.backbone, self.layer, x)
 
     def measure(self, calls: dict[str, Callable[[Tensor], Any]], count: int) -> dict[str, dict[str, Any]]:
         """Return what calls take with so many images, each in comparison with the bare network."""

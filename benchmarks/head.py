@@ -16,7 +16,7 @@ import torchvision
 from measuring import noisy_head, prepare, synchronise, timed
 
 from pytorch_grad_cam_pcasvm import ClosedFormGradCAM, PCASVMNet, PCATarget, SVMTarget
-from pytorch_grad_cam_pcasvm.network.features import features_of
+from pytorch_grad_cam_pcasvm.network.features import compute_features
 from pytorch_grad_cam_pcasvm.targets.output_gradients import differentiate_targets
 
 
@@ -34,7 +34,7 @@ def main() -> None:
     backbone = torchvision.models.vgg16(weights=None).to(device).eval()
     x = torch.randn(arguments.batch, 3, 224, 224, device=device)
     with torch.no_grad():
-        features = features_of(backbone, "classifier.4", x)
+        features = compute_features(backbone, "classifier.4", x)
     targets = [*(PCATarget(b) for b in range(arguments.components)), SVMTarget()]
     print("| classes | support vectors | explain s | head s | head / explain |\n|---|---|---|---|---|")
     for classes in (2, 10):

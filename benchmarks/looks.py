@@ -12,10 +12,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from scipy.stats import t as student
 
-from pytorch_grad_cam_pcasvm.evaluation.intervals import ANYTHING
-from pytorch_grad_cam_pcasvm.evaluation.looks import EARLY, looks, settled
 from pytorch_grad_cam_pcasvm.evaluation.result import FAILED, PASSED, Row
-from pytorch_grad_cam_pcasvm.evaluation.statistics import Estimate
+from pytorch_grad_cam_pcasvm.evaluation.statistics import ANYTHING, Estimate
+from pytorch_grad_cam_pcasvm.evaluation.turns import EARLY, list_looks, settled
 from pytorch_grad_cam_pcasvm.runtime.amounts import LAST
 
 Draw = Callable[[np.random.Generator, int], np.ndarray]
@@ -39,7 +38,7 @@ WRONG, POWER = 1000, 150  # draws
 
 def answer(values: np.ndarray, limit: float, bounds: Bounds) -> str:
     """Return the verdict of a measurement that may stop early; empty: undecided."""
-    levels = [(stop, EARLY) for stop in looks(len(values))] + [(len(values), LAST)]
+    levels = [(stop, EARLY) for stop in list_looks(len(values))] + [(len(values), LAST)]
     for stop, level in levels:
         row = Row("method", "measure", "", Estimate.of(values[:stop], bounds=bounds), limit, level=level)
         if stop == len(values) or settled([row], stop / len(values)):
@@ -49,7 +48,7 @@ def answer(values: np.ndarray, limit: float, bounds: Bounds) -> str:
 
 def answer_of_t(values: np.ndarray, limit: float) -> str:
     """Return what 0.4 answered: it stopped where Student's t was clear, or the numbers were all the same."""
-    levels = [(stop, EARLY) for stop in looks(len(values))] + [(len(values), LAST)]
+    levels = [(stop, EARLY) for stop in list_looks(len(values))] + [(len(values), LAST)]
     for stop, level in levels:
         some = values[:stop]
         half = some.std(ddof=1) / math.sqrt(stop) * student.ppf((1 + level) / 2, stop - 1)

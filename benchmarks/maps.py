@@ -25,7 +25,7 @@ from pytorch_grad_cam import GradCAM
 from torch import Tensor, nn
 
 from pytorch_grad_cam_pcasvm import ClosedFormGradCAM, PCASVMNet, PCATarget, SVMTarget
-from pytorch_grad_cam_pcasvm.network.features import features_of
+from pytorch_grad_cam_pcasvm.network.features import compute_features
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def run(case: Case, batch: int, device: torch.device, repeats: int) -> dict[str,
     backbone = case.backbone().to(device).eval()
     images = torch.randn(max(8, batch), 3, case.size, case.size, device=device)
     with torch.no_grad():
-        features = features_of(backbone, case.layer, images).cpu().numpy()
+        features = compute_features(backbone, case.layer, images).cpu().numpy()
     head, x = noisy_head(features, case.components, max(200, 2 * case.components)), images[:batch].clone()
     net = PCASVMNet(backbone, head, layer=case.layer)
     target_layers = [backbone.get_submodule(case.target)]
@@ -64,7 +64,7 @@ def run(case: Case, batch: int, device: torch.device, repeats: int) -> dict[str,
 
     def floor() -> Tensor:
         with torch.inference_mode():
-            return features_of(backbone, case.layer, x)
+            return compute_features(backbone, case.layer, x)
 
     def explain() -> Any:
         maps = cam.explain(x)

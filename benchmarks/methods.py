@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 import pytorch_grad_cam_pcasvm as package
 from pytorch_grad_cam_pcasvm import PCASVMNet, PCATarget, SVMTarget
-from pytorch_grad_cam_pcasvm.network.features import features_of
+from pytorch_grad_cam_pcasvm.network.features import compute_features
 
 TOLERANCE = 2e-3  # float32, of maps scaled to [0, 1]
 PATIENCE = 10.0  # seconds: a slower peer runs in one round only
@@ -125,7 +125,7 @@ def run(
     images = torch.randn(16, 3, 224, 224, device=device)
     backbone = normalise(build(weights=None).to(device), images)
     with torch.no_grad():
-        features = features_of(backbone, layer, images).cpu().numpy()
+        features = compute_features(backbone, layer, images).cpu().numpy()
     net = PCASVMNet(backbone, noisy_head(features, components, 1000), layer=layer).eval()
     target_layer, x = backbone.get_submodule(target), images[:batch].clone()
     first = net.predict(x[:1])[0]  # the host's Ablation-CAM divides by the score, and turns round where it is negative
@@ -135,7 +135,7 @@ def run(
         cam = getattr(package, name)(net, [target_layer])
         targets = [*map(PCATarget, range(components)), SVMTarget(first)]
         contestants: dict[str, Callable[[], Any]] = {
-            "floor": lambda own=own: features_of(backbone, layer, own),
+            "floor": lambda own=own: compute_features(backbone, layer, own),
             "ours": lambda cam=cam, own=own, targets=targets: cam.explain(own, targets),
         }
         host, per_map = of_host(name), 2 * components + 1

@@ -47,7 +47,7 @@ from torch import Tensor, nn
 from torchcam.methods import GradCAM as TorchcamGradCAM
 
 from pytorch_grad_cam_pcasvm import ClosedFormGradCAM, PCASVMNet, PCATarget, SVMTarget
-from pytorch_grad_cam_pcasvm.network.features import FeatureSource, features_of
+from pytorch_grad_cam_pcasvm.network.features import FeatureSource, compute_features
 
 
 @dataclass(frozen=True)
@@ -225,7 +225,7 @@ def contestants(network: Network, backbone: nn.Module, head: Any, x: Tensor, sam
 
     def floor() -> Tensor:
         with torch.inference_mode():
-            return path(stem(x)) if network.pool is None else features_of(backbone, source, x)
+            return path(stem(x)) if network.pool is None else compute_features(backbone, source, x)
 
     def explain() -> Tensor:
         maps = ours.explain(x)
@@ -369,7 +369,7 @@ def measure(
     backbone = normalise(network.build().to(device), images[:8])
     with torch.no_grad():
         source = FeatureSource(network.layer, None, network.pool).at(backbone, images)
-        features = features_of(backbone, source, images).cpu().numpy()
+        features = compute_features(backbone, source, images).cpu().numpy()
     peers = peers if network.pool is None else [name for name in peers if name in OF_TRANSFORMERS]
     for components in network.components:
         for support_vectors in SUPPORT_VECTORS[components]:

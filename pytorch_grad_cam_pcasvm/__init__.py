@@ -27,12 +27,19 @@ if TYPE_CHECKING:
         ShapCAM,
     )
     from pytorch_grad_cam_pcasvm.methods.grad_cam_protocol import ClosedFormCAM, ComponentSums
+    from pytorch_grad_cam_pcasvm.methods.perturbation import PerturbationCAM
     from pytorch_grad_cam_pcasvm.methods.smoothing import smoothed
+    from pytorch_grad_cam_pcasvm.methods.starts import BaselineCAM
+    from pytorch_grad_cam_pcasvm.methods.warn_once import are_unlike_training
     from pytorch_grad_cam_pcasvm.model.file import load_model
     from pytorch_grad_cam_pcasvm.model.fitting import fit_model
     from pytorch_grad_cam_pcasvm.model.model import Model
     from pytorch_grad_cam_pcasvm.model.teaching import choose_patches
+    from pytorch_grad_cam_pcasvm.network.auto_layers import find_last_blocks
     from pytorch_grad_cam_pcasvm.network.extraction import extract_features, mean_activations
+    from pytorch_grad_cam_pcasvm.network.features import FeatureSource, compute_features
+    from pytorch_grad_cam_pcasvm.network.inputs import Inputs
+    from pytorch_grad_cam_pcasvm.network.modules import evaluation_mode, find_device, find_layer_name, find_network
     from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
     from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput
     from pytorch_grad_cam_pcasvm.network.tiles import TiledNet
@@ -67,7 +74,10 @@ _NAMES = {
     "maps.scale": "MethodResult",
     "methods.grad_cam_protocol": "ClosedFormCAM ComponentSums",
     "maps.recombination": "recombined",
+    "methods.warn_once": "are_unlike_training",
+    "methods.perturbation": "PerturbationCAM",
     "methods.smoothing": "smoothed",
+    "methods.starts": "BaselineCAM",
     "model.file": "load_model",
     "model.fitting": "fit_model",
     "model.teaching": "choose_patches",
@@ -76,7 +86,11 @@ _NAMES = {
     "ConstantComponentWarning NoClosedFormError NoProgramError OutsideTrainingWarning",
     "head": "Head SupportVectorEffect stage_for",
     "maps": "Jacobians SignedMaps signed_maps",
+    "network.auto_layers": "find_last_blocks",
     "network.extraction": "extract_features mean_activations",
+    "network.features": "FeatureSource compute_features",
+    "network.inputs": "Inputs",
+    "network.modules": "evaluation_mode find_device find_layer_name find_network",
     "network.net": "HeadOutput PCASVMNet",
     "network.tiles": "TiledNet",
     "targets": "DensityTarget HotellingTarget LogRatioTarget PCATarget ProbabilityTarget ResidualTarget SVMTarget",
@@ -86,6 +100,7 @@ _PLACES = {name: place for place, names in _NAMES.items() for name in names.spli
 __all__ = [
     "LIFTCAM",
     "AutogradFallbackWarning",
+    "BaselineCAM",
     "BaselineWarning",
     "BlankMapWarning",
     "CancellationWarning",
@@ -104,9 +119,11 @@ __all__ = [
     "ConstantComponentWarning",
     "ContributionCAM",
     "DensityTarget",
+    "FeatureSource",
     "Head",
     "HeadOutput",
     "HotellingTarget",
+    "Inputs",
     "Jacobians",
     "LogRatioTarget",
     "MethodResult",
@@ -116,6 +133,7 @@ __all__ = [
     "OutsideTrainingWarning",
     "PCASVMNet",
     "PCATarget",
+    "PerturbationCAM",
     "ProbabilityTarget",
     "RelevanceCAM",
     "ResidualTarget",
@@ -125,8 +143,15 @@ __all__ = [
     "SupportVectorEffect",
     "TiledNet",
     "__version__",
+    "are_unlike_training",
     "choose_patches",
+    "compute_features",
+    "evaluation_mode",
     "extract_features",
+    "find_device",
+    "find_last_blocks",
+    "find_layer_name",
+    "find_network",
     "fit_model",
     "load_model",
     "mean_activations",

@@ -105,6 +105,33 @@ def _placed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setattr("matplotlib._constrained_layout.do_constrained_layout", lambda *args, **options: None)
 
 
+_MODELS: dict[Any, Any] = {}
+
+
+@pytest.fixture(autouse=True)
+def _converted_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Convert equal programs to ONNX once: files of one explanation differ in what they say of pictures alone."""
+    if not request.node.get_closest_marker("optional"):
+        return
+    from pytorch_grad_cam_pcasvm.export import onnx_file
+
+    convert, table = onnx_file._converted, onnx_file.decompositions
+
+    def converted(program: Any, names: Any, opset: Any) -> Any:
+        weights = [(name, value.dtype, value.numpy(force=True).tobytes())
+                   for name, value in sorted((program.state_dict | program.constants).items())]  # fmt: skip
+        key = program.graph_module.code, *weights, *names, opset
+        if onnx_file.decompositions is not table:  # a test has another one
+            return convert(program, names, opset)
+        if key not in _MODELS:
+            _MODELS[key] = convert(program, names, opset)
+        model = type(_MODELS[key])()
+        model.CopyFrom(_MODELS[key])
+        return model
+
+    monkeypatch.setattr(onnx_file, "_converted", converted)
+
+
 @pytest.fixture
 def rules() -> Iterator[None]:
     """Forget, at the end, the rules that a test registers."""

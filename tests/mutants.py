@@ -106,7 +106,7 @@ ONLY = {
     "network/tiles.py": {"merge", "pull_merge", "forward", "_cut_blocks"},
     "path/blocks.py": {"pullback", "started", "averages", "_blocks", "_list_seeing"},
     "maps/signed_maps.py": {"_part", "positive", "negative"},
-    "maps/scale.py": {"signed_maps", "largest", "divided", "upsampled", "warn_of_blanks"},
+    "maps/scale.py": {"signed_maps", "largest", "divided", "upsample_maps", "warn_of_blanks"},
     "targets/callables.py": {"differentiate_rows", "call_at_start"},
 }
 # These check arguments, write messages, or guess how much memory is needed.

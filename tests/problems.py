@@ -1,6 +1,6 @@
 """Test problems: small networks of the paper's shape with fitted heads, as data with a readable id."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
@@ -99,6 +99,17 @@ TABLE = [Problem(activation, kernel, classes=2) for activation in ACTIVATIONS fo
 T = 5  # channels of the target layer, "features"
 # Of images; of the target layer it is half.
 SIZES = {"plane": (6, 8), "small": (4, 6), "square": (8, 8), "volume": (4, 4, 6)}
+
+
+class Step(nn.Module):
+    """A function as a layer."""
+
+    def __init__(self, function: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Any:
+        return self.function(x)
 
 
 class SqueezeExcite(nn.Module):

@@ -31,7 +31,7 @@ from atlases import layer as atlas_layer
 from atlases import problem as atlas_problem
 from packaging.version import Version
 from PIL import Image
-from problems import closed_form, explained
+from problems import Step, closed_form, explained
 from pyarrow import parquet
 from sklearn import cluster, covariance, ensemble, gaussian_process, impute, naive_bayes, neighbors, preprocessing
 from sklearn.base import BaseEstimator
@@ -145,7 +145,7 @@ WITHOUT = {
     "model/model.py: leave out labels": "tests/model/test_model.py follows it",
     "maps/recombination.py: has no gradient, and the reduction": "tests/methods/test_enumerated.py follows it",
     "cli/refusals.py: --at names a position": "tests/cli/test_dense_commands.py follows it",
-    "cli/methods.py: start near the mean of the training images": "tests/cli/test_preparation.py follows it",
+    "cli/models.py: start near the mean of the training images": "tests/cli/test_preparation.py follows it",
     "export/outputs.py: whitening divides component": "tests/head/test_alike.py follows it",
     "atlas/explorer/machine.py: take this head's decision apart": "tests/atlas/test_explorer.py follows it",
     "atlas/explorer/machine.py: needs Python": "tests/methods/test_enumerated.py follows it",
@@ -228,17 +228,6 @@ def test_every_row_is_of_a_message() -> None:
 
 def random(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-class Step(nn.Module):
-    """A function as a layer."""
-
-    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function(x)
 
 
 class Stepped(nn.Module):
@@ -793,7 +782,7 @@ HEADS = [
         },
     ),
     Row(
-        "network/net.py: takes a head that decides once for each image",
+        "model/model.py: takes a head that decides once for each image",
         lambda: figures.plot_jacobian(net_at("dense").eval(), None, PICTURES[:1]),
         "plot_jacobian takes a head that decides once for each image",
         {
@@ -2947,7 +2936,7 @@ OTHERS = [
         },
     ),
     Row(
-        "figures/steps.py: gradient maps do not add up to the decision",
+        "figures/decision.py: gradient maps do not add up to the decision",
         lambda: figures.plot_decision(
             UNIT,
             of_components(ClosedFormGradCAM),

@@ -2,7 +2,6 @@
 
 from pytorch_grad_cam_pcasvm.atlas.build import build
 from pytorch_grad_cam_pcasvm.atlas.features import Features, extract
-from pytorch_grad_cam_pcasvm.atlas.means import MeanMaps
-from pytorch_grad_cam_pcasvm.atlas.store import Atlas, Extremes, Neighbours, load
+from pytorch_grad_cam_pcasvm.atlas.store import Atlas, Extremes, MeanMaps, Neighbours, load
 
 __all__ = ["Atlas", "Extremes", "Features", "MeanMaps", "Neighbours", "build", "extract", "load"]

@@ -11,15 +11,14 @@ import torch
 from torch import Tensor, nn
 
 import pytorch_grad_cam_pcasvm
-from pytorch_grad_cam_pcasvm.atlas import engines, lock, manifest
+from pytorch_grad_cam_pcasvm.atlas import engines, manifest
 from pytorch_grad_cam_pcasvm.atlas.columns import HEAD
-from pytorch_grad_cam_pcasvm.atlas.compare import compare
-from pytorch_grad_cam_pcasvm.atlas.explainer import Explainer
-from pytorch_grad_cam_pcasvm.atlas.patches import PatchExplainer
+from pytorch_grad_cam_pcasvm.atlas.explainer import Explainer, PatchExplainer
 from pytorch_grad_cam_pcasvm.atlas.run import (
     BLOCK,
     SHARD_BYTES,
     begin,
+    compare,
     find_kind,
     finish,
     list_missing,
@@ -30,11 +29,10 @@ from pytorch_grad_cam_pcasvm.atlas.run import (
 )
 from pytorch_grad_cam_pcasvm.atlas.store import Atlas, load
 from pytorch_grad_cam_pcasvm.data.images import THUMBNAIL, Batch, Images
-from pytorch_grad_cam_pcasvm.head.storage import own_types
+from pytorch_grad_cam_pcasvm.head import storage
 from pytorch_grad_cam_pcasvm.methods import ContributionCAM
 from pytorch_grad_cam_pcasvm.methods.grad_cam_protocol import ClosedFormCAM
-from pytorch_grad_cam_pcasvm.network.features import is_dense
-from pytorch_grad_cam_pcasvm.network.modules import evaluating, find_device, layer_name
+from pytorch_grad_cam_pcasvm.network.modules import evaluation_mode, find_device, find_layer_name
 from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
 from pytorch_grad_cam_pcasvm.runtime import digests
 from pytorch_grad_cam_pcasvm.runtime.arguments import unknown_argument
@@ -126,21 +124,21 @@ def build(
         raise ValueError("build an atlas outside autocast, which would not apply to other processes")
     numbers = {"batch_size": batch_size, "patches": patches, "shard_size": shard_size, "block": block}
     _check(net, target_layers, method, engine, numbers | {"processes": processes}, options)
-    layer = str(layer_name(net.feature_source()[0], target_layers[0]))
+    layer = str(find_layer_name(net.feature_source()[0], target_layers[0]))
     turned = net.head.exif if exif is None else exif
     images = Images(dataset, transform, picture, thumbnails=THUMBNAIL if thumbnails else 0, exif=turned)
     # The components of several patches are many targets already.
-    block = block or (1 if is_dense(net.pool) else BLOCK.get(find_device(net).type, BLOCK["cuda"]))
+    block = block or (1 if net.is_dense else BLOCK.get(find_device(net).type, BLOCK["cuda"]))
     first = read_first(images)
-    with evaluating(net), torch.no_grad():
+    with evaluation_mode(net), torch.no_grad():
         output = net(first.images.to(find_device(net)))
     if output.components is None:
         raise ValueError(
             "an atlas is made of components, but this head has none: put a PCA in front, as in "
             "make_pipeline(StandardScaler(), PCA(16), SVC())"
         )
-    _check_targets(targets or (), patches if is_dense(net.pool) else None)
-    of_rows = partial(PatchExplainer, patches) if is_dense(net.pool) else Explainer
+    _check_targets(targets or (), patches if net.is_dense else None)
+    of_rows = partial(PatchExplainer, patches) if net.is_dense else Explainer
     explainer = of_rows(net, method, layer, options, targets or [], output.components.shape[1], block)
     probe = explainer(first)
     if targets is None and not explainer.linear and output.decision is not None:
@@ -167,7 +165,7 @@ def build(
     refuse_child()
     net.head.tell_of_fit(always=True)
     refuse_other(folder, entries)  # at once, before waiting for another build
-    with lock.alone(folder):
+    with manifest.alone(folder):
         begin(folder, entries)
         if not (folder / HEAD).exists():
             net.head.save(folder / HEAD)
@@ -176,7 +174,7 @@ def build(
         if missing:
             make(job, missing, engine, processes, workers, progress, explainer.cam._warnings)
         finish(job, entries)
-        return load(folder, trusted=own_types(net.head.stages))
+        return load(folder, trusted=storage.own_types(net.head.stages))
 
 
 def _check(

@@ -1,7 +1,7 @@
-"""The columns of a finished atlas: numbers, names and pictures of each image, besides its maps."""
+"""The columns of a finished atlas: numbers, names and pictures of each image, besides its maps; and all its rows."""
 
 import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -11,11 +11,74 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from pytorch_grad_cam_pcasvm.atlas import manifest
-from pytorch_grad_cam_pcasvm.atlas.table import Table
+from pytorch_grad_cam_pcasvm.atlas import manifest, shards
 from pytorch_grad_cam_pcasvm.head import Head
 
 HEAD = "head.safetensors"
+
+
+class Table:
+    """The R rows of an atlas whose shards are complete.
+
+    Args:
+        folder: folder of the atlas.
+        entries: entries of its manifest.
+
+    Raises:
+        ValueError: a shard is missing, truncated, or from another atlas.
+    """
+
+    def __init__(self, folder: Path, entries: Mapping[str, Any]) -> None:
+        self.folder, self.columns = folder, entries["columns"]
+        digest, counts = manifest.digest_manifest(entries), []
+        for number in range(-(-entries["images"] // entries["shard_size"])):
+            path = folder / shards.name_shard(number)
+            if not path.exists():
+                raise ValueError(f"the shard {path} is missing: run the same build again to make it")
+            with shards.open_shard(path, digest, number) as file:
+                counts.append(file.metadata.num_rows)
+        # Positions where each shard begins.
+        self._starts = np.concatenate([[0], np.cumsum(counts)])
+        if len(self) != entries["rows"]:
+            raise ValueError(f"{folder} has {len(self)} rows, but should have {entries['rows']}")
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def column(self, name: str) -> Any:
+        """Return a whole column."""
+        return np.concatenate([block[name] for _, block in self.blocks([name])])
+
+    def blocks(self, names: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Yield columns of the files, one shard at a time, each with the position of its first row."""
+        for number, start in enumerate(self._starts[:-1]):
+            if self._starts[number + 1] > start:
+                path = self.folder / shards.name_shard(number)
+                with shards.open_shard(path) as file:
+                    yield int(start), shards.read(path, file, names)
+
+    def of_rows(self, positions: np.ndarray, names: Sequence[str]) -> dict[str, np.ndarray]:
+        """Return columns of some rows; only the row groups that contain one of them are read."""
+        names = list(dict.fromkeys(names))
+        shard = np.searchsorted(self._starts, positions, side="right") - 1
+        columns: dict[str, np.ndarray] = {}
+        for number in np.unique(shard):
+            (places,) = np.nonzero(shard == number)
+            offsets = positions[places] - self._starts[number]
+            groups, of_place = np.unique(offsets // shards.ROW_GROUP, return_inverse=True)
+            path = self.folder / shards.name_shard(int(number))
+            with shards.open_shard(path) as file:
+                read = shards.read(path, file, names, groups.tolist())
+            chosen = of_place * shards.ROW_GROUP + offsets % shards.ROW_GROUP
+            for name in names:
+                values = read[name]
+                values = np.array(values, dtype=object) if isinstance(values, list) else values
+                if name not in columns:
+                    columns[name] = np.empty((len(positions), *values.shape[1:]), values.dtype)
+                elif columns[name].dtype != values.dtype:  # strings of another length
+                    columns[name] = columns[name].astype(np.promote_types(columns[name].dtype, values.dtype))
+                columns[name][places] = values[chosen]
+        return columns
 
 
 class Columns:
@@ -72,8 +135,8 @@ class Columns:
         labels = self.table.column("label")
         names, classes = self.manifest["names"], self.manifest["classes"] or []
         # Also where they are other names: as numbers they would be neither classes nor what the user called them.
-        named = labels.dtype.kind in "iu" and names and any(isinstance(label, str) for label in classes)
-        return np.array(self.names(labels)) if named else labels
+        has_names = labels.dtype.kind in "iu" and names and any(isinstance(label, str) for label in classes)
+        return np.array(self.names(labels)) if has_names else labels
 
     @cached_property
     def predictions(self) -> np.ndarray | None:
@@ -155,9 +218,9 @@ class Columns:
         if self.labels.dtype.kind != self.predictions.dtype.kind or not (classes is None or present & set(classes)):
             shown = sorted(present)[:5]
             numbered = self.manifest["names"] and self.labels.dtype.kind in "iu"
-            named = f", named {self.names(shown)}," if numbered else ""
+            names = f", named {self.names(shown)}," if numbered else ""
             raise ValueError(
-                f"the labels {shown}{named} of the data are not classes of the head, which are {classes}: rename them, "
+                f"the labels {shown}{names} of the data are not classes of the head, which are {classes}: rename them, "
                 "or fit the head on them"
             )
         return self.labels == self.predictions

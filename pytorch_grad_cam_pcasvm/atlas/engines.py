@@ -1,4 +1,7 @@
-"""Engines: who makes the shards of an atlas. One job, the same numbers: this process, several, or a Ray cluster."""
+"""Engines: who makes the shards of an atlas. One job, the same numbers: this process, several, or a Ray cluster.
+
+Warnings of other processes, which nobody watches, are collected there and given once here.
+"""
 
 import errno
 import logging
@@ -10,7 +13,8 @@ import platform
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, nullcontext
@@ -18,7 +22,7 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from threading import Thread
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -26,11 +30,46 @@ from torch.utils.data import DataLoader, Dataset
 
 from pytorch_grad_cam_pcasvm.atlas import shards
 from pytorch_grad_cam_pcasvm.atlas.explainer import Explainer
-from pytorch_grad_cam_pcasvm.atlas.told import Told, collected
 from pytorch_grad_cam_pcasvm.data.images import Batch, Images
+from pytorch_grad_cam_pcasvm.methods.warn_once import TOLD_ONCE, WarnOnce
 from pytorch_grad_cam_pcasvm.network.modules import find_device
 from pytorch_grad_cam_pcasvm.runtime.digests import digest_of_tensor
-from pytorch_grad_cam_pcasvm.runtime.errors import Way, refuse
+from pytorch_grad_cam_pcasvm.runtime.errors import AutogradFallbackWarning, Way, refuse, warn
+
+
+class Told(NamedTuple):
+    """A warning of another process: module and name of its category, which this process may not have, and its text."""
+
+    module: str
+    name: str
+    message: str
+
+    @property
+    def category(self) -> type[Warning]:
+        """The category, or UserWarning for one that is not known here."""
+        category = getattr(sys.modules.get(self.module), self.name, None)
+        return category if isinstance(category, type) and issubclass(category, Warning) else UserWarning
+
+
+@contextmanager
+def collected() -> Iterator[list[Told]]:
+    """Return a list that at the end has the warnings given meanwhile, which are not shown."""
+    messages: list[Told] = []
+    with warnings.catch_warnings(record=True) as caught:
+        yield messages
+    messages += [
+        Told(warning.category.__module__, warning.category.__name__, str(warning.message)) for warning in caught
+    ]
+
+
+def tell(collection: Iterable[Told], register: WarnOnce) -> None:
+    """Give the warnings of other processes, each once, unless this process has given it: ``register`` knows of some."""
+    for warning in dict.fromkeys(collection):
+        category = warning.category
+        if category in TOLD_ONCE:
+            register.tell(category, warning.message)
+        elif category is not AutogradFallbackWarning:  # told of the first image, whose path is that of all
+            warn(warning.message, category)
 
 
 @dataclass
@@ -92,9 +131,9 @@ class Job:
             bad |= batch.bad
             if batch.rows:
                 batch.images = batch.images.to(device)
-                made = self.explainer(batch)
-                rows_of_image = len(made["row"]) // len(digests)
-                columns.append(made | {"digest": [digest for digest in digests for _ in range(rows_of_image)]})
+                block_columns = self.explainer(batch)
+                rows_of_image = len(block_columns["row"]) // len(digests)
+                columns.append(block_columns | {"digest": [digest for digest in digests for _ in range(rows_of_image)]})
             yield len(rows)
             if rows[-1] == self.list_rows(shard)[-1]:
                 self._write(shard, columns, bad)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from pytorch_grad_cam_pcasvm.network.grid import upsampled
+from pytorch_grad_cam_pcasvm.network.grid import upsample_maps
 from pytorch_grad_cam_pcasvm.targets import PCATarget, SVMTarget
 
 _PIXELS = 96  # of pictures and attributions for ViRelAy
@@ -130,7 +130,7 @@ def _virelay(store: Any, path: Path) -> None:
         for start in range(0, len(store), 256):
             rows = range(start, min(start + 256, len(store)))
             data[rows[0] : rows[-1] + 1] = np.stack(list(_pictures(store, rows)))
-            maps[rows[0] : rows[-1] + 1] = upsampled(store.explain(rows, [target]).maps, (_PIXELS, _PIXELS)).numpy()
+            maps[rows[0] : rows[-1] + 1] = upsample_maps(store.explain(rows, [target]).maps, (_PIXELS, _PIXELS)).numpy()
     with h5py.File(path / "analysis.h5", "w") as analysis:
         group = analysis.create_group("components")
         group["index"] = np.arange(len(store), dtype=np.uint32)

@@ -9,13 +9,14 @@ import torch
 from torch import Tensor, nn
 
 import pytorch_grad_cam_pcasvm
-from pytorch_grad_cam_pcasvm.atlas import engines, lock, manifest, shards
-from pytorch_grad_cam_pcasvm.atlas.compare import compare
-from pytorch_grad_cam_pcasvm.atlas.explainer import filled
+from pytorch_grad_cam_pcasvm.atlas import engines, manifest, shards
+from pytorch_grad_cam_pcasvm.atlas.columns import Table
+from pytorch_grad_cam_pcasvm.atlas.explainer import fill_block
 from pytorch_grad_cam_pcasvm.atlas.run import (
     BLOCK,
     SHARD_BYTES,
     begin,
+    compare,
     find_kind,
     finish,
     list_missing,
@@ -24,13 +25,12 @@ from pytorch_grad_cam_pcasvm.atlas.run import (
     refuse_child,
     refuse_other,
 )
-from pytorch_grad_cam_pcasvm.atlas.table import Table
 from pytorch_grad_cam_pcasvm.data.images import Batch, Images
 from pytorch_grad_cam_pcasvm.methods.warn_once import WarnOnce
 from pytorch_grad_cam_pcasvm.network.channel_means import ChannelMeans
-from pytorch_grad_cam_pcasvm.network.features import FeatureSource, features_of
-from pytorch_grad_cam_pcasvm.network.modules import evaluating, find_device, find_network
-from pytorch_grad_cam_pcasvm.network.tiling import Tiled
+from pytorch_grad_cam_pcasvm.network.features import FeatureSource, compute_features
+from pytorch_grad_cam_pcasvm.network.modules import evaluation_mode, find_device, find_network
+from pytorch_grad_cam_pcasvm.network.tiles import TiledNet
 from pytorch_grad_cam_pcasvm.runtime import digests
 from pytorch_grad_cam_pcasvm.runtime.errors import refuse
 
@@ -53,7 +53,7 @@ class Extractor:
         self.net, self.layer, self.pool, self.block = backbone, layer, pool, block
         if isinstance(means, str) or not all(isinstance(name, str) for name in means):
             raise TypeError(f"means must be a list of layers' names, got {means!r:.80}")
-        with evaluating(backbone), torch.no_grad():
+        with evaluation_mode(backbone), torch.no_grad():
             self.means = ChannelMeans(backbone, means, x)
         self.kept = list(means)
 
@@ -63,9 +63,9 @@ class Extractor:
 
     def __call__(self, batch: Batch) -> dict[str, Any]:
         """Return the columns of a batch: arrays of n rows, and lists."""
-        count, images = len(batch.images), filled(batch.images, self.block)
-        with evaluating(self.net), torch.no_grad(), self.means.counting():
-            features = features_of(self.net, self.source().at(self.net, images), images)[:count]
+        count, images = len(batch.images), fill_block(batch.images, self.block)
+        with evaluation_mode(self.net), torch.no_grad(), self.means.counting():
+            features = compute_features(self.net, self.source().at(self.net, images), images)[:count]
         features = features.to(torch.promote_types(features.dtype, torch.float32)).cpu()
         if not bool(features.isfinite().all()):
             raise ValueError("the features are not finite: the network returns NaN or infinite values")
@@ -143,7 +143,7 @@ def extract(
         raise ValueError(f"engine must be 'local' or 'ray', got {engine!r}")
     network = find_network(backbone)
     images = Images(dataset, transform, thumbnails=0, exif=exif)
-    varies = isinstance(network, Tiled) and network.canvas is None  # with the size of photos, which come one by one
+    varies = isinstance(network, TiledNet) and network.canvas is None  # with the size of photos, which come one by one
     block = 1 if varies else block or BLOCK.get(find_device(network).type, BLOCK["cuda"])
     source = FeatureSource.of(network, layer, pool)
     first = read_first(images)
@@ -161,7 +161,7 @@ def extract(
         "format": manifest.OF_FEATURES,
         "versions": {lib.__name__: lib.__version__ for lib in (pytorch_grad_cam_pcasvm, torch, np)},
         "backbone": type(network).__name__,
-        **_what(network, source),
+        **_describe_source(network, source),
         "images": len(images),
         "ids": images.digest(),
         "first_image": digests.digest_of_tensor(first.images),
@@ -182,7 +182,7 @@ def extract(
     )  # fmt: skip
     refuse_child()
     refuse_other(folder, entries)  # at once, before waiting for another run
-    with lock.alone(folder):
+    with manifest.alone(folder):
         begin(folder, entries)
         missing = list_missing(job)
         compare(job, missing, verify, workers, progress)
@@ -192,7 +192,7 @@ def extract(
     return Features(folder)
 
 
-def _what(backbone: nn.Module, source: FeatureSource) -> dict[str, Any]:
+def _describe_source(backbone: nn.Module, source: FeatureSource) -> dict[str, Any]:
     """Return the manifest's entries that tell features from others."""
     pool = (source.parts or (source,))[0].pool
     return {
@@ -239,7 +239,7 @@ class Features:
         """The labels, shape (N,), names of folders for their numbers; None if the data set has none."""
         if "label" not in self.manifest["kinds"]:
             return None
-        return self._named(self._table.column("label"))
+        return self._name_labels(self._table.column("label"))
 
     @property
     def ids(self) -> np.ndarray:
@@ -262,7 +262,7 @@ class Features:
             name.removeprefix(OF_MEANS): torch.from_numpy(self._table.column(name).mean(0)).float() for name in names
         }
 
-    def _named(self, labels: np.ndarray) -> np.ndarray:
+    def _name_labels(self, labels: np.ndarray) -> np.ndarray:
         names = self.manifest["names"]
         return np.array(names)[labels] if names and labels.dtype.kind in "iu" else labels
 
@@ -290,7 +290,7 @@ class Features:
         Raises:
             ValueError: they are of something else.
         """
-        wanted = _what(backbone, source)
+        wanted = _describe_source(backbone, source)
         differs = [name for name, value in wanted.items() if self.manifest[name] != value]
         if differs:
             refuse(
@@ -310,4 +310,4 @@ class Features:
                     columns = shards.read(path, file, names, [group])
                     labels = columns.get("label")
                     features = torch.from_numpy(columns["features"].copy())  # mapped memory is not to be written
-                    yield features, None if labels is None else self._named(labels)
+                    yield features, None if labels is None else self._name_labels(labels)

@@ -1,10 +1,17 @@
-"""The manifest: the sources of an atlas, so that no others are mixed into it."""
+"""The manifest: the sources of an atlas, so that no others are mixed into it, and the lock of its folder.
+
+One build at a time writes into a folder; the system takes the lock from a process that dies.
+"""
 
 import hashlib
 import json
-from collections.abc import Mapping
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -99,7 +106,7 @@ def check_same(folder: Path, saved: Mapping[str, Any], wanted: Mapping[str, Any]
     Raises:
         ValueError: something differs; the message says what.
     """
-    what = "features" if wanted.get("format") == OF_FEATURES else "an atlas"
+    noun = "features" if wanted.get("format") == OF_FEATURES else "an atlas"
     keys = [key for key in sorted({*saved, *wanted}) if key not in _OF_THE_RUN and saved.get(key) != wanted.get(key)]
     if keys:
         # What follows from another difference is told only where there is none.
@@ -107,35 +114,99 @@ def check_same(folder: Path, saved: Mapping[str, Any], wanted: Mapping[str, Any]
         differences = "; ".join(
             _DIGESTS.get(key, f"{key}: {_difference(saved.get(key), wanted.get(key))}") for key in keys
         )
-        refuse(ValueError, f"{folder} has {what} of something else ({differences})", ANOTHER_FOLDER, "delete it")
+        refuse(ValueError, f"{folder} has {noun} of something else ({differences})", ANOTHER_FOLDER, "delete it")
     for name, numbers in wanted["first"].items():
         # Relative to the largest: what is nearly 0 beside it may be all rounding, which is another one elsewhere.
         size = np.abs(numbers).max(initial=0.0)
         if not np.allclose(saved["first"][name], numbers, rtol=1e-3, atol=1e-5 * max(1.0, size)):
             refuse(
                 ValueError,
-                f"{folder} has {what} of something else (the first image's {name}: {_short(saved['first'][name])} "
+                f"{folder} has {noun} of something else (the first image's {name}: {_short(saved['first'][name])} "
                 f"there, {_short(numbers)} now: have hooks, attributes or functions of the network changed?)",
                 ANOTHER_FOLDER,
                 "delete it",
             )
-    others = [
+    differing = [
         f"{name} {saved['versions'].get(name)} (now {version})"
         for name, version in wanted["versions"].items()
         if saved["versions"].get(name) != version
     ]
-    if others:
-        warn(f"{folder} was started with {', '.join(others)}: the last bits of its numbers may differ", UserWarning)
+    if differing:
+        warn(f"{folder} was started with {', '.join(differing)}: the last bits of its numbers may differ", UserWarning)
 
 
-def _difference(there: Any, wanted: Any) -> str:
+def _difference(stored: Any, wanted: Any) -> str:
     """Return the difference of two entries: of dicts, only the items that differ."""
-    if isinstance(there, dict) and isinstance(wanted, dict):
-        names = [name for name in sorted({*there, *wanted}) if there.get(name) != wanted.get(name)]
-        there, wanted = ({name: entry.get(name) for name in names} for entry in (there, wanted))
-    return f"{_short(there)} there, {_short(wanted)} now"
+    if isinstance(stored, dict) and isinstance(wanted, dict):
+        names = [name for name in sorted({*stored, *wanted}) if stored.get(name) != wanted.get(name)]
+        stored, wanted = ({name: entry.get(name) for name in names} for entry in (stored, wanted))
+    return f"{_short(stored)} there, {_short(wanted)} now"
 
 
 def _short(value: Any) -> str:
     text = json.dumps(value)
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+LOCK = ".lock"
+
+if sys.platform == "win32":
+    import msvcrt
+
+    def _take_lock(file: IO[str]) -> bool:
+        with suppress(OSError):
+            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+            return True
+        return False
+
+    def _leave(file: IO[str]) -> None:
+        with suppress(OSError):
+            msvcrt.locking(file.fileno(), msvcrt.LK_UNLCK, 1)
+
+else:
+    import fcntl
+
+    def _take_lock(file: IO[str]) -> bool:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        except OSError as error:  # some network file systems have no locks
+            warn(f"{file.name} cannot be locked ({error}): start no other build there until this one ends", UserWarning)
+        return True
+
+    def _leave(file: IO[str]) -> None:
+        # Closing is not enough: processes that were forked meanwhile, such as those that read images, hold it, too.
+        with suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_UN)
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Hold a folder, which is made if it is not there, alone: wait until no other build in any process holds it."""
+    path, warned = folder / LOCK, False
+    while True:
+        folder.mkdir(parents=True, exist_ok=True)
+        with path.open("w") as file:
+            # Who waited may have locked a file that its last holder deleted, and that nobody else finds.
+            held = _take_lock(file) and _is_there(path, file)
+            try:
+                if held:
+                    yield
+                    return
+            finally:
+                if held:
+                    with suppress(PermissionError):  # Windows deletes no open files
+                        path.unlink(missing_ok=True)
+                _leave(file)
+        if not warned:
+            warn(f"another build is under way in {folder}: waiting until it ends", UserWarning)
+            warned = True
+        time.sleep(0.1)
+
+
+def _is_there(path: Path, file: IO[str]) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
+    except OSError:
+        return False

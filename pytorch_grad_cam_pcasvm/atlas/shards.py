@@ -1,4 +1,4 @@
-"""Shards: some rows of an atlas in a Parquet file, written atomically.
+"""Shards: some rows of an atlas in a Parquet file, written atomically, and read.
 
 Every column with several numbers per row is a flat list of fixed length, which pandas, DuckDB, Ray and Hugging Face
 ``datasets`` can read without this package; its shape is in the field's metadata.

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pytorch_grad_cam_pcasvm.cli.arguments import RUN, parse_arguments
-from pytorch_grad_cam_pcasvm.cli.legacy import translate
+from pytorch_grad_cam_pcasvm.cli.options import translate
 from pytorch_grad_cam_pcasvm.cli.refusals import refuse_missing, refuse_model, refuse_unwritable
 from pytorch_grad_cam_pcasvm.runtime.errors import Way, compose_message
 
@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parse_arguments(translate(list(sys.argv[1:] if arguments is None else arguments)))
     options.started = started
     with warnings.catch_warnings():
-        warnings.showwarning = _told  # type: ignore[assignment]
+        warnings.showwarning = _show_warning  # type: ignore[assignment]
         try:
             refuse_missing(options)
             refuse_unwritable(options)
@@ -54,8 +54,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _limit_threads(options.threads)
             options.run()
         except KeyboardInterrupt:
-            kept = options.resumes and not getattr(options, "no_cache", False)
-            resume = ": finished work is kept; run the same command again to resume" if kept else ""
+            has_cache = options.resumes and not getattr(options, "no_cache", False)
+            resume = ": finished work is kept; run the same command again to resume" if has_cache else ""
             print(f"stopped{resume}", file=sys.stderr)
             return 130
         # Whatever a library raises: who types a command is not helped by a traceback.
@@ -88,5 +88,5 @@ def _words(error: Exception) -> str:
     return compose_message(error.reason, [way for way in typed if way])  # type: ignore[attr-defined]
 
 
-def _told(message: Any, category: Any, *where: Any) -> None:
+def _show_warning(message: Any, category: Any, *where: Any) -> None:
     print(f"warning: {message}", file=sys.stderr)

@@ -51,8 +51,8 @@ def parse_pool(text: str) -> str:
     except ValueError:
         fits = False
     if not fits:
-        what = "an odd size, as in dense:3" if name == "dense" else "a positive power, as in gem:3"
-        raise argparse.ArgumentTypeError(f"{name}:NUMBER takes {what}, got {text!r}")
+        expected = "an odd size, as in dense:3" if name == "dense" else "a positive power, as in gem:3"
+        raise argparse.ArgumentTypeError(f"{name}:NUMBER takes {expected}, got {text!r}")
     return text
 
 
@@ -316,13 +316,18 @@ class FitOptions(Reading):
         "number of processes, each with its share of the threads or a GPU", metavar="NUMBER", parse=_COUNT, group=_RUNS
     )
 
+    @property
+    def is_dense(self) -> bool:
+        """Whether the head is to decide at every position."""
+        return (self.pool or "").partition(":")[0] == "dense"
+
     def check(self) -> None:
         """Refuse options that contradict each other.
 
         Raises:
             ValueError: some do.
         """
-        dense = (self.pool or "").startswith("dense")
+        dense = self.is_dense
         if self.tiles is not None and self.tile is not None:
             raise ValueError(
                 "--tiles is how many tiles a photo has, --tile how many of its pixels one covers: name one"
@@ -462,7 +467,7 @@ class ExplainOptions(TargetOptions):
             ValueError: some do.
         """
         usual = type(self)(images=self.images)
-        others = {
+        file_options = {
             list_flags(entry)[0].removeprefix("--"): True
             for entry in fields(self)
             if "text" in entry.metadata
@@ -470,7 +475,9 @@ class ExplainOptions(TargetOptions):
             and getattr(self, entry.name) != getattr(usual, entry.name)
         }
         _refuse_typed(
-            self.model.suffix == ".onnx", f"but {self.model} says what is explained, and how: leave them out", **others
+            self.model.suffix == ".onnx",
+            f"but {self.model} says what is explained, and how: leave them out",
+            **file_options,
         )
         if self.out.resolve().is_relative_to(self.images.resolve()):
             raise ValueError(
@@ -575,7 +582,7 @@ class ExportOptions(TargetOptions):
     name = "export"
     text = "make one file that explains photos without PyTorch"
     examples = ("photos/test", "photos/test --page line")
-    runs = "exporting:export"
+    runs = "commands:export"
     writes_file = True
 
     images: Path | None = place("folder of photos to try it on (default: noise)", None, metavar="PHOTOS")
@@ -640,7 +647,7 @@ COMMANDS: tuple[type[Command], ...] = (
 
 def make_parser() -> Parser:
     """Return the parser of the command line; the parsed options have ``kind``, the dataclass of the command."""
-    lines = "".join(f"  {RUN} {kind.name} {kind.examples[0]}\n" for kind in COMMANDS if kind is not ExploreOptions)
+    lines = "".join(f"  {RUN} {entry.name} {entry.examples[0]}\n" for entry in COMMANDS if entry is not ExploreOptions)
     parser = Parser(
         prog=RUN,
         description="Signed attention maps through a PCA and a classifier, for folders of photos.",
@@ -650,16 +657,16 @@ def make_parser() -> Parser:
     )
     parser.add_argument("--version", action=ShowVersions, nargs=0, help="versions, for a report of a problem")
     places = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=Parser)
-    for kind in COMMANDS:
+    for entry in COMMANDS:
         command = places.add_parser(
-            kind.name,
-            help=kind.text,
-            description=f"{kind.text[0].upper()}{kind.text[1:]}.",
-            epilog="example:\n" + "".join(f"  {RUN} {kind.name} {example}\n" for example in kind.examples),
+            entry.name,
+            help=entry.text,
+            description=f"{entry.text[0].upper()}{entry.text[1:]}.",
+            epilog="example:\n" + "".join(f"  {RUN} {entry.name} {example}\n" for example in entry.examples),
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        command.set_defaults(kind=kind, parser=command)
-        add_options(command, kind)
+        command.set_defaults(kind=entry, parser=command)
+        add_options(command, entry)
     return parser
 
 

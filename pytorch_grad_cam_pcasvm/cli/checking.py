@@ -29,7 +29,7 @@ def check(options: CheckOptions) -> None:
     for part in splits:
         of_part = [path for path in paths if path.is_relative_to(root / part)]
         print(f"{part}: {len(of_part)} photos")
-        findings += [f"{part}: {told}" for told in _tell_classes(root / part, of_part)]
+        findings += [f"{part}: {remark}" for remark in _tell_classes(root / part, of_part)]
     findings += [*([] if splits else _tell_classes(root, paths)), *_tell_masks(options.masks, root, paths)]
     good = [size for size in (one.get("size") for one in looked.values()) if size]
     print(f"{len(paths)} photos{_describe_sizes(good)}")
@@ -118,14 +118,14 @@ def _tell_doubled(root: Path, looked: dict[Path, dict[str, Any]], splits: Sequen
     groups = [paths for paths in same.values() if len(paths) > 1]
     across = [paths for paths in groups if len({_name_class(root, path) for path in paths}) > 1]
     where = f"{' and '.join(splits)}, so that scores are too good" if splits else "two classes"
-    told = [f"the same photo in {where}: {_name_some(root, paths)}" for paths in across]
+    findings = [f"the same photo in {where}: {_name_some(root, paths)}" for paths in across]
     inside = [paths for paths in groups if paths not in across]
     if inside:
-        told.append(
+        findings.append(
             f"doubled: {len(inside)} photo{'s are' if len(inside) > 1 else ' is'} there more than once, such as "
             f"{' = '.join(path.relative_to(root).as_posix() for path in inside[0])}; scores count them as new ones"
         )
-    return told
+    return findings
 
 
 def _name_class(root: Path, path: Path) -> str:
@@ -138,29 +138,31 @@ def _list_classes(root: Path, paths: Sequence[Path]) -> Counter[str]:
 
 def _tell_classes(root: Path, paths: Sequence[Path]) -> list[str]:
     """Say how many photos each class has, and which classes have too few."""
-    counts, told = _list_classes(root, paths), []
+    counts, findings = _list_classes(root, paths), []
     beside = [path for path in paths if path.parent == root]
     if counts and beside:
-        told.append(f"beside the folders of classes: {_name_some(root, beside)}")
+        findings.append(f"beside the folders of classes: {_name_some(root, beside)}")
     if not counts:
-        return [*told, "no classes: a classifier needs one subfolder for each"]
+        return [*findings, "no classes: a classifier needs one subfolder for each"]
     print("classes: " + ", ".join(f"{name} {count}" for name, count in sorted(counts.items())))
     single = sorted(name for name, count in counts.items() if count == 1)
-    few = sorted(name for name, count in counts.items() if 1 < count < _FEW)
+    small_classes = sorted(name for name, count in counts.items() if 1 < count < _FEW)
     if single:
-        told.append(f"one photo only: {', '.join(single)}; a class needs two to be validated")
-    if few:
-        told.append(f"fewer than {_FEW} photos: {', '.join(few)}; nothing is chosen by cross-validation then")
+        findings.append(f"one photo only: {', '.join(single)}; a class needs two to be validated")
+    if small_classes:
+        findings.append(
+            f"fewer than {_FEW} photos: {', '.join(small_classes)}; nothing is chosen by cross-validation then"
+        )
     empty = sorted(path.name for path in root.iterdir() if path.is_dir() and path.name not in counts
                    and not path.name.startswith("."))  # fmt: skip
-    return [*told, *([f"without photos: {', '.join(empty)}"] if empty else [])]
+    return [*findings, *([f"without photos: {', '.join(empty)}"] if empty else [])]
 
 
 def _tell_masks(masks: Path | None, root: Path, paths: Sequence[Path]) -> list[str]:
     """Say which masks belong to no photo, and how many photos have one."""
     if masks is None:
         return []
-    from pytorch_grad_cam_pcasvm.data.mask_names import masks_by_picture
+    from pytorch_grad_cam_pcasvm.data.masks import masks_by_picture
 
     try:
         files = masks_by_picture(masks, [path.relative_to(root).as_posix() for path in paths], paths)

@@ -1,12 +1,14 @@
-"""The choices of ``fit``, their score, and advice where that is poor."""
+"""The choices of ``fit``: the classifier by its name, settings, their score, and advice where that is poor."""
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
 
-from pytorch_grad_cam_pcasvm.cli.arguments import FitOptions
+from pytorch_grad_cam_pcasvm.cli.arguments import CLASSIFIERS, FitOptions
 from pytorch_grad_cam_pcasvm.cli.folders import accuracy
+from pytorch_grad_cam_pcasvm.model.backbones import call_by_name
 
 _COSTS = {"linear": (0.001, 0.01, 0.1, 1.0)}  # its kernel is not scaled by the number of components
 _USUAL_COSTS = 1.0, 10.0  # more is the same wherever the classes can be separated
@@ -95,9 +97,9 @@ def _tell_choice(options: FitOptions, choice: Any, wanted: Sequence[str], count:
     photos = f"{len(choice.rows)} photos" if len(choice.rows) == count else f"{len(choice.rows)} of {count} photos"
     if options.groups:
         photos += f" in {len(set(groups.tolist()))} objects"
-    others = [one for one in choice.candidates if one.components != choice.chosen.components]
-    other = max((one for one in others if one.components == 16), key=lambda one: one.score, default=None)
-    other = other or max(others, key=lambda one: one.score, default=None)
+    other_counts = [one for one in choice.candidates if one.components != choice.chosen.components]
+    other = max((one for one in other_counts if one.components == 16), key=lambda one: one.score, default=None)
+    other = other or max(other_counts, key=lambda one: one.score, default=None)
     beside = f" ({describe_head(options, other)}: {other.score:.3f})" if other else ""
     print(
         f"chose {describe_head(options, choice.chosen)}, by cross-validation of {photos}: AUROC "
@@ -153,7 +155,7 @@ def explain_poor(labels: Any, guessed: Any) -> str | None:
 def tell_next_step(
     typed: FitOptions, choice: Any, features: Any, labels: Any, groups: Any, make: Make, resize: str | None
 ) -> None:
-    """After a poor score, say what is most likely to help, having tried it on the same features.
+    """Name the most promising next step after a poor score, having tried several on the same features.
 
     Args:
         typed: the options of ``fit``, without what was chosen.
@@ -173,21 +175,23 @@ def tell_next_step(
     if not can_choose(own, part):
         print(f"hint: {why}. More photos are most likely to help: each class needs 10 to choose, or to try, anything")
         return
-    now, tried = _balance(own, choice.predicted), dict[str, float]()
+    accuracy_so_far, tried = _balance(own, choice.predicted), dict[str, float]()
     for words, (classifier, settings) in _list_tries(typed, own, make).items():
         other = choose_head(features[choice.rows], own, classifier, settings, [choice.chosen.components], groups=part)
         tried[words] = _balance(own, other.predicted)
     best = max(tried, key=lambda words: tried[words], default="")
-    if best and tried[best] > now + _BETTER:
+    if best and tried[best] > accuracy_so_far + _BETTER:
         flags = {
             "--classifier forest": ("C", "gamma", "kernel", "class_weight"),
             "--kernel linear": ("C", "class_weight"),
         }
-        others = [f"--{name.replace('_', '-')}" for name in flags.get(best, ()) if getattr(typed, name) is not None]
-        way = f"type it in place of {' and '.join(others)}" if others else "add it"
+        typed_flags = [
+            f"--{name.replace('_', '-')}" for name in flags.get(best, ()) if getattr(typed, name) is not None
+        ]
+        way = f"type it in place of {' and '.join(typed_flags)}" if typed_flags else "add it"
         print(
             f"hint: {why}. Tried on the same features: {best} has a balanced accuracy of {tried[best]:.0%}, and this "
-            f"one {now:.0%}; {way}"
+            f"one {accuracy_so_far:.0%}; {way}"
         )
         return
     vain = (
@@ -220,3 +224,129 @@ def _list_tries(options: FitOptions, labels: Any, make: Make) -> Mapping[str, tu
     if find_spec("skops"):
         tries["--classifier forest"] = make(replace(options, classifier="forest", class_weight=None)), [{}]
     return tries
+
+
+_CLASSIFIERS = (
+    "a classifier is svm, forest, boosting, neighbours, residual, or module:Class such as "
+    "sklearn.ensemble:ExtraTreesClassifier"
+)
+GOOD_PARTS = ("neighbours", "residual")
+
+
+def learns_from_good_parts(options: Any) -> bool:
+    """Return whether the estimator learns from good parts alone, without classes."""
+    if options.classifier in CLASSIFIERS:
+        return options.classifier in GOOD_PARTS
+    from sklearn.base import is_outlier_detector
+
+    estimator = make_classifier(options, 0)
+    return is_outlier_detector(estimator) or not hasattr(estimator, "predict")
+
+
+def make_classifier(options: Any, count: int) -> Any:
+    """Return the classifier that was asked for, not fitted, for a number of images."""
+    module, _, name = options.classifier.rpartition(":")
+    weight = None if options.class_weight == "none" else options.class_weight
+    settings = {"class_weight": weight, "random_state": 0}
+    if options.classifier == "forest":
+        from sklearn.ensemble import RandomForestClassifier
+
+        return RandomForestClassifier(**settings)
+    if options.classifier == "boosting":
+        from sklearn.ensemble import HistGradientBoostingClassifier
+
+        # With its own 20, a tree of few images has no branch.
+        return HistGradientBoostingClassifier(min_samples_leaf=min(20, max(2, count // 10)), **settings)
+    if options.classifier == "neighbours":
+        from sklearn.neighbors import NearestNeighbors
+
+        return NearestNeighbors(n_neighbors=1)
+    if options.classifier == "svm":
+        from sklearn.svm import SVC
+
+        return SVC(
+            C=options.C or 1.0, kernel=options.kernel or "rbf", gamma=options.gamma or "scale",
+            class_weight=weight,
+        )  # fmt: skip
+    classifier = call_by_name("--classifier", module, name, _CLASSIFIERS)
+    if not all(hasattr(classifier, method) for method in ("fit", "get_params", "set_params")):
+        raise TypeError(
+            f"--classifier {options.classifier}: {name}() must return a classifier as scikit-learn has them, with fit, "
+            f"predict, get_params and set_params, but returned a {type(classifier).__name__}"
+        )
+    if weight is not None:
+        if "class_weight" not in classifier.get_params():
+            raise ValueError(f"--class-weight {options.class_weight}, but {options.classifier} has no class_weight")
+        classifier.set_params(class_weight=weight)
+    return classifier
+
+
+def assemble_pipeline(options: Any, count: int) -> Any:
+    """Return a scaler, a PCA, and a classifier behind it, not fitted, for a number of rows."""
+    from sklearn.decomposition import PCA
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    reduction = StandardScaler(), PCA(options.components, random_state=0)
+    return make_pipeline(*reduction, *([] if options.classifier == "residual" else [make_classifier(options, count)]))
+
+
+def fit_classifier(options: Any, features: Any, labels: Any, folds: int) -> tuple[Any, Any]:
+    """Return the fitted pipeline, a scaler, a PCA, and a classifier or the search for an SVM; and its head.
+
+    Args:
+        options: those of ``fit``.
+        features: shape (R, D).
+        labels: shape (R,).
+        folds: the number of folds of the cross-validation in which a search runs anew; 0: there is none.
+
+    Raises:
+        ValueError: it is no classifier, or a class has too few images for a search.
+    """
+    import numpy as np
+    from sklearn.model_selection import GridSearchCV, StratifiedKFold
+    from sklearn.pipeline import make_pipeline
+
+    from pytorch_grad_cam_pcasvm.model.fitting import fitted_on_words, name_head
+
+    *reduction, classifier = (step for _, step in assemble_pipeline(options, len(labels)).steps)
+    if options.search:
+        smallest = min(Counter(labels.tolist()).values())
+        # Within a fold's training set.
+        inner = min(5, smallest - math.ceil(smallest / folds)) if folds else 0
+        if inner < 2:
+            raise ValueError("--search compares by cross-validation, for which a class has too few images")
+        # Behind the reduction, which does not know the labels: it is fitted once, and not for each of the candidates.
+        grid = _grid(options, make_pipeline(*reduction).fit_transform(features))
+        classifier = GridSearchCV(classifier, grid, scoring="balanced_accuracy", cv=StratifiedKFold(inner))
+    with np.errstate(divide="ignore", invalid="ignore"):  # of features that are all alike, which the head refuses
+        pipeline = fitted_on_words(make_pipeline(*reduction, classifier), features, labels)
+    fitted = name_head(pipeline)
+    if fitted.classes_ is None:
+        raise ValueError(f"--classifier {options.classifier} has no classes_ once it is fitted: name a classifier")
+    return pipeline, fitted
+
+
+def tell_search(search: Any) -> None:
+    """Say which settings were best, and how much better they are than scikit-learn's own choice."""
+    best = " ".join(f"--{name} {value:.3g}" for name, value in search.best_params_.items())
+    candidates = search.cv_results_["params"]
+    usual = search.cv_results_["mean_test_score"][candidates.index(_usual(search.param_grid))]
+    print(
+        f"search: {best} is the best of {len(candidates)}, with a balanced accuracy of {search.best_score_:.0%}; that "
+        f"of C=1 and gamma=scale is {usual:.0%}"
+    )
+
+
+def _grid(options: Any, components: Any) -> dict[str, list[float]]:
+    """Return the settings that ``--search`` compares."""
+    grid = {"C": [0.1, 1.0, 10.0, 100.0]}
+    if options.kernel != "linear":
+        scale = 1 / (options.components * components.var())  # scikit-learn's gamma="scale"
+        grid["gamma"] = [factor * scale for factor in (0.1, 1.0, 10.0)]
+    return grid
+
+
+def _usual(grid: dict[str, list[float]]) -> dict[str, float]:
+    """Return scikit-learn's own choice, which is among the compared settings."""
+    return {"C": 1.0} | ({"gamma": grid["gamma"][1]} if "gamma" in grid else {})

@@ -1,7 +1,8 @@
-"""The commands that explain: each takes its options, and imports its modules when it runs."""
+"""The commands that explain, evaluate, browse and export: each takes its options, and imports modules when it runs."""
 
 import shlex
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,12 +10,19 @@ from typing import Any
 import pytorch_grad_cam_pcasvm as package
 from pytorch_grad_cam_pcasvm.cli.arguments import RUN, AtlasOptions, EvaluateOptions, ExploreOptions
 from pytorch_grad_cam_pcasvm.cli.folders import accuracy, classes_in, list_bad, naming_all_bad, tell_bad
-from pytorch_grad_cam_pcasvm.cli.methods import anomaly_target, choose_layers, choose_options, find_coarsest
-from pytorch_grad_cam_pcasvm.cli.models import open_model, read_head
-from pytorch_grad_cam_pcasvm.cli.preparation import resize_of_masks, tell_whites
-from pytorch_grad_cam_pcasvm.cli.tiling import check_photos
-from pytorch_grad_cam_pcasvm.data.photo_files import list_photos
+from pytorch_grad_cam_pcasvm.cli.models import (
+    anomaly_target,
+    choose_layers,
+    choose_options,
+    choose_targets,
+    find_coarsest,
+    open_model,
+    read_head,
+)
+from pytorch_grad_cam_pcasvm.cli.preparation import check_photos, resize_of_masks, tell_whites
+from pytorch_grad_cam_pcasvm.data.photo_files import list_photos, name_classes
 from pytorch_grad_cam_pcasvm.model.description import read_description
+from pytorch_grad_cam_pcasvm.model.preparation import read_steps
 from pytorch_grad_cam_pcasvm.runtime.amounts import least_images
 
 
@@ -70,27 +78,13 @@ def evaluate(options: EvaluateOptions) -> None:
     from pytorch_grad_cam_pcasvm import evaluation
     from pytorch_grad_cam_pcasvm.data.images import Images
     from pytorch_grad_cam_pcasvm.evaluation.report import CHECKS
-    from pytorch_grad_cam_pcasvm.network.features import is_dense
 
     model = open_model(options)
     net, preparation = model.net, model.preparation
-    dense = is_dense(net.pool)
+    dense = net.is_dense
     if dense and options.masks is None:
         raise ValueError("a head that decides at every position is measured by true masks: add --masks DIR")
-    usual = ["ClosedFormGradCAM", "ContributionCAM"] if net.head.enumerated is None else ["ContributionCAM", "LIFTCAM"]
-    names = options.method or usual
-    methods = {name: getattr(package, name) for name in names}
-    *finer, layer = layers = choose_layers(options, model, [*methods.values()])
-    method_options = choose_options(options, [*methods.values()], model, layers) if not dense else {}
-    combines = [method for method in method_options if issubclass(method, package.ContributionCAM)]
-    if finer and not combines:
-        raise ValueError("--layer names several layers, which ContributionCAM alone makes one map of: name one")
-    if finer:
-        layer = find_coarsest(net, layers)
-        for method in combines:
-            method_options[method] = {"target_layers": layers, **method_options[method]}
-        if len(combines) < len(methods):
-            print(f"maps of methods other than ContributionCAM are of {layer} alone")
+    layer, methods = _choose_methods(options, model)
     folder = preparation.folder(options.images)
     check_photos(options, preparation, folder.paths, one_size="evaluate")
     tell_whites(preparation.white_level, folder.paths)
@@ -102,7 +96,7 @@ def evaluate(options: EvaluateOptions) -> None:
         net,
         Subset(folder, rows) if bad else folder,
         [layer],
-        {name: (method, method_options.get(method, {})) for name, method in methods.items()},
+        methods,
         None if dense else anomaly_target(net.head),
         images=options.count,
         batch_size=options.batch_size,
@@ -123,14 +117,37 @@ def evaluate(options: EvaluateOptions) -> None:
     if dense:
         checks = {"checks": {"localisation": located}}
     ways = {
-        name: _to_explain(options, name, method_options[method].get("target_layers", [layer]))
-        for name, method in methods.items()
+        name: _to_explain(options, name, of_method.get("target_layers", [layer]))
+        for name, (_, of_method) in methods.items()
         if not dense
     }
     with naming_all_bad(options, folder):
         page = study.report(options.out, **checks, commands=ways)
     _tell_verdicts(options.out / "report.json", ways)
     print(f"open {page.resolve().as_uri()}")
+
+
+def _choose_methods(options: EvaluateOptions, model: Any) -> tuple[str, dict[str, tuple[Any, dict[str, Any]]]]:
+    """Return the layer that is compared, and by name the methods with their options.
+
+    Raises:
+        ValueError: several layers are named, of which no method makes one map.
+    """
+    net = model.net
+    usual = ["ClosedFormGradCAM", "ContributionCAM"] if net.head.enumerated is None else ["ContributionCAM", "LIFTCAM"]
+    methods = {name: getattr(package, name) for name in options.method or usual}
+    *finer, layer = layers = choose_layers(options, model, [*methods.values()])
+    method_options = {} if net.is_dense else choose_options(options, [*methods.values()], model, layers)
+    combines = [method for method in method_options if issubclass(method, package.ContributionCAM)]
+    if finer and not combines:
+        raise ValueError("--layer names several layers, which ContributionCAM alone makes one map of: name one")
+    if finer:
+        layer = find_coarsest(net, layers)
+        for method in combines:
+            method_options[method] = {"target_layers": layers, **method_options[method]}
+        if len(combines) < len(methods):
+            print(f"maps of methods other than ContributionCAM are of {layer} alone")
+    return layer, {name: (method, method_options.get(method, {})) for name, method in methods.items()}
 
 
 def _refuse_few(options: EvaluateOptions) -> None:
@@ -222,3 +239,81 @@ def explore(options: ExploreOptions) -> None:
         options.out, heads=heads or None, single_file=options.single_file
     )
     print(f"open {page.resolve().as_uri()}")
+
+
+_TRIED = 4  # images
+_OTHER = "the backbone's transform does more than resize, crop and normalise: use export.onnx from Python"
+
+
+def export(options: Any) -> None:
+    """Write an explanation as one file, and a page around it."""
+    if options.images is not None:
+        name_classes(options.images)
+    import numpy as np
+    import torch
+    from PIL import Image
+
+    from pytorch_grad_cam_pcasvm import export
+    from pytorch_grad_cam_pcasvm.data.images import Images
+    from pytorch_grad_cam_pcasvm.export.web_page import MARK, runtime_files
+    from pytorch_grad_cam_pcasvm.runtime.files import check_folder
+
+    if options.page:
+        runtime_files(options.runtime)  # before anything takes long
+        check_folder(options.page, "page.css", MARK, "page")
+    model = open_model(options)
+    net, preparation = model.net, model.preparation
+    if preparation.varies:
+        raise ValueError(
+            f"{options.model} was fitted with --tile, so that photos of different size have images of different size, "
+            "and a file takes one: fit with --tiles, such as --tiles 3x2"
+        )
+    if net.head.enumerated is not None:
+        name = net.head.enumerated.predictor.name
+        raise ValueError(f"{name} runs outside of PyTorch, and is in no such file: draw its maps with '{RUN} explain'")
+    transform, steps = preparation.transform, preparation.steps or read_steps(preparation.transform)
+    if steps is None:
+        raise ValueError(_OTHER)
+    method = getattr(package, options.method)
+    layers = choose_layers(options, model, [method])
+    cam = method(net, layers, **choose_options(options, [method], model, layers)[method])
+    picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (300, 400, 3), np.uint8))
+    with warnings.catch_warnings():
+        if options.images is None:
+            warnings.simplefilter("ignore", package.OutsideTrainingWarning)
+            x = torch.stack([transform(picture.rotate(90 * turn)) for turn in range(_TRIED)])
+        else:
+            x = _some(Images(preparation.folder(options.images), thumbnails=0), options.images)
+        metadata = export.onnx(
+            cam, x, options.out, choose_targets(options, net), **steps, **preparation.reading, progress=True
+        )
+    explainer = export.Explainer(options.out)
+    if not np.allclose(explainer.prepared(picture), transform(picture), atol=1e-4):
+        options.out.unlink()
+        raise ValueError(_OTHER)
+    print(f"wrote {options.out}: maps of {_listed(metadata['titles'])}")
+    print(f"differs from PyTorch by at most {max(metadata['differences'].values()):.0e} of the largest value")
+    if options.page:
+        print(f"open {export.page(options.out, options.page, options.runtime).resolve().as_uri()}")
+
+
+def _listed(titles: list[str]) -> str:
+    """Return the titles of maps as a list in words, components as one."""
+    decision_titles = [title for title in titles if not title.startswith("component ")]
+    count = len(titles) - len(decision_titles)
+    components = [titles[0] if count == 1 else f"{count} components"] if count else []
+    return ", ".join([*components, *decision_titles])
+
+
+def _some(images: Any, folder: Any) -> Any:
+    """Return a few images of a folder that can be read."""
+    import torch
+
+    some: list[Any] = []
+    for row in range(len(images)):
+        some += images.read([row]).images.unbind()
+        if len(some) == _TRIED:
+            break
+    if not some:
+        raise ValueError(f"none of the {len(images)} images in {folder} can be read")
+    return torch.stack(some)

@@ -2,18 +2,15 @@
 
 import csv
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytorch_grad_cam_pcasvm as package
 from pytorch_grad_cam_pcasvm.cli.folders import find_normal, refuse_bad, tell_bad
 from pytorch_grad_cam_pcasvm.cli.gallery import Card, Gallery
-from pytorch_grad_cam_pcasvm.cli.methods import choose_layers, choose_options, choose_targets
-from pytorch_grad_cam_pcasvm.cli.models import open_model
-from pytorch_grad_cam_pcasvm.cli.preparation import tell_whites
-from pytorch_grad_cam_pcasvm.cli.tiling import check_photos
+from pytorch_grad_cam_pcasvm.cli.models import choose_layers, choose_options, choose_targets, open_model
+from pytorch_grad_cam_pcasvm.cli.preparation import check_photos, tell_whites
 from pytorch_grad_cam_pcasvm.data.photo_files import list_photos, name_classes
 from pytorch_grad_cam_pcasvm.runtime.files import name_path
 
@@ -23,55 +20,24 @@ _COMPONENTS = 3  # that are drawn, those that carry most of the decision
 _COMPRESSION = 1  # of PNG: a tenth larger than by default, in a quarter of the time
 
 
-class Drawn(NamedTuple):
-    """The maps of a picture.
-
-    Attributes:
-        name: its name in the folder.
-        label: its predicted class, or None.
-        truth: the class of its folder, or None.
-        right: whether they are the same; None: there is no such class to predict, or none is.
-        numbers: the values of the targets by their titles; of heads that decide at every position also the share of
-            each class, or the highest anomaly.
-        passes: whether it is as good parts are; None: there is no threshold.
-        sheet: the picture to write.
-        said: the value of what is explained, in words; of anomalies what these are.
-        note: what else is to be known of it.
-        outcome: that its fault is missed, or that it raises a false alarm; None: neither, or not known.
-        is_good: whether it is labelled a good one; None: not known.
-    """
-
-    name: str
-    label: Any
-    truth: str | None
-    right: bool | None
-    passes: bool | None
-    numbers: dict[str, float]
-    sheet: Any
-    said: str
-    note: str = ""
-    outcome: str | None = None
-    is_good: bool | None = None
-
-
-def _drawn(name: str, sheets: Any, outputs: Any, row: int, sheet: Any, truth: str | None, note: str = "") -> Drawn:
-    numbers = dict(zip(sheets.about["titles"], outputs["values"][row].tolist(), strict=True))
+def _make_card(name: str, sheets: Any, outputs: Any, row: int, sheet: Any, truth: str | None, note: str = "") -> Card:
+    """Return the card of a picture: its sheet, numbers, and remarks."""
+    titles = sheets.about["titles"]
+    numbers = dict(zip(titles, outputs["values"][row].tolist(), strict=True))
     if "components" in outputs and outputs["components"].ndim == 2:  # all, whichever are drawn
         numbers = {title: number for title, number in numbers.items() if not title.startswith("component ")}
         numbers |= {f"component {b + 1}": number for b, number in enumerate(outputs["components"][row].tolist())}
-    if "anomaly" in outputs and not any(title.startswith("anomaly") for title in numbers):
-        numbers = {"anomaly": sheets.anomaly(outputs, row)} | numbers
-    if sheets.passes(outputs, row) is not None:
+    judged = sheets.judge(outputs, row, truth)
+    if judged.anomaly is not None and not any(title.startswith("anomaly") for title in numbers):
+        numbers = {"anomaly": judged.anomaly} | numbers
+    if judged.passes is not None:
         numbers["threshold"] = sheets.about["threshold"]
     shares = {f"share of {name}": share for name, share in sheets.shares(outputs, row).items()}
-    label = None if shares else sheets.predicted(outputs, row)
-    right, passes = sheets.right(outputs, row, truth), sheets.passes(outputs, row)
-    titles = sheets.about["titles"]
+    judged.label = None if shares else judged.label
+    judged.anomaly = next((number for title, number in numbers.items() if title.startswith("anomaly")), None)
     first = next((k for k, title in enumerate(titles) if not title.startswith("component ")), 0)
-    anomalies = any(title.startswith("anomaly") for title in numbers)
-    said = sheets.about.get("anomaly", "") if anomalies else sheets.said(outputs, row, first)
-    outcome, is_good = sheets.outcome(outputs, row, truth), sheets.is_good(truth)
-    return Drawn(name, label, truth, right, passes, shares | numbers, sheet, said, note, outcome, is_good)
+    said = sheets.said(outputs, row, first) if judged.anomaly is None else sheets.about.get("anomaly", "")
+    return Card(name, sheet, judged, shares | numbers, said, note)
 
 
 def explain(options: Any) -> None:
@@ -92,28 +58,25 @@ def explain(options: Any) -> None:
     values = out / "values.csv"
     with name_path(values), values.open("w", newline="", encoding="utf-8") as file:
         table = csv.writer(file)
-        for name, label, truth, right, passes, numbers, sheet, said, note, outcome, is_good in tqdm(
-            chain(first, drawn), total=count, unit="image", leave=False, delay=_PATIENCE
-        ):
+        for card in tqdm(chain(first, drawn), total=count, unit="image", leave=False, delay=_PATIENCE):
+            judged = card.judged
+            has_truth = judged.truth is not None
             if not file.tell():
-                verdict = [] if passes is None else ["verdict"]
-                titles = [_COLUMNS.get(title, title) for title in numbers]
-                table.writerow(["image", "predicted", *["labelled"][: truth is not None], *verdict, *titles, "note"])
-            words = ["" if label is None else label, *[truth][: truth is not None]]
-            words += [] if passes is None else ["pass" if passes else "fail"]
-            table.writerow([name, *words, *(f"{number:.9g}" for number in numbers.values()), note])
-            path = out / Path(name).with_suffix(".png")
+                verdict = [] if judged.passes is None else ["verdict"]
+                titles = [_COLUMNS.get(title, title) for title in card.numbers]
+                table.writerow(["image", "predicted", *["labelled"][:has_truth], *verdict, *titles, "note"])
+            words = ["" if judged.label is None else judged.label, *[judged.truth][:has_truth]]
+            words += [] if judged.passes is None else ["pass" if judged.passes else "fail"]
+            table.writerow([card.name, *words, *(f"{number:.9g}" for number in card.numbers.values()), card.note])
+            path = out / Path(card.name).with_suffix(".png")
             if path in written:  # of a picture of the same name, but for its ending
-                path = out / f"{name}.png"
+                path = out / f"{card.name}.png"
             written.add(path)
             with name_path(path):
                 path.parent.mkdir(parents=True, exist_ok=True)
-                sheet.save(path, compress_level=_COMPRESSION)
-            anomaly = next((number for title, number in numbers.items() if title.startswith("anomaly")), None)
-            value = numbers.get(explained)
-            file_name = path.relative_to(out).as_posix()
-            card = Card(name, file_name, sheet, label, truth, right, anomaly, value, said, note, passes)
-            gallery.add(replace(card, outcome=outcome, is_good=is_good))
+                card.sheet.save(path, compress_level=_COMPRESSION)
+            card.value, card.file = card.numbers.get(explained), path.relative_to(out).as_posix()
+            gallery.add(card)
     tell_bad(bad)
     with name_path(out / "index.html"):
         gallery.write(out / "index.html")
@@ -122,7 +85,7 @@ def explain(options: Any) -> None:
     print(f"open {(out / 'index.html').resolve().as_uri()}")
 
 
-def _with_file(options: Any, bad: list[str]) -> tuple[int, Iterator[Drawn]]:
+def _with_file(options: Any, bad: list[str]) -> tuple[int, Iterator[Card]]:
     """Return the number of pictures, and their explanations by a file; unreadable ones go to ``bad``."""
     from pytorch_grad_cam_pcasvm.export.explainer import Explainer, UnreadableImageError
 
@@ -134,7 +97,7 @@ def _with_file(options: Any, bad: list[str]) -> tuple[int, Iterator[Drawn]]:
     explainer.good = find_normal(sorted(names))
     tell_whites(explainer.about["input"].get("white_level"), paths)
 
-    def drawn(path: Path) -> Iterator[Drawn]:
+    def drawn(path: Path) -> Iterator[Card]:
         name = path.relative_to(folder).as_posix()
         try:
             picture = explainer.read(path)
@@ -145,7 +108,7 @@ def _with_file(options: Any, bad: list[str]) -> tuple[int, Iterator[Drawn]]:
             return
         outputs = explainer(explainer.prepared(picture)[None])
         truth = name.split("/")[0] if "/" in name else None
-        yield _drawn(name, explainer, outputs, 0, explainer.sheet(picture, outputs, truth=truth), truth)
+        yield _make_card(name, explainer, outputs, 0, explainer.sheet(picture, outputs, truth=truth), truth)
 
     return len(paths), (one for path in paths for one in drawn(path))
 
@@ -170,9 +133,9 @@ def _ends(net: Any, images: Any, parts: Any) -> dict[str, Any]:
     """
     from pytorch_grad_cam_pcasvm.head.anomalies import usual_reach
 
-    known = net.anomaly_range()
-    if known is not None:
-        return {"anomaly_range": list(known), "usual": usual_reach(net.head)}
+    ends = net.anomaly_range()
+    if ends is not None:
+        return {"anomaly_range": list(ends), "usual": usual_reach(net.head)}
     numbers = [net.anomaly_map(batch.images) for rows in parts if (batch := images.read(rows)).rows]
     if not numbers:
         return {}
@@ -191,18 +154,24 @@ def _keep_originals(folder: Any) -> dict[str, Any]:
     return originals
 
 
-def _with_network(options: Any, bad: list[str]) -> tuple[int, Iterator[Drawn]]:
-    """Return the number of pictures, and their explanations by a network; unreadable ones go to ``bad``."""
+def _rank_components(net: Any, x: Any, decision: Any, most: int) -> list[list[int]]:
+    """Return the components that carry most of a decision, the strongest first, for each image."""
     import torch
 
+    from pytorch_grad_cam_pcasvm.maps import decision_shares
+
+    with torch.no_grad():
+        shares = decision_shares(net(x), decision).abs()
+    return shares.argsort(descending=True, stable=True)[:, :most].tolist()  # type: ignore[no-any-return]
+
+
+def _with_network(options: Any, bad: list[str]) -> tuple[int, Iterator[Card]]:
+    """Return the number of pictures, and their explanations by a network; unreadable ones go to ``bad``."""
     from pytorch_grad_cam_pcasvm.data.images import Images, as_picture
     from pytorch_grad_cam_pcasvm.export.explainer import WHOLE, Sheets, find_frame
-    from pytorch_grad_cam_pcasvm.export.outputs import name_outputs
-    from pytorch_grad_cam_pcasvm.export.titles import about
+    from pytorch_grad_cam_pcasvm.export.outputs import about, name_outputs
     from pytorch_grad_cam_pcasvm.head.anomalies import tells_anomalies
-    from pytorch_grad_cam_pcasvm.maps.recombination import carried
-    from pytorch_grad_cam_pcasvm.methods.warn_once import unlike
-    from pytorch_grad_cam_pcasvm.network.features import is_dense
+    from pytorch_grad_cam_pcasvm.methods.warn_once import are_unlike_training
     from pytorch_grad_cam_pcasvm.network.modules import find_device
 
     model = open_model(options)
@@ -218,9 +187,9 @@ def _with_network(options: Any, bad: list[str]) -> tuple[int, Iterator[Drawn]]:
     steps, most = preparation.steps, options.components or _COMPONENTS
     decisions = [target for target in targets if not isinstance(target, package.PCATarget)]
     # Where components are wanted, and carry a decision.
-    ranked = len(decisions) < len(targets) and net.head.decision_position is not None and not is_dense(net.pool)
+    ranked = len(decisions) < len(targets) and net.head.decision_position is not None and not net.is_dense
 
-    def drawn(rows: range) -> Iterator[Drawn]:
+    def drawn(rows: range) -> Iterator[Card]:
         originals.clear()
         batch = images.read(rows)
         if batch.bad and not options.skip_bad_images:
@@ -232,16 +201,14 @@ def _with_network(options: Any, bad: list[str]) -> tuple[int, Iterator[Drawn]]:
         x = batch.images.to(find_device(net))
         chosen, parts = targets, [[]] * len(x)  # type: list[Any], list[list[int]]
         if ranked:
-            with torch.no_grad():
-                shares = carried(net(x), decisions[0]).abs()
-            parts = shares.argsort(descending=True, stable=True)[:, :most].tolist()
+            parts = _rank_components(net, x, decisions[0], most)
             carrying = sorted({b for of_image in parts for b in of_image})
             chosen = [*decisions, *map(package.PCATarget, carrying)]
         maps = cam.explain(x, chosen)
         sheets = Sheets(about(maps.targets, net) | ends)
         sheets.outline, sheets.good = options.outline, find_normal(images.names)
         outputs = {name: tensor.double().cpu().numpy() for name, tensor in name_outputs(maps).items()}
-        for place, (row, far) in enumerate(zip(batch.rows, unlike(maps.output), strict=True)):
+        for place, (row, far) in enumerate(zip(batch.rows, are_unlike_training(maps.output), strict=True)):
             picture: Any = as_picture(images.picture(batch.images[place].float()))
             frame: Any = WHOLE
             if steps is not None:  # the picture itself, in its own shape
@@ -252,10 +219,10 @@ def _with_network(options: Any, bad: list[str]) -> tuple[int, Iterator[Drawn]]:
             shown = [*range(len(decisions)), *strongest] if ranked else None
             note = "unlike the training pictures" if far else ""
             sheet = sheets.drawn(picture, outputs, place, frame=frame, truth=truth, shown=shown, note=note)
-            yield _drawn(images.id(row), sheets, outputs, place, sheet, truth, note)
+            yield _make_card(images.id(row), sheets, outputs, place, sheet, truth, note)
 
-    every = range(len(images))
+    all_rows = range(len(images))
     together = 1 if preparation.varies else options.batch_size
-    parts = [every[first : first + together] for first in every[::together]]
-    ends = {} if not (is_dense(net.pool) and tells_anomalies(net.head)) else _ends(net, images, parts)
+    parts = [all_rows[first : first + together] for first in all_rows[::together]]
+    ends = {} if not (net.is_dense and tells_anomalies(net.head)) else _ends(net, images, parts)
     return len(images), (one for rows in parts for one in drawn(rows))

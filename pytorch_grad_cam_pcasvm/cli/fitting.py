@@ -8,36 +8,44 @@ from pathlib import Path
 from typing import Any
 
 import pytorch_grad_cam_pcasvm as package
-from pytorch_grad_cam_pcasvm.cli.anomalies import keep_left_out, split_good
 from pytorch_grad_cam_pcasvm.cli.arguments import CLASSIFIERS, FitOptions
 from pytorch_grad_cam_pcasvm.cli.choosing import (
+    GOOD_PARTS,
+    assemble_pipeline,
     choose,
     describe_choice,
     explain_poor,
-    list_recalls,
-    tell_next_step,
-    tell_score,
-)
-from pytorch_grad_cam_pcasvm.cli.classifiers import (
-    GOOD_PARTS,
-    assemble_pipeline,
     fit_classifier,
     learns_from_good_parts,
+    list_recalls,
     make_classifier,
+    tell_next_step,
+    tell_score,
     tell_search,
 )
-from pytorch_grad_cam_pcasvm.cli.folders import accuracy, classes_in, find_normal, tell_bad, tell_empty, two_classes
-from pytorch_grad_cam_pcasvm.cli.groups import group_photos, name_objects
+from pytorch_grad_cam_pcasvm.cli.folders import (
+    accuracy,
+    classes_in,
+    find_normal,
+    group_photos,
+    name_objects,
+    tell_bad,
+    tell_empty,
+    two_classes,
+)
 from pytorch_grad_cam_pcasvm.cli.models import check_layers, choose_device, first_image, make_named
 from pytorch_grad_cam_pcasvm.cli.patch_fitting import RATE, fit_labelled, teach_patches
 from pytorch_grad_cam_pcasvm.cli.patches import BACKGROUND, PatchOptions
+from pytorch_grad_cam_pcasvm.cli.photos import keep_left_out, split_good
 from pytorch_grad_cam_pcasvm.cli.preparation import (
+    apply_tiles,
+    check_photos,
     choose_preparation,
     resize_of_masks,
     tell_crop,
+    tell_stretched,
     with_whites,
 )
-from pytorch_grad_cam_pcasvm.cli.tiling import apply_tiles, check_photos, tell_stretched
 from pytorch_grad_cam_pcasvm.cli.training import TrainingSet, training_set
 from pytorch_grad_cam_pcasvm.data.photo_files import list_photos
 from pytorch_grad_cam_pcasvm.model.preparation import Preparation
@@ -69,37 +77,39 @@ def fit(options: FitOptions) -> None:
     is_taught = _is_taught(options, of_good_parts)
     _check(options)
     from pytorch_grad_cam_pcasvm.network.auto_layers import refuse_unmappable
-    from pytorch_grad_cam_pcasvm.network.features import FeatureSource, is_dense
+    from pytorch_grad_cam_pcasvm.network.features import FeatureSource
     from pytorch_grad_cam_pcasvm.network.modules import find_device
 
-    made = make_named(options, options.size)
-    check_layers(made.net, [*options.features, *options.layer])
-    made.net.to(choose_device(options.device))
-    preparation = choose_preparation(made, options, None, fits=True)
-    layer, pool = _choose_features(options, made.net, preparation), _parse_pool(options)
-    made, preparation, layer, pool = apply_tiles(options, made, preparation, layer, pool)
+    network = make_named(options, options.size)
+    check_layers(network.net, [*options.features, *options.layer])
+    network.net.to(choose_device(options.device))
+    preparation = choose_preparation(network, options, None, fits=True)
+    layer, pool = _choose_features(options, network.net, preparation), _parse_pool(options)
+    network, preparation, layer, pool = apply_tiles(options, network, preparation, layer, pool)
     folder = preparation.folder(options.images)
-    check_photos(options, preparation, folder.paths, one_size=f"--pool {options.pool}" if is_dense(pool) else "")
-    tell_stretched(made.net, preparation, folder.paths)
+    check_photos(options, preparation, folder.paths, one_size=f"--pool {options.pool}" if options.is_dense else "")
+    tell_stretched(network.net, preparation, folder.paths)
     with_whites(preparation, folder.paths, options.images)
     tell_crop(preparation, folder.paths)
     patches = _patches(options, preparation, folder)
     if options.layer:
-        x = first_image(preparation).to(find_device(made.net))
-        source = FeatureSource.of(made.net, layer, pool).at(made.net, x)
-        refuse_unmappable(made.net, source, options.layer, x, "--layer {}")
+        x = first_image(preparation).to(find_device(network.net))
+        source = FeatureSource.of(network.net, layer, pool).at(network.net, x)
+        refuse_unmappable(network.net, source, options.layer, x, "--layer {}")
     groups = group_photos(folder.paths, _name_objects(options, folder.paths, has_classes=has_classes))
-    with training_set(options, options.images, made.net, preparation, layer, pool, options.layer, patches) as training:
+    with training_set(
+        options, options.images, network.net, preparation, layer, pool, options.layer, patches
+    ) as training:
         if is_taught:
             tell_bad(training.bad)
             fitted, about = teach_patches(
-                options, training, made, preparation, folder, layer, classes or [], groups, typed=typed
+                options, training, network, preparation, folder, layer, classes or [], groups, typed=typed
             )
         else:
             fitted, about = _fit_head(
                 options, training, classes, patches, preparation, groups, typed=typed, of_good_parts=of_good_parts
             )
-    _write_model(options, made, fitted, layer, pool, training, preparation, about)
+    _write_model(options, network, fitted, layer, pool, training, preparation, about)
     if of_good_parts:
         print("it was fitted on good parts alone: to see how well it finds defects, evaluate it with --masks")
     if fitted.enumerated is not None:
@@ -174,14 +184,14 @@ def _count_fewest(training: TrainingSet, groups: Any, *, of_good_parts: bool, un
 
 
 def _write_model(
-    options: FitOptions, made: Any, fitted: Any, layer: Any, pool: Any, training: TrainingSet, preparation: Preparation,
-    about: Mapping[str, Any],
+    options: FitOptions, network: Any, fitted: Any, layer: Any, pool: Any, training: TrainingSet,
+    preparation: Preparation, about: Mapping[str, Any],
 ) -> None:  # fmt: skip
     """Write the model, and say so."""
     from pytorch_grad_cam_pcasvm.model.fitting import assemble_model
 
     model = assemble_model(
-        made, fitted, training.blocks.first, layer, pool, layers=options.layer or training.blocks.last,
+        network, fitted, training.blocks.first, layer, pool, layers=options.layer or training.blocks.last,
         means=training.means, preparation=preparation, normal=options.normal, about=about,
     )  # fmt: skip
     _tell_left_out(training.blocks.left_out)
@@ -205,13 +215,12 @@ def _choose_features(options: FitOptions, backbone: Any, preparation: Preparatio
         ValueError: no block has positions.
     """
     from pytorch_grad_cam_pcasvm.network.auto_layers import fine_features, last_features
-    from pytorch_grad_cam_pcasvm.network.features import is_dense
     from pytorch_grad_cam_pcasvm.network.modules import find_device
 
     if options.features:
         return options.features[0] if len(options.features) == 1 else options.features
     x = first_image(preparation).to(find_device(backbone))
-    fine = fine_features(backbone, x) if is_dense(_parse_pool(options)) else []
+    fine = fine_features(backbone, x) if options.is_dense else []
     if fine:
         print(f"features: {' and '.join(fine)}, whose positions are fine enough for small things (another: --features)")
         return fine[0] if len(fine) == 1 else fine
@@ -270,9 +279,7 @@ def _check_normal(options: Any, classes: Sequence[str] | None, of_good_parts: bo
 
 def _patches(options: Any, preparation: Preparation, folder: Any) -> PatchOptions | None:
     """Return which patches are kept, and the source of their labels; None: there is one row for each image."""
-    from pytorch_grad_cam_pcasvm.network.features import is_dense
-
-    if not is_dense(_parse_pool(options)):
+    if not options.is_dense:
         return None
     masks, resize = None, None
     if options.masks is not None:
@@ -382,9 +389,9 @@ def _check(options: FitOptions) -> None:
         options.components = _COMPONENTS.get(options.classifier, 8)
     options.rate = options.rate or RATE
     if options.classifier in ("forest", "boosting"):
-        from pytorch_grad_cam_pcasvm.head.storage import skops_io
+        from pytorch_grad_cam_pcasvm.head import storage
 
-        skops_io()
+        storage.skops_io()
 
 
 def _examples(folder: Any, rows: Mapping[int, int]) -> dict[int, Any]:

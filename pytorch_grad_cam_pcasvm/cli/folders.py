@@ -1,6 +1,7 @@
-"""Folders of images: their photos and classes, and how many photos are classified correctly."""
+"""Folders of images: their photos, classes and objects, and how many photos are classified correctly."""
 
-from collections import Counter
+import hashlib
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,10 +26,10 @@ def classes_in(root: Path, wanted: Sequence[str]) -> Sequence[str] | None:
     splits = list_splits(root)
     if splits:
         meant = next((name for name in splits if name.lower() in wanted), splits[0])
-        named = " and ".join([", ".join(splits[:-1]), splits[-1]] if len(splits) > 1 else splits)
+        split_names = " and ".join([", ".join(splits[:-1]), splits[-1]] if len(splits) > 1 else splits)
         phrase = "look like splits, not classes" if len(splits) > 1 else "looks like a split, not a class"
         are = "folders are" if len(splits) > 1 else "only folder is"
-        raise ValueError(f"the {are} named {named}, which {phrase}: did you mean {root / meant}?")
+        raise ValueError(f"the {are} named {split_names}, which {phrase}: did you mean {root / meant}?")
     return name_classes(root)
 
 
@@ -65,10 +66,10 @@ def tell_empty(root: Path, names: Sequence[str]) -> None:
 def refuse_bad(options: Any, reasons: Mapping[str, str]) -> None:
     """Refuse images that cannot be read, naming all with the reason, unless such images are to be skipped."""
     if reasons and not options.skip_bad_images:
-        named = ", ".join(f"{name} ({reason})" for name, reason in reasons.items())
+        photos = ", ".join(f"{name} ({reason})" for name, reason in reasons.items())
         if len(reasons) > 1:
             raise OSError(
-                f"{len(reasons)} photos cannot be read: {named}; mend or delete them, or add --skip-bad-images"
+                f"{len(reasons)} photos cannot be read: {photos}; mend or delete them, or add --skip-bad-images"
             )
         ((name, reason),) = reasons.items()
         raise OSError(f"{name} cannot be read ({reason}): mend or delete it, or add --skip-bad-images")
@@ -115,3 +116,59 @@ def accuracy(labels: Sequence[Any], correct: Any) -> str:
     balanced = sum(of_class.values()) / len(of_class)
     by_class = ", ".join(f"{label} {part:.0%}" for label, part in of_class.items())
     return f"{hits.total() / len(labels):.0%} correct, balanced accuracy {balanced:.0%} ({by_class})"
+
+
+def name_objects(paths: Sequence[Path], root: Path, level: int, *, has_classes: bool) -> list[str]:
+    """Return the name of the object of each photo: its folders below its class's, down to a level.
+
+    Args:
+        paths: of the photos.
+        root: their folder.
+        level: 1 is the folders in it, 2 those in these, and so on.
+        has_classes: whether the folders of level 1 are the classes.
+
+    Raises:
+        ValueError: that level is the classes, or a photo has no folder there.
+    """
+    if has_classes and level == 1:
+        raise ValueError(
+            f"--groups 1 is the folders of the classes in {root}: name the level of the objects, such as 2 for "
+            f"{root / 'crack' / 'part07' / '3.jpg'}"
+        )
+    names = []
+    for path in paths:
+        folders = path.relative_to(root).parent.parts
+        if len(folders) < level:
+            inside = f"only {'/'.join(folders)}" if folders else "none"
+            raise ValueError(f"--groups {level}: {path} has no folder at level {level} below {root}, {inside}")
+        names.append("/".join(folders[int(has_classes) : level]))
+    return names
+
+
+def group_photos(paths: Sequence[Path], objects: Sequence[str] | None = None) -> Any:
+    """Return the number of the group of each photo, shape (N,): of one object, or the same file; None: all differ.
+
+    Args:
+        paths: of the photos.
+        objects: the name of the object of each; None: each is its own.
+    """
+    import numpy as np
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    alike = defaultdict[Any, list[int]](list)
+    for row, name in enumerate(objects or ()):
+        alike[name].append(row)
+    sizes = defaultdict[int, list[int]](list)
+    for row, path in enumerate(paths):
+        if path.is_file():
+            sizes[path.stat().st_size].append(row)
+    for rows in sizes.values():
+        for row in rows if len(rows) > 1 else ():  # files of different sizes differ
+            alike[hashlib.sha256(paths[row].read_bytes()).digest()].append(row)
+    pairs = [(rows[0], row) for rows in alike.values() for row in rows[1:]]
+    if not pairs and objects is None:
+        return None
+    count, (first, second) = len(paths), np.array(pairs, int).reshape(-1, 2).T
+    edges = coo_array((np.ones(len(pairs)), (first, second)), shape=(count, count))
+    return connected_components(edges, directed=False)[1]

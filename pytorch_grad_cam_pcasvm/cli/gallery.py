@@ -7,10 +7,13 @@ import base64
 import html
 import io
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
+
+if TYPE_CHECKING:
+    from pytorch_grad_cam_pcasvm.export.explainer import Judgement
 
 _WIDTH, _QUALITY = 560, 82  # pixels of a picture, and of JPEG
 _PAGE = """<!DOCTYPE html>
@@ -113,37 +116,28 @@ _SCRIPT = """
 
 @dataclass
 class Card:
-    """A picture of the gallery.
+    """The maps of a picture, as the gallery and the table have them.
 
     Attributes:
-        name: of the picture.
-        file: of the large sheet, beside the page.
+        name: of the picture in its folder.
         sheet: the sheet, of which the large pictures are shown.
-        label: the predicted class, or None.
-        truth: the class of its folder, or None.
-        right: whether they are the same, or None.
-        anomaly: how unlike the training set it is, or None.
-        value: the value of what is explained, or None.
-        said: that value in words; of anomalies what these are.
+        judged: what is decided of it, and whether that is right.
+        numbers: the values of the targets by their titles; of heads that decide at every position also the share of
+            each class, or the highest anomaly.
+        said: the value of what is explained, in words; of anomalies what these are.
         note: what else is to be known of it, such as that it is unlike the training pictures; empty: nothing.
-        passes: whether it is as good parts are; None: there is no threshold.
-        outcome: that its fault is missed, or that it raises a false alarm; None: neither, or not known.
-        is_good: whether it is labelled a good one; None: not known.
+        value: the value of what is explained, or None.
+        file: of the large sheet, beside the page.
     """
 
     name: str
-    file: str
     sheet: Any
-    label: Any
-    truth: Any
-    right: bool | None
-    anomaly: float | None
-    value: float | None = None
+    judged: "Judgement"
+    numbers: dict[str, float] = field(default_factory=dict)
     said: str = ""
     note: str = ""
-    passes: bool | None = None
-    outcome: str | None = None
-    is_good: bool | None = None
+    value: float | None = None
+    file: str = ""
 
 
 class Gallery:
@@ -166,58 +160,45 @@ class Gallery:
 
     def add(self, card: Card) -> None:
         """Add a card; its picture is kept small."""
-        judged, wrong = card.right is not None, card.right is False
-        self._judged += judged
+        judged = card.judged
+        has_label, wrong = judged.right is not None, judged.right is False
+        self._judged += has_label
         self._wrong += wrong
-        self._tested += card.passes is not None
-        self._failed += card.passes is False
-        if card.is_good is not None and (card.passes is not None or judged):
-            self._outcomes[card.is_good][card.outcome] += 1
+        self._tested += judged.passes is not None
+        self._failed += judged.passes is False
+        if judged.is_good is not None and (judged.passes is not None or has_label):
+            self._outcomes[judged.is_good][judged.outcome] += 1
         picture = card.sheet.crop(card.sheet.info["pictures"])
         picture.thumbnail((_WIDTH, _WIDTH))
         file = io.BytesIO()
         picture.save(file, "JPEG", quality=_QUALITY)
-        words = [html.escape(card.name)]
-        if card.label is not None:
-            verdict = f", labelled {card.truth}" if wrong else ", right" if judged else ""
-            words.insert(0, f"<b>{html.escape(f'{card.label}{verdict}')}</b>")
-        if card.anomaly is not None:
-            verdict = "" if card.passes is None else "pass: " if card.passes else "fail: "
-            what = html.escape(f" ({card.said})") if card.said else ""
-            words.insert(0, f"<b>{verdict}anomaly {card.anomaly:.3g}</b>{what}")
-        elif card.said:
-            words.insert(len(words) - 1, html.escape(card.said))
-        if card.note:
-            words.insert(1, f"<i>{html.escape(card.note)}</i>")
-        if card.outcome is not None:
-            words.insert(0, f"<b>{card.outcome}</b>")
-        bad, good = wrong or card.passes is False or card.outcome is not None, judged or card.passes is True
-        mark = "unlike" if card.note else "wrong" if bad else "right" if good else ""
+        bad = wrong or judged.passes is False or judged.outcome is not None
+        mark = "unlike" if card.note else "wrong" if bad else "right" if has_label or judged.passes is True else ""
         text = base64.b64encode(file.getvalue()).decode()
-        self._anomalies |= card.anomaly is not None
+        self._anomalies |= judged.anomaly is not None
         self._cards.append((
-            (card.outcome is None, float(not wrong) if card.anomaly is None else -card.anomaly),
+            (judged.outcome is None, float(not wrong) if judged.anomaly is None else -judged.anomaly),
             f'<figure class="{mark}"{self._described(card)}><a href="{quote(card.file)}">'
             f'<img loading="lazy" src="data:image/jpeg;base64,{text}" alt="{html.escape(card.name)} with its map"></a>'
-            f"<figcaption>{'<br>'.join(words)}</figcaption></figure>",
+            f"<figcaption>{'<br>'.join(_write_caption(card))}</figcaption></figure>",
         ))
 
     def _described(self, card: Card) -> str:
         """Return the attributes of a card for filters and sorting, and collect the choices of the filters."""
-        told = {}
-        if card.label is not None:
-            told["label"] = str(card.label)
-        if card.truth is not None:
-            told["truth"] = str(card.truth)
-        if card.passes is not None:
-            told["verdict"] = card.outcome or ("pass" if card.passes else "fail")
-        elif card.right is not None:
-            told["verdict"] = "right" if card.right else card.outcome or "wrong"
-        for name, word in told.items():
+        judged, attributes = card.judged, dict[str, str]()
+        if judged.label is not None:
+            attributes["label"] = str(judged.label)
+        if judged.truth is not None:
+            attributes["truth"] = str(judged.truth)
+        if judged.passes is not None:
+            attributes["verdict"] = judged.outcome or ("pass" if judged.passes else "fail")
+        elif judged.right is not None:
+            attributes["verdict"] = "right" if judged.right else judged.outcome or "wrong"
+        for name, word in attributes.items():
             self._choices[name].add(word)
-        number = card.value if card.anomaly is None else card.anomaly
-        told |= {"name": card.name} | ({} if number is None else {"value": f"{number:.9g}"})
-        return "".join(f' data-{name}="{html.escape(word)}"' for name, word in told.items())
+        number = card.value if judged.anomaly is None else judged.anomaly
+        attributes |= {"name": card.name} | ({} if number is None else {"value": f"{number:.9g}"})
+        return "".join(f' data-{name}="{html.escape(word)}"' for name, word in attributes.items())
 
     def _controls(self) -> str:
         """Return the filters and sort orders of the page; a filter with one choice is left out."""
@@ -229,12 +210,12 @@ class Gallery:
         if first == "most anomalous first":
             del orders["high"]
         names = {"label": "predicted", "truth": "folder", "verdict": "verdict"}
-        made = ""
+        menus = ""
         for name, words in self._choices.items():
             if len(words) > 1:
                 options = {"": "all"} | {f"={word}": word for word in sorted(words)}
-                made += f"<label>{names[name]} {_select(name, options)}</label>"
-        return made + f"<label>sort {_select('sort', orders)}</label>"
+                menus += f"<label>{names[name]} {_select(name, options)}</label>"
+        return menus + f"<label>sort {_select('sort', orders)}</label>"
 
     def list_outcomes(self) -> list[str]:
         """Return how many faults are missed and how many good photos raise a false alarm, in words; [] if unknown."""
@@ -262,9 +243,26 @@ class Gallery:
         path.write_text(page, encoding="utf-8")
 
 
+def _write_caption(card: Card) -> list[str]:
+    """Return the lines below the picture of a card, as HTML."""
+    judged, lines = card.judged, [html.escape(card.name)]
+    if judged.label is not None:
+        verdict = f", labelled {judged.truth}" if judged.right is False else ", right" if judged.right else ""
+        lines.insert(0, f"<b>{html.escape(f'{judged.label}{verdict}')}</b>")
+    if judged.anomaly is not None:
+        verdict = "" if judged.passes is None else "pass: " if judged.passes else "fail: "
+        unit = html.escape(f" ({card.said})") if card.said else ""
+        lines.insert(0, f"<b>{verdict}anomaly {judged.anomaly:.3g}</b>{unit}")
+    elif card.said:
+        lines.insert(len(lines) - 1, html.escape(card.said))
+    if card.note:
+        lines.insert(1, f"<i>{html.escape(card.note)}</i>")
+    return ([] if judged.outcome is None else [f"<b>{judged.outcome}</b>"]) + lines
+
+
 def _select(name: str, options: dict[str, str]) -> str:
     """Return a menu of options, their words by their values."""
-    made = "".join(
+    choices = "".join(
         f'<option value="{html.escape(value)}">{html.escape(words)}</option>' for value, words in options.items()
     )
-    return f'<select id="{name}">{made}</select>'
+    return f'<select id="{name}">{choices}</select>'

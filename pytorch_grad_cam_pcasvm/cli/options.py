@@ -1,6 +1,7 @@
-"""Options: each command has a dataclass of them, from which its parser is made."""
+"""Options: each command has a dataclass of them, from which its parser is made; lines of version 0.4 are translated."""
 
 import argparse
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, Field, field, fields
@@ -8,6 +9,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn, get_type_hints
 
+from pytorch_grad_cam_pcasvm.model.description import Description, read_description
 from pytorch_grad_cam_pcasvm.version import __version__
 
 _MEANT = {"gpu": "cuda"}  # what no spelling leads to
@@ -141,10 +143,10 @@ class ShowVersions(argparse.Action):
         parser.exit()
 
 
-def add_options(parser: Parser, kind: type) -> None:
+def add_options(parser: Parser, options_class: type) -> None:
     """Add the options of a dataclass to a parser, its own before inherited ones."""
-    hints, groups = get_type_hints(kind), dict[str, Any]()
-    for entry in sorted(fields(kind), key=lambda entry: entry.name not in kind.__annotations__):
+    hints, groups = get_type_hints(options_class), dict[str, Any]()
+    for entry in sorted(fields(options_class), key=lambda entry: entry.name not in options_class.__annotations__):
         about = entry.metadata
         if "text" not in about:
             continue
@@ -152,26 +154,90 @@ def add_options(parser: Parser, kind: type) -> None:
         if about.get("group"):
             where = groups.setdefault(about["group"], None) or parser.add_argument_group(about["group"])
             groups[about["group"]] = where
-        named: dict[str, Any] = {"help": about["text"] or argparse.SUPPRESS, "metavar": about["metavar"]}
+        arguments: dict[str, Any] = {"help": about["text"] or argparse.SUPPRESS, "metavar": about["metavar"]}
         parse, hint = about.get("parse"), hints[entry.name]
         base = next((part for part in (Path, int, float) if part in (hint, *getattr(hint, "__args__", ()))), None)
         if parse or base:
-            named["type"] = parse or base
+            arguments["type"] = parse or base
         if about.get("in_place"):
             if entry.default is not MISSING:
-                named |= {"nargs": "?", "default": entry.default}
-            where.add_argument(entry.name, **named)
+                arguments |= {"nargs": "?", "default": entry.default}
+            where.add_argument(entry.name, **arguments)
             continue
         if hint is bool:
-            del named["metavar"]
-            where.add_argument(*list_flags(entry), dest=entry.name, action="store_true", **named)
+            del arguments["metavar"]
+            where.add_argument(*list_flags(entry), dest=entry.name, action="store_true", **arguments)
         elif entry.default is MISSING:
-            where.add_argument(*list_flags(entry), dest=entry.name, action="append", default=None, **named)
+            where.add_argument(*list_flags(entry), dest=entry.name, action="append", default=None, **arguments)
         else:
-            where.add_argument(*list_flags(entry), dest=entry.name, default=entry.default, **named)
+            where.add_argument(*list_flags(entry), dest=entry.name, default=entry.default, **arguments)
 
 
-def read_options(kind: type, parsed: argparse.Namespace) -> Any:
+def read_options(options_class: type, parsed: argparse.Namespace) -> Any:
     """Return the options that a parser read, as their dataclass."""
-    values = {entry.name: getattr(parsed, entry.name) for entry in fields(kind) if hasattr(parsed, entry.name)}
-    return kind(**{name: value for name, value in values.items() if value is not None})
+    values = {entry.name: getattr(parsed, entry.name) for entry in fields(options_class) if hasattr(parsed, entry.name)}
+    return options_class(**{name: value for name, value in values.items() if value is not None})
+
+
+def translate(arguments: list[str]) -> list[str]:
+    """Return the arguments of a line of version 0.4 as they are typed now, having said so; others as they are.
+
+    There, ``--layer`` of ``fit`` is that of the features, and other commands take ``--head`` and a backbone.
+
+    Args:
+        arguments: of the command line.
+    """
+    command, pairs = arguments[:1], _pair(arguments[1:])
+    images = [value for flag, value in pairs if flag == "--images" and value is not None][-1:]
+    of_head = command not in (["fit"], ["explore"]) and any(flag == "--head" for flag, _ in pairs)
+    if not images and not of_head:
+        return arguments
+    rest = [(flag, value) for flag, value in pairs if flag != "--images"]
+    if command == ["fit"]:
+        has_features = any(flag == "--features" for flag, _ in rest)  # then it had no use for the other
+        rest = [("--features" if flag == "--layer" else flag, value) for flag, value in rest
+                if not (has_features and flag == "--layer")]  # fmt: skip
+    else:
+        rest = [("--model" if flag == "--head" else flag, value) for flag, value in rest]
+        models = [value for flag, value in rest if flag == "--model" and value is not None]
+        description = _read_description(Path(models[-1])) if models else None
+        if description is not None:  # the model says it
+            origin = description.backbone
+            own = origin.library == "function"  # which runs only if it is named
+            typed = {("--weights", origin.file)} | (set() if own else {("--backbone", origin.typed)})
+            rest = [(flag, value) for flag, value in rest if (flag, value) not in typed]
+    words = [word for flag, value in rest for word in _write(flag, value)]
+    new = [*command, *images, *words]
+    print(
+        f"this line is of version 0.4, and works until 0.6; now it is:\n  pcasvm-cam {shlex.join(new)}", file=sys.stderr
+    )
+    return new
+
+
+def _read_description(path: Path) -> Description | None:
+    """Return the description in a model's file; None of another or a damaged file, which is told later."""
+    try:
+        return read_description(path)
+    except ValueError:
+        return None
+
+
+def _write(flag: str, value: str | None) -> list[str]:
+    """Return an option as it is typed; a value that begins with a dash would be taken for another option."""
+    if value is None:
+        return [flag]
+    return [f"{flag}={value}"] if value.startswith("-") and flag.startswith("--") else [flag, value]
+
+
+def _pair(words: list[str]) -> list[tuple[str, str | None]]:
+    """Return flags with the value behind them, or None; a word without a flag is a flag of its own."""
+    pairs: list[tuple[str, str | None]] = []
+    for word in words:
+        flag, equals, value = word.partition("=")
+        if word.startswith("--") and equals:
+            pairs.append((flag, value))
+        elif not word.startswith("--") and pairs and pairs[-1][0].startswith("--") and pairs[-1][1] is None:
+            pairs[-1] = (pairs[-1][0], word)
+        else:
+            pairs.append((word, None))
+    return pairs

@@ -6,10 +6,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pytorch_grad_cam_pcasvm.cli.arguments import RUN, FitOptions
-from pytorch_grad_cam_pcasvm.cli.choosing import describe_head, list_settings
-from pytorch_grad_cam_pcasvm.cli.chosen_patches import draw_chosen
-from pytorch_grad_cam_pcasvm.cli.classifiers import fit_classifier, make_classifier
-from pytorch_grad_cam_pcasvm.cli.patches import PatchOptions
+from pytorch_grad_cam_pcasvm.cli.choosing import describe_head, fit_classifier, list_settings, make_classifier
+from pytorch_grad_cam_pcasvm.cli.patches import PatchOptions, draw_chosen
 from pytorch_grad_cam_pcasvm.cli.photos import LeftOut, Photos, compare_areas, measure_error
 from pytorch_grad_cam_pcasvm.cli.teaching import Teacher, choose_pooled, name_layers
 from pytorch_grad_cam_pcasvm.cli.training import TrainingSet, training_set
@@ -96,7 +94,7 @@ def fit_labelled(
 
 
 def teach_patches(
-    options: FitOptions, training: TrainingSet, made: Any, preparation: Preparation, folder: Any, layer: Any,
+    options: FitOptions, training: TrainingSet, network: Any, preparation: Preparation, folder: Any, layer: Any,
     names: Sequence[str], objects: Any, *, typed: bool,
 ) -> tuple[Any, dict[str, Any]]:  # fmt: skip
     """Return the head of patches that the maps of photos teach, and the model's description of its fit.
@@ -104,7 +102,7 @@ def teach_patches(
     Args:
         options: those of ``fit``; afterwards with what was chosen.
         training: the features of patches.
-        made: the backbone.
+        network: the backbone.
         preparation: of the photos.
         folder: the photos.
         layer: where the features of patches come from.
@@ -114,8 +112,8 @@ def teach_patches(
     """
     import numpy as np
 
-    whole, last, pool = choose_pooled(made, preparation)
-    fine = name_layers(made.net, layer)
+    whole, last, pool = choose_pooled(network, preparation)
+    fine = name_layers(network.net, layer)
     with training_set(options, options.images, whole.net, preparation, last, pool, fine) as pooled:
         labels = np.array(names)[pooled.numbers.numpy()]
         photos = Photos.split(np.array(pooled.rows), labels, objects, options.normal)
@@ -123,15 +121,15 @@ def teach_patches(
         teacher = Teacher(options, training, pooled, whole, folder, photos, last, pool, layers)
         lessons = teacher.teach()
     suspicions, doubtful = teacher.pick(lessons)
-    every = _gather(training, photos, lessons, suspicions, options.faults)
-    every[-1].tell()
-    heads = [_fit_fold(options, own, photos, typed=typed) for own in every[:-1]]
+    all_patches = _gather(training, photos, lessons, suspicions, options.faults)
+    all_patches[-1].tell()
+    heads = [_fit_fold(options, own, photos, typed=typed) for own in all_patches[:-1]]
     left_out = LeftOut(photos, options.rate or RATE)
     left_out.score(training.read_all, heads, training.spread)
     score = left_out.tell("photo" if options.groups is None else "object")
     if score:
         score["score"] |= _compare(options, left_out, photos, pooled, lessons)
-    head, about = _fit_all(options, every[-1], photos, typed=typed)
+    head, about = _fit_all(options, all_patches[-1], photos, typed=typed)
     _show_chosen(options, folder, training, suspicions[-1], doubtful)
     return head, training.describe() | about | score
 
@@ -191,7 +189,7 @@ def _compare(
     import numpy as np
     import torch
 
-    from pytorch_grad_cam_pcasvm.model.patch_heads import measure_evidence
+    from pytorch_grad_cam_pcasvm.model.choices import measure_evidence
 
     evidence = dict[int, float]()
     for lesson, (_, test) in zip(lessons, photos.folds, strict=False):
@@ -258,13 +256,13 @@ def _choose(
 
     None is returned in place of the options where there are too few photos.
     """
-    from pytorch_grad_cam_pcasvm.model.patch_heads import COMPONENTS, choose_candidate
+    from pytorch_grad_cam_pcasvm.model.choices import COMPONENTS_OF_PATCHES, choose_candidate
 
     options = replace(options, class_weight=_weight(options))
     settings: Sequence[Any] = [{}]
     components: Sequence[int] = [options.components or 1]
     if options.classifier == "svm":
-        components = components if typed else COMPONENTS
+        components = components if typed else COMPONENTS_OF_PATCHES
         settings = list_settings(options, ["--C"] * (options.C is None))
     if len(settings) == 1 and len(components) == 1:
         fits = components[0] < min(own.rows.shape)

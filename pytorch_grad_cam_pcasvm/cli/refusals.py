@@ -123,7 +123,7 @@ def refuse_targets(options: Any, classes: Sequence[Any], components: int, *, den
     for flag, name in (("--class", "category"), ("--versus", "versus")):
         typed = getattr(options, name, None)
         if typed is not None and typed not in names:
-            known = f"its classes are {', '.join(names)}" if names else "it has no classes"
-            raise ValueError(f"{flag}: this head has no class {typed!r}, {known}")
+            known_classes = f"its classes are {', '.join(names)}" if names else "it has no classes"
+            raise ValueError(f"{flag}: this head has no class {typed!r}, {known_classes}")
     if getattr(options, "category", None) is not None and options.category == options.versus:
         raise ValueError(f"--class and --versus are both {options.category}: name two classes")

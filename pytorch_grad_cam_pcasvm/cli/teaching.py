@@ -6,8 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pytorch_grad_cam_pcasvm.cli.arguments import FitOptions
-from pytorch_grad_cam_pcasvm.cli.choosing import choose
-from pytorch_grad_cam_pcasvm.cli.classifiers import fit_classifier, make_classifier
+from pytorch_grad_cam_pcasvm.cli.choosing import choose, fit_classifier, make_classifier
 from pytorch_grad_cam_pcasvm.cli.models import first_image
 from pytorch_grad_cam_pcasvm.cli.photos import Photos
 from pytorch_grad_cam_pcasvm.cli.training import TrainingSet
@@ -56,11 +55,11 @@ class Teacher:
     """
 
     def __init__(
-        self, options: FitOptions, training: TrainingSet, pooled: TrainingSet, made: Any, folder: Any, photos: Photos,
-        layer: Any, pool: Any, layers: Sequence[str],
+        self, options: FitOptions, training: TrainingSet, pooled: TrainingSet, network: Any, folder: Any,
+        photos: Photos, layer: Any, pool: Any, layers: Sequence[str],
     ) -> None:  # fmt: skip
         self._options, self._training, self._pooled = options, training, pooled
-        self._made, self._folder, self._photos = made, folder, photos
+        self._made, self._folder, self._photos = network, folder, photos
         self._layer, self._pool, self._layers = layer, pool, layers
 
     def teach(self) -> list[Lesson]:
@@ -175,12 +174,12 @@ class Teacher:
         of_good = measure_distances(reduced, good, good, parts, objects=objects).min(2)
         suspicions, doubtful = [], []
         for lesson in lessons:
-            known = [part for part in range(distances.shape[2]) if part != lesson.fold]
+            fitted_parts = [part for part in range(distances.shape[2]) if part != lesson.fold]
             by_class = {}
             for name in dict.fromkeys(photos.labels[~is_good].tolist()):
                 some = np.isin(faulty, lesson.fit) & (photos.labels[~is_good] == name)
                 maps = torch.stack([lesson.maps[number] for number in faulty[some].tolist()]).numpy()
-                by_class[name] = Suspicion(faulty[some], maps, distances[some][..., known].min(2))
+                by_class[name] = Suspicion(faulty[some], maps, distances[some][..., fitted_parts].min(2))
                 if lesson.fold is None:
                     maps = torch.stack([lesson.good_maps[name][number] for number in good.tolist()]).numpy()
                     reached = np.isfinite(of_good).all(1)  # a single good photo has no other
@@ -191,9 +190,9 @@ class Teacher:
         return suspicions, doubtful
 
 
-def _is_trusted(found: Any) -> bool:
+def _is_trusted(candidate: Any) -> bool:
     """Return whether an AUROC, of a candidate or a choice, is above chance by two standard errors; also if unknown."""
-    return not found.score - 2 * found.error <= 0.5
+    return not candidate.score - 2 * candidate.error <= 0.5
 
 
 def make_svm(options: FitOptions) -> Any:
@@ -201,22 +200,22 @@ def make_svm(options: FitOptions) -> Any:
     return make_classifier(options, 0)
 
 
-def choose_pooled(made: Any, preparation: Preparation) -> tuple[Any, Any, Any]:
+def choose_pooled(network: Any, preparation: Preparation) -> tuple[Any, Any, Any]:
     """Return the backbone of pooled features, the layer of these, the last block, and their pool.
 
     Args:
-        made: the backbone of the features of patches, which may be on tiles.
+        network: the backbone of the features of patches, which may be on tiles.
         preparation: of the photos.
     """
     from pytorch_grad_cam_pcasvm.network.auto_layers import last_features
     from pytorch_grad_cam_pcasvm.network.modules import find_device
     from pytorch_grad_cam_pcasvm.network.tiles import TiledNet
 
-    x = first_image(preparation).to(find_device(made.net))
-    if not isinstance(made.net, TiledNet):
-        return made, last_features(made.net, x), "mean"
-    last = last_features(made.net.net, made.net.find_tiling(x).cut(x)[:1])
-    return replace(made, net=made.net.with_features(last, "mean")), None, None
+    x = first_image(preparation).to(find_device(network.net))
+    if not isinstance(network.net, TiledNet):
+        return network, last_features(network.net, x), "mean"
+    last = last_features(network.net.net, network.net.find_tiling(x).cut(x)[:1])
+    return replace(network, net=network.net.with_features(last, "mean")), None, None
 
 
 def name_layers(net: Any, layer: Any) -> list[str]:

@@ -55,11 +55,11 @@ class TrainingSet:
 
 def layers_for_maps(backbone: Any, source: Any, x: Any) -> list[str]:
     """Return the layers that ``--layer auto`` compares, from the finest to the coarsest."""
-    from pytorch_grad_cam_pcasvm.network.auto_layers import last_blocks
-    from pytorch_grad_cam_pcasvm.network.modules import evaluating
+    from pytorch_grad_cam_pcasvm.network.auto_layers import find_last_blocks
+    from pytorch_grad_cam_pcasvm.network.modules import evaluation_mode
 
-    with evaluating(backbone):
-        return last_blocks(backbone, source, x)[-_AMONG:]
+    with evaluation_mode(backbone):
+        return find_last_blocks(backbone, source, x)[-_AMONG:]
 
 
 @contextmanager
@@ -91,7 +91,7 @@ def training_set(
     from pytorch_grad_cam_pcasvm.data.images import Images
     from pytorch_grad_cam_pcasvm.network.channel_means import BlockMeans
     from pytorch_grad_cam_pcasvm.network.features import FeatureSource
-    from pytorch_grad_cam_pcasvm.network.grid import Grid
+    from pytorch_grad_cam_pcasvm.network.grid import upsample_maps
     from pytorch_grad_cam_pcasvm.network.modules import find_device
 
     images = Images(preparation.folder(root), thumbnails=0)
@@ -118,7 +118,8 @@ def training_set(
         at = torch.from_numpy(np.ascontiguousarray(origins[:, 1:]))
         own = rows[origins[:, 0]].tolist()
         read_all = partial(_read_all, stored, backbone, source)
-        spread = Grid((), tuple(x.shape[2:]), source.at(backbone, x).cells).spread
+        cells = source.at(backbone, x).cells
+        spread = upsample_maps if cells is None else cells.spread
         yield TrainingSet(features.cpu(), numbers.cpu(), own, at, bad, means, blocks, read_all, spread)
 
 
@@ -174,7 +175,7 @@ def _stored(
     with tempfile.TemporaryDirectory() as nowhere:
         folder = cache_folder() / _name_for(backbone, source, pool, preparation, images, wanted)
         if not options.no_cache:
-            stored = _kept(folder, probe)
+            stored = _read_stored(folder, probe)
             if stored is not None and _are_bad(stored, images):
                 print(f"features: taken from {folder} (extract them anew with --no-cache)")
                 yield stored
@@ -202,13 +203,13 @@ def _told_of_temporary(folder: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        told: Any = error
+        refusal: Any = error
         if isinstance(error, OSError) and hasattr(error, "reason"):
             way = f"make room, or name a folder for temporary files in TMPDIR (it is {folder.parent} now)"
-            raise with_reason(error.errno, told.reason.removesuffix(KEPT), way) from error
+            raise with_reason(error.errno, refusal.reason.removesuffix(KEPT), way) from error
         error.args = tuple(part.replace(KEPT, "") if isinstance(part, str) else part for part in error.args)
         if hasattr(error, "reason"):
-            told.reason = told.reason.replace(KEPT, "")
+            refusal.reason = refusal.reason.replace(KEPT, "")
         raise
 
 
@@ -265,16 +266,16 @@ def _probe(backbone: Any, source: Any, preparation: Preparation, first: Any) -> 
     import torch
     from PIL import Image
 
-    from pytorch_grad_cam_pcasvm.network.features import features_of
-    from pytorch_grad_cam_pcasvm.network.modules import evaluating, find_device
+    from pytorch_grad_cam_pcasvm.network.features import compute_features
+    from pytorch_grad_cam_pcasvm.network.modules import evaluation_mode, find_device
 
     noise = np.random.default_rng(0).integers(0, 256, (64, 96, 3), np.uint8)
     rows = []
-    with evaluating(backbone), torch.no_grad():
+    with evaluation_mode(backbone), torch.no_grad():
         picture = Image.fromarray(noise).resize(preparation.enlarge(480, 320))
         for x in (first, preparation.transform(picture)[None]):
             x = x.to(find_device(backbone))
-            rows.append(features_of(backbone, source.at(backbone, x), x).float().cpu().flatten(1))
+            rows.append(compute_features(backbone, source.at(backbone, x), x).float().cpu().flatten(1))
     return torch.cat(rows, 1).numpy()  # the noise may have another size, as of a transform of one's own
 
 
@@ -346,7 +347,7 @@ def _fits_probe(folder: Path, probe: Any) -> bool:
     return before.shape == probe.shape and bool(np.linalg.norm(before - probe) <= _SAME * np.linalg.norm(probe))
 
 
-def _kept(folder: Path, probe: Any) -> Any:
+def _read_stored(folder: Path, probe: Any) -> Any:
     """Return the features in a folder, if all are there and the network still makes the same of pictures; or None."""
     from pytorch_grad_cam_pcasvm import atlas
 

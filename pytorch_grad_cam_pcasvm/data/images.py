@@ -17,7 +17,7 @@ from torchvision.datasets import DatasetFolder, ImageFolder
 
 from pytorch_grad_cam_pcasvm.data.photo_files import arranged, class_folders, list_photos, name_classes
 from pytorch_grad_cam_pcasvm.export.explainer import read_orientation, read_picture
-from pytorch_grad_cam_pcasvm.network.inputs import LABEL_KEYS, image_and_label, plain_tensor
+from pytorch_grad_cam_pcasvm.network.inputs import LABEL_KEYS, image_and_label
 
 THUMBNAIL = 96  # pixels, the longer side
 
@@ -144,7 +144,7 @@ class Images:
             ]
         else:
             return None
-        return [_plain(plain_tensor(label)) for label in labels]
+        return [_plain(image_and_label((None, label))[1]) for label in labels]
 
     def digest(self) -> str:
         """Return a digest of the rows' names and order."""
@@ -194,7 +194,7 @@ class Images:
             )
         if not image.is_floating_point():
             raise TypeError(f"the image is {image.dtype}, but the network takes floating-point values: scale it")
-        return plain_tensor(image), _plain(label)
+        return image_and_label(image)[0], _plain(label)
 
 
 def size_and_orientation(path: str | Path) -> tuple[tuple[int, int], int]:

@@ -118,9 +118,11 @@ class MaskClasses:
         """Return the numbers of the classes at every pixel of a mask, uint8, shape (H, W)."""
         if self.reading == "colour":
             colours = mask.as_colours().numbers
-            known = np.array(sorted(self.numbers))
-            labels = np.array([self.numbers[colour] for colour in known.tolist()], np.uint8)
-            return np.where(colours == BLACK, 0, labels[np.searchsorted(known, colours).clip(0, len(known) - 1)])
+            all_numbers = np.array(sorted(self.numbers))
+            labels = np.array([self.numbers[colour] for colour in all_numbers.tolist()], np.uint8)
+            return np.where(
+                colours == BLACK, 0, labels[np.searchsorted(all_numbers, colours).clip(0, len(all_numbers) - 1)]
+            )
         numbers = mask.as_shades().numbers if self.reading == "shade" and mask.kind == "index" else mask.numbers
         inside = numbers > self.threshold if self.values == [1] else numbers
         return inside.astype(np.uint8)  # classes are small, and nothing wraps around
@@ -145,7 +147,7 @@ def _check_palettes(root: Path, masks: Sequence[MaskFacts], only_inside: bool) -
     Raises:
         ValueError: colours blend, black has another number than 0, or two masks have different palettes.
     """
-    known: dict[int, tuple[int, Path]] = {}
+    first_files: dict[int, tuple[int, Path]] = {}
     for mask in masks:
         black = [number for number, colour in mask.palette.items() if _dark(colour) and number not in (0, UNLABELLED)]
         if black and not _dark(mask.palette.get(0, WHITE)):
@@ -154,7 +156,7 @@ def _check_palettes(root: Path, masks: Sequence[MaskFacts], only_inside: bool) -
                 "black number 0, or save it in grey"
             )
         for number, colour in mask.palette.items():
-            other, file = known.setdefault(number, (colour, mask.file))
+            other, file = first_files.setdefault(number, (colour, mask.file))
             if other != colour and not only_inside:
                 raise ValueError(
                     f"number {number} is #{other:06X} in the palette of {file}, but #{colour:06X} in that of "
@@ -219,16 +221,16 @@ def _refuse_blends(root: Path, masks: Sequence[MaskFacts]) -> None:
         ValueError: there are such.
     """
     for step in STEPS:
-        between, others = Counter[int](), Counter[int]()
+        between, apart = Counter[int](), Counter[int]()
         for mask in masks:
             scale = 0x010101 if mask.kind == "grey" else 1
             blended, not_blended = mask.blends.get(step, (Counter(), Counter()))
             between += Counter({number * scale: count for number, count in blended.items()})
             # Without neighbours of two other numbers nothing lies between.
             alone = not_blended if mask.blends else _by_colour(mask)
-            others += Counter({number * (scale if mask.blends else 1): count for number, count in alone.items()})
+            apart += Counter({number * (scale if mask.blends else 1): count for number, count in alone.items()})
         for colour, count in between.items():
-            if colour not in (BLACK, WHITE) and count > others[colour]:
+            if colour not in (BLACK, WHITE) and count > apart[colour]:
                 raise ValueError(
                     f"most of what has the colour #{colour:06X} in the masks in {root} lies between two other colours, "
                     "as at soft edges, so that it is no class: draw or save masks without smoothing"
@@ -243,21 +245,21 @@ def _class_numbers(
     Raises:
         ValueError: nobody can say which numbers are inside.
     """
-    each = [set(count) - {0} for count in counts]
-    numbers = sorted(set().union(*each))
+    number_sets = [set(count) - {0} for count in counts]
+    numbers = sorted(set().union(*number_sets))
     if not numbers:
         raise ValueError(f"all masks in {root} are black: what is inside must be white, or have a number")
     top = max(numbers)
-    lossy = [mask for mask, own in zip(masks, each, strict=True) if mask.lossy and own]
+    lossy = [mask for mask, own in zip(masks, number_sets, strict=True) if mask.lossy and own]
     _check_lossy(lossy, top)
     if len(numbers) == 1:
         return [1], 0
     largest = max((number for number in numbers if number != UNLABELLED), default=0)
     if largest <= MOST_CLASSES and not lossy:
-        _check_classes(root, masks, numbers, each)
+        _check_classes(root, masks, numbers, number_sets)
         return numbers, 0
     middle = 127 if _FULL <= top <= 255 else top // 2
-    several = [mask for mask, own in zip(masks, each, strict=True) if len(own) > 1]
+    several = [mask for mask, own in zip(masks, number_sets, strict=True) if len(own) > 1]
     soft = True if lossy else _soft(several, top)
     if soft and (only_inside or lossy or len(numbers) > _SHADES):
         return [1], middle
@@ -289,7 +291,9 @@ def _total(mask: MaskFacts, above: float, up_to: float) -> int:
     return sum(count for number, count in mask.counts.items() if above < number <= up_to)
 
 
-def _check_classes(root: Path, masks: Sequence[MaskFacts], numbers: Sequence[int], each: Sequence[set[int]]) -> None:
+def _check_classes(
+    root: Path, masks: Sequence[MaskFacts], numbers: Sequence[int], number_sets: Sequence[set[int]]
+) -> None:
     """Refuse small numbers that are no classes.
 
     Raises:
@@ -301,8 +305,8 @@ def _check_classes(root: Path, masks: Sequence[MaskFacts], numbers: Sequence[int
             f"the masks in {root} have {len(labels)} numbers up to {max(labels)}, which look like the soft edge of one "
             f"class: {_TO_WRITE}"
         )
-    if UNLABELLED in numbers and not any(UNLABELLED in own and len(own) > 1 for own in each):
-        white = next(mask.file for mask, own in zip(masks, each, strict=True) if UNLABELLED in own)
+    if UNLABELLED in numbers and not any(UNLABELLED in own and len(own) > 1 for own in number_sets):
+        white = next(mask.file for mask, own in zip(masks, number_sets, strict=True) if UNLABELLED in own)
         raise ValueError(
             f"in {root}, {white} has nothing but {UNLABELLED} inside, and others {', '.join(map(str, labels))}: is "
             f"{UNLABELLED} white, or not labelled? {_TO_WRITE.capitalize()}"
@@ -323,7 +327,7 @@ def _soft(masks: Iterable[MaskFacts], top: int) -> bool | None:
         return True
     shares = []
     for step in STEPS:
-        between, others = (
+        between, apart = (
             sum(
                 count
                 for mask in masks
@@ -333,7 +337,7 @@ def _soft(masks: Iterable[MaskFacts], top: int) -> bool | None:
             )
             for part in (0, 1)
         )
-        shares.append(between / max(1, between + others))
+        shares.append(between / max(1, between + apart))
     return shares[0] > _SOFT or (None if max(shares) > _SOFT else False)
 
 

@@ -1,9 +1,7 @@
 """Evaluation: can these maps be believed? Measured on your own network and images, against controls."""
 
-from pytorch_grad_cam_pcasvm.evaluation.faults import FoundFaults
 from pytorch_grad_cam_pcasvm.evaluation.layers import layers
-from pytorch_grad_cam_pcasvm.evaluation.pixels import PixelScores, pixel_scores
-from pytorch_grad_cam_pcasvm.evaluation.quantus import quantus_explainer
+from pytorch_grad_cam_pcasvm.evaluation.pixels import FoundFaults, PixelScores, pixel_scores
 from pytorch_grad_cam_pcasvm.evaluation.report_page import page
 from pytorch_grad_cam_pcasvm.evaluation.result import Result, Row
 from pytorch_grad_cam_pcasvm.evaluation.statistics import Estimate
@@ -12,6 +10,7 @@ from pytorch_grad_cam_pcasvm.evaluation.study import (
     completeness,
     faithfulness,
     localisation,
+    quantus_explainer,
     report,
     sensitivity,
     stability,

@@ -11,13 +11,12 @@ from pytorch_grad_cam.metrics.road import NoisyLinearImputer
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - torch's own habit
 
-from pytorch_grad_cam_pcasvm.evaluation.intervals import ANYTHING, SAME
 from pytorch_grad_cam_pcasvm.evaluation.result import Result, Row
 from pytorch_grad_cam_pcasvm.evaluation.rivals import RANDOM, RIVALS, SHARED, Rivals
-from pytorch_grad_cam_pcasvm.evaluation.statistics import Estimate
+from pytorch_grad_cam_pcasvm.evaluation.statistics import ANYTHING, SAME, Estimate
 from pytorch_grad_cam_pcasvm.evaluation.subject import Subject, heat, seeded
 from pytorch_grad_cam_pcasvm.evaluation.turns import Steps, measured_whole
-from pytorch_grad_cam_pcasvm.network.modules import evaluating
+from pytorch_grad_cam_pcasvm.network.modules import evaluation_mode
 
 KINDS = ("deletion", "insertion")
 
@@ -83,7 +82,7 @@ def faithfulness(  # noqa: D417 - of the study its class tells
         mean = {key: np.concatenate(parts) / spread for key, parts in change.items()}
         return [row for method in subject.named for row in _compared(method, mean, against)], mean
 
-    def found() -> Result:
+    def collect_result() -> Result:
         # Of a few images, parts of which change nothing, more may say more.
         _refuse_constant(np.concatenate(ranges), np.concatenate(values))
         rows, mean = measured()
@@ -110,19 +109,15 @@ def faithfulness(  # noqa: D417 - of the study its class tells
         values.append(value)
         size = x.shape[2:]
         shared = {name: heat(maps, size) for name, maps in against.next(x, targets, rows_of).items()}
-        ranked: dict[Any, np.ndarray] = {name: maps for name, maps in shared.items() if name in against.names}
         maps_of = {method: against.of(method) for method in subject.named}
-        for method, maps in maps_of.items():
-            ranked |= {(method, name): heat(source_maps, size) for name, source_maps in maps.items()}
-        if patches is not None:
-            ranked = {source: in_patches(heatmaps, patches) for source, heatmaps in ranked.items()}
-        filled, left_out = FILLS[fill](x), subject.for_normal(x)[:, None]
+        ranked = _heat_sources(maps_of, {name: shared[name] for name in shared if name in against.names}, size, patches)
+        fill_pixels, left_out = FILLS[fill](x), subject.for_normal(x)[:, None]
         of_parts: list[np.ndarray] = []
         for source, heatmaps in ranked.items():
             order = ranks(heatmaps, shared[RANDOM])
             nonzero = heatmaps.reshape(len(heatmaps), -1).any(1, keepdims=True)
             for measure in KINDS:
-                after = [subject.values(without(filled, order, measure, f), targets) for f in fractions]
+                after = [subject.values(without(fill_pixels, order, measure, f), targets) for f in fractions]
                 of_parts += after
                 changed = np.stack(after, 1) - value[:, None]
                 change[source, measure].append(np.where(nonzero & ~left_out, changed, np.nan))
@@ -133,7 +128,19 @@ def faithfulness(  # noqa: D417 - of the study its class tells
             subject.add(method, stays - falls, rows_of, x, maps[""])
             if arcc:
                 of_host[method].append(_arcc(subject, method, x, targets))
-        yield subject.step(found, lambda row: row.against == RANDOM)
+        yield subject.step(collect_result, lambda row: row.against == RANDOM)
+
+
+def _heat_sources(
+    maps_of: Mapping[str, Mapping[str, Any]], shared: Mapping[str, np.ndarray], size: Sequence[int], patches: int | None
+) -> dict[Any, np.ndarray]:
+    """Return the heatmaps of all sources, in patches if these are removed: shared ones, and those of each method."""
+    heatmaps: dict[Any, np.ndarray] = dict(shared)
+    for method, maps in maps_of.items():
+        heatmaps |= {(method, name): heat(source_maps, size) for name, source_maps in maps.items()}
+    if patches is None:
+        return heatmaps
+    return {source: in_patches(values, patches) for source, values in heatmaps.items()}
 
 
 def _check(fill: str, patches: int | None, fractions: Sequence[float]) -> None:
@@ -167,13 +174,13 @@ def _curves(mean: Mapping[Any, np.ndarray], sources: Mapping[str, Any]) -> dict[
 
 def _compared(method: str, mean: Mapping[Any, np.ndarray], against: Rivals) -> list[Row]:
     """Return how much more a method's maps change the value than controls and other methods do."""
-    others: dict[str, Any] = {rival: rival if rival in SHARED else (method, rival) for rival in against.names}
-    others |= {rival: (rival, "") for rival in against.methods if rival != method}
+    sources: dict[str, Any] = {rival: rival if rival in SHARED else (method, rival) for rival in against.names}
+    sources |= {rival: (rival, "") for rival in against.methods if rival != method}
     rows = []
     for measure in KINDS:
         sign = -1 if measure == "deletion" else 1
         own = mean[(method, ""), measure].mean(1)
-        for rival, source in others.items():
+        for rival, source in sources.items():
             ahead = Estimate.of(sign * (own - mean[source, measure].mean(1)), bounds=ANYTHING)
             rows.append(Row(method, measure, rival, ahead, 0.0))
     return rows
@@ -187,7 +194,7 @@ def _arcc(subject: Subject, method: str, x: Tensor, targets: Sequence[Any]) -> n
         raise ImportError("this grad-cam has no ARCC: pip install --upgrade grad-cam, or use arcc=False") from error
     cam, scores = subject.cam(method), []
     for image, target in zip(x.split(1), targets, strict=True):
-        with seeded(subject.seed), evaluating(subject.net):  # ROAD's noise comes from torch's own generator
+        with seeded(subject.seed), evaluation_mode(subject.net):  # ROAD's noise comes from torch's own generator
             scores.append(ARCC(cam)(image, cam(image, targets=[target]), [target], subject.net)[0])
     return np.asarray(scores, np.float64)
 
@@ -213,11 +220,11 @@ def in_patches(maps: np.ndarray, count: int) -> np.ndarray:
 Filled = Callable[[Tensor], Tensor]  # from what is kept, boolean (N, ...), to images
 
 
-def without(filled: Filled, order: np.ndarray, measure: str, fraction: float) -> Tensor:
+def without(fill: Filled, order: np.ndarray, measure: str, fraction: float) -> Tensor:
     """Return images without their most relevant pixels (``deletion``), or with only these (``insertion``).
 
     Args:
-        filled: one of ``FILLS`` applied to images: returns them with only some pixels kept.
+        fill: one of ``FILLS`` applied to images: returns them with only some pixels kept.
         order: ranks of the pixels, shape (N, ...).
         measure: ``deletion`` or ``insertion``.
         fraction: fraction of the pixels that count as the most relevant.
@@ -227,7 +234,7 @@ def without(filled: Filled, order: np.ndarray, measure: str, fraction: float) ->
     """
     pixels = order[0].size
     top = torch.from_numpy(order >= pixels - round(fraction * pixels))
-    return filled(~top if measure == "deletion" else top)
+    return fill(~top if measure == "deletion" else top)
 
 
 def _blurred(x: Tensor) -> Filled:
@@ -237,9 +244,9 @@ def _blurred(x: Tensor) -> Filled:
         sigma = max(x.shape[axis] / 10, 0.5)
         reach = min(math.ceil(3 * sigma), x.shape[axis] - 1)
         weights = torch.exp(-(torch.arange(-reach, reach + 1, device=x.device, dtype=x.dtype) ** 2) / (2 * sigma**2))
-        moved = blurred.movedim(axis, -1)
-        padded = F.pad(moved.reshape(-1, 1, moved.shape[-1]), (reach, reach), mode="reflect")
-        blurred = F.conv1d(padded, (weights / weights.sum())[None, None]).reshape(moved.shape).movedim(-1, axis)
+        lines = blurred.movedim(axis, -1)
+        padded = F.pad(lines.reshape(-1, 1, lines.shape[-1]), (reach, reach), mode="reflect")
+        blurred = F.conv1d(padded, (weights / weights.sum())[None, None]).reshape(lines.shape).movedim(-1, axis)
     return lambda keep: torch.where(keep.unsqueeze(1).to(x.device), x, blurred)
 
 
@@ -255,14 +262,14 @@ def _road(x: Tensor) -> Filled:
         raise ValueError("ROAD imputes pixels of images, but these are volumes: use fill='blur' or 'mean'")
     imputer, images = NoisyLinearImputer(), x.cpu()
 
-    def filled(keep: Tensor) -> Tensor:
+    def fill_pixels(keep: Tensor) -> Tensor:
         done = []
         for image, mask in zip(images, keep, strict=True):
             with seeded(0):  # its noise comes from torch's own generator, and is the same in batches of any size
                 done.append(imputer(image, mask.float()))
         return torch.stack(done).to(x)
 
-    return filled
+    return fill_pixels
 
 
 FILLS: dict[str, Callable[[Tensor], Filled]] = {"blur": _blurred, "mean": _mean, "road": _road}

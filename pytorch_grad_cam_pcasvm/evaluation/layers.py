@@ -13,9 +13,9 @@ from pytorch_grad_cam_pcasvm.evaluation.result import Result
 from pytorch_grad_cam_pcasvm.evaluation.rivals import BLIND, RANDOM
 from pytorch_grad_cam_pcasvm.evaluation.subject import Subject
 from pytorch_grad_cam_pcasvm.methods import ContributionCAM
-from pytorch_grad_cam_pcasvm.network.auto_layers import last_blocks
+from pytorch_grad_cam_pcasvm.network.auto_layers import find_last_blocks
 from pytorch_grad_cam_pcasvm.network.extraction import mean_activations
-from pytorch_grad_cam_pcasvm.network.modules import evaluating, layer_name
+from pytorch_grad_cam_pcasvm.network.modules import evaluation_mode, find_layer_name
 from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
 from pytorch_grad_cam_pcasvm.runtime.progress import progress_bar
 
@@ -80,13 +80,13 @@ def layers(
     x = subject.read(subject.rows[:2].tolist())[0]
     backbone, source = net.feature_source(x)
     if candidates is None:
-        with evaluating(net):
-            blocks = last_blocks(backbone, source, x)[-_AMONG:]
+        with evaluation_mode(net):
+            blocks = find_last_blocks(backbone, source, x)[-_AMONG:]
         candidates = [*blocks, *(blocks[-number:] for number in _TOGETHER if number <= len(blocks))]
-    named = _named(backbone, candidates)
-    means = _means(net, subject, named, x[0].numel())
+    groups = _name_groups(backbone, candidates)
+    means = _means(net, subject, groups, x[0].numel())
     methods: dict[str, Any] = {}
-    for title, names in named.items():
+    for title, names in groups.items():
         options: dict[str, Any] = {"target_layers": names, "reshape_transform": reshape_transform}
         options["mean"] = [means[name] for name in names] if _lacks(net, names) else None
         for how in combine if len(names) > 1 else COMBINED[:1]:
@@ -96,21 +96,21 @@ def layers(
     places = [name for name, _ in backbone.named_modules()]
     ends = {
         name: max(n for n, inner in enumerate(places) if f"{inner}.".startswith(f"{name}."))
-        for name in dict.fromkeys(layer for layers in named.values() for layer in layers)
+        for name in dict.fromkeys(layer for layers in groups.values() for layer in layers)
     }
     unfit = _unfit(net, subject, methods)
     for title in unfit:
         del methods[title]
-        named.pop(title, None)
-    if not named:
+        groups.pop(title, None)
+    if not groups:
         raise ValueError(f"no candidate can be explained: {next(iter(unfit.values()))}")
-    last = max(named, key=lambda title: (len(named[title]) == 1, ends[named[title][-1]]))
-    study = Subject(net, data, named[last][-1:], methods, **common)
+    last = max(groups, key=lambda title: (len(groups[title]) == 1, ends[groups[title][-1]]))
+    study = Subject(net, data, groups[last][-1:], methods, **common)
     result = faithfulness(study, patches=PATCHES, rivals=(RANDOM, BLIND, last))
     for layout in ("side by side", "pasted"):
         for title, method in methods.items():
             # On its own: one may refuse what others explain.
-            alone = Subject(net, data, named[last][-1:], {title: method}, **common)
+            alone = Subject(net, data, groups[last][-1:], {title: method}, **common)
             alone.title = f"{title}, {layout}: "
             try:
                 more = localisation(alone, pasted=layout == "pasted", rivals=(RANDOM,))
@@ -128,12 +128,12 @@ def layers(
     return result
 
 
-def _means(net: PCASVMNet, subject: Subject, named: dict[str, list[str]], numbers: int) -> dict[str, Tensor]:
+def _means(net: PCASVMNet, subject: Subject, groups: dict[str, list[str]], numbers: int) -> dict[str, Tensor]:
     """Return the means of the layers of all candidates for which the head does not have them all.
 
     Where it has them, the start does not depend on these images.
     """
-    lacking = [names for names in named.values() if _lacks(net, names)]
+    lacking = [names for names in groups.values() if _lacks(net, names)]
     batches: Any = None
     if lacking and len(subject.rows) * numbers < 1 << 27:
         parts = subject.parts(subject.rows.tolist(), "mean activations", "image")
@@ -190,15 +190,15 @@ def _recommended(result: Result, methods: dict[str, Any], last: str) -> tuple[st
     return chosen, why
 
 
-def _named(backbone: nn.Module, candidates: Any) -> dict[str, list[str]]:
+def _name_groups(backbone: nn.Module, candidates: Any) -> dict[str, list[str]]:
     """Return the names of the layers of every candidate, by title."""
     pairs = list(candidates.items()) if isinstance(candidates, Mapping) else [(None, group) for group in candidates]
-    named: dict[str, list[str]] = {}
+    groups: dict[str, list[str]] = {}
     for title, group in pairs:
-        names = [layer_name(backbone, layer) for layer in (group if isinstance(group, list | tuple) else [group])]
+        names = [find_layer_name(backbone, layer) for layer in (group if isinstance(group, list | tuple) else [group])]
         if None in names or not names:
             raise ValueError(f"a candidate must be a layer or a list of layers of the backbone, got {group!r:.80}")
-        named[title or " + ".join(map(str, names))] = [str(name) for name in names]
-    if not named:
+        groups[title or " + ".join(map(str, names))] = [str(name) for name in names]
+    if not groups:
         raise ValueError("candidates is empty: name at least one layer, or pass None")
-    return named
+    return groups

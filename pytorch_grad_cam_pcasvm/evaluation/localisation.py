@@ -10,25 +10,24 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - torch's own habit
 
-from pytorch_grad_cam_pcasvm.evaluation.faults import RATE
-from pytorch_grad_cam_pcasvm.evaluation.intervals import SAME
-from pytorch_grad_cam_pcasvm.evaluation.pixels import TOLERANCE
+from pytorch_grad_cam_pcasvm.evaluation.pixels import RATE, TOLERANCE
 from pytorch_grad_cam_pcasvm.evaluation.positions import (
     ABOUT,
     CENTRE,
+    OF_VOLUMES,
     POINT,
     PixelValues,
+    draw_masks,
     measure_decisions,
     measure_positions,
+    read_regions,
 )
-from pytorch_grad_cam_pcasvm.evaluation.regions import OF_VOLUMES, draw_masks, read_regions
 from pytorch_grad_cam_pcasvm.evaluation.result import Result, Row
 from pytorch_grad_cam_pcasvm.evaluation.rivals import BLIND, RANDOM, RIVALS, Rivals
-from pytorch_grad_cam_pcasvm.evaluation.statistics import Estimate
+from pytorch_grad_cam_pcasvm.evaluation.statistics import SAME, Estimate
 from pytorch_grad_cam_pcasvm.evaluation.subject import Subject, generator, heat
 from pytorch_grad_cam_pcasvm.evaluation.turns import Steps, measured_whole
 from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
-from pytorch_grad_cam_pcasvm.network.features import is_dense
 from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
 from pytorch_grad_cam_pcasvm.targets import SVMTarget, default_decision
 
@@ -101,16 +100,10 @@ def localisation(  # noqa: D417 - of the study its class tells
     """  # noqa: DOC202, DOC402 - as a function it returns a result
     if pasted and masks is not None:
         raise ValueError("pasted makes its own masks: leave masks out")
-    if is_dense(study.net.pool):
+    if study.net.is_dense:
         yield from measure_positions(study, masks, category, tolerance, rate)
         return
-    if tiles not in (2, 4):
-        raise ValueError(f"tiles must be 2 or 4, got {tiles!r}")
-    has_classes = study.net.head.classes_ is not None
-    if not has_classes and masks is None:
-        way = "measure faithfulness instead, or give masks="
-        raise ValueError(f"localisation explains classes, and this head has none: {way}")
-    subject = study.fresh(default_decision(study.net.head, study.normal) if has_classes else None)
+    subject = _begin(study, tiles, masks)
     on_nothing = [] if masks is None else _without_masks(subject, masks)
     pixels, answers = PixelValues(), PixelValues()
     against = Rivals(subject, rivals)
@@ -121,7 +114,7 @@ def localisation(  # noqa: D417 - of the study its class tells
         numbers = {key: np.concatenate(parts) for key, parts in measured.items()}
         return _rows(subject, against, numbers, np.concatenate(chances))
 
-    def found() -> Result:
+    def collect_result() -> Result:
         if not chances:
             raise ValueError("there is nothing to find: every mask is empty")
         chance, rows = np.concatenate(chances), rows_so_far()
@@ -137,7 +130,7 @@ def localisation(  # noqa: D417 - of the study its class tells
             tiles=tiles if masks is None and not pasted else None,
             pasted=pasted,
             chance=float(chance.mean()),
-            alarms=None if masks is None else pixels.told(),
+            alarms=None if masks is None else pixels.list_sentences(),
         )
 
     if masks is None:
@@ -164,12 +157,35 @@ def localisation(  # noqa: D417 - of the study its class tells
             subject.add(method, -measured[method, SHARE, ""][-1], rows_of, x, maps[""])
         if masks is not None:
             own_maps = {method: against.of(method)[""] for method in subject.named}
-            pixels.add(where, rows_of, own_maps | {BLIND: subject.blind(x)})
-            pixels.decide(measure_decisions(subject.net, x, subject.normal))
-            others = _explain_other_classes(subject, x, targets, rows_of, own_maps)
-            answers.add(where, rows_of, others | {CENTRE: _centre(x)})
+            _add_pixels(subject, x, targets, where, rows_of, own_maps, pixels, answers)
             yield from _add_nothing(subject, on_nothing, pixels)
-        yield subject.step(found, lambda row: masks is None and bool(row.verdict) and row.against in DECIDING)
+        yield subject.step(collect_result, lambda row: masks is None and bool(row.verdict) and row.against in DECIDING)
+
+
+def _begin(study: Subject, tiles: int, masks: Any) -> Subject:
+    """Return the subject whose decisions are localised.
+
+    Raises:
+        ValueError: there is no such number of tiles, or the head has no classes, and there are no masks.
+    """
+    if tiles not in (2, 4):
+        raise ValueError(f"tiles must be 2 or 4, got {tiles!r}")
+    has_classes = study.net.head.classes_ is not None
+    if not has_classes and masks is None:
+        way = "measure faithfulness instead, or give masks="
+        raise ValueError(f"localisation explains classes, and this head has none: {way}")
+    return study.fresh(default_decision(study.net.head, study.normal) if has_classes else None)
+
+
+def _add_pixels(
+    subject: Subject, x: Tensor, targets: Any, where: np.ndarray, rows_of: Any, own_maps: Any, pixels: PixelValues,
+    answers: PixelValues,
+) -> None:  # fmt: skip
+    """Add the maps of scenes with masks to the numbers at pixels: of their own classes, and of other ones."""
+    pixels.add(where, rows_of, own_maps | {BLIND: subject.blind(x)})
+    pixels.decide(measure_decisions(subject.net, x, subject.normal))
+    other_maps = _explain_other_classes(subject, x, targets, rows_of, own_maps)
+    answers.add(where, rows_of, other_maps | {CENTRE: _centre(x)})
 
 
 def _rows(subject: Subject, against: Rivals, numbers_of: Mapping[Any, np.ndarray], chance: np.ndarray) -> list[Row]:
@@ -224,8 +240,8 @@ def _explain_other_classes(
         differ = [n for n, (target, usual) in enumerate(zip(asked, targets, strict=True)) if target != usual]
         for method in subject.named:
             of_method = list(own[method])
-            others = subject.explained(method, x[differ], [asked[n] for n in differ]) if differ else []
-            for n, image_map in zip(differ, others, strict=True):
+            other_maps = subject.explained(method, x[differ], [asked[n] for n in differ]) if differ else []
+            for n, image_map in zip(differ, other_maps, strict=True):
                 of_method[n] = image_map
             maps[f"{method}{ABOUT}{question}"] = of_method
     return maps
@@ -342,8 +358,8 @@ def _chosen(waiting: dict[Any, int], tiles: int, random: np.random.Generator, no
     for first in random.permutation(len(order)).tolist():
         if order[first] == normal:
             continue
-        others = order[:first] + order[first + 1 :]
-        chosen = [order[first], *(others[n % len(others)] for n in range(tiles - 1))]
+        rest = order[:first] + order[first + 1 :]
+        chosen = [order[first], *(rest[n % len(rest)] for n in range(tiles - 1))]
         if all(waiting[label] >= chosen.count(label) for label in chosen):
             return chosen
     return []

@@ -1,4 +1,4 @@
-"""Positions: how well a head that decides at every position, or a map, tells the inside of true masks."""
+"""Positions: how well a head that decides at every position, or a map, tells the inside of true masks or boxes."""
 
 import copy
 import re
@@ -11,16 +11,22 @@ import torch
 from scipy import ndimage
 from torch import Tensor
 
-from pytorch_grad_cam_pcasvm.evaluation.faults import RATE, FoundFaults, find_faults
-from pytorch_grad_cam_pcasvm.evaluation.pixels import by_class, measure_image_auroc, pixel_scores, pointing
-from pytorch_grad_cam_pcasvm.evaluation.regions import draw_masks, read_regions
+from pytorch_grad_cam_pcasvm.evaluation.pixels import (
+    RATE,
+    FoundFaults,
+    by_class,
+    find_faults,
+    measure_image_auroc,
+    pixel_scores,
+    pointing,
+)
 from pytorch_grad_cam_pcasvm.evaluation.result import Result, Row, in_words
 from pytorch_grad_cam_pcasvm.evaluation.rivals import BLIND
 from pytorch_grad_cam_pcasvm.evaluation.statistics import Estimate
 from pytorch_grad_cam_pcasvm.evaluation.subject import Subject, heat
 from pytorch_grad_cam_pcasvm.evaluation.turns import Steps
 from pytorch_grad_cam_pcasvm.head.anomalies import tells_anomalies
-from pytorch_grad_cam_pcasvm.network.modules import evaluating
+from pytorch_grad_cam_pcasvm.network.modules import evaluation_mode
 from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
 
 POINT = "pointing game"
@@ -50,7 +56,7 @@ def found_in_words(result: Result) -> list[str]:
     for method, (share, pixels) in near.items():
         if method in (BLIND, CENTRE) or ABOUT in method:
             continue
-        others = [
+        other_names = [
             f"of {name.removeprefix(method + ABOUT)}: {other:.0%}"
             for name, (other, _) in near.items()
             if name.startswith(method + ABOUT)
@@ -60,7 +66,7 @@ def found_in_words(result: Result) -> list[str]:
             f"marked place in {share:.0%} of the images that have one: the strongest evidence is on it, or at most "
             f"{pixels} pixels beside it, as the network sees them."
             + (f" To compare, {' and '.join(controls)}." if controls else "")
-            + (f" Maps {', '.join(others)}." if others else "")
+            + (f" Maps {', '.join(other_names)}." if other_names else "")
         )
     return [*_tell_scores(result), *(result.settings.get("alarms") or ()), *sentences]
 
@@ -68,10 +74,10 @@ def found_in_words(result: Result) -> list[str]:
 def _tell_scores(result: Result) -> list[str]:
     """Return in a sentence how well the values of every position tell photos and pixels with a fault."""
     means = {row.measure: row.estimate.mean for row in result.rows if row.method == POSITIONS}
-    told = [f"{measure} {means[measure]:.3f}" for measure in (IMAGE_AUROC, AUROC, AUPRO) if measure in means]
-    if not told:
+    sentences = [f"{measure} {means[measure]:.3f}" for measure in (IMAGE_AUROC, AUROC, AUPRO) if measure in means]
+    if not sentences:
         return []
-    words = ", ".join(told)
+    words = ", ".join(sentences)
     return [f"{words[0].upper()}{words[1:]} (1: all are told from the others; by chance 0.5, AUPRO 0.15)."]
 
 
@@ -166,28 +172,28 @@ class PixelValues:
             return []
         evidence = np.concatenate(self._decisions)
         # Of a decision all pixels of a photo have the same evidence.
-        found = find_faults(evidence[:, None], masked[:, None], rate)
+        faults = find_faults(evidence[:, None], masked[:, None], rate)
         measures = {IMAGE_AUROC: measure_image_auroc(evidence, masked)} | self._measure_alarms(
-            found, "", photos_only=True
+            faults, "", photos_only=True
         )
         return [Row(DECISION, measure, "", estimate) for measure, estimate in measures.items()]
 
     def _measure_alarms(
-        self, found: FoundFaults | None, label: str, *, photos_only: bool = False
+        self, faults: FoundFaults | None, label: str, *, photos_only: bool = False
     ) -> dict[str, Estimate]:
         """Return the share of faults found at the rate of false alarms, by measure, and note it in words."""
-        if found is None:
+        if faults is None:
             return {}
-        at = f" at 1 in {1 / found.rate:.3g} false alarms"
-        photos = {f"photos found{at}": found.photos}
+        at = f" at 1 in {1 / faults.rate:.3g} false alarms"
+        photos = {f"photos found{at}": faults.photos}
         if photos_only:
-            self.alarms[label] = found.describe_photos()
+            self.alarms[label] = faults.describe_photos()
             return photos
-        self.alarms[label] = found.describe()
-        sizes = {f"faults found{at}, {size}": share for size, share in found.by_size.items()}
-        return {f"faults found{at}": found.faults} | sizes | photos
+        self.alarms[label] = faults.describe()
+        sizes = {f"faults found{at}, {size}": share for size, share in faults.by_size.items()}
+        return {f"faults found{at}": faults.faults} | sizes | photos
 
-    def told(self) -> list[str]:
+    def list_sentences(self) -> list[str]:
         """Return a sentence for each class: the faults found at the rate of false alarms."""
         return [
             f"{label}: {words}." if label else f"{words[0].upper()}{words[1:]}." for label, words in self.alarms.items()
@@ -237,10 +243,13 @@ def measure_positions(study: Subject, masks: Any, category: Any, tolerance: floa
         pixels.add(draw_masks(regions, boxes, rows, size), rows, {POSITIONS: values})
 
         def look() -> Result:
-            found = pixels.rows(subject, tolerance, rate)
-            alarms = [*pixels.told(), *pixels.tell_threshold(subject.net.head.threshold if anomalies else None)]
+            rows = pixels.rows(subject, tolerance, rate)
+            alarms = [
+                *pixels.list_sentences(),
+                *pixels.tell_threshold(subject.net.head.threshold if anomalies else None),
+            ]
             chance = pixels.measure_chance(tolerance)
-            return subject.result("localisation", question, found, alarms=alarms, chance=chance)
+            return subject.result("localisation", question, rows, alarms=alarms, chance=chance)
 
         yield subject.step(look, lambda _: False)
 
@@ -293,10 +302,68 @@ def values_of_positions(net: PCASVMNet, x: Tensor, category: Any = None, normal:
 
 def _compare(net: PCASVMNet, x: Tensor, wanted: Sequence[int]) -> np.ndarray | None:
     """Return by how much some classes are ahead of all others, (N, *grid); None: the head has no margins."""
-    with evaluating(net), torch.no_grad():
+    with evaluation_mode(net), torch.no_grad():
         margins = net(x).margins
     if margins is None:
         return None
     # Only the difference between classes is comparable between positions.
-    others = [number for number in range(margins.shape[1]) if number not in wanted]
-    return (margins[:, wanted].amax(1) - margins[:, others].amax(1)).cpu().numpy()
+    rivals = [number for number in range(margins.shape[1]) if number not in wanted]
+    return (margins[:, wanted].amax(1) - margins[:, rivals].amax(1)).cpu().numpy()
+
+
+OF_VOLUMES = "only pictures can be put side by side, or have boxes: give masks of the input's size"
+
+
+def read_regions(count: int, masks: Any) -> tuple[np.ndarray, bool]:
+    """Return masks, or boxes, of so many images as an array, and whether they are boxes.
+
+    Raises:
+        ValueError: they are neither, or not of each image.
+    """
+    kinds = "masks must be an array of shape (R, H, W), nonzero inside, or boxes of shape (R, 4)"
+    try:
+        regions = np.asarray(masks.cpu() if isinstance(masks, Tensor) else masks)
+    except ValueError as error:
+        raise ValueError(f"{kinds}; these differ in size: bring them to the size of the input") from error
+    if regions.dtype.kind not in "biuf" or not np.isfinite(regions).all():
+        raise ValueError(f"{kinds}; these are no finite numbers: use zeros for an image without an object")
+    if len(regions) != count:
+        raise ValueError(f"{len(regions)} masks for {count} images: give one for each, in order")
+    boxes = regions.ndim == 2 and regions.shape[1] == 4
+    if boxes:
+        _check_boxes(regions)
+    return regions, boxes
+
+
+def draw_masks(regions: np.ndarray, boxes: bool, rows: Sequence[int], size: tuple[int, ...]) -> np.ndarray:
+    """Return the masks of some images, (N, H, W).
+
+    Raises:
+        ValueError: masks have another size, or boxes lie beyond it.
+    """
+    if boxes and len(size) != 2:
+        raise ValueError(OF_VOLUMES)
+    if boxes and (regions[:, 2].max() > size[1] or regions[:, 3].max() > size[0]):
+        raise ValueError(
+            f"boxes reach x = {regions[:, 2].max():g} and y = {regions[:, 3].max():g}, beyond the input of "
+            f"{size[1]} x {size[0]} pixels: scale them as the transform scales the images"
+        )
+    if not boxes and regions.shape[1:] != size:
+        raise ValueError(f"masks of {regions.shape[1:]} for images of {size}: bring them to the size of the input")
+    return _draw_boxes(regions[rows].astype(int), size) if boxes else regions[rows].astype(bool)
+
+
+def _check_boxes(boxes: np.ndarray) -> None:
+    if 0 < boxes.max() <= 1:
+        raise ValueError("boxes must be in pixels, but none goes beyond 1: multiply x by the width and y by the height")
+    if (boxes < 0).any():
+        raise ValueError("boxes must lie in the image, but some begin below 0: clip them")
+    if (boxes[:, 2:] < boxes[:, :2]).any():
+        raise ValueError("boxes must be x0, y0, x1, y1, from one corner to the other: are yours x, y, width, height?")
+
+
+def _draw_boxes(boxes: np.ndarray, size: Sequence[int]) -> np.ndarray:
+    """Return masks (N, H, W) of boxes."""
+    y, x = np.ogrid[: size[0], : size[1]]
+    x0, y0, x1, y1 = boxes.T[..., None, None]
+    return (x0 <= x) & (x < x1) & (y0 <= y) & (y < y1)

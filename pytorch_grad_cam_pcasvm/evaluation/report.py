@@ -1,8 +1,9 @@
-"""The report: every check in one JSON, for its page."""
+"""The report: every check in one JSON, for its page; and about how long the checks will take."""
 
 import contextlib
 import inspect
 import json
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
@@ -11,22 +12,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from pytorch_grad_cam_pcasvm.evaluation.completeness import completeness
-from pytorch_grad_cam_pcasvm.evaluation.duration import expected, in_minutes
-from pytorch_grad_cam_pcasvm.evaluation.faithfulness import faithfulness
+from pytorch_grad_cam_pcasvm.evaluation.consistency import completeness, stability
+from pytorch_grad_cam_pcasvm.evaluation.faithfulness import faithfulness, ranks
 from pytorch_grad_cam_pcasvm.evaluation.localisation import localisation
-from pytorch_grad_cam_pcasvm.evaluation.positions import POSITIONS, values_of_positions
-from pytorch_grad_cam_pcasvm.evaluation.regions import draw_masks, read_regions
+from pytorch_grad_cam_pcasvm.evaluation.positions import POSITIONS, draw_masks, read_regions, values_of_positions
 from pytorch_grad_cam_pcasvm.evaluation.report_page import FORMAT, as_png, judge_methods, page
 from pytorch_grad_cam_pcasvm.evaluation.result import Result
 from pytorch_grad_cam_pcasvm.evaluation.sensitivity import sensitivity
-from pytorch_grad_cam_pcasvm.evaluation.stability import stability
 from pytorch_grad_cam_pcasvm.evaluation.subject import Subject
 from pytorch_grad_cam_pcasvm.evaluation.turns import Budget, Course, reason, take_turns
 from pytorch_grad_cam_pcasvm.figures import plot_maps, plot_positions
 from pytorch_grad_cam_pcasvm.head.anomalies import tells_anomalies
-from pytorch_grad_cam_pcasvm.network.features import is_dense
-from pytorch_grad_cam_pcasvm.network.modules import layer_name
+from pytorch_grad_cam_pcasvm.network.modules import find_layer_name
 from pytorch_grad_cam_pcasvm.runtime.amounts import least_images
 from pytorch_grad_cam_pcasvm.runtime.errors import warn
 from pytorch_grad_cam_pcasvm.runtime.files import atomically, check_writable
@@ -79,7 +76,7 @@ def report(  # noqa: D417 - of the study its class tells
     """
     budget = Budget(study.minutes)
     options = _options(study, checks)
-    dense = is_dense(study.net.pool)
+    dense = study.net.is_dense
     if study.minutes is not None and not dense:
         _refuse_few(study)
     courses = _courses(study, options)
@@ -142,9 +139,9 @@ def _courses(study: Subject, options: Mapping[str, Mapping[str, Any]]) -> list[C
     """Return the checks, none of which has begun."""
     courses = []
     for name, of_check in options.items():
-        others = {option: of_check[option] for option in of_check if option in _common(study)}
-        own = {option: of_check[option] for option in of_check if option not in others}
-        subject = replace(study, **others) if others else study
+        common = {option: of_check[option] for option in of_check if option in _common(study)}
+        own = {option: of_check[option] for option in of_check if option not in common}
+        subject = replace(study, **common) if common else study
         steps = inspect.unwrap(CHECKS[name])(subject, **own)
         courses.append(Course(name, steps, subject.stop_early))
     return courses
@@ -157,7 +154,7 @@ def _order(course: Course, study: Subject) -> bool:
 
 def _entries(study: Subject, checks: Sequence[str], commands: Mapping[str, str] | None) -> dict[str, Any]:
     """Return the entries of a report besides its results."""
-    dense = is_dense(study.net.pool)
+    dense = study.net.is_dense
     subject = study if dense else study.fresh()
     one, _ = subject.read(subject.rows[:1].tolist())
     if not dense:
@@ -221,8 +218,8 @@ def _tell_duration(study: Subject, options: Mapping[str, Mapping[str, Any]]) -> 
     if study.minutes is not None:
         minutes = study.minutes
         amount = f"{minutes:.1f} minutes" if minutes >= 1 else f"{60 * minutes:.0f} seconds"
-        told = f"this will take at most {amount} more{sooner}" if minutes else "the time is over already: --minutes"
-        print(told, flush=True)
+        sentence = f"this will take at most {amount} more{sooner}" if minutes else "the time is over already: --minutes"
+        print(sentence, flush=True)
         return
     with contextlib.suppress(Exception):  # whatever it is, the checks say it, too
         print(f"this will take {in_minutes(expected(study, options))}{sooner}", flush=True)
@@ -272,15 +269,15 @@ def _line(study: Subject, method: str) -> str:
     cam_class, options = study.named[method]
     layers = options.get("target_layers", [study.layer])
     backbone = study.net.feature_source()[0]
-    names = layers if isinstance(layers, str) else [layer_name(backbone, layer) or str(layer) for layer in layers]
-    others = [
+    names = layers if isinstance(layers, str) else [find_layer_name(backbone, layer) or str(layer) for layer in layers]
+    option_words = [
         f", {name}={option!r}" if isinstance(option, str | int | float | bool) else f", {name}=..."
         for name, option in options.items()
         if name != "target_layers" and option is not None
     ]
     usual = default_decision(study.net.head) if study.net.head.decision_position is not None else None
     target = "" if study.target in (usual, None) else f", {study.target!r}"
-    return f"maps = {cam_class.__name__}(net, {names!r}{''.join(others)}).explain(images{target})"
+    return f"maps = {cam_class.__name__}(net, {names!r}{''.join(option_words)}).explain(images{target})"
 
 
 def _examples(subject: Subject) -> dict[str, str]:
@@ -312,7 +309,9 @@ def _layers(study: Subject, options: Mapping[str, Any]) -> str:
     layers = options.get("target_layers", [study.layer])
     backbone = study.net.feature_source()[0]
     return (
-        layers if isinstance(layers, str) else " + ".join(str(layer_name(backbone, layer) or layer) for layer in layers)
+        layers
+        if isinstance(layers, str)
+        else " + ".join(str(find_layer_name(backbone, layer) or layer) for layer in layers)
     )
 
 
@@ -323,3 +322,60 @@ def _pictures(result: Result) -> dict[str, str]:
         for method, worst in result.pictures.items()
         if worst.images.dim() == 4 and worst.images.shape[1] in (1, 3)
     }
+
+
+_FRACTIONS, _KINDS = 3, 2  # of deletion and insertion
+_BESIDES = 1.5  # times as long as what is counted, for reading images, and for enlarging and comparing maps
+_LAYERS, _DRAWS = 3, 10  # of the sensitivity check
+
+
+def expected(study: Subject, checks: Mapping[str, Mapping[str, Any]]) -> float:
+    """Return about how many seconds checks take on all images.
+
+    A few images are run and explained. From there it is counted: how often each check runs the network, explains an
+    image, or explains one with another head, which looks for a new baseline.
+
+    Args:
+        study: what will be measured.
+        checks: the options of each, by name; of these only ``masks`` counts.
+    """
+    subject = study.fresh()
+    x, _ = subject.read(subject.rows[: min(4, subject.batch_size)].tolist())
+    targets = subject.targets(x)
+    run = _seconds(lambda: subject.values(x, targets), 2) / len(x)
+    first, warm = 0.0, 0.0  # of all methods, for an image: with a new head, and with one that was explained before
+    for method in subject.named:
+        first += _seconds(lambda method=method: subject.explained(method, x[:1], targets[:1]))  # type: ignore[misc]
+        warm += _seconds(lambda method=method: subject.explained(method, x, targets), 2) / len(x)  # type: ignore[misc]
+    maps = np.random.default_rng(0).random((len(x), *x.shape[2:]))
+    ranking = _seconds(lambda: ranks(maps, maps)) / len(x)
+    sources = 2 + 3 * len(subject.named)  # random and blind maps; those of the method, of others, of a random head
+    batches = -(-len(subject.rows) // subject.batch_size)
+    images = len(subject.rows)
+    of_maps = images * (2 * warm + first)  # of the image, of another one, and of a random head
+    with_masks = checks.get("localisation", {}).get("masks") is not None
+    seconds = {
+        "faithfulness": images * (run + sources * (ranking + _FRACTIONS * _KINDS * run)),
+        # Half as many scenes, twice as wide; or maps of three questions.
+        "localisation": images * (run + 2 * warm) + of_maps if with_masks else images * run + of_maps,
+        "sensitivity": batches * min(_DRAWS, subject.batch_size) * _LAYERS * first,
+        "completeness": images * run,
+        "stability": images * 2 * warm,
+    }
+    shared = of_maps if set(checks) - {"localisation"} else 0.0  # made for the first, and kept
+    return _BESIDES * (shared + sum(seconds[name] for name in checks))
+
+
+def in_minutes(seconds: float) -> str:
+    """Return a duration as people say it."""
+    minutes = round(seconds / 60)
+    return "less than a minute" if seconds < 50 else f"about {max(minutes, 1)} minute{'s' * (minutes > 1)}"
+
+
+def _seconds(call: Callable[[], Any], runs: int = 1) -> float:
+    """Return the time of a call, the last of some."""
+    for _ in range(runs):
+        start = time.perf_counter()
+        call()
+        duration = time.perf_counter() - start
+    return duration

@@ -76,13 +76,15 @@ def page(written: str | Path) -> Path:
     verdicts = sorted(judge_methods(entries), key=lambda judgement: (USE, OPEN, DO_NOT).index(judgement.verdict))
     sections = "\n".join(_section(name, result, entries["pictures"].get(name, {})) for name, result in results.items())
     time = _time(entries.get("time"), entries["results"])
-    told = [_told(judgement, entries, results) for judgement in verdicts] or [_told_of_positions(entries, results)]
+    paragraphs = [_write_verdict(judgement, entries, results) for judgement in verdicts] or [
+        _write_positions(entries, results)
+    ]
     template = string.Template((Path(__file__).parent / "report.html").read_text(encoding="utf-8"))
     text = template.substitute(
         title="Can these maps be trusted?",
         time=f'<p class="note">{html.escape(time)}</p>' if time else "",
         network=f"{html.escape(entries['network'])}, maps at {html.escape(entries['layer'])}",
-        verdicts="\n".join(told),
+        verdicts="\n".join(paragraphs),
         summary="\n".join(_summary(entries["methods"], results)),
         sections=sections,
     )
@@ -92,19 +94,19 @@ def page(written: str | Path) -> Path:
     return out
 
 
-def _time(taken: Mapping[str, Any] | None, results: Mapping[str, Any]) -> str:
+def _time(seconds: Mapping[str, Any] | None, results: Mapping[str, Any]) -> str:
     """Return how long was measured and how many images each check took, in a sentence; empty without a budget."""
-    if taken is None:
+    if seconds is None:
         return ""
     counts = [
         f"{name} {result['settings']['measured'] if 'settings' in result else 'none'}"
         for name, result in results.items()
     ]
-    spent, of = f"{taken['seconds']:.0f} s", f"{taken['of']:.0f} s"
-    if taken["running"]:
+    spent, of = f"{seconds['seconds']:.0f} s", f"{seconds['of']:.0f} s"
+    if seconds["running"]:
         how = f"So far, after {spent} of at most {of}; this page is written again after each look"
-    elif taken["late"]:
-        how = f"The time of {of} was over before {', '.join(taken['late'])} had measured all that may be needed"
+    elif seconds["late"]:
+        how = f"The time of {of} was over before {', '.join(seconds['late'])} had measured all that may be needed"
     else:
         how = f"Measured in {spent}, of at most {of}: the time ended nothing"
     return f"{how}. Measured: {'; '.join(counts)}."
@@ -135,7 +137,7 @@ def judge_methods(entries: Mapping[str, Any]) -> list[Verdict]:
     ]
 
 
-def _told(judgement: Verdict, entries: Mapping[str, Any], results: Mapping[str, Any]) -> str:
+def _write_verdict(judgement: Verdict, entries: Mapping[str, Any], results: Mapping[str, Any]) -> str:
     """Return a verdict as HTML, with a picture, and a command if the method may be used."""
     examples, commands, localised = entries["examples"], entries["commands"], results.get("localisation")
     mark = {USE: PASSED, DO_NOT: FAILED}.get(judgement.verdict, "open")
@@ -157,7 +159,7 @@ def _told(judgement: Verdict, entries: Mapping[str, Any], results: Mapping[str, 
     return f'<li class="verdict {mark}">{"".join(parts)}</li>'
 
 
-def _told_of_positions(entries: Mapping[str, Any], results: Mapping[str, Any]) -> str:
+def _write_positions(entries: Mapping[str, Any], results: Mapping[str, Any]) -> str:
     """Return the results of a head that decides at every position as HTML, with a picture."""
     localised = results.get("localisation")
     sentences = found_in_words(localised) if isinstance(localised, Result) else [f"Undecided: {localised}."]

@@ -7,8 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from pytorch_grad_cam_pcasvm.evaluation.intervals import FEW
-from pytorch_grad_cam_pcasvm.evaluation.statistics import LEVEL, Estimate
+from pytorch_grad_cam_pcasvm.evaluation.statistics import FEW, LEVEL, Estimate
 from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
 
 PASSED, FAILED, UNDECIDED, TOO_FEW = "passed", "failed", "undecided", "too few images to say"
@@ -165,8 +164,8 @@ class Result:
         def row(saved: Mapping[str, Any]) -> Row:
             numbers = saved["estimate"]
             shown = {"mean": real(numbers["mean"]), "standard_error": real(numbers["standard_error"])}
-            given = {name: tuple(numbers[name]) for name in ("numbers", "bounds") if numbers.get(name)}
-            estimate = Estimate(**{**numbers, **shown, **given})
+            sequences = {name: tuple(numbers[name]) for name in ("numbers", "bounds") if numbers.get(name)}
+            estimate = Estimate(**{**numbers, **shown, **sequences})
             columns = {key: entry for key, entry in saved.items() if key != "verdict"}  # which follows from the others
             return Row(**{**columns, "estimate": estimate})
 

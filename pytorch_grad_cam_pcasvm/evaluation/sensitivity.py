@@ -18,8 +18,8 @@ from pytorch_grad_cam_pcasvm.evaluation.statistics import ALIKE, Estimate, rank_
 from pytorch_grad_cam_pcasvm.evaluation.subject import Subject, generator, seeded, signed, with_head
 from pytorch_grad_cam_pcasvm.evaluation.turns import Steps, measured_whole
 from pytorch_grad_cam_pcasvm.network.features import output_of
-from pytorch_grad_cam_pcasvm.network.grid import upsampled
-from pytorch_grad_cam_pcasvm.network.modules import evaluating
+from pytorch_grad_cam_pcasvm.network.grid import upsample_maps
+from pytorch_grad_cam_pcasvm.network.modules import evaluation_mode
 from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
 from pytorch_grad_cam_pcasvm.targets import PCATarget, QuadraticTarget
 
@@ -77,7 +77,7 @@ def sensitivity(  # noqa: D417 - of the study its class tells
     similarities = defaultdict[Any, list[np.ndarray]](list)  # by method, measure, rival
     draws: list[int] = []
 
-    def found() -> Result:
+    def collect_result() -> Result:
         return subject.result(
             "sensitivity",
             "do maps change when what was learned is randomised? (absolute rank correlation of the maps before and "
@@ -105,8 +105,8 @@ def sensitivity(  # noqa: D417 - of the study its class tells
         for draw in np.unique(draw_of).tolist():
             places = np.flatnonzero(draw_of == draw).tolist()
             some, wanted = x[places], [targets[n] for n in places]
-            others = [(LABELS, refits[draw])] if refits else []
-            for measure, other in itertools.chain(others, cascade.draw(draw)):
+            refit_nets = [(LABELS, refits[draw])] if refits else []
+            for measure, other in itertools.chain(refit_nets, cascade.draw(draw)):
                 for name, first in before.items():
                     blind = name == BLIND
                     randomised = (
@@ -122,7 +122,7 @@ def sensitivity(  # noqa: D417 - of the study its class tells
                 if name == method and measure != LIKENESS
             ]
             subject.add(method, np.mean(changed or [np.full(len(x), np.nan)], 0), rows_of, x, of_method[""])
-        yield subject.step(found, lambda row: bool(row.verdict))
+        yield subject.step(collect_result, lambda row: bool(row.verdict))
 
 
 def _rows(
@@ -139,11 +139,11 @@ def _rows(
     return rows
 
 
-def _likeness(maps: Tensor, others: Tensor) -> np.ndarray:
+def _likeness(maps: Tensor, changed_maps: Tensor) -> np.ndarray:
     """Return the absolute rank correlation of two maps of each image, (N,)."""
-    if others.shape != maps.shape:  # controls are of one layer, and maps may be of several
-        others = upsampled(others.unsqueeze(1), maps.shape[1:])[:, 0]
-    return np.abs(rank_correlations(*(tensor.cpu().numpy() for tensor in (maps, others))))
+    if changed_maps.shape != maps.shape:  # controls are of one layer, and maps may be of several
+        changed_maps = upsample_maps(changed_maps.unsqueeze(1), maps.shape[1:])[:, 0]
+    return np.abs(rank_correlations(*(tensor.cpu().numpy() for tensor in (maps, changed_maps))))
 
 
 class Cascade:
@@ -165,7 +165,7 @@ class Cascade:
             for name, module in copied.named_modules()
             if _has_weights(module)
         ]
-        with evaluating(self._random), torch.no_grad():
+        with evaluation_mode(self._random), torch.no_grad():
             output_of(copied, source, x, ends=True)  # what runs behind the features has no part in a map
         for hook in hooks:
             hook.remove()

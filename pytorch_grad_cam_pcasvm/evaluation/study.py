@@ -1,18 +1,26 @@
-"""A study: all measures of a network on the same images; and each measure as a function that makes its own study."""
+"""A study: all measures of a network on the same images; each measure as a function, and all methods for Quantus."""
 
 import functools
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from pytorch_grad_cam_pcasvm.evaluation.completeness import completeness as _completeness
+import numpy as np
+import torch
+from torch import nn
+
+from pytorch_grad_cam_pcasvm.evaluation.consistency import completeness as _completeness
+from pytorch_grad_cam_pcasvm.evaluation.consistency import stability as _stability
 from pytorch_grad_cam_pcasvm.evaluation.faithfulness import faithfulness as _faithfulness
 from pytorch_grad_cam_pcasvm.evaluation.localisation import localisation as _localisation
 from pytorch_grad_cam_pcasvm.evaluation.report import report as _report
 from pytorch_grad_cam_pcasvm.evaluation.sensitivity import sensitivity as _sensitivity
-from pytorch_grad_cam_pcasvm.evaluation.stability import stability as _stability
-from pytorch_grad_cam_pcasvm.evaluation.subject import Subject
+from pytorch_grad_cam_pcasvm.evaluation.subject import Subject, explained, find_target_layer, heat, name_methods
+from pytorch_grad_cam_pcasvm.methods.grad_cam_protocol import ClosedFormCAM
+from pytorch_grad_cam_pcasvm.network.modules import find_device
+from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
+from pytorch_grad_cam_pcasvm.targets import SVMTarget
 
 Found = TypeVar("Found")
 
@@ -90,8 +98,8 @@ def _function(
     signature = inspect.signature(measure).replace(parameters=sorted(parameters, key=lambda parameter: parameter.kind))
 
     @functools.wraps(measure)
-    def function(*args: Any, **named: Any) -> Found:
-        bound = {"images": images, **signature.bind(*args, **named).arguments}
+    def function(*args: Any, **options: Any) -> Found:
+        bound = {"images": images, **signature.bind(*args, **options).arguments}
         of_measure = {option.name: bound.pop(option.name) for option in own if option.name in bound}
         return measure(Study(**bound), **of_measure)
 
@@ -114,3 +122,59 @@ sensitivity = _function(_sensitivity, images=100)
 completeness = _function(_completeness)
 stability = _function(_stability, images=100)
 report = _function(_report, by_name="target")
+
+
+def quantus_explainer(
+    method: type[ClosedFormCAM], net: PCASVMNet, target_layers: Sequence[nn.Module | str], **options: Any
+) -> Callable[..., np.ndarray]:
+    """Return an ``explain_func`` for Quantus' metrics that uses a method of this package.
+
+    Quantus passes its own model, a copy of the network in which it may have randomised modules; that copy is explained,
+    at the layer of the same name. Its randomisation (MPRT) calls ``reset_parameters`` of modules, which a head does not
+    have, so the head is left unchanged; :func:`sensitivity` randomises it.
+
+    Args:
+        method: a class of :mod:`~pytorch_grad_cam_pcasvm.methods`.
+        net: the network.
+        target_layers: one layer.
+        **options: options of the method.
+
+    Returns:
+        A function of ``model``, ``inputs`` (numpy, (N, C, H, W)) and ``targets`` (N positions in the head's
+        ``classes_``) that returns the signed maps of these classes' margins, (N, 1, H, W), at the size of the inputs.
+
+    Raises:
+        TypeError: the method is not a class of this package, an option is unknown to it, or the network is not a
+            PCASVMNet.
+        ValueError: there is not exactly one target layer, the layer is the backbone itself, or the head has no classes.
+
+    Example:
+        >>> explainer = evaluation.quantus_explainer(ContributionCAM, net, ["layer2"])
+    """
+    name_methods([method])
+    name = find_target_layer(net, target_layers)
+    if net.head.classes_ is None:
+        raise ValueError("Quantus explains classes, but the head has none")
+    if isinstance(name, nn.Module) or not name:
+        raise ValueError("the target layer is the backbone itself: choose one of its layers")
+
+    method(net, [name], **options)  # options that the method does not have are refused now
+
+    def explain(model: PCASVMNet, inputs: Any, targets: Any, **_: Any) -> np.ndarray:
+        parameter = next(model.parameters())
+        x = torch.as_tensor(np.asarray(inputs)).to(find_device(model), parameter.dtype)
+        classes = model.head.classes_.tolist()  # type: ignore[union-attr]
+        positions = np.asarray(targets).reshape(-1)
+        if (
+            len(positions) != len(x)
+            or positions.dtype.kind not in "iu"
+            or not np.isin(positions, range(len(classes))).all()
+        ):
+            raise ValueError(
+                f"targets must be {len(x)} positions in classes_, one for each input, from 0 to {len(classes) - 1}, "
+                f"got {targets!r:.80}"
+            )
+        maps = explained(method(model, [name], **options), x, [SVMTarget(classes[index]) for index in positions])
+        return heat(maps, x.shape[2:])[:, None].astype(np.float32)
+
+    return explain

@@ -17,18 +17,18 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import TensorDataset
 
 from pytorch_grad_cam_pcasvm.data.images import Images
-from pytorch_grad_cam_pcasvm.evaluation.looks import looks as looks_at
 from pytorch_grad_cam_pcasvm.evaluation.result import Pictures, Result, Row
 from pytorch_grad_cam_pcasvm.evaluation.statistics import LEVEL
-from pytorch_grad_cam_pcasvm.evaluation.turns import Step
+from pytorch_grad_cam_pcasvm.evaluation.turns import Step, list_looks
 from pytorch_grad_cam_pcasvm.maps.scale import check_finite
 from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
 from pytorch_grad_cam_pcasvm.methods import ClosedFormGradCAM, ContributionCAM
 from pytorch_grad_cam_pcasvm.methods.grad_cam_protocol import ClosedFormCAM
 from pytorch_grad_cam_pcasvm.methods.warn_once import WarnOnce
-from pytorch_grad_cam_pcasvm.network.grid import upsampled
-from pytorch_grad_cam_pcasvm.network.modules import evaluating, find_device, layer_name
-from pytorch_grad_cam_pcasvm.network.net import PCASVMNet, refuse_dense
+from pytorch_grad_cam_pcasvm.model.model import refuse_dense
+from pytorch_grad_cam_pcasvm.network.grid import upsample_maps
+from pytorch_grad_cam_pcasvm.network.modules import evaluation_mode, find_device, find_layer_name
+from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
 from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput
 from pytorch_grad_cam_pcasvm.runtime.arguments import rename_arguments
 from pytorch_grad_cam_pcasvm.runtime.errors import (
@@ -76,7 +76,7 @@ class Subject:
             raise TypeError(f"target must be one target, such as PCATarget(0), got {self.target!r:.80}")
         self.normal = self.net.head.normal if self.normal is None else self.normal
         self.target = default_decision(self.net.head, self.normal) if self.target is None else self.target
-        self.named = named(self.methods)
+        self.named = name_methods(self.methods)
         self.source = Images(_data_set(self.data), self.transform, thumbnails=0, exif=self.net.head.exif)
         self.rows = np.random.default_rng(self.seed).permutation(len(self.source))[: self.images]
         if len(self.rows) < 3:
@@ -124,7 +124,7 @@ class Subject:
             looks: whether a study that may end early looks at what was found so far, where a batch then ends; None:
                 these are not the items of a check, of which ``done`` says how many there were, this batch included.
         """
-        stops = looks_at(len(items)) if looks and (self.stop_early or self.minutes is not None) else []
+        stops = list_looks(len(items)) if looks and (self.stop_early or self.minutes is not None) else []
         if looks is not None:
             self.looks, self.done, self.total, self.unit = stops, 0, len(items), unit
         for first, last in itertools.pairwise([0, *stops, len(items)]):
@@ -162,7 +162,7 @@ class Subject:
         """Return the target of each image; by default the predicted class, by its name."""
 
         def fixed() -> list[Any]:
-            with evaluating(self.net), torch.no_grad():
+            with evaluation_mode(self.net), torch.no_grad():
                 output = self.net(x)
             self._warnings.of_images(output)
             try:
@@ -190,7 +190,7 @@ class Subject:
     def values(self, x: Tensor, targets: Sequence[Any]) -> np.ndarray:
         """Return the value of each image's own target, shape (N,)."""
         parts = []
-        with evaluating(self.net), torch.no_grad():
+        with evaluation_mode(self.net), torch.no_grad():
             for start in range(0, len(x), self.batch_size):
                 output = self._output(x[start : start + self.batch_size])
                 parts += [float(target(row)) for target, row in zip(targets[start:], output, strict=False)]
@@ -272,8 +272,8 @@ class Subject:
         if (method, net) not in self._cams:
             cam_class, options = self.named[method]
             layers = options.get("target_layers", [self.layer])
-            others = {name: option for name, option in options.items() if name != "target_layers"}
-            self._cams[method, net] = cam_class(net, layers, **others)
+            method_options = {name: option for name, option in options.items() if name != "target_layers"}
+            self._cams[method, net] = cam_class(net, layers, **method_options)
         return self._cams[method, net]
 
 
@@ -339,10 +339,10 @@ def find_target_layer(net: PCASVMNet, target_layers: Sequence[nn.Module | str]) 
         raise TypeError(f"the network must be a PCASVMNet, got {type(net).__name__}: use PCASVMNet(backbone, head)")
     if not isinstance(target_layers, list | tuple) or len(target_layers) != 1:
         raise ValueError(f"target_layers must be a list of one layer, got {target_layers!r:.80}")
-    return layer_name(net.feature_source()[0], target_layers[0]) or target_layers[0]
+    return find_layer_name(net.feature_source()[0], target_layers[0]) or target_layers[0]
 
 
-def named(methods: Methods) -> dict[str, tuple[type[ClosedFormCAM], dict[str, Any]]]:
+def name_methods(methods: Methods) -> dict[str, tuple[type[ClosedFormCAM], dict[str, Any]]]:
     """Return class and options of every method, by name."""
     if not isinstance(methods, Mapping | list | tuple) or not methods:
         raise TypeError(f"methods must be a list of classes, such as [ContributionCAM], or a dict, got {methods!r:.80}")
@@ -388,7 +388,7 @@ def heat(maps: Tensor | Sequence[SignedMaps], size: Sequence[int]) -> np.ndarray
     # Rounding may leave these bounds, and would rank the pixels of a flat map.
     axes = tuple(range(1, small.dim()))
     bounds = small.amin(axes, keepdim=True), small.amax(axes, keepdim=True)
-    return upsampled(small, size).clamp(*bounds)[:, 0].cpu().numpy()
+    return upsample_maps(small, size).clamp(*bounds)[:, 0].cpu().numpy()
 
 
 def _data_set(data: Any) -> Any:

@@ -5,11 +5,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pytorch_grad_cam_pcasvm.evaluation.completeness import CONTRADICTING, ERROR
+from pytorch_grad_cam_pcasvm.evaluation.consistency import CONTRADICTING, ERROR, NOISE
 from pytorch_grad_cam_pcasvm.evaluation.faithfulness import KINDS
-from pytorch_grad_cam_pcasvm.evaluation.intervals import FEW
 from pytorch_grad_cam_pcasvm.evaluation.localisation import CHANCE, SHARE
-from pytorch_grad_cam_pcasvm.evaluation.looks import HOPELESS, chance_of_clarity
 from pytorch_grad_cam_pcasvm.evaluation.positions import POINT
 from pytorch_grad_cam_pcasvm.evaluation.result import (
     BLANK,
@@ -23,7 +21,8 @@ from pytorch_grad_cam_pcasvm.evaluation.result import (
     number,
 )
 from pytorch_grad_cam_pcasvm.evaluation.rivals import BLIND, RANDOM
-from pytorch_grad_cam_pcasvm.evaluation.stability import NOISE
+from pytorch_grad_cam_pcasvm.evaluation.statistics import FEW
+from pytorch_grad_cam_pcasvm.evaluation.turns import HOPELESS, chance_of_clarity
 
 USE, DO_NOT, OPEN = "use", "do not use", "undecided"
 MOST_BLANK = 0.5  # of the maps, beyond which a method is of no use
@@ -95,15 +94,15 @@ def verdict(method: str, where: str, results: Mapping[str, Result]) -> Verdict:
             [all_blank if evidence.blank > MOST_BLANK else "none of its maps has evidence for it"] if blank else []
         )
         clauses += _clauses(evidence, against, "worse than") + _clauses(evidence, unclear, "no better than")
-        return _made(evidence, DO_NOT, f"Do not use {method} {where}: {'; '.join(clauses)}.", against + unclear)
+        return _make_verdict(evidence, DO_NOT, f"Do not use {method} {where}: {'; '.join(clauses)}.", against + unclear)
     if 0 < evidence.images < FEW or too_few:
         counts = {_counted(evidence, check, row) for check, row in too_few}
         few_of = f"{evidence.images} images" if evidence.images < FEW else " and ".join(sorted(counts))
         sentence = f"It is unclear {whether}: {few_of} are too few; at least {FEW} are needed."
-        return _made(evidence, OPEN, sentence, too_few if evidence.images >= FEW else [])
+        return _make_verdict(evidence, OPEN, sentence, too_few if evidence.images >= FEW else [])
     if missing:
         sentence = f"It is unclear {whether}: {_listed(missing)} against random maps {_was(missing)} not measured."
-        return _made(evidence, OPEN, sentence, [])
+        return _make_verdict(evidence, OPEN, sentence, [])
     if unclear:
         clauses = _clauses(evidence, unclear, "not clearly better than")
         hopeless = any(chance_of_clarity(row, 0.5) < HOPELESS for _, row in unclear)
@@ -114,9 +113,9 @@ def verdict(method: str, where: str, results: Mapping[str, Result]) -> Verdict:
         elif hopeless:
             more = "Even twice as many images would hardly settle it."
         sentence = f"Undecided {whether}: {'; '.join(clauses)}. {more}"
-        return _made(evidence, OPEN, sentence, unclear)
+        return _make_verdict(evidence, OPEN, sentence, unclear)
     sentence = f"Use {method} {where}: it {_praise(evidence)}{_but(evidence)}."
-    return _made(evidence, USE, sentence, evidence.required)
+    return _make_verdict(evidence, USE, sentence, evidence.required)
 
 
 def _can_veto(check: str, row: Row) -> bool:
@@ -125,7 +124,7 @@ def _can_veto(check: str, row: Row) -> bool:
     return local or row.against == RANDOM or row.measure == CONTRADICTING
 
 
-def _made(evidence: _Found, verdict: str, sentence: str, rows: Sequence[tuple[str, Row]]) -> Verdict:
+def _make_verdict(evidence: _Found, verdict: str, sentence: str, rows: Sequence[tuple[str, Row]]) -> Verdict:
     reasons = []
     for _, row in rows:
         against = f" against {in_words(row.against)}" if row.against else ""
@@ -147,8 +146,10 @@ def _clauses(evidence: _Found, rows: Sequence[tuple[str, Row]], than: str) -> li
         if rivals:
             phrase = _share(evidence) if measure == SHARE else f"has its largest value {_place(evidence)}"
             clauses.append(f"it {phrase}, {than} {_listed(rivals)}")
-    others = [row.measure for check, row in rows if check == "stability"]
-    clauses += [f"its maps are {than} random maps in stability ({_listed(others)})"] if others else []
+    stability_measures = [row.measure for check, row in rows if check == "stability"]
+    clauses += (
+        [f"its maps are {than} random maps in stability ({_listed(stability_measures)})"] if stability_measures else []
+    )
     return clauses
 
 
@@ -176,9 +177,10 @@ def _but(evidence: _Found) -> str:
     parts += ["its maps do not add up"] if any(check == "completeness" for check, _ in failed) else []
     unchanged = [in_words(row.measure) for check, row in failed if check == "sensitivity"]
     parts += [f"its maps hardly change with {_listed(unchanged)}"] if unchanged else []
-    moved = {row.measure for check, row in failed if check == "stability"}
+    stability_measures = {row.measure for check, row in failed if check == "stability"}
     parts += [
-        f"its maps {'change under noise' if measure == NOISE else 'do not move with the image'}" for measure in moved
+        f"its maps {'change under noise' if measure == NOISE else 'do not move with the image'}"
+        for measure in stability_measures
     ]
     parts += [f"{evidence.blank:.0%} of its maps are blank"] if evidence.blank >= 0.005 else []
     return f"; but {_listed(sorted(parts))}" if parts else ""

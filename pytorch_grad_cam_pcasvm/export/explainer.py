@@ -214,8 +214,94 @@ def choose_rim(mean: Any, channels: int) -> Any:
     return colour[0] if channels == 1 else tuple(colour)
 
 
-class Sheets:
-    """The pictures of explanations: maps beside their photo, with titles, values and colour bars.
+@dataclass
+class Scale:
+    """The colours of numbers at every position.
+
+    Attributes:
+        low: where it starts, and the number from which on there is colour.
+        high: where it ends.
+        mark: the number from which on it is bright, or None.
+        words: what is written below its start.
+        note: what else is to be known.
+    """
+
+    low: float
+    high: float
+    mark: float | None
+    words: str
+    note: str
+
+    def paint(self, values: Any, heat: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the colours of numbers, of a shape (..., 3), and their opacity, (..., 1)."""
+        places, shares = [self.low, self.high], [0.0, 1.0]
+        if self.mark is not None and self.low < self.mark < self.high:
+            places, shares = [self.low, self.mark, self.high], [0.0, BRIGHT, 1.0]
+        share = np.interp(values, places, shares) if self.low < self.high else np.zeros(np.shape(values))
+        place = ((DARK + (1 - DARK) * share) * (len(heat) - 1)).round().astype(int)
+        return heat[place], 0.8 * np.minimum(share / CLEAR, 1.0)[..., None]
+
+
+@dataclass
+class Panel:
+    """A photo with a map over it, and the words around: sheets, figures and pages are made of panels.
+
+    Attributes:
+        photo: the photo, without colours: a picture of Pillow on sheets, an array (H, W, 3) in [0, 1] in figures.
+        map: signed numbers in [-1, 1], numbers at every position, or numbers of classes; None: the photo is alone.
+        heading: what it is.
+        caption: the value that the map explains, in words.
+        scale: what the colours mean: of signed numbers where their scale ends, in words; of numbers at every position
+            a :class:`Scale`; of classes pairs of colour and name; None: there are none.
+        size: of its column on a sheet, in pixels.
+        boxes: numbers of the strongest positions that are outlined.
+    """
+
+    photo: Any
+    map: np.ndarray | None = None
+    heading: str = ""
+    caption: str = ""
+    scale: Any = None
+    size: int = TILE
+    boxes: tuple[int, ...] = ()
+
+    def lines(self, font: Any) -> list[str]:
+        """Return the text above it on a sheet, in lines of its width."""
+        texts = [self.heading, *self.caption.split("\n")] if self.caption else [self.heading]
+        return [line for text in texts for line in _wrapped(text, font, self.size)]
+
+    @property
+    def height(self) -> int:
+        """The height of its photo on a sheet, and of the text below."""
+        below = 3 * (TEXT + 2) if isinstance(self.scale, list) else 0 if self.scale is None else 3 * TEXT
+        return int(self.photo.height) + 4 + below
+
+
+@dataclass
+class Judgement:
+    """What is decided of a photo, and whether that is right.
+
+    Attributes:
+        label: the predicted class; None: there are no classes.
+        truth: the class that it is labelled; None: not known.
+        right: whether they are the same; None: not known, or not of the whole image.
+        passes: whether it is as good parts are; None: there is no threshold.
+        anomaly: how unlike good parts it is, or None.
+        outcome: that its fault is missed, or that it raises a false alarm; None: neither, or not known.
+        is_good: whether it is labelled a good one; None: not known.
+    """
+
+    label: Any = None
+    truth: Any = None
+    right: bool | None = None
+    passes: bool | None = None
+    anomaly: float | None = None
+    outcome: str | None = None
+    is_good: bool | None = None
+
+
+class Answers:
+    """The outputs of an explanation in words: predictions, judgements, titles and values of images.
 
     Attributes:
         about: ``titles`` of the targets, ``classes`` or None, and ``colours`` of maps from -1 to 1. Of dense features
@@ -225,15 +311,106 @@ class Sheets:
             what the targets' values are, with ``{}`` for the number, and ``anomaly`` what anomalies are; ``strongest``
             the numbers of the targets that are about the strongest position, ``usual`` the anomaly that nearly all good
             patches stay below, and ``normal`` the class that is an absence.
-        outline: surround the strongest evidence by lines on the photo, instead of colours over it.
         good: the label of good photos, if the head does not know it; None: not known.
     """
 
-    outline = False
     good: Any = None
 
     def __init__(self, about: dict[str, Any]) -> None:
         self.about = about
+
+    def predicted(self, outputs: dict[str, np.ndarray], row: int = 0) -> Any:
+        """Return the predicted class of an image, or None if there are no classes; of dense features the commonest."""
+        if "label" not in outputs or not self.about["classes"]:
+            return None
+        return self.about["classes"][int(np.bincount(np.ravel(outputs["label"][row]).astype(int)).argmax())]
+
+    def right(self, outputs: dict[str, np.ndarray], row: int, truth: Any) -> bool | None:
+        """Return whether the prediction is an image's label; None: not known, or not of the whole image."""
+        label = self.predicted(outputs, row)
+        if label is None or self.shares(outputs, row) or str(truth) not in map(str, self.about["classes"]):
+            return None
+        return str(label) == str(truth)
+
+    def passes(self, outputs: dict[str, np.ndarray], row: int = 0) -> bool | None:
+        """Return whether an image is as good parts are: its anomaly is up to the threshold; None: there is none."""
+        threshold = self.about.get("threshold")
+        return None if threshold is None or "anomaly" not in outputs else self.anomaly(outputs, row) <= threshold
+
+    def is_good(self, truth: Any) -> bool | None:
+        """Return whether a photo with a label is a good one; None: not known."""
+        good = self.about.get("normal", self.good)
+        return None if truth is None or good is None else str(truth) == str(good)
+
+    def outcome(self, outputs: dict[str, np.ndarray], row: int, truth: Any) -> str | None:
+        """Return how an image is mistaken: a fault is missed, or a good photo raises a false alarm; None: neither."""
+        passes, good = self.passes(outputs, row), self.is_good(truth)
+        if passes is None and self.right(outputs, row, truth) is not None:
+            passes = self.is_good(self.predicted(outputs, row))
+        if passes is None or good is None or passes == good:
+            return None
+        return MISSED if passes else FALSE_ALARM
+
+    def judge(self, outputs: dict[str, np.ndarray], row: int = 0, truth: Any = None) -> Judgement:
+        """Return the decisions about an image, and whether they are right."""
+        return Judgement(
+            self.predicted(outputs, row),
+            truth,
+            self.right(outputs, row, truth),
+            self.passes(outputs, row),
+            self.anomaly(outputs, row) if "anomaly" in outputs else None,
+            self.outcome(outputs, row, truth),
+            self.is_good(truth),
+        )
+
+    def anomaly(self, outputs: dict[str, np.ndarray], row: int = 0) -> float:
+        """Return how unlike good parts an image is: the highest anomaly of its positions."""
+        return float(np.max(outputs["anomaly"][row]))
+
+    def strongest(self, outputs: dict[str, np.ndarray], row: int = 0) -> list[tuple[int, int]]:
+        """Return the row and column of the position that each target explains that is about the strongest one."""
+        if "evidence" not in outputs or outputs["evidence"].ndim != 4:
+            return []
+        numbers = outputs["evidence"][row]
+        places, width = numbers.reshape(len(numbers), -1).argmax(1), numbers.shape[2]
+        return [(int(place) // width, int(place) % width) for place in places]
+
+    def shares(self, outputs: dict[str, np.ndarray], row: int = 0) -> dict[Any, float]:
+        """Return the part of an image's positions that is of each class; {} if the head decides once for the image."""
+        if "label" not in outputs or not self.about["classes"] or outputs["label"].ndim == 1:
+            return {}
+        labels = np.ravel(outputs["label"][row]).astype(int)
+        return {name: float((labels == number).mean()) for number, name in enumerate(self.about["classes"])}
+
+    def titles(self, outputs: dict[str, np.ndarray], row: int = 0) -> list[str]:
+        """Return the titles of the maps of an image."""
+        label = self.predicted(outputs, row)
+        return [title.replace("predicted class", f"{label} (predicted)") for title in self.about["titles"]]
+
+    def said(self, outputs: dict[str, np.ndarray], row: int, k: int) -> str:
+        """Return the value of a target in words: its meaning, the number, and its limits."""
+        start = outputs["baseline_values"][row, k] if "baseline_values" in outputs else 0.0
+        # Of maps that add up, less is rounding.
+        least = 1e-4 * max(abs(start), outputs["nu"][row, k]) if "baseline_values" in outputs else 0.0
+        value = outputs["values"][row, k] if abs(outputs["values"][row, k]) > least else 0
+        meaning = self.about["meanings"][k] if "meanings" in self.about else "value {}"
+        meaning = meaning.replace("{}", f"{value:.3g}", 1)
+        if "predicted class" in meaning:
+            meaning = meaning.replace("predicted class", str(self.predicted(outputs, row)))
+        return meaning
+
+
+class Sheets(Answers):
+    """The pictures of explanations: maps beside their photo, with titles, values and colour bars.
+
+    Attributes:
+        outline: surround the strongest evidence by lines on the photo, instead of colours over it.
+    """
+
+    outline = False
+
+    def __init__(self, about: dict[str, Any]) -> None:
+        super().__init__(about)
         self._colours = _rgb(about["colours"])
 
     def overlay(self, picture: Image.Image, values: np.ndarray, frame: Any = WHOLE) -> Image.Image:
@@ -268,44 +445,8 @@ class Sheets:
                 drawn.paste(ink, mask=edge)
         return drawn
 
-    def predicted(self, found: dict[str, np.ndarray], row: int = 0) -> Any:
-        """Return the predicted class of an image, or None if there are no classes; of dense features the commonest."""
-        if "label" not in found or not self.about["classes"]:
-            return None
-        return self.about["classes"][int(np.bincount(np.ravel(found["label"][row]).astype(int)).argmax())]
-
-    def right(self, found: dict[str, np.ndarray], row: int, truth: Any) -> bool | None:
-        """Return whether the prediction is an image's label; None: not known, or not of the whole image."""
-        label = self.predicted(found, row)
-        if label is None or self.shares(found, row) or str(truth) not in map(str, self.about["classes"]):
-            return None
-        return str(label) == str(truth)
-
-    def passes(self, found: dict[str, np.ndarray], row: int = 0) -> bool | None:
-        """Return whether an image is as good parts are: its anomaly is up to the threshold; None: there is none."""
-        threshold = self.about.get("threshold")
-        return None if threshold is None or "anomaly" not in found else self.anomaly(found, row) <= threshold
-
-    def is_good(self, truth: Any) -> bool | None:
-        """Return whether a photo with a label is a good one; None: not known."""
-        good = self.about.get("normal", self.good)
-        return None if truth is None or good is None else str(truth) == str(good)
-
-    def outcome(self, found: dict[str, np.ndarray], row: int, truth: Any) -> str | None:
-        """Return how an image is mistaken: a fault is missed, or a good photo raises a false alarm; None: neither."""
-        passes, good = self.passes(found, row), self.is_good(truth)
-        if passes is None and self.right(found, row, truth) is not None:
-            passes = self.is_good(self.predicted(found, row))
-        if passes is None or good is None or passes == good:
-            return None
-        return MISSED if passes else FALSE_ALARM
-
-    def anomaly(self, found: dict[str, np.ndarray], row: int = 0) -> float:
-        """Return how unlike good parts an image is: the highest anomaly of its positions."""
-        return float(np.max(found["anomaly"][row]))
-
     def positions(
-        self, picture: Image.Image, found: dict[str, np.ndarray], row: int = 0, frame: Any = WHOLE
+        self, picture: Image.Image, outputs: dict[str, np.ndarray], row: int = 0, frame: Any = WHOLE
     ) -> tuple[Any, str, Any] | None:
         """Return the decisions at every position over the picture of an image, their title and their colours.
 
@@ -316,39 +457,58 @@ class Sheets:
             The picture, its title and a legend: pairs of colour and class, or a scale of colours; None: the head
             decides once for the image.
         """
-        if "heat" not in self.about or not {"anomaly", "label"} & found.keys():
+        panel = self._positions(picture, outputs, row)
+        return None if panel is None else (self.paint(panel, outputs, row, frame), panel.heading, panel.scale)
+
+    def _positions(self, picture: Image.Image, outputs: dict[str, np.ndarray], row: int) -> Panel | None:
+        """Return the panel of the decisions at every position; None: the head decides once for the image."""
+        if "heat" not in self.about or not {"anomaly", "label"} & outputs.keys():
             return None
-        strongest = self.about.get("strongest", [])
-        if "anomaly" in found:
-            values, scale = found["anomaly"][row], self._anomaly_scale(found, row)
-            drawn, title = self._heated(picture, values, scale, frame), "where: anomaly at every position"
-            return self._boxed(drawn, found, row, frame), title, scale
-        if len(strongest) == 1 and len(self.about["classes"]) == 2 and "evidence" in found:
-            values = found["evidence"][row, 0]
-            scale = _Scale(0.0, float(np.abs(values).max()), None, "0 or less has no colour", self._share(found, row))
+        strongest, caption = self.about.get("strongest", []), self._meaning(outputs, row)
+        boxes = tuple(range(len(self.strongest(outputs, row))))
+        if "anomaly" in outputs:
+            heading, scale = "where: anomaly at every position", self._anomaly_scale(outputs, row)
+            return Panel(picture, outputs["anomaly"][row], heading, caption, scale, LARGE, boxes)
+        if len(strongest) == 1 and len(self.about["classes"]) == 2 and "evidence" in outputs:
+            values = outputs["evidence"][row, 0]
+            scale = Scale(0.0, float(np.abs(values).max()), None, "0 or less has no colour", self._share(outputs, row))
             name = self.about["meanings"][strongest[0]].split("{}")[0].strip()
             if name in ("margin", "log-ratio"):
-                name += " of " + self.titles(found, row)[strongest[0]].removesuffix(" where strongest")
-            drawn = self._heated(picture, values, scale, frame)
-            return self._boxed(drawn, found, row, frame), f"where: {name} at every position", scale
+                name += " of " + self.titles(outputs, row)[strongest[0]].removesuffix(" where strongest")
+            return Panel(picture, values, f"where: {name} at every position", caption, scale, LARGE, boxes)
         colours = _rgb(self.about["label_colours"])
-        numbers = found["label"][row].astype(np.float32)
-        large = _placed(numbers, picture.size, frame, Image.Resampling.NEAREST, np.nan)
         legend = [
             (tuple(colours[number % len(colours)].astype(int).tolist()), f"{name}, {share:.1%}")
-            for number, (name, share) in enumerate(self.shares(found, row).items())
+            for number, (name, share) in enumerate(self.shares(outputs, row).items())
             if share
         ]
+        return Panel(picture, outputs["label"][row], "where: class at every position", caption, legend, LARGE, boxes)
+
+    def paint(self, panel: Panel, outputs: dict[str, np.ndarray], row: int = 0, frame: Any = WHOLE) -> Image.Image:
+        """Return the photo of a panel with the colours of its map over it, and its strongest positions outlined."""
+        if panel.map is None:
+            return panel.photo  # type: ignore[no-any-return]
+        if isinstance(panel.scale, Scale):
+            drawn = self._heated(panel.photo, panel.map, panel.scale, frame)
+        elif isinstance(panel.scale, list):
+            drawn = self._classed(panel.photo, panel.map, frame)
+        else:
+            draw = self.outlined if self.outline else self.overlay
+            drawn = draw(panel.photo, panel.map, frame)
+        return self._boxed(drawn, outputs, row, frame, panel.boxes)
+
+    def _classed(self, picture: Image.Image, numbers: np.ndarray, frame: Any) -> Image.Image:
+        """Return the numbers of classes (h, w) over a picture in grey, each in its colour, but for absences."""
+        colours = _rgb(self.about["label_colours"])
+        large = _placed(numbers.astype(np.float32), picture.size, frame, Image.Resampling.NEAREST, np.nan)
         place = np.nan_to_num(large).astype(int)
         absent = [number for number, name in enumerate(self.about["classes"]) if name in self._absent]
         opacity = 0.55 * (np.isfinite(large) & ~np.isin(place, absent))[..., None]
-        place = place % len(colours)
-        drawn = self._boxed(_mixed(opacity, colours[place], _grey(picture)), found, row, frame)
-        return drawn, "where: class at every position", legend
+        return _mixed(opacity, colours[place % len(colours)], _grey(picture))
 
-    def _share(self, found: dict[str, np.ndarray], row: int) -> str:
+    def _share(self, outputs: dict[str, np.ndarray], row: int) -> str:
         """Return the share of positions of each class in words, without classes that are absences."""
-        shares = {name: share for name, share in self.shares(found, row).items() if name not in self._absent}
+        shares = {name: share for name, share in self.shares(outputs, row).items() if name not in self._absent}
         return ", ".join(f"{name}: {share:.1%} of the positions" for name, share in shares.items())
 
     @property
@@ -356,44 +516,37 @@ class Sheets:
         """The classes that have no colour."""
         return list(self.about.get("absent", []))
 
-    def _anomaly_scale(self, found: dict[str, np.ndarray], row: int) -> "_Scale":
+    def _anomaly_scale(self, outputs: dict[str, np.ndarray], row: int) -> Scale:
         """Return the colours of anomalies: from where good patches end, bright from the threshold on."""
-        values = found["anomaly"][row]
+        values = outputs["anomaly"][row]
         values, threshold = values[np.isfinite(values)], self.about.get("threshold")
         ends = self.about.get("anomaly_range", [*map(float, (values.min(), values.max()))])
         usual, low, high = self.about.get("usual"), ends[0], ends[1]
-        told = [] if usual is None else [f"good patches reach {usual:.3g}"]
+        words = [] if usual is None else [f"good patches reach {usual:.3g}"]
         if usual is not None:
             low += PALE * ((usual if threshold is None else min(usual, threshold)) - low)
         if threshold is not None:
             high = max(2 * threshold - low, usual or threshold)
-            told.insert(0, f"line: threshold {threshold:.3g}")
-        return _Scale(low, max(high, float(values.max())), threshold, f"up to {low:.3g}: no colour", "; ".join(told))
+            words.insert(0, f"line: threshold {threshold:.3g}")
+        return Scale(low, max(high, float(values.max())), threshold, f"up to {low:.3g}: no colour", "; ".join(words))
 
-    def _heated(self, picture: Image.Image, values: np.ndarray, scale: "_Scale", frame: Any) -> Image.Image:
+    def _heated(self, picture: Image.Image, values: np.ndarray, scale: Scale, frame: Any) -> Image.Image:
         """Return numbers (h, w) over a picture in grey, in the colours of a scale."""
         large = _placed(values.astype(np.float32), picture.size, frame, Image.Resampling.BILINEAR, np.nan)
         colours, opacity = scale.paint(np.nan_to_num(large, nan=scale.low), _rgb(self.about["heat"]))
         return _mixed(opacity * np.isfinite(large)[..., None], colours, _grey(picture))
 
-    def strongest(self, found: dict[str, np.ndarray], row: int = 0) -> list[tuple[int, int]]:
-        """Return the row and column of the position that each target explains that is about the strongest one."""
-        if "evidence" not in found or found["evidence"].ndim != 4:
-            return []
-        numbers = found["evidence"][row]
-        places, width = numbers.reshape(len(numbers), -1).argmax(1), numbers.shape[2]
-        return [(int(place) // width, int(place) % width) for place in places]
-
     def _boxed(
-        self, drawn: Image.Image, found: dict[str, np.ndarray], row: int, frame: Any, only: int | None = None
+        self, drawn: Image.Image, outputs: dict[str, np.ndarray], row: int, frame: Any, chosen: tuple[int, ...]
     ) -> Image.Image:
-        """Outline the positions that are explained, or one of them, and number them if there are several."""
-        places, draw, font = self.strongest(found, row), ImageDraw.Draw(drawn), _font(TEXT)
-        chosen = range(len(places)) if only is None else [only]
+        """Outline some of the positions that are explained, and number them if there are several."""
+        if not chosen:
+            return drawn
+        places, draw, font = self.strongest(outputs, row), ImageDraw.Draw(drawn), _font(TEXT)
         left, top, right, bottom = (share * drawn.size[axis % 2] for axis, share in enumerate(frame))
         for number in chosen:
             y, x = places[number]
-            height, width = found["evidence"].shape[2:]
+            height, width = outputs["evidence"].shape[2:]
             across, down = (right - left) / width, (bottom - top) / height
             middle = left + (x + 0.5) * across, top + (y + 0.5) * down
             half = max(across, LEAST) / 2, max(down, LEAST) / 2
@@ -405,46 +558,22 @@ class Sheets:
                 draw.text(corner, str(number + 1), "black", font, stroke_width=2, stroke_fill="white")
         return drawn
 
-    def _meaning(self, found: dict[str, np.ndarray], row: int) -> str:
+    def _meaning(self, outputs: dict[str, np.ndarray], row: int) -> str:
         """Return the meaning of the values at every position, and that the strongest one is explained."""
         strongest, words = self.about.get("strongest", []), self.about.get("anomaly", "")
-        if not strongest or "evidence" not in found:
+        if not strongest or "evidence" not in outputs:
             return words
         if not words and len(strongest) == 1 and len(self.about["classes"] or ()) == 2:
             words = self.about["meanings"][strongest[0]].split("{}")[1].strip(" :")
-        told = "outlined: the strongest, explained on the right"
+        outlined = "outlined: the strongest, explained on the right"
         if len(strongest) > 1:
-            told = "outlined: the strongest of each class, explained by a map each"
-        return f"{words}; {told}" if words else told
-
-    def shares(self, found: dict[str, np.ndarray], row: int = 0) -> dict[Any, float]:
-        """Return the part of an image's positions that is of each class; {} if the head decides once for the image."""
-        if "label" not in found or not self.about["classes"] or found["label"].ndim == 1:
-            return {}
-        labels = np.ravel(found["label"][row]).astype(int)
-        return {name: float((labels == number).mean()) for number, name in enumerate(self.about["classes"])}
-
-    def titles(self, found: dict[str, np.ndarray], row: int = 0) -> list[str]:
-        """Return the titles of the maps of an image."""
-        label = self.predicted(found, row)
-        return [title.replace("predicted class", f"{label} (predicted)") for title in self.about["titles"]]
-
-    def said(self, found: dict[str, np.ndarray], row: int, k: int) -> str:
-        """Return the value of a target in words: its meaning, the number, and its limits."""
-        start = found["baseline_values"][row, k] if "baseline_values" in found else 0.0
-        # Of maps that add up, less is rounding.
-        least = 1e-4 * max(abs(start), found["nu"][row, k]) if "baseline_values" in found else 0.0
-        value = found["values"][row, k] if abs(found["values"][row, k]) > least else 0
-        meaning = self.about["meanings"][k] if "meanings" in self.about else "value {}"
-        meaning = meaning.replace("{}", f"{value:.3g}", 1)
-        if "predicted class" in meaning:
-            meaning = meaning.replace("predicted class", str(self.predicted(found, row)))
-        return meaning
+            outlined = "outlined: the strongest of each class, explained by a map each"
+        return f"{words}; {outlined}" if words else outlined
 
     def drawn(
         self,
         picture: Image.Image,
-        found: dict[str, np.ndarray],
+        outputs: dict[str, np.ndarray],
         row: int = 0,
         *,
         frame: Any = WHOLE,
@@ -458,7 +587,7 @@ class Sheets:
 
         Args:
             picture: the picture.
-            found: the outputs.
+            outputs: the outputs.
             row: which of their images it is.
             frame: the part of the picture that the network saw, see :func:`find_frame`.
             truth: the class that the picture is labelled; None: not known.
@@ -468,110 +597,109 @@ class Sheets:
         Raises:
             ValueError: the maps are not finite.
         """
-        if not np.isfinite(found["maps"][row]).all():
+        if not np.isfinite(outputs["maps"][row]).all():
             raise ValueError("the maps of this picture are not finite, so the network's activations overflow")
-        titles = self.titles(found, row)
+        titles = self.titles(outputs, row)
         if shown is None:
             shown = sorted(range(len(titles)), key=lambda k: titles[k].startswith("component "))
         large, small = (_fitting(picture.convert("RGB"), size) for size in (LARGE, TILE))
-        parts: list[_Part] = [_Part(large, "", "", None, LARGE)]
-        if (positions := self.positions(large, found, row, frame)) is not None:
-            parts.append(_Part(positions[0], positions[1], self._meaning(found, row), positions[2], LARGE))
+        panels = [Panel(large, size=LARGE)]
+        if (where := self._positions(large, outputs, row)) is not None:
+            panels.append(where)
         for place, k in enumerate(shown):
             first = not place and not titles[k].startswith("component ")
             big = first or k in self.about.get("strongest", [])  # as the one beside it, with the same outlines
-            parts.append(self._part(large if big else small, found, row, k, titles[k], frame, LARGE if big else TILE))
-        words, colour = self._verdict(found, row, truth)
-        return self._arranged(parts, ("; ".join(filter(None, (words, note))), UNLIKE if note else colour))
+            panels.append(self._map(large if big else small, outputs, row, k, titles[k], LARGE if big else TILE))
+        words, colour = self._verdict(outputs, row, self.judge(outputs, row, truth))
+        pictures = [self.paint(panel, outputs, row, frame) for panel in panels]
+        return self._arranged(panels, pictures, ("; ".join(filter(None, (words, note))), UNLIKE if note else colour))
 
-    def _verdict(self, found: dict[str, np.ndarray], row: int, truth: Any) -> tuple[str, str]:
+    def _verdict(self, outputs: dict[str, np.ndarray], row: int, judged: Judgement) -> tuple[str, str]:
         """Return the prediction in words, whether it is right, and the colour of these words."""
-        if (passes := self.passes(found, row)) is not None:
-            words = "pass" if passes else "fail"
-            words += f": anomaly {self.anomaly(found, row):.3g}, threshold {self.about['threshold']:.3g}"
-            words += "" if truth is None else f", labelled: {truth}"
-            outcome = self.outcome(found, row, truth)
-            return f"{outcome}: {words}" if outcome else words, RIGHT if passes and outcome != MISSED else WRONG
-        label, right = self.predicted(found, row), self.right(found, row, truth)
-        if self.shares(found, row) or label is None:
-            return ("" if truth is None else f"labelled: {truth}"), "black"
-        if right is None:
-            return f"predicted: {label}" + ("" if truth is None else f", labelled: {truth}"), "black"
-        outcome = self.outcome(found, row, truth) or "wrong"
-        return f"predicted: {label}, {'right' if right else f'{outcome}: labelled {truth}'}", RIGHT if right else WRONG
+        labelled = "" if judged.truth is None else f"labelled: {judged.truth}"
+        if judged.passes is not None:
+            words = "pass" if judged.passes else "fail"
+            words += f": anomaly {judged.anomaly:.3g}, threshold {self.about['threshold']:.3g}"
+            words += labelled and f", {labelled}"
+            is_well = judged.passes and judged.outcome != MISSED
+            return f"{judged.outcome}: {words}" if judged.outcome else words, RIGHT if is_well else WRONG
+        if self.shares(outputs, row) or judged.label is None:
+            return labelled, "black"
+        if judged.right is None:
+            return f"predicted: {judged.label}" + (labelled and f", {labelled}"), "black"
+        words = "right" if judged.right else f"{judged.outcome or 'wrong'}: labelled {judged.truth}"
+        return f"predicted: {judged.label}, {words}", RIGHT if judged.right else WRONG
 
-    def _part(
-        self, picture: Image.Image, found: dict[str, np.ndarray], row: int, k: int, title: str, frame: Any, size: int
-    ) -> "_Part":
-        """Return the map of a target over the picture."""
-        numbers = {name: found[name][row, k] for name in ("maps", "values", "nu", "log_scale")}
-        if "opposite" in found:  # the map's positive part speaks for the target, and this one's against it
-            numbers["maps"] = np.maximum(numbers["maps"], 0) - np.maximum(found["opposite"][row, k], 0)
+    def _map(
+        self, picture: Image.Image, outputs: dict[str, np.ndarray], row: int, k: int, title: str, size: int
+    ) -> Panel:
+        """Return the panel of a target's map."""
+        numbers = {name: outputs[name][row, k] for name in ("maps", "values", "nu", "log_scale")}
+        if "opposite" in outputs:  # the map's positive part speaks for the target, and this one's against it
+            numbers["maps"] = np.maximum(numbers["maps"], 0) - np.maximum(outputs["opposite"][row, k], 0)
         end = f"{numbers['nu']:.3g}" + (f" x exp({numbers['log_scale']:.4g})" if numbers["log_scale"] else "")
-        draw = self.outlined if self.outline else self.overlay
-        drawn = draw(picture, numbers["maps"] / (numbers["nu"] or 1.0), frame)
         # What maps of other methods add up to is no amount of the value: their numbers have no unit.
-        end = f"strongest colour: {end}, from one position" if "baseline_values" in found else " "
-        start = found["baseline_values"][row, k] if "baseline_values" in found else 0.0
-        value, strongest = self.said(found, row, k), self.about.get("strongest", [])
+        end = f"strongest colour: {end}, from one position" if "baseline_values" in outputs else " "
+        start = outputs["baseline_values"][row, k] if "baseline_values" in outputs else 0.0
+        value, strongest = self.said(outputs, row, k), self.about.get("strongest", [])
         if abs(start) > BEFORE * max(abs(numbers["values"]), numbers["nu"]):
             change = float(f"{numbers['values'] - start:.3g}")
             value += f"\n= {start:.3g} before any evidence {'-' if change < 0 else '+'} {abs(change):.3g} by the photo"
-        if k in strongest and "evidence" in found:
+        boxes: tuple[int, ...] = ()
+        if k in strongest and "evidence" in outputs:
             box = "the outlined patch" if len(strongest) == 1 else f"patch {strongest.index(k) + 1}"
-            title = f"why: what of the photo made {box} so"
-            drawn = self._boxed(drawn, found, row, frame, strongest.index(k))
-        return _Part(drawn, title, value, end if numbers["nu"] else "blank: all zero", size)
+            title, boxes = f"why: what of the photo made {box} so", (strongest.index(k),)
+        scale = end if numbers["nu"] else "blank: all zero"
+        return Panel(picture, numbers["maps"] / (numbers["nu"] or 1.0), title, value, scale, size, boxes)
 
-    def _arranged(self, parts: "list[_Part]", verdict: tuple[str, str]) -> Image.Image:
-        """Return parts on a sheet, the large ones first, below the prediction."""
+    def _arranged(self, panels: list[Panel], pictures: list[Image.Image], verdict: tuple[str, str]) -> Image.Image:
+        """Return panels, whose pictures are painted, on a sheet, the large ones first, below the prediction."""
         font, bold = _font(TEXT - 1), _font(TEXT + 5)
-        rows: list[list[_Part]] = []
-        for part in parts:
-            width = sum(other.size + GAP for other in rows[-1]) if rows else 0
-            if not rows or rows[-1][0].size != part.size or width + part.size > 3 * (LARGE + GAP):
+        rows: list[list[Panel]] = []
+        for panel in panels:
+            width = sum(beside.size + GAP for beside in rows[-1]) if rows else 0
+            if not rows or rows[-1][0].size != panel.size or width + panel.size > 3 * (LARGE + GAP):
                 rows.append([])
-            rows[-1].append(part)
-        lines = [max(len(part.lines(font)) for part in row) for row in rows]  # pictures begin side by side
+            rows[-1].append(panel)
+        lines = [max(len(panel.lines(font)) for panel in row) for row in rows]  # pictures begin side by side
         heights = [
-            max(part.height for part in row) + count * (TEXT + 3) for row, count in zip(rows, lines, strict=True)
+            max(panel.height for panel in row) + count * (TEXT + 3) for row, count in zip(rows, lines, strict=True)
         ]
         top = 2 * GAP + (TEXT + 10) * bool(verdict[0])
-        width = max(sum(part.size + GAP for part in row) for row in rows) + GAP
+        width = max(sum(panel.size + GAP for panel in row) for row in rows) + GAP
         width = max(width, int(bold.getlength(verdict[0])) + 2 * GAP)
         sheet = Image.new("RGB", (width, top + sum(heights) + GAP * len(rows)), "white")
         draw = ImageDraw.Draw(sheet)
         draw.text((GAP, GAP), verdict[0], verdict[1], bold)
-        y = top
+        y, painted = top, iter(pictures)
         for row, height, count in zip(rows, heights, lines, strict=True):
             x = GAP
-            for part in row:
-                for line, text in enumerate(part.lines(font)):
-                    draw.text((x, y + line * (TEXT + 3)), _short(text, font, part.size), "black", font)
-                self._picture(sheet, draw, part, x, y + count * (TEXT + 3), font)
-                x += part.size + GAP
+            for panel in row:
+                for line, text in enumerate(panel.lines(font)):
+                    draw.text((x, y + line * (TEXT + 3)), _short(text, font, panel.size), "black", font)
+                sheet.paste(next(painted), (x, y + count * (TEXT + 3)))
+                self._draw_scale(sheet, draw, panel, x, y + count * (TEXT + 3) + panel.photo.height + 4, font)
+                x += panel.size + GAP
             y += height + GAP
         first = top + lines[0] * (TEXT + 3)
         sheet.info["pictures"] = (
             0,
             first,
-            GAP + sum(part.size + GAP for part in rows[0]),
-            first + rows[0][0].picture.height,
+            GAP + sum(panel.size + GAP for panel in rows[0]),
+            first + rows[0][0].photo.height,
         )
         return sheet
 
-    def _picture(self, sheet: Image.Image, draw: Any, part: "_Part", x: int, y: int, font: Any) -> None:
-        """Put the picture of a part on a sheet, and the meaning of its colours below it."""
-        size, end = part.size, part.end
-        sheet.paste(part.picture, (x, y))
-        y += part.picture.height + 4
+    def _draw_scale(self, sheet: Image.Image, draw: Any, panel: Panel, x: int, y: int, font: Any) -> None:
+        """Draw the meaning of a panel's colours on a sheet."""
+        size, end = panel.size, panel.scale
         if isinstance(end, list):  # of classes
             for colour, name in end[:3]:
                 draw.rectangle((x, y + 2, x + TEXT - 4, y + TEXT - 2), colour)
                 name = name if len(end) <= 3 or name != end[2][1] else f"{name}, and {len(end) - 3} more"
                 draw.text((x + TEXT, y), _short(name, font, size), "black", font)
                 y += TEXT + 2
-        elif isinstance(end, _Scale):
+        elif isinstance(end, Scale):
             ramp = end.paint(np.linspace(end.low, end.high, size)[None], _rgb(self.about["heat"]))
             sheet.paste(_mixed(ramp[1], np.tile(ramp[0], (TEXT // 2, 1, 1)), 255.0), (x, y))
             draw.rectangle((x, y, x + size - 1, y + TEXT // 2 - 1), outline="#999999")
@@ -590,64 +718,6 @@ class Sheets:
             draw.text((x, y), "lowers", "#2166ac", font)
             draw.text((x + size, y), "raises", WRONG, font, anchor="ra")
             draw.text((x + size // 2, y + TEXT + 2), _short(end, font, size), "black", font, anchor="ma")
-
-
-@dataclass
-class _Scale:
-    """The colours of numbers at every position.
-
-    Attributes:
-        low: where it starts, and the number from which on there is colour.
-        high: where it ends.
-        mark: the number from which on it is bright, or None.
-        words: what is written below its start.
-        note: what else is to be known.
-    """
-
-    low: float
-    high: float
-    mark: float | None
-    words: str
-    note: str
-
-    def paint(self, values: Any, heat: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the colours of numbers, of a shape (..., 3), and their opacity, (..., 1)."""
-        places, shares = [self.low, self.high], [0.0, 1.0]
-        if self.mark is not None and self.low < self.mark < self.high:
-            places, shares = [self.low, self.mark, self.high], [0.0, BRIGHT, 1.0]
-        share = np.interp(values, places, shares) if self.low < self.high else np.zeros(np.shape(values))
-        place = ((DARK + (1 - DARK) * share) * (len(heat) - 1)).round().astype(int)
-        return heat[place], 0.8 * np.minimum(share / CLEAR, 1.0)[..., None]
-
-
-@dataclass
-class _Part:
-    """A picture on a sheet.
-
-    Attributes:
-        picture: the picture.
-        title: what it is.
-        value: the target's value, in words.
-        end: what its colours mean: the end of their scale, classes, or a scale of numbers; None: they are its own.
-        size: of its column.
-    """
-
-    picture: Image.Image
-    title: str
-    value: str
-    end: Any
-    size: int
-
-    def lines(self, font: Any) -> list[str]:
-        """Return the text above it, in lines of its width."""
-        texts = [self.title, *self.value.split("\n")] if self.value else [self.title]
-        return [line for text in texts for line in _wrapped(text, font, self.size)]
-
-    @property
-    def height(self) -> int:
-        """The height of its picture and of the text below."""
-        below = 3 * (TEXT + 2) if isinstance(self.end, list) else 0 if self.end is None else 3 * TEXT
-        return self.picture.height + 4 + below
 
 
 class Explainer(Sheets):
@@ -703,15 +773,15 @@ class Explainer(Sheets):
 
     def _measure(self, path: Any, sample: dict[str, Any]) -> None:
         """Compare the outputs of the sample with PyTorch's."""
-        found = sampled_outputs(self(sample_image(sample, self.about["input"]["shape"])))
-        self.about["measured"] = errors = sampled_differences(found, sample["outputs"])
+        samples = sampled_outputs(self(sample_image(sample, self.about["input"]["shape"])))
+        self.about["measured"] = errors = sampled_differences(samples, sample["outputs"])
         worst = max(errors, key=lambda name: np.nan_to_num(errors[name], nan=np.inf))
         if not np.isfinite(errors[worst]):
             raise ValueError(f"{path} gives {worst} that are not finite: export it again, or use the unchanged file")
-        told = max(self.about["differences"].values())
-        if errors[worst] > max(MOST, 10 * told):
+        stored = max(self.about["differences"].values())
+        if errors[worst] > max(MOST, 10 * stored):
             warnings.warn(
-                f"{path} was written with errors of at most {told:.1g} of the largest number, and has one of "
+                f"{path} was written with errors of at most {stored:.1g} of the largest number, and has one of "
                 f"{errors[worst]:.1g} in {worst} here: it was changed since, as by a conversion to 8 bits, or this "
                 "processor computes less accurately. Use the file as export.onnx wrote it",
                 stacklevel=3,
@@ -804,31 +874,31 @@ def _why_refused(path: Path, message: str, version: str) -> str:
 
 def _read_versions(path: Path) -> tuple[int, int] | None:
     """Return the IR version and the opset of an ONNX model, or None if the file is cut short, or something else."""
-    found: dict[int, Any] = {}
+    fields: dict[int, Any] = {}
     try:
         with path.open("rb") as file:
             length = file.seek(0, os.SEEK_END)
             file.seek(0)
             while file.tell() < length:
-                field, kind = divmod(_varint(file), 8)
-                if kind == 0:
-                    found[field] = _varint(file)
-                elif kind == 2:
+                field, wire_type = divmod(_varint(file), 8)
+                if wire_type == 0:
+                    fields[field] = _varint(file)
+                elif wire_type == 2:
                     size = _varint(file)
                     start = file.tell()
                     if field == 8 and (
                         opset := re.fullmatch(rb"(?:\n\x00)?\x10(.)", file.read(size), re.DOTALL)
                     ):  # ONNX's own
-                        found[field] = opset[1][0]
+                        fields[field] = opset[1][0]
                     else:
-                        found.setdefault(field, None)
+                        fields.setdefault(field, None)
                     file.seek(start + size)
                 else:
                     return None
             whole = file.tell() == length
     except (EOFError, OverflowError, OSError):
         return None
-    return (found[1], found[8]) if whole and {1, 7, 8} <= found.keys() and found[8] else None
+    return (fields[1], fields[8]) if whole and {1, 7, 8} <= fields.keys() and fields[8] else None
 
 
 def _varint(file: Any) -> int:
@@ -864,7 +934,7 @@ def sample_image(sample: dict[str, Any], shape: Any) -> np.ndarray:
 
 def sampled_outputs(outputs: dict[str, Any]) -> dict[str, np.ndarray]:
     """Return some numbers of each output, evenly spaced; of maps, as parts of the largest one."""
-    found: dict[str, np.ndarray] = {}
+    samples: dict[str, np.ndarray] = {}
     for name in ("label", "scores", "components", "anomaly", "values", "maps"):
         if name not in outputs:
             continue
@@ -873,19 +943,19 @@ def sampled_outputs(outputs: dict[str, Any]) -> dict[str, np.ndarray]:
             largest = np.asarray(outputs["nu"], np.float64)
             numbers = numbers / np.where(largest > 0, largest, 1).reshape(*largest.shape, *[1] * (numbers.ndim - 2))
         flat = numbers.ravel()
-        found[name] = flat[np.linspace(0, len(flat) - 1, min(len(flat), SAMPLED)).astype(int)]
-    return found
+        samples[name] = flat[np.linspace(0, len(flat) - 1, min(len(flat), SAMPLED)).astype(int)]
+    return samples
 
 
-def sampled_differences(found: dict[str, np.ndarray], stored: dict[str, Any]) -> dict[str, float]:
+def sampled_differences(samples: dict[str, np.ndarray], stored: dict[str, Any]) -> dict[str, float]:
     """Return the largest difference of each output from the stored one, as a part of its largest number.
 
     Where another class is predicted, values and maps are of another question, and are left out.
     """
-    other = "label" in stored and not np.array_equal(found["label"], stored["label"]["numbers"])
+    other = "label" in stored and not np.array_equal(samples["label"], stored["label"]["numbers"])
     return {
-        name: float(np.abs(found[name] - np.array(kept["numbers"])).max() / (kept["size"] or 1.0))
-        for name, kept in stored.items()
+        name: float(np.abs(samples[name] - np.array(sample["numbers"])).max() / (sample["size"] or 1.0))
+        for name, sample in stored.items()
         if name != "label" and not (other and name in ("values", "maps"))
     }
 

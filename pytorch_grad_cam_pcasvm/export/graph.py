@@ -21,12 +21,13 @@ from torch.fx.experimental.symbolic_shapes import (
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from pytorch_grad_cam_pcasvm.export.operators import narrow_before_expanding, plain_softmaxes, plain_zeros
 from pytorch_grad_cam_pcasvm.export.outputs import checked, name_outputs
-from pytorch_grad_cam_pcasvm.export.rewrites import narrow_before_expanding, plain_softmaxes, plain_zeros
 from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
 from pytorch_grad_cam_pcasvm.methods.grad_cam_protocol import ClosedFormCAM
 from pytorch_grad_cam_pcasvm.methods.perturbation import PerturbationCAM
-from pytorch_grad_cam_pcasvm.network.features import one_input, prepare_images
+from pytorch_grad_cam_pcasvm.network.features import checked_images, one_input
+from pytorch_grad_cam_pcasvm.network.modules import find_device
 from pytorch_grad_cam_pcasvm.runtime.device import every_choice, traced
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError, NoProgramError
 from pytorch_grad_cam_pcasvm.targets import ClosedFormTarget, Target
@@ -110,7 +111,7 @@ def traced_program(
             f"{name} runs each image on its own, many times, which cannot be exported as one program",
             "export ContributionCAM, or a gradient method",
         )
-    x = one_input(prepare_images(cam.model, images), "a program")
+    x = one_input(checked_images(images, cam.model), "a program").to(find_device(cam.model))
     kinds = {x.dtype, *(value.dtype for value in cam.model.parameters() if value.is_floating_point())}
     if kinds != {torch.float32} or torch.is_autocast_enabled(x.device.type):
         raise ValueError(

@@ -16,8 +16,7 @@ from pytorch_grad_cam_pcasvm import __version__
 from pytorch_grad_cam_pcasvm.export.explainer import AS_STORED, FORMAT, KEY, opened
 from pytorch_grad_cam_pcasvm.export.graph import traced_program
 from pytorch_grad_cam_pcasvm.export.operators import decompositions
-from pytorch_grad_cam_pcasvm.export.outputs import checked, describe_sample, name_outputs
-from pytorch_grad_cam_pcasvm.export.titles import about
+from pytorch_grad_cam_pcasvm.export.outputs import about, checked, describe_sample, name_outputs
 from pytorch_grad_cam_pcasvm.head import Head
 from pytorch_grad_cam_pcasvm.head.anomalies import anomaly_range, usual_reach
 from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps

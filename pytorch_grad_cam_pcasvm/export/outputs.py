@@ -1,4 +1,4 @@
-"""Outputs of programs and files, and how far they are from ``explain``."""
+"""Outputs of programs and files: their names and titles, and how far they are from ``explain``."""
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -6,25 +6,32 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from pytorch_grad_cam_pcasvm.export.explainer import (
-    BLOCKS,
-    MOST,
-    sample_image,
-    sampled_differences,
-    sampled_outputs,
-)
-from pytorch_grad_cam_pcasvm.head.anomalies import anomaly, tells_anomalies
+from pytorch_grad_cam_pcasvm.export.explainer import BLOCKS, MOST, sample_image, sampled_differences, sampled_outputs
+from pytorch_grad_cam_pcasvm.head.anomalies import measure_anomaly, tells_anomalies
 from pytorch_grad_cam_pcasvm.head.stages import Projection
 from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
 from pytorch_grad_cam_pcasvm.methods.grad_cam_protocol import ClosedFormCAM
 from pytorch_grad_cam_pcasvm.methods.warn_once import WarnOnce
-from pytorch_grad_cam_pcasvm.network.grid import upsampled
+from pytorch_grad_cam_pcasvm.network.grid import upsample_maps
 from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
-from pytorch_grad_cam_pcasvm.network.outputs import HeadRun, OfHead
+from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput, HeadRun
 from pytorch_grad_cam_pcasvm.runtime.errors import NoProgramError
-from pytorch_grad_cam_pcasvm.targets.places import list_strongest
+from pytorch_grad_cam_pcasvm.runtime.pictures import COLOURS, colour_table, heat_table
+from pytorch_grad_cam_pcasvm.targets import (
+    DensityTarget,
+    HotellingTarget,
+    LogRatioTarget,
+    PCATarget,
+    ProbabilityTarget,
+    ResidualTarget,
+    ScoreTarget,
+    SVMTarget,
+    Target,
+)
+from pytorch_grad_cam_pcasvm.targets.meanings import describe_anomaly, describe_meaning
+from pytorch_grad_cam_pcasvm.targets.places import describe_place
 
 # What a program gives, where there is some.
 OUTPUTS = (
@@ -41,11 +48,11 @@ def name_outputs(maps: SignedMaps, size: Sequence[int] | None = None) -> dict[st
     """Return a program's outputs for maps, by name."""
     outputs: dict[str, Any] = {name: getattr(maps, name, None) for name in OUTPUTS}
     output = maps.output
-    if isinstance(output, OfHead):
+    if isinstance(output, HeadOutput | HeadRun):
         head = output.head
         outputs["scores"], outputs["components"] = head.scores(output.head_trace), output.components
         if tells_anomalies(head) and (output.grid is not None or head.threshold is not None):
-            outputs["anomaly"] = anomaly(head, output.head_trace)
+            outputs["anomaly"] = measure_anomaly(head, output.head_trace)
         if head.decision_position is not None and head.classes_ is not None:
             outputs["label"] = head.voting.predicted(output.head_trace.values[head.decision_position])
         if output.grid is not None:
@@ -59,8 +66,13 @@ def name_outputs(maps: SignedMaps, size: Sequence[int] | None = None) -> dict[st
         outputs["scores"], outputs["label"] = output, output.argmax(-1)
     for name in ("maps", "opposite"):
         if size is not None and outputs[name] is not None:
-            outputs[name] = upsampled(outputs[name], size)
+            outputs[name] = upsample_maps(outputs[name], size)
     return {name: tensor for name, tensor in outputs.items() if tensor is not None}
+
+
+def list_strongest(targets: Sequence[Any]) -> list[int]:
+    """Return the numbers of the targets that are about the strongest position of each image."""
+    return [k for k, target in enumerate(targets) if getattr(target, "at", None) == "max"]
 
 
 def _evidence(maps: SignedMaps) -> Tensor | None:
@@ -93,16 +105,16 @@ def checked(
         ValueError: ``explain`` does not take the images.
     """
     noise = torch.randn((3, *images.shape[1:]), generator=torch.Generator().manual_seed(0)).to(images)
-    others = {"changed": _changed(images), "noise": noise * images.std() + images.mean()}
+    variants = {"changed": _changed(images), "noise": noise * images.std() + images.mean()}
     expected: dict[str, Any] = {}
-    for name, x in {"images": images, "the first": images[:1], **others}.items():
+    for name, x in {"images": images, "the first": images[:1], **variants}.items():
         try:
             outputs = _explained(cam, x, maps, size)
         except ValueError:
-            if name not in others:  # a network need not be defined everywhere
+            if name not in variants:  # a network need not be defined everywhere
                 raise
             continue
-        if name not in others or _finite(outputs):
+        if name not in variants or _finite(outputs):
             expected[name] = x, outputs
     # Photos that are in the training set have distances of 0, which says nothing of how large these are.
     sizes = measure_sizes([expected[name][1] for name in ("images", "changed") if name in expected])
@@ -130,8 +142,8 @@ def _changed(images: Tensor) -> Tensor:
     """Return images that are in no training set: these, a seventh of their sides moved, with noise."""
     generator = torch.Generator().manual_seed(1)
     axes = tuple(range(2, images.dim()))
-    moved = images.roll([max(1, images.shape[axis] // 7) for axis in axes], axes)
-    return moved + 0.25 * images.std() * torch.randn(images.shape, generator=generator).to(images)
+    rolled = images.roll([max(1, images.shape[axis] // 7) for axis in axes], axes)
+    return rolled + 0.25 * images.std() * torch.randn(images.shape, generator=generator).to(images)
 
 
 def describe_sample(
@@ -195,11 +207,11 @@ def _finite(outputs: Mapping[str, Tensor]) -> bool:
 
 def measure_sizes(outputs: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
     """Return the largest absolute number of each output."""
-    found: dict[str, float] = {}
+    differences: dict[str, float] = {}
     for of_images in outputs:
         for name, tensor in of_images.items():
-            found[name] = max(found.get(name, 0.0), float(tensor.double().abs().max()))
-    return found
+            differences[name] = max(differences.get(name, 0.0), float(tensor.double().abs().max()))
+    return differences
 
 
 def _magnified(model: Any) -> int | None:
@@ -230,7 +242,7 @@ def compared(
     """
     wanted: dict[str, Any] = {name: tensor.cpu().double().numpy() for name, tensor in expected.items()}
     actual = {name: torch.as_tensor(array).cpu().double().numpy() for name, array in outputs.items()}
-    given = {} if sizes is None else sizes
+    largest = {} if sizes is None else sizes
     everywhere = same = np.ones(len(wanted["values"]), bool)
     result = {}
     if "label" in wanted:
@@ -243,9 +255,9 @@ def compared(
             rows, places = np.nonzero(label != other)
             right, wrong = (classes[rows, places] for classes in (label, other))
             ahead = np.abs(scores[rows, right, places] - scores[rows, wrong, places]) if of_classes else np.inf
-            result["label"] = float(np.max(ahead) / max(np.abs(scores).max(), given.get("scores", 0.0)))
+            result["label"] = float(np.max(ahead) / max(np.abs(scores).max(), largest.get("scores", 0.0)))
     values = np.abs(wanted["values"])
-    nothing = (values <= _NOTHING * max(values.max(initial=0.0), given.get("values", 0.0))).any(1)
+    nothing = (values <= _NOTHING * max(values.max(initial=0.0), largest.get("values", 0.0))).any(1)
     shown = same & ~nothing
     for name in ("nu", "log_scale"):
         if np.isnan(actual[name]).any():
@@ -263,7 +275,75 @@ def compared(
     for name, numbers in wanted.items():
         rows = everywhere if name in ("components", "anomaly") else same if name in _OF_VALUES else shown
         of = _BESIDE.get(name, name)
-        size = max(np.abs(wanted[of][rows]).max(initial=0.0), given.get(of, 0.0) * bool(rows.any()))
+        size = max(np.abs(wanted[of][rows]).max(initial=0.0), largest.get(of, 0.0) * bool(rows.any()))
         error = np.abs(actual[name] - numbers)[rows].max(initial=0.0)
         result[name] = float(error / size) if size else float(error)
     return result
+
+
+_BACKGROUND = "background"  # outside of masks
+
+
+def about(targets: Sequence[Target], net: nn.Module) -> dict[str, Any]:
+    """Return the description for :class:`.Sheets`: ``titles`` of targets, ``classes``, ``colours`` of figures.
+
+    ``meanings`` are what the targets' values are, in words; of a head that tells anomalies, ``anomaly`` what these are.
+    Where it is known, ``threshold`` is the largest anomaly with which a photo passes. For dense features also
+    ``label_colours`` of classes, ``absent``, those that have none, ``heat``, the colours of anomalies and margins, and
+    ``strongest``, the numbers of the targets that are about the strongest position.
+    """
+    labels = net.head.classes_ if isinstance(net, PCASVMNet) else None
+    classes = None if labels is None else labels.tolist()
+    dense = isinstance(net, PCASVMNet) and net.is_dense
+    anomalies = isinstance(net, PCASVMNet) and tells_anomalies(net.head)
+    of_places: dict[str, Any] = {"label_colours": [colour.lstrip("#") for colour in COLOURS], "heat": heat_table()}
+    of_places["strongest"] = list_strongest(targets)
+    if isinstance(net, PCASVMNet) and dense:
+        of_places["absent"] = [name for name in classes or () if name in (_BACKGROUND, net.head.normal)]
+    head = net.head if isinstance(net, PCASVMNet) else None
+    threshold = net.head.threshold if isinstance(net, PCASVMNet) and anomalies else None
+    return (
+        {
+            "titles": [_title(target, classes, anomalies) for target in targets],
+            "meanings": [describe_meaning(target, head, dense) for target in targets],
+            "classes": classes,
+            "colours": colour_table(),
+        }
+        | ({"anomaly": describe_anomaly(net.head, dense)} if isinstance(net, PCASVMNet) and anomalies else {})
+        | ({} if threshold is None else {"threshold": threshold})
+        | ({} if head is None or head.normal is None else {"normal": head.normal})
+        | (of_places if dense else {})
+    )
+
+
+def _title(target: Target, classes: Sequence[Any] | None, anomalies: bool = False) -> str:
+    """Return a target in a few words; of a head that tells anomalies, whose value is minus the anomaly."""
+    if anomalies and isinstance(target, SVMTarget) and target.category is None:
+        return ("anomaly" if target.sign == "-" else "normality") + describe_place(target)
+    if isinstance(target, DensityTarget):
+        return ("anomaly" if target.sign == "-" else "log-density") + describe_place(target)
+    kinds: dict[Any, str] = {
+        LogRatioTarget: "log-ratio of ",
+        ProbabilityTarget: "probability of ",
+        HotellingTarget: "T\N{SUPERSCRIPT TWO}",
+    }
+    words = kinds.get(type(target), "")
+    if isinstance(target, PCATarget):
+        words = f"component {target.component + 1}"
+    elif isinstance(target, ResidualTarget):
+        words = "Q"
+    elif isinstance(target, SVMTarget | LogRatioTarget | ProbabilityTarget | ScoreTarget):
+        category, versus = target.category, getattr(target, "versus", None)
+        if category is None and _is_class(versus, classes):  # the strongest other one
+            return (
+                ("for " if getattr(target, "sign", "+") == "-" else "against ") + str(versus) + describe_place(target)
+            )
+        predicted = "predicted class" if getattr(target, "at", None) is None else "decided class"
+        words += str(category) if category is not None else "value" if classes is None else predicted
+        rivals = versus if isinstance(versus, tuple) else () if versus is None else (versus,)
+        words += " / " * bool(rivals) + ", ".join(map(str, rivals))
+    return "against " * (getattr(target, "sign", "+") == "-") + (words or repr(target)) + describe_place(target)
+
+
+def _is_class(versus: Any, classes: Sequence[Any] | None) -> bool:
+    return isinstance(versus, str | int | float) and versus in (classes or ())

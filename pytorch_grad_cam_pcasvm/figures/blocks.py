@@ -4,33 +4,28 @@ import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-import cv2
 import numpy as np
 import torch
 from matplotlib.axes import Axes
 from matplotlib.patheffects import withStroke
-from pytorch_grad_cam.utils.image import show_cam_on_image
 from pytorch_grad_cam.utils.model_targets import ClassifierOutputSoftmaxTarget, ClassifierOutputTarget
 from torch import Tensor
 
+from pytorch_grad_cam_pcasvm.export.explainer import Panel
 from pytorch_grad_cam_pcasvm.figures.style import (
     CHARACTER,
     FAINT,
-    bare,
-    draw_outlines,
-    draw_signed,
     is_formula,
     literal,
     number,
 )
 from pytorch_grad_cam_pcasvm.head.anomalies import tells_anomalies
 from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
-from pytorch_grad_cam_pcasvm.network.grid import upsampled
+from pytorch_grad_cam_pcasvm.network.grid import upsample_maps
 from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput
 from pytorch_grad_cam_pcasvm.runtime.errors import BlankMapWarning
-from pytorch_grad_cam_pcasvm.runtime.pictures import HEAT
 from pytorch_grad_cam_pcasvm.targets import (
     DensityTarget,
     HotellingTarget,
@@ -42,10 +37,9 @@ from pytorch_grad_cam_pcasvm.targets import (
     SVMTarget,
     fix_target,
 )
-from pytorch_grad_cam_pcasvm.targets.places import place_in_words, select_positions
+from pytorch_grad_cam_pcasvm.targets.places import describe_place, select_positions
 
 GAP = 0.07  # between pictures, in inches
-IMAGE_WEIGHT = 0.45
 OUTLINE = "#ffe600"  # of places and true masks
 _PREDICTED = "predicted class"
 _ROLES = {"runner-up": "the runner-up", "others": "the others"}  # in place of a class
@@ -53,7 +47,6 @@ _OF_CLASSES = (
     *(SVMTarget, LogRatioTarget, ProbabilityTarget, ScoreTarget),
     *(ClassifierOutputTarget, ClassifierOutputSoftmaxTarget),
 )
-Way = Literal["overlay", "map", "outline"]  # in which maps are drawn
 _HALO = [withStroke(linewidth=3, foreground="black")]
 
 
@@ -92,7 +85,7 @@ class Block:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", BlankMapWarning)  # the picture says so
             parts = self.group.positive(scale="none"), self.group.negative(scale="none")
-        positive, negative = (upsampled(part[:, k : k + 1], size)[:, 0].cpu().numpy() for part in parts)
+        positive, negative = (upsample_maps(part[:, k : k + 1], size)[:, 0].cpu().numpy() for part in parts)
         nu = self.group.nu[:, k].cpu().numpy()
         name = write_title(target, self.group.output, self.classes)
         if self.signed:
@@ -112,14 +105,19 @@ class Block:
         """Return where the scale of an image ends."""
         return number(float(self.columns[0].top[row]), float(self.group.log_scale[row, self.k]))
 
+    def panel(self, column: Column, row: int, picture: np.ndarray) -> Panel:
+        """Return the panel of an image in one of the columns."""
+        values = column.values[row] / (float(column.top[row]) or 1.0)
+        return Panel(picture, values, column.heading, self.captions[row], self.end(row))
+
     def place(self, row: int, size: Sequence[int]) -> np.ndarray | None:
         """Return which pixels of an image the target is about, (H, W); None: it is about the whole of it."""
         target, output = self.group.targets[self.k], self.group.output
         if getattr(target, "at", None) is None or not isinstance(output, HeadOutput) or output.grid is None:
             return None
         selection = select_positions(target, output)
-        every = torch.ones(1, len(output), selection.size, 1, device=output.device)
-        mask = selection.put(every)[0, row, :, 0].unflatten(0, output.grid.shape).cpu().numpy()
+        ones = torch.ones(1, len(output), selection.size, 1, device=output.device)
+        mask = selection.put(ones)[0, row, :, 0].unflatten(0, output.grid.shape).cpu().numpy()
         index = [np.arange(pixels) * positions // pixels for pixels, positions in zip(size, mask.shape, strict=True)]
         return mask[np.ix_(*index)]
 
@@ -129,27 +127,10 @@ class Block:
         return not any(bool(maps[row, self.k].any()) for maps in both if maps is not None)
 
 
-def draw_map(
-    axis: Axes, picture: np.ndarray, block: Block, column: Column, row: int, way: Way, font: float
-) -> list[float]:
-    """Draw the map of one image, and say why if there is nothing to see.
-
-    Returns:
-        Where outlines are on its scale.
-    """
-    top = float(column.top[row])
-    values = column.values[row] / (top or 1.0)
-    marks: list[float] = []
-    if way == "outline":
-        marks = draw_outlines(axis, picture, values)
-    elif column.signed:
-        draw_signed(axis, picture if way == "overlay" else None, values)
-    elif way == "overlay":
-        axis.imshow(overlaid(picture, values))
-    else:
-        axis.imshow(values, cmap=HEAT, vmin=0, vmax=1)
-    bare(axis)
-    largest = np.abs(values).max()
+def draw_remarks(axis: Axes, block: Block, panel: Panel, row: int, font: float) -> None:
+    """Say on the map of one image why there is nothing to see, and outline the place that it is about."""
+    assert panel.map is not None
+    largest = np.abs(panel.map).max()
     if largest < FAINT:
         share = f"at most {np.ceil(100 * largest):.0f} %\nof the strong-\nest colour"
         note = share if largest else "all evidence\nhas the\nother sign"
@@ -157,24 +138,13 @@ def draw_map(
             note = "blank:\nall zero"
         style: dict[str, Any] = {"ha": "center", "va": "center", "color": "white", "path_effects": _HALO}
         axis.text(0.5, 0.5, note, transform=axis.transAxes, fontsize=font, **style)
-    if (place := block.place(row, values.shape)) is not None:
+    if (place := block.place(row, panel.map.shape)) is not None:
         axis.contour(place, [0.5], colors=OUTLINE, linewidths=1.2)
-    return marks
-
-
-def overlaid(picture: np.ndarray, heat: np.ndarray) -> np.ndarray:
-    """Return pytorch-grad-cam's overlay, with colours that mean the same in every picture.
-
-    pytorch-grad-cam divides each overlay by its own largest value; an added white, hot row makes that value the same
-    in all of them.
-    """
-    picture, heat = (np.concatenate([values, np.ones_like(values[:1])]) for values in (picture, heat))
-    return show_cam_on_image(picture, heat, True, cv2.COLORMAP_INFERNO, IMAGE_WEIGHT)[:-1]
 
 
 def write_title(target: Any, output: Any, classes: Sequence[Any] | None) -> str:
     """Return a target in plain words, the same for all images."""
-    where, against = place_in_words(target), getattr(target, "sign", "+") == "-"
+    where, against = describe_place(target), getattr(target, "sign", "+") == "-"
     if isinstance(target, PCATarget):
         return f"{'minus ' * against}component {target.component + 1}{where}"
     name = heading(target, output)
@@ -195,11 +165,11 @@ def _sides(target: Any, output: Any, classes: Sequence[Any] | None, against: boo
     category, versus = getattr(target, "category", None), getattr(target, "versus", None)
     rivals = versus if isinstance(versus, tuple) else () if versus is None else (versus,)
     own = _PREDICTED if category is None else _name(category, _ROLES | names)
-    others = ", ".join(_name(label, _ROLES | names) for label in rivals)
+    rival_names = ", ".join(_name(label, _ROLES | names) for label in rivals)
     if category is None and not isinstance(versus, tuple) and _plain(versus) in (list_labels(output) or ()):
-        return f"{'for' if against else 'against'} {others}"  # by whichever other class is the strongest
-    if others:
-        return f"{others} rather than {own}" if against else f"{own} rather than {others}"
+        return f"{'for' if against else 'against'} {rival_names}"  # by whichever other class is the strongest
+    if rival_names:
+        return f"{rival_names} rather than {own}" if against else f"{own} rather than {rival_names}"
     if category is None:
         return f"against the {own}" if against else own
     return f"{'against' if against else 'for'} {own}"
@@ -229,7 +199,7 @@ def heading(target: Any, output: Any) -> str:
 def caption(group: SignedMaps, k: int, row: int, classes: Sequence[Any] | None) -> str:
     """Return a target as it is meant for this image, and its value."""
     target = group.targets[k]
-    value, where = _value(group, k, row), place_in_words(target)
+    value, where = _value(group, k, row), describe_place(target)
     words = subject(target, group.output, row, classes)
     return f"{words}{where}: {value}" if words else f"value {value}{where}"
 

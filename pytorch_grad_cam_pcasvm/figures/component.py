@@ -14,33 +14,33 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor, nn
 
+from pytorch_grad_cam_pcasvm.export.explainer import Panel
 from pytorch_grad_cam_pcasvm.figures.blocks import heading, list_labels, subject
+from pytorch_grad_cam_pcasvm.figures.decision import choose_decision
 from pytorch_grad_cam_pcasvm.figures.grid import check_maps
-from pytorch_grad_cam_pcasvm.figures.steps import choose_decision
 from pytorch_grad_cam_pcasvm.figures.style import (
     BLUE,
     MARKERS,
     RED,
-    bare,
     choose_unit,
     class_name,
-    draw_bar,
-    draw_signed,
-    filled,
+    draw_panel,
     fitted,
     laid_out,
     number,
     plain_name,
+    wrap_text,
 )
 from pytorch_grad_cam_pcasvm.head import Head
-from pytorch_grad_cam_pcasvm.maps.recombination import steps_of
+from pytorch_grad_cam_pcasvm.maps.recombination import decision_steps
 from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
 from pytorch_grad_cam_pcasvm.methods import ContributionCAM
 from pytorch_grad_cam_pcasvm.methods.grad_cam_protocol import ClosedFormCAM
+from pytorch_grad_cam_pcasvm.model.model import refuse_dense
 from pytorch_grad_cam_pcasvm.network.features import checked_images
-from pytorch_grad_cam_pcasvm.network.grid import upsampled
-from pytorch_grad_cam_pcasvm.network.modules import evaluating, find_device, uncompiled
-from pytorch_grad_cam_pcasvm.network.net import PCASVMNet, refuse_dense
+from pytorch_grad_cam_pcasvm.network.grid import upsample_maps
+from pytorch_grad_cam_pcasvm.network.modules import evaluation_mode, find_device, find_network
+from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
 from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput
 from pytorch_grad_cam_pcasvm.runtime.errors import BlankMapWarning
 from pytorch_grad_cam_pcasvm.runtime.pictures import COLOURS, as_array, as_pictures
@@ -197,7 +197,7 @@ def choose_method(net: PCASVMNet, layer: Any, cam: ClosedFormCAM | None, at: Any
         raise ValueError("say where to look: pass target_layer= for contributions, or cam= for another method")
     if cam is None:
         return ContributionCAM(net, [layer])
-    if cam.model is not uncompiled(net):
+    if cam.model is not find_network(net):
         raise ValueError("the cam belongs to another network: make one for this net")
     return cam
 
@@ -211,7 +211,7 @@ def values_of(net: PCASVMNet, x: Tensor, batch_size: int) -> tuple[Tensor, np.nd
         ValueError: the head has no components.
     """
     components, labels = [], []
-    with evaluating(net), torch.no_grad():
+    with evaluation_mode(net), torch.no_grad():
         for batch in x.split(batch_size):
             output = net(batch.to(find_device(net)))
             if output.components is None:
@@ -240,7 +240,7 @@ def _decision(target: Any, output: HeadOutput, classes: Any) -> str:
 
 def _ends(rows: np.ndarray, pictures: np.ndarray, maps: SignedMaps) -> Ends:
     """Return images and their maps on one scale."""
-    signed = upsampled(maps.positive(scale="target") - maps.negative(scale="target"), pictures.shape[1:3])
+    signed = upsample_maps(maps.positive(scale="target") - maps.negative(scale="target"), pictures.shape[1:3])
     largest = int((maps.nu.log() + maps.log_scale).argmax())
     return Ends(rows, pictures, signed[:, 0].numpy(), float(maps.nu[largest]), float(maps.log_scale[largest]))
 
@@ -258,7 +258,7 @@ def _parts(cam: ClosedFormCAM, first: Tensor, p: Tensor, component: int, target:
     at_baseline = start.baseline_values.to(p).expand_as(p)
     shared: Any = {"log_scale": torch.zeros_like(p), "baseline_values": at_baseline, "targets": targets, "output": None}
     without_maps = SignedMaps(**numbers, **shared, linear=True, neutral=start.neutral)
-    g, p0, log_scale = steps_of(without_maps, cam.model.head, target)
+    g, p0, log_scale = decision_steps(without_maps, cam.model.head, target)
     return ((g * (p - p0))[:, component] * log_scale.exp()).cpu().numpy()
 
 
@@ -268,13 +268,13 @@ def _drawn(ends: Ends, along: Along, count: int, size: tuple[float, float] | Non
     columns = 2 * count + 2
     titles, shrink = _titles(ends.outermost(count), along)
     lines = max(title.count("\n") + 1 for title in titles)
-    written = [filled(name, _NAME, "medium", break_long_words=False) for name in names]
+    written = [wrap_text(name, _NAME, "medium", break_long_words=False) for name in names]
     line = 0.12 + 0.25 * max(name.count("\n") + 1 for name in written)
     high = 2 * _PICTURE * ends.pictures.shape[1] / ends.pictures.shape[2] + 0.6 + 0.21 * lines
     low = max(1.2, line * len(names)) + 0.8
     width = columns * (_PICTURE + 0.08) + 1.9
     decision = f"part of the {along.decision}"
-    decision = filled(decision, 3 / 8 * width - 0.5, "small", break_long_words=False)
+    decision = wrap_text(decision, 3 / 8 * width - 0.5, "small", break_long_words=False)
     low += 0.2 * decision.count("\n")
     with laid_out((width, high + low + 0.3), size, _note(along), w_pad=0.06) as figure:
         above, below = figure.subfigures(2, height_ratios=(high, low), squeeze=False).flat
@@ -301,24 +301,24 @@ def _titles(shown: Ends, along: Along) -> tuple[list[str], float]:
 def _draw_ends(axes: np.ndarray, ends: Ends, along: Along, count: int, titles: Sequence[str], shrink: float) -> None:
     """Draw pictures above their maps, the lowest and their mean, then the mean of the highest and these."""
     shown, half = ends.outermost(count), len(ends.rows) // 2
-    columns = list(zip(titles, shown.pictures, shown.maps, strict=True))
-    columns[count:count] = [
-        (f"mean of the\n{half} {word}", ends.pictures[side].mean(0), ends.maps[side].mean(0))
+    panels = [Panel(*column) for column in zip(shown.pictures, shown.maps, titles, strict=True)]
+    panels[count:count] = [
+        Panel(ends.pictures[side].mean(0), ends.maps[side].mean(0), f"mean of the\n{half} {word}")
         for word, side in (("lowest", slice(None, half)), ("highest", slice(half, None)))
     ]
-    font, lines = mpl.rcParams["font.size"], max(title.count("\n") + 1 for title, *_ in columns)
+    font, lines = mpl.rcParams["font.size"], max(panel.heading.count("\n") + 1 for panel in panels)
     for first, word in ((0, "lowest"), (count + 1, "highest")):
         side = slice(first, first + count + 1)
-        top = max(float(np.abs(values).max()) for *_, values in columns[side])
-        for (above, below), (title, picture, values) in zip(axes[side], columns[side], strict=True):
-            bare(above).imshow(picture)
+        top = max(float(np.abs(panel.map).max()) for panel in panels[side] if panel.map is not None)
+        for (above, below), panel in zip(axes[side], panels[side], strict=True):
+            draw_panel(above, replace(panel, map=None), fontsize=0.833 * shrink * font, pad=4)
             above.set(anchor="S")
-            above.set_title(title, fontsize=0.833 * shrink * font, pad=4)
-            draw_signed(below, picture, values / (top or 1.0))
+            values = None if panel.map is None else panel.map / (top or 1.0)
+            bar = (1.07, 0.1) if above is axes[side][-1, 0] else None
+            draw_panel(below, Panel(panel.photo, values, scale=_end(ends, top)), bar=bar)
             below.set(anchor="N")
         place: dict[str, Any] = {"xytext": (0, (lines + 0.9) * font), "textcoords": "offset points"}
         axes[first, 0].annotate(f"{word} ${along.symbol}$", (0, 1), xycoords="axes fraction", weight="bold", **place)
-        draw_bar(axes[first + count, 1].inset_axes((1.07, 0, 0.1, 1)), _end(ends, top), signed=True)
 
 
 def _end(ends: Ends, share: float) -> str:

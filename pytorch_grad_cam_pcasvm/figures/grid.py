@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from pytorch_grad_cam_pcasvm.figures.blocks import Block, list_labels
 from pytorch_grad_cam_pcasvm.figures.layout import Layout
 from pytorch_grad_cam_pcasvm.figures.style import FONT, LINES, literal
-from pytorch_grad_cam_pcasvm.maps.recombination import carried
+from pytorch_grad_cam_pcasvm.maps.recombination import decision_shares
 from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
 from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput
 from pytorch_grad_cam_pcasvm.runtime.pictures import as_pictures
@@ -123,25 +123,25 @@ def _sums(groups: Mapping[str, SignedMaps]) -> list[str]:
 
 def check_maps(title: str, group: SignedMaps, images: int) -> None:
     """Raise a ValueError for maps of volumes, of signals or of another number of images."""
-    shape, named = tuple(group.maps.shape), f" ({title})" if title else ""
+    shape, in_title = tuple(group.maps.shape), f" ({title})" if title else ""
     if len(shape) == 5:
         raise ValueError(
-            f"these maps{named} are of volumes, shape (N, K, D, H, W) = {shape}, but only pictures are drawn: use "
+            f"these maps{in_title} are of volumes, shape (N, K, D, H, W) = {shape}, but only pictures are drawn: use "
             f"figures.plot_volume, or choose one of the {shape[2]} slices, dataclasses.replace(maps, maps=maps.maps[:, "
             ":, d]), and give that slice of the images, shape (N, H, W)"
         )
     if len(shape) == 3:
-        raise ValueError(f"these maps{named} are of signals, shape (N, K, L) = {shape}: use figures.plot_signal")
+        raise ValueError(f"these maps{in_title} are of signals, shape (N, K, L) = {shape}: use figures.plot_signal")
     if len(shape) != 4 or shape[0] != images:
         raise ValueError(
-            f"{images} images for maps of shape {shape}{named}: give the images that were explained, and maps of shape "
-            "(N, K, H, W)"
+            f"{images} images for maps of shape {shape}{in_title}: give the images that were explained, and maps of "
+            "shape (N, K, H, W)"
         )
 
 
 def _check_comparable(groups: Mapping[str, SignedMaps]) -> None:
-    (title, first), *others = groups.items()
-    for other, group in others:
+    (title, first), *rest = groups.items()
+    for other, group in rest:
         if list(group.targets) != list(first.targets):
             raise ValueError(
                 f"{title!r} and {other!r} have different targets, {first.targets} and {group.targets}, and cannot be "
@@ -149,8 +149,8 @@ def _check_comparable(groups: Mapping[str, SignedMaps]) -> None:
             )
         outputs = first.output, group.output
         if all(isinstance(output, HeadOutput) for output in outputs) and outputs[0].head is outputs[1].head:
-            here, there = (output.features.cpu() for output in outputs)
-            if here.shape != there.shape or not torch.allclose(here, there, 1e-2, 1e-2 * float(here.abs().max())):
+            here, features = (output.features.cpu() for output in outputs)
+            if here.shape != features.shape or not torch.allclose(here, features, 1e-2, 1e-2 * float(here.abs().max())):
                 raise ValueError(
                     f"{title!r} and {other!r} are of different images, or the network has changed: explain the same "
                     "batch, or draw them side by side with compare=False"
@@ -192,14 +192,14 @@ def selected(maps: SignedMaps, components: int | Sequence[int] | None) -> tuple[
         wanted = available[:components]
     elif components is not None:
         wanted = [b for b in components if b in available]
-    others = [k for k in range(len(maps.targets)) if k not in component]
+    decisions = [k for k in range(len(maps.targets)) if k not in component]
     drawn = sorted((k for k in component if component[k] in wanted), key=lambda k: wanted.index(component[k]))
     shown = len(set(wanted))
     if shown == total:
-        return others + drawn, []
+        return decisions + drawn, []
     of_count = isinstance(components, int | np.integer) and shown > 0
     count = "The first" if of_count and shown == 1 else f"The first {shown}" if of_count else str(shown)
-    return others + drawn, [f"{count} of {total} components {'is' if shown == 1 else 'are'} shown{why}."]
+    return decisions + drawn, [f"{count} of {total} components {'is' if shown == 1 else 'are'} shown{why}."]
 
 
 def _strongest(maps: SignedMaps, component: Mapping[int, int]) -> tuple[list[int], str]:
@@ -216,7 +216,7 @@ def _strongest(maps: SignedMaps, component: Mapping[int, int]) -> tuple[list[int
     if decisions and isinstance(output, HeadOutput) and output.grid is None and output.decision is not None:
         # A log-ratio and a probability tell the same classes apart.
         margin = SVMTarget(decisions[0].category, versus=getattr(decisions[0], "versus", None))
-        strength = carried(output, margin).abs().mean(0)
+        strength = decision_shares(output, margin).abs().mean(0)
         size = {b: float(strength[b]) for b in component.values()}
         why = f": those that carry most of the {'first ' if len(decisions) > 1 else ''}decision"
     else:
@@ -239,5 +239,5 @@ def _how_to_read(groups: Mapping[str, SignedMaps], signed: bool, outline: bool) 
     if not any(of_components):
         return f"Bright colours raise the value above the map. {ends}"
     pair = "Bright colours raise or lower the component, as its heading says, both on one scale."
-    others = "" if all(of_components) else " In the other maps they raise the value above the map."
-    return f"{pair}{others} {ends}"
+    other_maps = "" if all(of_components) else " In the other maps they raise the value above the map."
+    return f"{pair}{other_maps} {ends}"

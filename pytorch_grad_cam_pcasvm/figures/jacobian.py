@@ -12,9 +12,10 @@ from matplotlib.lines import Line2D
 from torch import Tensor, nn
 
 from pytorch_grad_cam_pcasvm.figures.style import BLUE, RED, bare, new_figure
+from pytorch_grad_cam_pcasvm.model.model import refuse_dense
 from pytorch_grad_cam_pcasvm.network.features import checked_images
-from pytorch_grad_cam_pcasvm.network.modules import evaluating, find_device, layer_name
-from pytorch_grad_cam_pcasvm.network.net import PCASVMNet, refuse_dense
+from pytorch_grad_cam_pcasvm.network.modules import evaluation_mode, find_device, find_layer_name
+from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
 from pytorch_grad_cam_pcasvm.runtime.pictures import as_array
 
 
@@ -88,7 +89,7 @@ def plot_jacobian(
 
 def _dense_stages(net: PCASVMNet, target_layer: nn.Module, x: Tensor) -> list[Tensor]:
     """Return the activations, the input of every later dense layer, the features and the components, with a graph."""
-    name = layer_name(net.backbone, target_layer)
+    name = find_layer_name(net.backbone, target_layer)
     if name is None:
         raise ValueError("the target layer is the network itself: choose one of its layers")
     stages: list[Tensor] = []
@@ -101,12 +102,12 @@ def _dense_stages(net: PCASVMNet, target_layer: nn.Module, x: Tensor) -> list[Te
         if stages:
             stages.append(args[0])
 
-    with evaluating(net), torch.no_grad():
+    with evaluation_mode(net), torch.no_grad():
         net(x)  # a first pass may go on behind the features
     handles = [net.backbone.get_submodule(name).register_forward_hook(start)]
     handles += [m.register_forward_pre_hook(unit) for m in net.backbone.modules() if isinstance(m, nn.Linear)]
     try:
-        with evaluating(net), torch.enable_grad():
+        with evaluation_mode(net), torch.enable_grad():
             output = net(x)
     finally:
         for handle in handles:

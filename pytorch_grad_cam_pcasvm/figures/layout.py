@@ -5,7 +5,7 @@ matplotlib's own layouts fill a figure of a given size; here the size follows fr
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,8 +13,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from pytorch_grad_cam_pcasvm.figures.blocks import GAP, Block, Column, Way, draw_map
-from pytorch_grad_cam_pcasvm.figures.style import FONT, bare, captioned, draw_bar, filled, fitted, new_figure
+from pytorch_grad_cam_pcasvm.figures.blocks import GAP, Block, Column, draw_remarks
+from pytorch_grad_cam_pcasvm.figures.style import FONT, Way, bare, captioned, draw_panel, fitted, new_figure, wrap_text
 
 _WIDEST, _PICTURE, _EDGE = 22, 1.5, 0.1  # in inches: the widest figure, a picture, what is around all
 _HEADING = 0.7  # for "input"
@@ -117,17 +117,17 @@ class Layout:
                     if self.titles:
                         axis.set_ylabel(self.titles[row], fontsize=FONT * self.shrink)
                 if self.compared:
-                    name = filled(line[0].title, self.picture[1] + 0.2, "medium", break_long_words=False)
+                    name = wrap_text(line[0].title, self.picture[1] + 0.2, "medium", break_long_words=False)
                     style: dict[str, Any] = {"rotation": 90, "ha": "right", "va": "center", "weight": "bold"}
                     self._text(figure, self._start - 0.08, bottom + self.picture[1] / 2, name, **style)
                 for x, block, column in self._placed(line):
                     axis = self._axis(figure, x, bottom)
-                    marks = draw_map(axis, picture, block, column, row, way, font)
-                    if column is block.columns[0]:
-                        axis.set_title(self._captioned(block, row), fontsize="small", loc="left", pad=4)
-                    if column is block.columns[-1]:
-                        bar = axis.inset_axes((1 + 0.09 / self.picture[0], 0, 0.15 / self.picture[0], 1))
-                        draw_bar(bar, block.end(row), block.signed, marks)
+                    words = self._captioned(block, row) if column is block.columns[0] else ""  # above the first column
+                    panel = replace(block.panel(column, row, picture), heading=words)
+                    bar = (1 + 0.09 / self.picture[0], 0.15 / self.picture[0]) if column is block.columns[-1] else None
+                    style = {"fontsize": "small", "loc": "left", "pad": 4}
+                    draw_panel(axis, panel, way, signed=column.signed, bar=bar, **style)
+                    draw_remarks(axis, block, panel, row, font)
                 top = bottom - GAP
             if self.wrapped and row < len(pictures) - 1:
                 self._rule(figure, _EDGE, width - _EDGE, top - _LINE["medium"] / 2)
@@ -172,7 +172,7 @@ class Layout:
 
     def _group_title(self, run: Sequence[Block]) -> str:
         width = sum(block.width(self.picture[0]) for block in run) - 0.2
-        return filled(run[0].title, width, "bold", break_long_words=False, break_on_hyphens=False)
+        return wrap_text(run[0].title, width, "bold", break_long_words=False, break_on_hyphens=False)
 
     def _heading(self, block: Block, column: Column) -> str:
         alone = len(block.columns) == 1
@@ -182,7 +182,7 @@ class Layout:
         return captioned(block.captions[row], block.width(self.picture[0]), "small")
 
     def _footer(self, width: float) -> str:
-        return filled("\n".join(self.notes), width, "small")
+        return wrap_text("\n".join(self.notes), width, "small")
 
     def _axis(self, figure: Figure, x: float, y: float) -> Axes:
         width, height = figure.get_size_inches()

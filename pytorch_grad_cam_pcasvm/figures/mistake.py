@@ -12,22 +12,18 @@ from torch import Tensor, nn
 
 from pytorch_grad_cam_pcasvm.figures.blocks import OUTLINE
 from pytorch_grad_cam_pcasvm.figures.component import choose_method, values_of
-from pytorch_grad_cam_pcasvm.figures.decision import how_to_read
-from pytorch_grad_cam_pcasvm.figures.patches import Around
-from pytorch_grad_cam_pcasvm.figures.steps import COLUMN, PICTURE, Steps, stand_below
-from pytorch_grad_cam_pcasvm.figures.style import bare, filled, laid_out, literal, number, plain_name
+from pytorch_grad_cam_pcasvm.figures.decision import COLUMN, PICTURE, Steps, how_to_read, stand_below
+from pytorch_grad_cam_pcasvm.figures.style import bare, laid_out, literal, number, plain_name, wrap_text
 from pytorch_grad_cam_pcasvm.head import Head
 from pytorch_grad_cam_pcasvm.maps.recombination import at_place
 from pytorch_grad_cam_pcasvm.methods.grad_cam_protocol import ClosedFormCAM
 from pytorch_grad_cam_pcasvm.network.features import checked_images
-from pytorch_grad_cam_pcasvm.network.grid import Grid
 from pytorch_grad_cam_pcasvm.network.modules import find_device
 from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
 from pytorch_grad_cam_pcasvm.network.patches import label_patches
 from pytorch_grad_cam_pcasvm.runtime.errors import BlankMapWarning
 from pytorch_grad_cam_pcasvm.runtime.pictures import as_array, as_pictures
 from pytorch_grad_cam_pcasvm.targets import PCATarget, SVMTarget
-from pytorch_grad_cam_pcasvm.targets.places import make_place
 
 _MOST_NAMED = 3  # components in the title
 _ROUNDING = 1e-4  # how exactly maps in single precision add up
@@ -102,10 +98,7 @@ def plot_mistake(
     """
     head_classes = _classes(net.head)
     truth = head_classes[net.head.class_index(truth)]
-    place = make_place(at)
-    if not (place is None or isinstance(place, tuple)):
-        raise ValueError(f"at must be one position, (row, column), got {place!r}")
-    at = place
+    at = _make_position(at)
     cam = choose_method(net, target_layer, cam, at)
     one, x = checked_images(image.unsqueeze(0) if image.dim() == 3 else image), checked_images(images, net)
     image_labels, source = as_array(labels), as_array(x if pictures is None else pictures)
@@ -141,9 +134,10 @@ def plot_mistake(
     steps, all_steps = (Steps.of(components, net.head, target, most, in_order) for most in (count, len(p)))
 
     # Of dense features, there is a row for each patch.
-    grid, positions = output.grid or Grid((), ()), output.grid.count if output.grid else 1
-    known = None if features is None else _components(net, features, len(x) * positions)
-    rows = values_of(net, x, batch_size)[0].movedim(1, -1).reshape(-1, len(p)) if known is None else known
+    grid: Any = output.grid
+    positions = 1 if grid is None else grid.count
+    stored = None if features is None else _components(net, features, len(x) * positions)
+    rows = values_of(net, x, batch_size)[0].movedim(1, -1).reshape(-1, len(p)) if stored is None else stored
     row_labels = (
         label_patches(image_labels, grid.shape, grid.cells)[0].ravel() if masks else image_labels.repeat(positions)
     )
@@ -169,6 +163,19 @@ class _Near(NamedTuple):
     name: str
     pictures: np.ndarray
     distances: np.ndarray
+
+
+def _make_position(at: Any) -> Any:
+    """Return the position of dense features that a figure is about, as numbers, or None.
+
+    Raises:
+        TypeError: it is no place.
+        ValueError: it is another place than one position.
+    """
+    place: Any = PCATarget(0, at=at).at
+    if not (place is None or isinstance(place, tuple)):
+        raise ValueError(f"at must be one position, (row, column), got {place!r}")
+    return place
 
 
 def _classes(head: Head) -> list[Any]:
@@ -237,8 +244,8 @@ def _drawn(
     second = max(len(pictures) for _, pictures, _ in near) + 1  # where neighbours of the true class begin
     columns = max(steps.columns, 2 * second - 1)
     width, low = 1.6 + COLUMN * columns, PICTURE * pictures.shape[1] / pictures.shape[2]
-    title = filled(literal(sentence), width - 0.3, "bold")
-    words = [filled(f'nearest "{name}"', second * COLUMN - 0.4, "bold") for name, *_ in near]
+    title = wrap_text(literal(sentence), width - 0.3, "bold")
+    words = [wrap_text(f'nearest "{name}"', second * COLUMN - 0.4, "bold") for name, *_ in near]
     lines = max(text.count("\n") + 1 for text in words)
     high, low = steps.needed(picture)[1], low + 0.8 + 0.3 * lines
     needed = (width, high + low + 0.3 * (title.count("\n") + 1))
@@ -286,3 +293,54 @@ def _components(net: PCASVMNet, features: Any, count: int) -> Tensor:
         return numbers
     with torch.no_grad():
         return head(numbers.to(find_device(net))).values[position].cpu()
+
+
+_AROUND = 7  # patches across, of what is drawn around one
+_LINE = (1.0, 0.9, 0.0)  # around a patch
+
+
+class Around:
+    """Cuts patches out of pictures, with their surroundings.
+
+    Args:
+        grid: of the patches.
+        size: (H, W) of the pictures.
+    """
+
+    def __init__(self, grid: Any, size: Sequence[int]) -> None:
+        self._shape, self._size = grid.shape, size
+        self._window = [
+            min(side, max(2, round(_AROUND * side / number))) for side, number in zip(size, grid.shape, strict=True)
+        ]
+
+    def _spans(self, position: int) -> list[tuple[int, int]]:
+        """Return where a patch begins and ends."""
+        places = np.unravel_index(position, self._shape)
+        return [
+            (int(place * side // number), max(int((place + 1) * side // number), int(place * side // number) + 1))
+            for place, side, number in zip(places, self._size, self._shape, strict=True)
+        ]
+
+    def patch(self, position: int) -> np.ndarray:
+        """Return which pixels are of a patch, (H, W)."""
+        mask = np.zeros(self._size)
+        mask[tuple(slice(*span) for span in self._spans(position))] = 1
+        return mask
+
+    def cut(self, source: Any, rows: np.ndarray) -> np.ndarray:
+        """Return patches with their surroundings, by their numbers in all pictures, outlined: (n, h, w, 3)."""
+        positions = int(np.prod(self._shape))
+        pictures = []
+        for row in rows.tolist():
+            picture = as_pictures(source[[row // positions]])[0].copy()
+            spans = self._spans(row % positions)
+            starts = [
+                min(max((first + last - window) // 2, 0), side - window)
+                for (first, last), window, side in zip(spans, self._window, self._size, strict=True)
+            ]
+            (top, bottom), (left, right) = spans
+            for line in ((slice(top, bottom), [left, right - 1]), ([top, bottom - 1], slice(left, right))):
+                picture[line] = _LINE
+            inside = tuple(slice(start, start + window) for start, window in zip(starts, self._window, strict=True))
+            pictures.append(picture[inside])
+        return np.stack(pictures)

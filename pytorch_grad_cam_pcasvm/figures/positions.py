@@ -16,8 +16,7 @@ from matplotlib.patches import Patch
 
 from pytorch_grad_cam_pcasvm.figures.blocks import OUTLINE
 from pytorch_grad_cam_pcasvm.figures.style import bare, class_name, laid_out, literal, number
-from pytorch_grad_cam_pcasvm.network.cells import Cells
-from pytorch_grad_cam_pcasvm.network.grid import AnomalyMaps, upsampled
+from pytorch_grad_cam_pcasvm.network.grid import AnomalyMaps, upsample_maps
 from pytorch_grad_cam_pcasvm.runtime.pictures import (
     COLOURS,
     DIVERGING,
@@ -79,8 +78,8 @@ def plot_positions(
     drawn, numbers = as_pictures(pictures), _numbers(values)
     _check(drawn, numbers.shape[:1], masks, titles)
     low, high = float(numbers.min()), float(numbers.max())
-    known = _known_scale(values, scale, anomaly)
-    low, high = known or ((low, high) if anomaly else (-max(abs(low), abs(high)), max(abs(low), abs(high))))
+    ends = _known_scale(values, scale, anomaly)
+    low, high = ends or ((low, high) if anomaly else (-max(abs(low), abs(high)), max(abs(low), abs(high))))
     large = _at_pictures(numbers, drawn, getattr(values, "cells", None))
 
     def over(axis: Axes, image: int) -> None:
@@ -90,7 +89,7 @@ def plot_positions(
         else:
             axis.imshow(overlaid(drawn[image], large[image] / (high or 1)))
 
-    bright = "Bright: unlike the training set." if known else "Bright: the most anomalous positions of these pictures."
+    bright = "Bright: unlike the training set." if ends else "Bright: the most anomalous positions of these pictures."
     note = bright if anomaly else "Red: positive. Blue: negative."
     with _panels(drawn, over, masks, titles, note, size) as (figure, axes):
         colours = ScalarMappable(Normalize(low, high), HEAT if anomaly else DIVERGING)
@@ -219,10 +218,10 @@ def _numbers(values: Any) -> np.ndarray:
     return numbers
 
 
-def _at_pictures(numbers: np.ndarray, drawn: np.ndarray, cells: Cells | None = None) -> np.ndarray:
+def _at_pictures(numbers: np.ndarray, drawn: np.ndarray, cells: Any = None) -> np.ndarray:
     """Return numbers (N, h, w) at the pixels of pictures, (N, H, W)."""
     maps, size = torch.from_numpy(np.asarray(numbers, np.float32)).unsqueeze(1), drawn.shape[1:3]
-    return (upsampled(maps, size) if cells is None else cells.spread(maps, size))[:, 0].numpy()
+    return (upsample_maps(maps, size) if cells is None else cells.spread(maps, size))[:, 0].numpy()
 
 
 def _check(drawn: np.ndarray, count: tuple[int, ...], masks: Any, titles: Sequence[str] | None) -> None:

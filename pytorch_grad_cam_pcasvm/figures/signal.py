@@ -13,7 +13,7 @@ from pytorch_grad_cam_pcasvm.figures.blocks import caption, write_title
 from pytorch_grad_cam_pcasvm.figures.grid import check_classes, check_components, selected
 from pytorch_grad_cam_pcasvm.figures.style import draw_bar, laid_out, literal, number
 from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
-from pytorch_grad_cam_pcasvm.network.grid import upsampled
+from pytorch_grad_cam_pcasvm.network.grid import upsample_maps
 from pytorch_grad_cam_pcasvm.runtime.pictures import OVER_PICTURES, as_array
 
 _PANEL, _WIDEST, _CHANNEL = 4.2, 14.0, 0.55  # in inches: least and largest width of a panel, height of a channel
@@ -77,7 +77,7 @@ def plot_signal(
     note = "Red raises the value above a line, blue lowers it; grey does neither. "
     note += "\n".join(left_out)
     signed = maps.maps if maps.opposite is None else maps.maps.relu() - maps.opposite.relu()
-    colours = upsampled(signed.double().cpu(), (length,)).numpy()
+    colours = upsample_maps(signed.double().cpu(), (length,)).numpy()
     times = np.arange(length) * interval
     with laid_out(needed, size, note.strip()) as figure:
         axes = figure.subplots(down, columns, squeeze=False, sharex=True)

@@ -5,13 +5,16 @@ import math
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
+import cv2
 import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from pytorch_grad_cam.utils.image import show_cam_on_image
 
+from pytorch_grad_cam_pcasvm.export.explainer import Panel
 from pytorch_grad_cam_pcasvm.runtime.pictures import DIVERGING, HEAT, OVER_PICTURES, greyed
 
 FONT = 15  # still readable where the figure is shown at half its size
@@ -19,6 +22,8 @@ SMALLEST = 0.6  # size of a text that is shrunk rather than broken
 CHARACTER = {"bold": 0.145, "medium": 0.125, "small": 0.1}  # widths in inches
 RED, BLUE = "#b2182b", "#2166ac"  # of the dark ends of the colours of signed maps
 LINES = "Lines surround the strongest evidence, where a map exceeds half of its own largest value of that sign"
+IMAGE_WEIGHT = 0.45
+Way = Literal["overlay", "map", "outline"]  # in which maps are drawn
 FAINT = 0.1  # what is below this share of its scale is too faint to be seen
 # A marker for each class: with the colours, either alone tells the classes apart.
 MARKERS = "os^vDP*X<>"
@@ -55,7 +60,7 @@ def laid_out(
     Yields:
         The figure, empty.
     """
-    note = filled(note, needed[0] - 0.3, "small")
+    note = wrap_text(note, needed[0] - 0.3, "small")
     needed = needed[0], needed[1] + 0.23 * (note.count("\n") + 1)
     width, height = size or needed
     shrink = min(1, width / needed[0], height / needed[1])
@@ -113,6 +118,53 @@ def draw_outlines(axis: Axes, picture: np.ndarray, values: np.ndarray) -> list[f
     return [level for level, _, _ in lines]
 
 
+def draw_panel(
+    axis: Axes,
+    panel: Panel,
+    way: Way = "overlay",
+    *,
+    signed: bool = True,
+    bar: tuple[float, float] | None = None,
+    **style: Any,
+) -> None:
+    """Draw a panel with Matplotlib: its photo with the map over it, the heading above, the colours of its scale beside.
+
+    Args:
+        axis: where it is drawn.
+        panel: its photo, shape (H, W, 3), its map, shape (H, W), in [-1, 1], or in [0, 1] if it is not signed, and the
+            end of its scale.
+        way: in which the map is drawn: over the photo, without it, or as outlines on it.
+        signed: whether the map has both signs.
+        bar: where the bar of the scale begins and its width, as shares of the picture's width; None: there is none.
+        **style: of the heading.
+    """
+    marks: list[float] = []
+    if panel.map is None:
+        bare(axis).imshow(panel.photo)
+    elif way == "outline":
+        marks = draw_outlines(axis, panel.photo, panel.map)
+    elif signed:
+        draw_signed(axis, panel.photo if way == "overlay" else None, panel.map)
+    elif way == "overlay":
+        bare(axis).imshow(overlaid(panel.photo, panel.map))
+    else:
+        bare(axis).imshow(panel.map, cmap=HEAT, vmin=0, vmax=1)
+    if panel.heading:
+        axis.set_title(panel.heading, **style)
+    if bar is not None:
+        draw_bar(axis.inset_axes((bar[0], 0, bar[1], 1)), panel.scale, signed, marks)
+
+
+def overlaid(picture: np.ndarray, heat: np.ndarray) -> np.ndarray:
+    """Return pytorch-grad-cam's overlay, with colours that mean the same in every picture.
+
+    pytorch-grad-cam divides each overlay by its own largest value; an added white, hot row makes that value the same
+    in all of them.
+    """
+    picture, heat = (np.concatenate([values, np.ones_like(values[:1])]) for values in (picture, heat))
+    return show_cam_on_image(picture, heat, True, cv2.COLORMAP_INFERNO, IMAGE_WEIGHT)[:-1]
+
+
 def draw_bar(bar: Axes, top: str, signed: bool, marks: Sequence[float] = ()) -> None:
     """Draw the colours of a scale from 0 to ``top``, or from minus that if ``signed``, with marks at shares of it."""
     bottom = -1 if signed else 0
@@ -151,7 +203,7 @@ def literal(text: Any) -> str:
     return str(text).replace("$", r"\$")
 
 
-def filled(text: str, width: float, size: str, **options: Any) -> str:
+def wrap_text(text: str, width: float, size: str, **options: Any) -> str:
     """Return text with each line wrapped to lines of the given width in inches."""
     columns = max(5, int(width / CHARACTER[size]))
     return "\n".join(textwrap.fill(line, columns, **options) for line in text.split("\n"))
@@ -164,12 +216,12 @@ def fitted(texts: Sequence[str], width: float, size: str) -> tuple[list[str], fl
     """
     longest = max((len(word) for text in texts for word in text.split()), default=1)
     shrink = min(1.0, max(SMALLEST, width / CHARACTER[size] / longest))
-    return [filled(text, 1.001 * width / shrink, size) for text in texts], shrink
+    return [wrap_text(text, 1.001 * width / shrink, size) for text in texts], shrink
 
 
 def captioned(text: str, width: float, size: str) -> str:
-    """Return text wrapped as by :func:`filled`, unless it has a formula, whose length nobody knows."""
-    return text if is_formula(text) else filled(text, width, size)
+    """Return text wrapped as by :func:`wrap_text`, unless it has a formula, whose length nobody knows."""
+    return text if is_formula(text) else wrap_text(text, width, size)
 
 
 def is_formula(text: str) -> bool:

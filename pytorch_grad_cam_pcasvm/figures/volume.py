@@ -8,11 +8,12 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from pytorch_grad_cam_pcasvm.export.explainer import Panel
 from pytorch_grad_cam_pcasvm.figures.blocks import GAP, caption, write_title
 from pytorch_grad_cam_pcasvm.figures.grid import check_classes, check_components, selected
-from pytorch_grad_cam_pcasvm.figures.style import bare, captioned, draw_bar, draw_signed, filled, laid_out, number
+from pytorch_grad_cam_pcasvm.figures.style import bare, captioned, draw_panel, laid_out, number, wrap_text
 from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
-from pytorch_grad_cam_pcasvm.network.grid import upsampled
+from pytorch_grad_cam_pcasvm.network.grid import upsample_maps
 from pytorch_grad_cam_pcasvm.runtime.pictures import as_array
 
 AXES = ("depth", "height", "width")
@@ -97,20 +98,20 @@ def plot_volume(
         axes = figure.subplots(rows, columns, squeeze=False)
         for row, k in zip(axes, [None, *shown], strict=True):
             values = None if k is None else _slices(_signed(maps[image, k], voxels.shape), axis, chosen)
-            words = filled(title, _TITLE, "medium") if k is None else _title(maps, k, image, classes)
+            scale = "" if k is None else number(float(maps.nu[image, k]), float(maps.log_scale[image, k]))
+            words = wrap_text(title, _TITLE, "medium") if k is None else _title(maps, k, image, classes)
             row[0].set_ylabel(words, rotation=0, ha="right", va="center", linespacing=1.2)
             for column, picture in enumerate(row):
                 if values is None:
                     bare(picture).imshow(pictures[column], cmap="gray", vmin=0, vmax=1)
                     picture.set_title(chosen[column], fontsize="medium")
                 else:
-                    draw_signed(picture, pictures[column][..., None] if overlay else None, values[column])
+                    panel = Panel(pictures[column][..., None], values[column], scale=scale)
+                    bar = (1 + 0.09 / width, 0.15 / width) if picture is row[-1] else None
+                    draw_panel(picture, panel, "overlay" if overlay else "map", bar=bar)
                 if outlines is not None and outlines[column].any():
                     picture.contour(outlines[column], [0.5], colors="#ffd92f" if k is None else "black", linewidths=1.2)
                 picture.set(aspect="auto", box_aspect=height / width)
-            if k is not None:
-                top = number(float(maps.nu[image, k]), float(maps.log_scale[image, k]))
-                draw_bar(row[-1].inset_axes((1 + 0.09 / width, 0, 0.15 / width, 1)), top, signed=True)
         place: dict[str, Any] = {"xytext": (-8, 6), "textcoords": "offset points", "ha": "right"}
         axes[0, 0].annotate(f"slice of {voxels.shape[axis]}", (0, 1), xycoords="axes fraction", **place)
     return figure
@@ -149,7 +150,7 @@ def _chosen(slices: Any, maps: SignedMaps, axis: int, length: int) -> tuple[list
         values = _scaled(maps)[0]
         largest = values.abs().movedim(1 + axis, 0).flatten(1).amax(1)
         if bool(largest.any()):
-            profile = upsampled(largest[None, None], (length,))[0, 0]
+            profile = upsample_maps(largest[None, None], (length,))[0, 0]
             return _apart(profile, count, length // (2 * count)), f"Slices {along} where maps are largest."
         slices = count
     if isinstance(slices, int | np.integer) and not isinstance(slices, bool):
@@ -182,7 +183,7 @@ def _scaled(maps: SignedMaps) -> Tensor:
 
 def _signed(maps: SignedMaps, size: Sequence[int]) -> np.ndarray:
     """Return the map of one target from -1 to 1 in the geometry of the volume, (D, H, W)."""
-    return upsampled(_scaled(maps), size)[0, 0].numpy()
+    return upsample_maps(_scaled(maps), size)[0, 0].numpy()
 
 
 def _slices(values: np.ndarray, axis: int, chosen: Sequence[int]) -> np.ndarray:

@@ -1,7 +1,16 @@
 """The head: fitted estimators as stages with closed-form pullbacks. It knows nothing about images."""
 
+from pytorch_grad_cam_pcasvm.head.anomalies import (
+    anomaly_range,
+    measure_anomaly,
+    measure_reach,
+    tells_anomalies,
+    usual_reach,
+)
 from pytorch_grad_cam_pcasvm.head.decisions import Decision, Ensemble, KernelSVM, LinearDecision, SupportVectorEffect
+from pytorch_grad_cam_pcasvm.head.enumerated import Enumerated
 from pytorch_grad_cam_pcasvm.head.head import Head
+from pytorch_grad_cam_pcasvm.head.kernels import RBF, Linear, Polynomial, Sigmoid
 from pytorch_grad_cam_pcasvm.head.registry import stage_for, tensor
 from pytorch_grad_cam_pcasvm.head.stack import HeadTrace
 from pytorch_grad_cam_pcasvm.head.stage import Stage
@@ -14,23 +23,38 @@ from pytorch_grad_cam_pcasvm.head.stages import (
     Scale,
     Select,
 )
+from pytorch_grad_cam_pcasvm.head.storage import Example, TrainingSet
+from pytorch_grad_cam_pcasvm.head.vote import Vote
 
 __all__ = [
+    "RBF",
     "Chain",
     "Decision",
     "Ensemble",
+    "Enumerated",
+    "Example",
     "FourierFeatures",
     "Head",
     "HeadTrace",
     "KernelMap",
     "KernelSVM",
+    "Linear",
     "LinearDecision",
     "Normalise",
+    "Polynomial",
     "Projection",
     "Scale",
     "Select",
+    "Sigmoid",
     "Stage",
     "SupportVectorEffect",
+    "TrainingSet",
+    "Vote",
+    "anomaly_range",
+    "measure_anomaly",
+    "measure_reach",
     "stage_for",
+    "tells_anomalies",
     "tensor",
+    "usual_reach",
 ]

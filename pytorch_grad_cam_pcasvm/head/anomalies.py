@@ -17,7 +17,14 @@ _SAME = 1e-6  # of the length of the longest row: by so much a row differs from 
 
 
 def anomaly_range(head: Head) -> tuple[float, float] | None:
-    """Return where the scale of a head's anomalies starts and ends; None: nothing is known of its training set."""
+    """Return where the scale of a head's anomalies starts and ends; None: nothing is known of its training set.
+
+    Example:
+        >>> head = Head.of(NearestNeighbors(n_neighbors=1).fit(features))
+        >>> low, high = anomaly_range(head)
+        >>> low, high > 0
+        (0.0, True)
+    """
     for stage in head.stages:
         least, reach = stage.facts.least, stage.facts.reach
         if least is not None and reach is not None:
@@ -30,19 +37,29 @@ def anomaly_range(head: Head) -> tuple[float, float] | None:
 
 
 def usual_reach(head: Head) -> float | None:
-    """Return the anomaly that nearly all good rows stay below; None: nothing is known of the training set."""
+    """Return the anomaly that nearly all good rows stay below; None: nothing is known of the training set.
+
+    Example:
+        >>> head = Head.of(NearestNeighbors(n_neighbors=1).fit(features))
+        >>> 0 < usual_reach(head) < anomaly_range(head)[1]
+        True
+    """
     scale = anomaly_range(head)
     return None if scale is None else scale[0] + (scale[1] - scale[0]) / _TIMES
 
 
 def measure_reach(values: np.ndarray, *, is_distance: bool) -> tuple[float, float]:
-    """Return between which numbers anomalies of training rows are; distances start at 0."""
+    """Return between which numbers anomalies of training rows are; distances start at 0.
+
+    Args:
+        values: anomalies of rows, each measured by a head that was fitted without it, shape (R,).
+        is_distance: whether they are distances.
+
+    Example:
+        >>> measure_reach(np.array([1.0, 2.0, 2.0]), is_distance=True)
+        (0.0, 2.0)
+    """
     return 0.0 if is_distance else float(values.min()), float(np.quantile(values, _SHARE))
-
-
-def is_distance(head: Head) -> bool:
-    """Return whether a head's anomalies are distances, which start at 0."""
-    return head.decision_position is None or any(getattr(stage, "is_distance", False) for stage in head.stages)
 
 
 def _range(least: float, reach: float) -> tuple[float, float] | None:
@@ -70,7 +87,12 @@ def _left_out(stage: OfPoints) -> Tensor | None:
 
 
 def tells_anomalies(head: Head) -> bool:
-    """Return whether a head measures likeness to its training set, so that :func:`anomaly` has an answer."""
+    """Return whether a head measures likeness to its training set, so that :func:`measure_anomaly` has an answer.
+
+    Example:
+        >>> tells_anomalies(net.head), tells_anomalies(Head.of(NearestNeighbors().fit(features)))
+        (False, True)
+    """
     if head.decision_position is not None:
         return head.voting.about in ("one class", "likeness")
     return getattr(head.stages[(head.component_position or 0) - 1], "restoring", None) is not None
@@ -82,11 +104,20 @@ def find_clusters(head: Head) -> int | None:
     return None if not position or head.stages[position - 2].facts.density is None else position - 1
 
 
-def anomaly(head: Head, trace: HeadTrace) -> Tensor:
+def measure_anomaly(head: Head, trace: HeadTrace) -> Tensor:
     """Return minus the head's value, of a mixture minus its log-density; without a decision, the Q statistic, (N,).
+
+    Args:
+        head: the head.
+        trace: what it computed for N rows of features, ``net(images).head_trace``.
 
     Raises:
         ValueError: the head's value does not tell what is like the training set, or its reduction restores nothing.
+
+    Example:
+        >>> head = Head.of(NearestNeighbors(n_neighbors=1).fit(features))
+        >>> measure_anomaly(head, head.values_of(torch.from_numpy(features).double())).shape
+        torch.Size([12])
     """
     clusters = find_clusters(head)
     if clusters is not None:

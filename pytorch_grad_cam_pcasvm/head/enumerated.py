@@ -51,9 +51,9 @@ class Enumerated(Decision):
         ways_out: what to do for a gradient.
 
     Example:
-        >>> head = Head.of(make_pipeline(PCA(3), RandomForestClassifier()).fit(features, labels))
+        >>> head = Head.of(make_pipeline(PCA(3), DecisionTreeClassifier()).fit(features, labels))
         >>> head.stages[-1]
-        Enumerated(RandomForestClassifier without a gradient: 8 coalitions of its 3 inputs)
+        Enumerated(DecisionTreeClassifier without a gradient: 8 coalitions of its 3 inputs)
     """
 
     def __init__(

@@ -64,7 +64,12 @@ class _OfInnerProduct:
 
 @dataclass(frozen=True)
 class Linear(_OfInnerProduct):
-    """``K(p_i, x) = <p_i, x>``, gradient ``p_i``."""
+    """``K(p_i, x) = <p_i, x>``, gradient ``p_i``.
+
+    Example:
+        >>> Head.of(KernelPCA(2).fit(features)).stages[0].kernel
+        Linear()
+    """
 
     def value(self, argument: Tensor) -> Tensor:
         """Return ``K(p_i, x)``, shape (N, I)."""
@@ -82,7 +87,13 @@ class Linear(_OfInnerProduct):
 
 @dataclass(frozen=True)
 class Polynomial(_OfInnerProduct):
-    """``K(p_i, x) = z^degree`` with ``z = gamma <p_i, x> + coef0``, gradient ``degree gamma z^(degree-1) p_i``."""
+    """``K(p_i, x) = z^degree`` with ``z = gamma <p_i, x> + coef0``, gradient ``degree gamma z^(degree-1) p_i``.
+
+    Example:
+        >>> svm = SVC(kernel="poly", gamma=1.0, degree=2).fit(features, labels)
+        >>> Head.of(svm).stages[-1].kernel
+        Polynomial(gamma=1.0, degree=2, coef0=0.0)
+    """
 
     gamma: float
     degree: float
@@ -121,7 +132,13 @@ class Polynomial(_OfInnerProduct):
 
 @dataclass(frozen=True)
 class Sigmoid(_OfInnerProduct):
-    """``K(p_i, x) = tanh(z)`` with ``z = gamma <p_i, x> + coef0``, gradient ``gamma sech(z)^2 p_i``."""
+    """``K(p_i, x) = tanh(z)`` with ``z = gamma <p_i, x> + coef0``, gradient ``gamma sech(z)^2 p_i``.
+
+    Example:
+        >>> svm = SVC(kernel="sigmoid", gamma=1.0).fit(features, labels)
+        >>> Head.of(svm).stages[-1].kernel
+        Sigmoid(gamma=1.0, coef0=0.0)
+    """
 
     gamma: float
     coef0: float
@@ -156,7 +173,12 @@ class Sigmoid(_OfInnerProduct):
 
 @dataclass(frozen=True)
 class RBF:
-    """``K(p_i, x) = exp(-gamma d_i^2)`` with ``d_i = |p_i - x|``, gradient ``2 gamma K(p_i, x) (p_i - x)``."""
+    """``K(p_i, x) = exp(-gamma d_i^2)`` with ``d_i = |p_i - x|``, gradient ``2 gamma K(p_i, x) (p_i - x)``.
+
+    Example:
+        >>> Head.of(SVC(gamma=0.5).fit(features, labels)).stages[-1].kernel
+        RBF(gamma=0.5)
+    """
 
     gamma: float
 

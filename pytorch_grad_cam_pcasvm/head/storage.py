@@ -147,6 +147,10 @@ class TrainingSet:
             their ``pool``, and of ``fit --normal`` the ``normal`` class. None: not known.
         means: of layers, by name: the means over images and positions, shape (T, 1), or with those of other tokens,
             (T, tokens before + 1 + tokens after). Contributions start near them.
+
+    Example:
+        >>> TrainingSet(means={"layer2": torch.zeros(8, 1)}).means["layer2"].shape
+        torch.Size([8, 1])
     """
 
     examples: dict[int, Example] = field(default_factory=dict)

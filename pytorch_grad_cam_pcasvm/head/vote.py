@@ -67,7 +67,7 @@ class Vote:
 
     Example:
         >>> net.head.voting.margins(net(images).decision).shape
-        torch.Size([12, 3])
+        torch.Size([2, 3])
     """
 
     matrix: Tensor

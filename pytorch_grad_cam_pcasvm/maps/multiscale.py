@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.maps.scale import MethodResult
-from pytorch_grad_cam_pcasvm.network.grid import upsampled
+from pytorch_grad_cam_pcasvm.network.grid import upsample_maps
 from pytorch_grad_cam_pcasvm.runtime.columns import average_columns
 
 WAYS = ("shared", "mean")
@@ -78,6 +78,8 @@ def refined(maps: Tensor, size: Sequence[int]) -> Tensor:
 def _upsampled(maps: Tensor, coarse: Sequence[int], fine: Sequence[int], *, transposed: bool = False) -> Tensor:
     """Return the product of linear upsampling from a coarse to a fine grid, or of its transpose, with maps."""
     for dim, (low, high) in enumerate(zip(coarse, fine, strict=True), 2):
-        rows = upsampled(torch.eye(low, dtype=maps.dtype, device=maps.device).unsqueeze(0), (high,))[0]  # (low, high)
+        rows = upsample_maps(torch.eye(low, dtype=maps.dtype, device=maps.device).unsqueeze(0), (high,))[
+            0
+        ]  # (low, high)
         maps = torch.tensordot(maps, rows.mT if transposed else rows, dims=([dim], [0])).movedim(-1, dim)
     return maps

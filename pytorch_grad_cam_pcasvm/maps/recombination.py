@@ -224,7 +224,7 @@ def _boundary_of(components: SignedMaps, tail: Head | None, reduction: Head | No
     return Boundary(tail, components.baseline_values[0], deviations)
 
 
-def steps_of(components: SignedMaps, head: Any, target: Any) -> tuple[Tensor, Tensor, Tensor]:
+def decision_steps(components: SignedMaps, head: Any, target: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Return how a decision is composed of components, ``value = value at p0 + exp(log_scale) sum_b g_b (p_b - p0_b)``.
 
     Args:
@@ -234,6 +234,15 @@ def steps_of(components: SignedMaps, head: Any, target: Any) -> tuple[Tensor, Te
 
     Returns:
         The secants g, shape (N, B), the baseline's components p0, (N, B), and log_scale, (N,).
+
+    Raises:
+        ValueError: the maps, the head and the target do not fit, as for :func:`recombined`.
+
+    Example:
+        >>> components = ContributionCAM(net, ["layer2"]).explain(images, [PCATarget(b) for b in range(3)])
+        >>> g, p0, log_scale = decision_steps(components, net.head, SVMTarget("cat", versus="dog"))
+        >>> g.shape, p0.shape, log_scale.shape
+        (torch.Size([2, 3]), torch.Size([2, 3]), torch.Size([2]))
     """
     reduction, tail = _split_head(Head.of(head), len(components.targets), components)
     if tail is not None:
@@ -277,7 +286,16 @@ def combined(
 
 
 def shift_baseline(maps: Tensor, excess: Tensor) -> Tensor:
-    """Return maps (N, K, ...) whose baseline is moved by the same at all positions: each gives its share, (N, K)."""
+    """Return maps (N, K, ...) whose baseline is moved by the same at all positions: each gives its share, (N, K).
+
+    Args:
+        maps: maps that add up.
+        excess: by how much the sum of each is to be smaller, shape (N, K).
+
+    Example:
+        >>> shift_baseline(torch.ones(1, 1, 2, 2), torch.ones(1, 1)).sum()
+        tensor(3.)
+    """
     return maps - (excess / maps[0, 0].numel()).to(maps).reshape(*excess.shape, *[1] * (maps.dim() - 2))
 
 
@@ -349,7 +367,7 @@ def behind_components(head: Head, count: int, made_by: Head | None, width: int |
     return position
 
 
-def carried(output: Any, decision: Any) -> Tensor:
+def decision_shares(output: Any, decision: Any) -> Tensor:
     """Return the share of each component b in a decision, ``g_b p_b``, shape (N, B).
 
     ``g`` is the secant of the decision from the mean of the training set, where all components are 0, to the image.
@@ -357,6 +375,10 @@ def carried(output: Any, decision: Any) -> Tensor:
     Args:
         output: what a head with a reduction and a decision computed, not of dense features.
         decision: a target that is linear in the head's values.
+
+    Example:
+        >>> decision_shares(net(images), SVMTarget("cat", versus="dog")).shape
+        torch.Size([2, 3])
     """
     components, head = output.components, output.head
     behind = Head(list(head.stages)[head.component_position :])

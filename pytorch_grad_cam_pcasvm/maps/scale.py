@@ -105,7 +105,17 @@ def per_map(value: Tensor, maps: Tensor) -> Tensor:
 
 
 def check_finite(maps: Tensor) -> None:
-    """Raise a ValueError if maps are not finite; waits for the device."""
+    """Refuse maps that are not finite, which ``explain`` does not look at on a GPU; waits for the device.
+
+    Args:
+        maps: any numbers, such as ``maps.maps``.
+
+    Raises:
+        ValueError: some are NaN or infinite.
+
+    Example:
+        >>> check_finite(maps.maps)
+    """
     if not all_finite(maps):
         raise ValueError(
             "the maps are not finite: the input, the network or the head has NaN or infinite values; or, on a GPU, "

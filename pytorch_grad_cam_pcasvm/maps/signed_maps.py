@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_u
 
 from pytorch_grad_cam_pcasvm.head import storage
 from pytorch_grad_cam_pcasvm.maps.scale import check_finite, divided, per_map, warn_of_blanks
-from pytorch_grad_cam_pcasvm.network.grid import upsampled
+from pytorch_grad_cam_pcasvm.network.grid import upsample_maps
 from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput
 from pytorch_grad_cam_pcasvm.runtime.columns import PLAIN, SCALED, Columns, join_rows
 from pytorch_grad_cam_pcasvm.runtime.device import may_look
@@ -306,7 +306,7 @@ class SignedMaps(Columns):
         check_finite(self.maps)
         warn_of_blanks(self.maps, self.nu, lambda image, k: self.targets[k], self.output)
         signed = self.maps if self.opposite is None else self.maps.relu() - self.opposite.relu()
-        values = upsampled(self._on_scale(signed, scale).float(), drawn.shape[1:3]).cpu().numpy()
+        values = upsample_maps(self._on_scale(signed, scale).float(), drawn.shape[1:3]).cpu().numpy()
         colours = np.empty((*values.shape, 3), np.uint8)
         for of_image, picture, maps in zip(colours, drawn, values, strict=True):
             for k, image_map in enumerate(maps):
@@ -334,7 +334,7 @@ class SignedMaps(Columns):
             warn_of_blanks(part, self.nu, lambda image, k: self.targets[k], self.output, f"{name} of ")
         if scale != "none":
             part = self._on_scale(part, scale)
-        return part if size is None else upsampled(part, size)
+        return part if size is None else upsample_maps(part, size)
 
     def _on_scale(self, maps: Tensor, scale: str) -> Tensor:
         """Return maps or their parts divided by nu of each, or by the largest of a target."""

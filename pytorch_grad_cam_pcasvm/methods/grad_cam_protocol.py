@@ -14,7 +14,7 @@ from pytorch_grad_cam_pcasvm.methods.docstrings import completed
 from pytorch_grad_cam_pcasvm.methods.method import Method
 from pytorch_grad_cam_pcasvm.methods.warn_once import warn_of_blind_tokens
 from pytorch_grad_cam_pcasvm.network.features import is_dense, one_input, prepare_images
-from pytorch_grad_cam_pcasvm.network.grid import upsampled
+from pytorch_grad_cam_pcasvm.network.grid import upsample_maps
 from pytorch_grad_cam_pcasvm.network.inputs import Inputs, pick_images
 from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
 from pytorch_grad_cam_pcasvm.targets import PCATarget, PredictedScore, ScoreTarget, SVMTarget, Target
@@ -251,7 +251,7 @@ def one_per_image(
     result = scale_cam_image(lines, size) if len(size) > 1 else scale_cam_image(lines[:, None], (*size, 1))[:, 0]
     rows = [row for row, target in enumerate(targets) if isinstance(target, PCATarget)]
     if rows:
-        by_nu = upsampled(divided(positive[rows], nu[rows]), shape)
+        by_nu = upsample_maps(divided(positive[rows], nu[rows]), shape)
         result[rows] = by_nu[:, 0].cpu().numpy()
     return result[:, None]
 

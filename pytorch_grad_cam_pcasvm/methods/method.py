@@ -25,7 +25,7 @@ from pytorch_grad_cam_pcasvm.network.inputs import Inputs
 from pytorch_grad_cam_pcasvm.network.layout import lay_out_maps
 from pytorch_grad_cam_pcasvm.network.modules import (
     eager,
-    evaluating,
+    evaluation_mode,
     find_network,
     list_modules,
     refuse_parallel,
@@ -105,7 +105,7 @@ class Method(Named, BaseCAM):
                 f"{type(model).__name__} has no parameters, which pytorch-grad-cam needs to find its device{way}"
             )
         site = self._target_layers.of(model)
-        with evaluating(model):
+        with evaluation_mode(model):
             # The host's classes between add nothing that is needed here.
             # Of no layers: nothing here needs the host's hooks, which copy every activation to the CPU.
             BaseCAM.__init__(self, model, [], reshape_transform)
@@ -440,7 +440,7 @@ class Method(Named, BaseCAM):
         """Evaluation mode, no graph, and no half-precision copies of weights left behind in the user's autocast."""
         with ExitStack() as stack:
             modules = list_modules(self.model)
-            explain_unseen(stack.enter_context(evaluating(self.model, modules)))
+            explain_unseen(stack.enter_context(evaluation_mode(self.model, modules)))
             stack.enter_context(eager(modules))
             # Evaluating puts this back, not a context, which an interrupt could leave to the garbage collector; and not
             # inference mode, whose tensors a user could not train on.

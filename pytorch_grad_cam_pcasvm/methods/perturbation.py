@@ -24,7 +24,12 @@ from pytorch_grad_cam_pcasvm.targets.questions import Questions
 
 
 class PerturbationCAM(ClosedFormCAM):
-    """A method that runs each image on its own, again and again."""
+    """A method that runs each image on its own, again and again.
+
+    Example:
+        >>> isinstance(ClosedFormScoreCAM(net, ["layer2"]), PerturbationCAM)
+        True
+    """
 
     def _split_chunks(self, questions: Questions, run: Run) -> Iterator[Questions]:
         yield questions  # all share these runs

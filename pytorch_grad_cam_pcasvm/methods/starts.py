@@ -409,6 +409,10 @@ class BaselineCAM(ClosedFormCAM):
         ValueError: the baseline is another name, or the baseline or the mean has NaN or infinite values. When a map is
             computed: the baseline has the wrong shape, the mean is unknown, or there is no decision boundary within
             reach of it.
+
+    Example:
+        >>> isinstance(ContributionCAM(net, ["layer2"]), BaselineCAM)
+        True
     """
 
     needs = "difference"

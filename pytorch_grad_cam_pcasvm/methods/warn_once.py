@@ -35,10 +35,17 @@ def measure_images(output: OfHead) -> list[tuple[Measure, np.ndarray]]:
     return [(measure, measure.distances(rows[measure.place])) for measure in measures]
 
 
-def unlike(output: Any) -> list[bool]:
+def are_unlike_training(output: Any) -> list[bool]:
     """Return for each image whether it is unlike the head's training images, as far as the head can tell.
 
     Of dense features nothing is said: positions unlike others are what is looked for.
+
+    Args:
+        output: what a network returned for N images.
+
+    Example:
+        >>> are_unlike_training(net(images))
+        [False, False]
     """
     measures = measure_images(output) if isinstance(output, OfHead) and output.grid is None else ()
     far = [distances > measure.find_limit(1) for measure, distances in measures]

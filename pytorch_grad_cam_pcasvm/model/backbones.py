@@ -12,7 +12,7 @@ from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
 
-from pytorch_grad_cam_pcasvm.model.origin import FORMS, Origin, parse_origin
+from pytorch_grad_cam_pcasvm.model.description import FORMS, Origin, parse_origin
 from pytorch_grad_cam_pcasvm.runtime.errors import Way, refuse
 
 
@@ -76,20 +76,20 @@ def make_backbone(
         name = exact.split(".")[0]  # what was typed is an old name of it
     if size is not None and not own:  # a transform of the user's decides the size
         _refuse_size(net.eval(), name, size)
-    made = Origin(origin.library, name, exact, None if file is None else str(file.absolute()), made_for)
-    return Backbone(net.eval(), transform, own, made)
+    own_origin = Origin(origin.library, name, exact, None if file is None else str(file.absolute()), made_for)
+    return Backbone(net.eval(), transform, own, own_origin)
 
 
 def _refuse_size(net: Any, name: str, size: tuple[int, int]) -> None:
     """Refuse images of a size that a network does not take, by running it once."""
     import torch
 
-    from pytorch_grad_cam_pcasvm.network.features import count_input_channels
-
+    convolutions = torch.nn.Conv1d | torch.nn.Conv2d | torch.nn.Conv3d
+    channels = next((module.in_channels for module in net.modules() if isinstance(module, convolutions)), 3)
     like = next((p for p in net.parameters() if p.is_floating_point()), torch.zeros(()))
     try:
         with torch.no_grad():
-            net(like.new_zeros(1, count_input_channels(net) or 3, *size))
+            net(like.new_zeros(1, channels, *size))
     except Exception as error:  # whatever an assertion or a shape in it raises
         height, width = size
         reason = f": {str(error).splitlines()[0]}" if str(error) else ""
@@ -186,11 +186,11 @@ def _make_own(typed: str) -> tuple[Any, Any, bool]:
     return net, ResNet18_Weights.DEFAULT.transforms(), False
 
 
-def call_by_name(what: str, module: str, name: str, meant: str) -> Any:
+def call_by_name(subject: str, module: str, name: str, meant: str) -> Any:
     """Return the object that a function or class of the user's makes, without arguments.
 
     Args:
-        what: is named so, for messages.
+        subject: is named so, for messages.
         module: where it is, installed or in the current folder.
         name: its name there.
         meant: what can be named.
@@ -198,16 +198,16 @@ def call_by_name(what: str, module: str, name: str, meant: str) -> Any:
     Raises:
         ValueError: there is none of that name, or it fails.
     """
-    what = f"{what} {module}:{name}"
+    subject = f"{subject} {module}:{name}"
     allow_own_modules()
     try:
         imported = import_module(module)
     except Exception as error:
         if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
             raise ValueError(
-                f"{what}: there is no module {error.name!r}, neither installed nor in {os.getcwd()}; {meant}"
+                f"{subject}: there is no module {error.name!r}, neither installed nor in {os.getcwd()}; {meant}"
             ) from error
-        raise ValueError(f"{what}: {module} cannot be imported: {type(error).__name__}: {error}") from error
+        raise ValueError(f"{subject}: {module} cannot be imported: {type(error).__name__}: {error}") from error
     function = getattr(imported, name, None)
     if not callable(function):
         near = get_close_matches(
@@ -215,12 +215,12 @@ def call_by_name(what: str, module: str, name: str, meant: str) -> Any:
         )
         problem = f"has no function {name!r}" if function is None else f"has {name!r}, which is no function"
         hint = f"did you mean {near[0]!r}?" if near else meant
-        raise ValueError(f"{what}: {imported.__file__} {problem}; {hint}")
+        raise ValueError(f"{subject}: {imported.__file__} {problem}; {hint}")
     try:
         return function()
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
-        raise ValueError(f"{what}: {name}(), which is called without arguments, failed: {reason}") from error
+        raise ValueError(f"{subject}: {name}(), which is called without arguments, failed: {reason}") from error
 
 
 def allow_own_modules() -> None:

@@ -1,22 +1,94 @@
-"""Choices: how many components, and which settings of a classifier, by cross-validation of features that are kept.
+"""Choices: how many components, which settings of a classifier, and which threshold, by features that are left out.
 
 Scaler and PCA are fitted within the folds, once each with the most components, of which the others are the first.
 What is chosen is compared by AUROC; what is told of it comes from outer folds, in each of which it is chosen anew.
+Of heads of patches, photos are left out, and score at all positions.
 """
 
 import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations, product
+from fractions import Fraction
+from itertools import accumulate, combinations, product
 from typing import Any
 
 import numpy as np
+import torch
 from scipy.linalg import eigh
 from scipy.stats import rankdata
 from sklearn.base import clone
 from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold
 from sklearn.preprocessing import StandardScaler
+
+from pytorch_grad_cam_pcasvm.head import Head
+from pytorch_grad_cam_pcasvm.model.teaching import Read
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """Up to which score a photo is taken for a good one.
+
+    Attributes:
+        score: the largest score that passes.
+        rate: of new good photos, at most this share fails, on average over sets of good photos.
+        wanted: the share that was asked for, less than ``rate`` if there are too few photos.
+        count: of different good photos, or of objects.
+    """
+
+    score: float
+    rate: float
+    wanted: float
+    count: int
+
+    @property
+    def needed(self) -> int:
+        """How many good photos, or objects, the share that was asked for needs."""
+        return count_needed(self.wanted)
+
+
+def choose_threshold(scores: Any, rate: float = 0.01, groups: Any = None) -> Threshold:
+    """Return the threshold of n good scores: the ``ceil((n + 1)(1 - rate))``-th smallest, or the largest of too few.
+
+    A new score that is exchangeable with these is above the k-th smallest of n with a probability of at most
+    ``1 - k / (n + 1)`` (split conformal prediction). Scores of one object are not exchangeable with others: each object
+    counts once, and its scores share that (Lee, Barber and Willett, 2023). The same file twice is such an object.
+
+    Args:
+        scores: of good photos, left out of what they were scored by, shape (N,).
+        rate: the share of new good photos that may fail.
+        groups: the number of the object of each; None: they are all different.
+
+    Raises:
+        ValueError: there are no scores, some are not finite, or the rate is no share above 0 and below 1.
+
+    Example:
+        >>> choose_threshold(range(1, 100)).score, choose_threshold(range(1, 41)).rate
+        (99.0, 0.024390243902439025)
+    """
+    scores = np.asarray(scores, np.float64)
+    if not scores.size or scores.ndim != 1 or not np.isfinite(scores).all():
+        raise ValueError(
+            "a threshold needs scores of good photos that were left out, (N,), none of them NaN or infinite, got "
+            f"{scores.tolist()!r:.60}"
+        )
+    if not 0 < rate < 1:
+        raise ValueError(f"rate={rate}: the share of good photos that may fail is above 0 and below 1, such as 0.01")
+    own = np.arange(len(scores)) if groups is None else np.unique(groups, return_inverse=True)[1]
+    sizes, order = np.bincount(own), np.argsort(scores, kind="stable")
+    count = len(sizes)
+    wanted = (count + 1) * (1 - Fraction(str(rate)))  # as it is typed, so that 0.01 of 100 is one
+    if wanted > count:
+        return Threshold(float(scores.max()), 1 / (count + 1), rate, count)
+    reached = accumulate(Fraction(1, int(sizes[own[row]])) for row in order.tolist())
+    place = next(place for place, shares in enumerate(reached) if shares >= wanted)
+    return Threshold(float(scores[order[place]]), rate, rate, count)
+
+
+def count_needed(rate: float) -> int:
+    """Return how many photos a rate needs at least: then not even the largest of their scores is beyond it."""
+    return math.ceil((1 - Fraction(str(rate))) / Fraction(str(rate)))
+
 
 COMPONENTS = 8, 16, 32, 64, 128
 FEW = 10  # rows of a class, below which nothing is chosen
@@ -121,10 +193,10 @@ def choose_head(
         chosen = candidates[0]
         if len(candidates) > 1:
             chosen = pick_simplest(compare_candidates(x[fit], numbers[fit], folds, classifier, settings, components))
-        reduced, others = reduce_rows(x[fit], x[test], chosen.components)
+        reduced, reduced_test = reduce_rows(x[fit], x[test], chosen.components)
         fitted = clone(classifier).set_params(**chosen.settings).fit(reduced, numbers[fit])
-        predicted[test] = fitted.predict(others)
-        scores.append(_score(fitted, others, numbers[test], len(names)))
+        predicted[test] = fitted.predict(reduced_test)
+        scores.append(_score(fitted, reduced_test, numbers[test], len(names)))
     mean, error = _average(np.array(scores))
     return Choice(pick_simplest(candidates), tuple(candidates), mean, error, rows, tuple(outer), names[predicted])
 
@@ -154,8 +226,8 @@ def split_folds(labels: np.ndarray, groups: np.ndarray | None = None, most: int 
     count = min(most, *(len(np.unique(own[labels == name])) for name in np.unique(labels)))
     if count < 2:
         raise ValueError("a cross-validation needs two photos, or objects, of each class")
-    kind = StratifiedKFold if groups is None else StratifiedGroupKFold
-    return list(kind(count).split(labels, labels, groups))
+    splitter = StratifiedKFold if groups is None else StratifiedGroupKFold
+    return list(splitter(count).split(labels, labels, groups))
 
 
 def take_part(labels: np.ndarray, groups: np.ndarray | None, most: int, seed: int) -> np.ndarray:
@@ -186,10 +258,10 @@ def compare_candidates(
     for place, (fit, test) in enumerate(folds):
         if len(np.unique(labels[fit])) < classes:  # all photos of a class are of one object, and left out
             continue
-        reduced, others = reduce_rows(features[fit], features[test], max(components))
+        reduced, reduced_test = reduce_rows(features[fit], features[test], max(components))
         for (b, count), (s, setting) in product(enumerate(components), enumerate(settings)):
             fitted = clone(classifier).set_params(**setting).fit(reduced[:, :count], labels[fit])
-            scores[b, s, place] = _score(fitted, others[:, :count], labels[test], classes)
+            scores[b, s, place] = _score(fitted, reduced_test[:, :count], labels[test], classes)
     return [
         Candidate(count, setting, *_average(scores[b, s]))
         for (b, count), (s, setting) in product(enumerate(components), enumerate(settings))
@@ -198,14 +270,14 @@ def compare_candidates(
 
 def pick_simplest(candidates: Sequence[Candidate]) -> Candidate:
     """Return the first candidate that is within one standard error of the best; if no score is known, the first."""
-    known = [one for one in candidates if not math.isnan(one.score)]
-    if not known:
+    scored = [one for one in candidates if not math.isnan(one.score)]
+    if not scored:
         return candidates[0]
-    best = max(known, key=lambda one: one.score)
-    return next(one for one in known if one.score >= best.score - best.error)
+    best = max(scored, key=lambda one: one.score)
+    return next(one for one in scored if one.score >= best.score - best.error)
 
 
-def reduce_rows(rows: np.ndarray, others: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+def reduce_rows(rows: np.ndarray, test_rows: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
     """Return components of rows and of others, by a scaler and a PCA that are fitted on the rows alone.
 
     They are those of scikit-learn's ``StandardScaler`` and ``PCA(count, svd_solver="full")``, by the smaller of the two
@@ -213,7 +285,7 @@ def reduce_rows(rows: np.ndarray, others: np.ndarray, count: int) -> tuple[np.nd
     features.
     """
     scaler = StandardScaler().fit(rows)
-    z, z_others = scaler.transform(rows), scaler.transform(others)
+    z, z_others = scaler.transform(rows), scaler.transform(test_rows)
     centre = z.mean(0)
     z, z_others = z - centre, z_others - centre
     wide = z.shape[0] < z.shape[1]
@@ -278,7 +350,70 @@ def _score(fitted: Any, rows: np.ndarray, labels: np.ndarray, classes: int) -> f
 
 def _average(scores: np.ndarray) -> tuple[float, float]:
     """Return the mean of the known scores of folds and its standard error."""
-    known = scores[~np.isnan(scores)]
-    if not len(known):
+    scored = scores[~np.isnan(scores)]
+    if not len(scored):
         return math.nan, math.nan
-    return float(known.mean()), float(known.std(ddof=1) / math.sqrt(len(known))) if len(known) > 1 else 0.0
+    return float(scored.mean()), float(scored.std(ddof=1) / math.sqrt(len(scored))) if len(scored) > 1 else 0.0
+
+
+COMPONENTS_OF_PATCHES = 64, 128  # fewer keep what all patches have in common, and lose small things
+_MOST_PATCHES = 5000  # patches that are compared
+_FOLDS_OF_PATCHES = 3  # in which they are
+
+
+def choose_candidate(
+    rows: np.ndarray,
+    labels: np.ndarray,
+    photos: np.ndarray,
+    classifier: Any,
+    settings: Sequence[Mapping[str, Any]],
+    components: Sequence[int],
+) -> tuple[Candidate, list[Candidate]]:
+    """Return the number of components and the settings of a head of patches, and all candidates.
+
+    Patches of a photo are in one fold. At most 5,000 are compared, of whole photos.
+
+    Args:
+        rows: shape (R, D).
+        labels: the class of each, shape (R,).
+        photos: the number of its photo, or of the object, shape (R,).
+        classifier: an estimator, not fitted.
+        settings: of it, the simplest first.
+        components: numbers of components; those that the data do not allow are left out.
+    """
+    part = take_part(labels, photos, _MOST_PATCHES, 0)
+    x, numbers = rows[part].astype(np.float64), np.unique(labels[part], return_inverse=True)[1]
+    folds = split_folds(numbers, photos[part], _FOLDS_OF_PATCHES)
+    components = allowed_components(components, min(len(fit) for fit, _ in folds), x.shape[1])
+    candidates = compare_candidates(x, numbers, folds, classifier, settings, components)
+    return pick_simplest(candidates), candidates
+
+
+def measure_evidence(head: Head, rows: torch.Tensor, normal: Any) -> torch.Tensor:
+    """Return by how much any fault is ahead of the normal class, (R,), of rows of features (R, D)."""
+    assert head.classes_ is not None
+    position, labels = head.decision_position, head.classes_.tolist()
+    assert position is not None
+    margins = head.voting.margins(head.values_of(rows.double()).values[position])
+    faults = [number for number, name in enumerate(labels) if name != normal]
+    return margins[:, faults].amax(1) - margins[:, labels.index(normal)]
+
+
+def score_left_out(
+    read: Read, heads: Sequence[Head | None], folds: Sequence[Fold], normal: Any, keep: Callable[[int, Any], None]
+) -> None:
+    """Pass on the evidence for any fault at every position of each photo, by the head that was fitted without it.
+
+    Args:
+        read: yields the features of all photos.
+        heads: of each fold; None: there is none.
+        folds: the numbers of the photos to fit on, and of those left out.
+        normal: the class of good photos.
+        keep: takes the number of a photo and its evidence, shape (*grid).
+    """
+    fold_of = {photo: number for number, (_, test) in enumerate(folds) for photo in test.tolist()}
+    for features, photos in read():
+        for one, photo in zip(features, photos, strict=True):
+            head = heads[fold_of[int(photo)]] if int(photo) in fold_of else None
+            if head is not None:
+                keep(int(photo), measure_evidence(head, one.flatten(1).T, normal).unflatten(0, one.shape[1:]))

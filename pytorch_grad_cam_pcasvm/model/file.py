@@ -13,14 +13,13 @@ from torch import Tensor, nn
 
 from pytorch_grad_cam_pcasvm.head import Head, storage
 from pytorch_grad_cam_pcasvm.model.backbones import Backbone, make_backbone
-from pytorch_grad_cam_pcasvm.model.description import AGAIN, Description
+from pytorch_grad_cam_pcasvm.model.description import AGAIN, Description, Origin, parse_origin
 from pytorch_grad_cam_pcasvm.model.fitting import attach_head, take_backbone
 from pytorch_grad_cam_pcasvm.model.model import Model
-from pytorch_grad_cam_pcasvm.model.origin import Origin, parse_origin
 from pytorch_grad_cam_pcasvm.model.preparation import read_preparation, record_preparation, with_transform
-from pytorch_grad_cam_pcasvm.network.features import features_of, output_of, parse_pool, write_pool
-from pytorch_grad_cam_pcasvm.network.inputs import Inputs, map_input
-from pytorch_grad_cam_pcasvm.network.modules import evaluating, find_device, layer_name
+from pytorch_grad_cam_pcasvm.network.features import compute_features, output_of, parse_pool, write_pool
+from pytorch_grad_cam_pcasvm.network.inputs import Inputs
+from pytorch_grad_cam_pcasvm.network.modules import evaluation_mode, find_device, find_layer_name
 from pytorch_grad_cam_pcasvm.network.tiles import TiledNet, tile_network
 from pytorch_grad_cam_pcasvm.runtime.digests import digest_of_weights
 from pytorch_grad_cam_pcasvm.runtime.errors import Way, refuse
@@ -116,15 +115,15 @@ def load_model(
             raise ValueError(f"its normal class is {head.normal!r:.40}, which the head has not")
     except ValueError as error:
         raise ValueError(f"{path} is damaged, or no valid model: {error}; {AGAIN}") from error
-    made = _make(path, described, backbone, weights)
+    network = _make(path, described, backbone, weights)
     if described.tiles is not None:
-        made = replace(made, net=tile_network(made.net, described.tiles))
-    if transform is None and made.own and stored is None:  # which comes with a user's function
-        transform = made.transform
+        network = replace(network, net=tile_network(network.net, described.tiles))
+    if transform is None and network.own and stored is None:  # which comes with a user's function
+        transform = network.transform
     preparation = stored if transform is None else with_transform(training.preparation, transform)
-    net = attach_head(made.net, head, described.layer, pool)
+    net = attach_head(network.net, head, described.layer, pool)
     model = Model(
-        net, preparation, tuple(described.layers), described.tokens, made.origin, described.inputs, described.about
+        net, preparation, tuple(described.layers), described.tokens, network.origin, described.inputs, described.about
     )
     _compare(model, described, path)
     if stored is None:
@@ -159,14 +158,14 @@ def _find_weights(path: Path, origin: Origin, weights: str | PathLike[str] | Non
     """Return the file of a backbone's weights: the one that is given, beside the model, or where it was; or None."""
     if weights is not None or origin.file is None:
         return None if weights is None else Path(weights)
-    then = Path(origin.file)
-    places = [path.parent / then.name, then]
+    stored_file = Path(origin.file)
+    places = [path.parent / stored_file.name, stored_file]
     for place in places:
         if place.is_file():
             return place
     refuse(
         FileNotFoundError,
-        f"the backbone's weights, {then.name}, are neither beside {path} nor at {then}",
+        f"the backbone's weights, {stored_file.name}, are neither beside {path} nor at {stored_file}",
         "put the file beside the model",
         Way("say where it is, load_model(path, weights=FILE)", "weights"),
     )
@@ -184,7 +183,7 @@ def _compare(model: Model, described: Description, path: Path) -> None:
     limit = _SAME_HALF if half else _SAME
     try:
         for layer in (*model.layers, *model.means):
-            layer_name(backbone, layer)
+            find_layer_name(backbone, layer)
         probe, shapes = _probe(model), _measure_outputs(model, model.means)
     except (RuntimeError, TypeError, ValueError) as error:
         raise ValueError(
@@ -201,8 +200,8 @@ def _compare(model: Model, described: Description, path: Path) -> None:
     for name, numbers in described.probe.items():
         if name not in probe:  # no transform is known now
             continue
-        then, now = np.array(numbers), np.array(probe[name])
-        if then.shape != now.shape or not np.linalg.norm(then - now) <= limit * np.linalg.norm(then):
+        stored, current = np.array(numbers), np.array(probe[name])
+        if stored.shape != current.shape or not np.linalg.norm(stored - current) <= limit * np.linalg.norm(stored):
             raise ValueError(
                 f"the features of {names[name]} are others than when {path} was fitted, though the weights are the "
                 "same: the code of the backbone, its hooks, or the transform have changed; fit the model again"
@@ -217,7 +216,7 @@ def _measure_outputs(model: Model, layers: Iterable[str]) -> dict[str, tuple[int
     def note(name: str, output: Any) -> None:
         shapes[name] = tuple(output.shape) if isinstance(output, Tensor) else ()
 
-    with evaluating(backbone), torch.no_grad(), hooked() as hooks:
+    with evaluation_mode(backbone), torch.no_grad(), hooked() as hooks:
         for name in layers:
             hooks.after_call(backbone, name, note)
         output_of(backbone, None, x)
@@ -235,11 +234,11 @@ def _probe(model: Model) -> dict[str, list[float]]:
         images["picture"] = model.transform(picture)[None]
     backbone, _ = model.net.feature_source()
     rows = {}
-    with evaluating(backbone), torch.no_grad(), full_precision(find_device(backbone)):
+    with evaluation_mode(backbone), torch.no_grad(), full_precision(find_device(backbone)):
         for name, x in images.items():
             x = _place(x, backbone)
             _, source = model.net.feature_source(x)
-            rows[name] = features_of(backbone, source, x).double().cpu().flatten()[:64].tolist()
+            rows[name] = compute_features(backbone, source, x).double().cpu().flatten()[:64].tolist()
     return rows
 
 
@@ -247,7 +246,11 @@ def _place(x: Any, backbone: nn.Module) -> Any:
     """Return images, or several inputs, on the device of a backbone, in the dtype of its weights."""
     dtype = next((p.dtype for p in backbone.parameters() if p.is_floating_point()), torch.float32)
     device = find_device(backbone)
-    return map_input(lambda one: one.to(device, dtype) if one.is_floating_point() else one.to(device), x)
+
+    def place_tensor(tensor: Tensor) -> Tensor:
+        return tensor.to(device, dtype) if tensor.is_floating_point() else tensor.to(device)
+
+    return x.map(place_tensor) if isinstance(x, Inputs) else place_tensor(x)
 
 
 def _make_noise(inputs: Sequence[Mapping[str, Any]], noise: np.random.Generator) -> Any:

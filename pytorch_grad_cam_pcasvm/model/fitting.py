@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import sklearn
 import torch
-from sklearn.base import clone
+from sklearn.base import BaseEstimator, ClassifierMixin, clone
 from sklearn.exceptions import NotFittedError
+from sklearn.pipeline import make_pipeline
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
@@ -17,16 +18,16 @@ import pytorch_grad_cam_pcasvm
 from pytorch_grad_cam_pcasvm.head import Head
 from pytorch_grad_cam_pcasvm.head.storage import TrainingSet
 from pytorch_grad_cam_pcasvm.model.backbones import Backbone, make_backbone
+from pytorch_grad_cam_pcasvm.model.description import Origin
 from pytorch_grad_cam_pcasvm.model.model import Model
-from pytorch_grad_cam_pcasvm.model.origin import Origin
 from pytorch_grad_cam_pcasvm.model.preparation import Preparation, describe_transform, record_preparation
 from pytorch_grad_cam_pcasvm.network.channel_means import BlockMeans, ChannelMeans
 from pytorch_grad_cam_pcasvm.network.extraction import collect_features
-from pytorch_grad_cam_pcasvm.network.features import FeatureSource, Layer
+from pytorch_grad_cam_pcasvm.network.features import FeatureSource
 from pytorch_grad_cam_pcasvm.network.inputs import Inputs
-from pytorch_grad_cam_pcasvm.network.modules import evaluating, find_device, find_network, layer_name
+from pytorch_grad_cam_pcasvm.network.modules import evaluation_mode, find_device, find_layer_name, find_network
 from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
-from pytorch_grad_cam_pcasvm.network.tiling import Tiled
+from pytorch_grad_cam_pcasvm.network.tiles import TiledNet
 from pytorch_grad_cam_pcasvm.runtime.arguments import suggest_arguments
 
 _LONGEST = 400  # letters of an estimator's description
@@ -37,7 +38,7 @@ def fit_model(
     backbone: nn.Module | str,
     loader: Iterable[Any],
     head: Any,
-    layer: Layer | Sequence[Layer] | None = None,
+    layer: str | nn.Module | Sequence[str | nn.Module] | None = None,
     *,
     pool: Any = None,
     transform: Callable[[Any], Tensor] | None = None,
@@ -103,10 +104,10 @@ def fit_model(
 
 
 def fit_made(
-    made: Backbone,
+    network: Backbone,
     loader: Iterable[Any],
     head: Any,
-    layer: Layer | Sequence[Layer] | None = None,
+    layer: str | nn.Module | Sequence[str | nn.Module] | None = None,
     *,
     pool: Any = None,
     layers: Any = None,
@@ -115,7 +116,7 @@ def fit_made(
     **extraction: Any,
 ) -> Model:
     """Return the model of a backbone that is made already; see :func:`fit_model`."""
-    net, is_fitted = made.net, _is_fitted(head)
+    net, is_fitted = network.net, _is_fitted(head)
     if classes is not None and is_fitted:
         raise ValueError("classes= are names for a head that is fitted here, but this one has its own: leave them out")
     chosen = name_layers(net, layers)
@@ -125,7 +126,7 @@ def fit_made(
     fitted = head if is_fitted else fit_clone(head, rows, labels)
     about = {"images": blocks.count, "rows": len(rows), "left_out": blocks.left_out} | describe_labels(labels)
     return assemble_model(
-        made, fitted, blocks.first, layer, pool, means=blocks.means, layers=chosen or blocks.last, normal=normal,
+        network, fitted, blocks.first, layer, pool, means=blocks.means, layers=chosen or blocks.last, normal=normal,
         about=about,
     )  # fmt: skip
 
@@ -137,14 +138,14 @@ def name_layers(net: nn.Module, layers: Any) -> list[str]:
         TypeError: they are neither.
         ValueError: the network has no such layer; the message names the nearest.
     """
-    given = [layers] if isinstance(layers, str | nn.Module) else list(layers or ())
-    if not all(isinstance(layer, str | nn.Module) and layer != "" for layer in given):
+    wanted = [layers] if isinstance(layers, str | nn.Module) else list(layers or ())
+    if not all(isinstance(layer, str | nn.Module) and layer != "" for layer in wanted):
         raise TypeError(f"layers= are names of layers, such as ['layer3', 'layer4'], or modules, got {layers!r:.60}")
-    return [name for layer in given if (name := layer_name(net, layer)) is not None]
+    return [name for layer in wanted if (name := find_layer_name(net, layer)) is not None]
 
 
 def assemble_model(
-    made: Backbone,
+    network: Backbone,
     fitted: Any,
     x: Any,
     layer: Any,
@@ -159,7 +160,7 @@ def assemble_model(
     """Return the model of a fitted head.
 
     Args:
-        made: the backbone.
+        network: the backbone.
         fitted: the head.
         x: images of the kind that it was fitted on.
         layer: where features come from.
@@ -174,20 +175,20 @@ def assemble_model(
         ValueError: there is no such class.
     """
     own = _own_head(fitted)
-    net = attach_head(made.net, own, layer, pool)
+    net = attach_head(network.net, own, layer, pool)
     labels = [] if own.classes_ is None else own.classes_.tolist()
     if normal is not None and normal not in labels:
         classes = "has no classes" if own.classes_ is None else f"has the classes {labels}"
         raise ValueError(f"normal={normal!r}: this head {classes}")
-    if preparation is None and made.transform is not None:
-        preparation = describe_transform(made.transform)
+    if preparation is None and network.transform is not None:
+        preparation = describe_transform(network.transform)
     training = own.training_set
     training.means |= means
     if preparation is not None:
         record_preparation(training, preparation)
     if normal is not None:  # as the head has it: a number of NumPy's cannot be stored
         training.preparation = (training.preparation or {}) | {"normal": labels[labels.index(normal)]}
-    if isinstance(made.net, Tiled):  # which the head alone would not say
+    if isinstance(network.net, TiledNet):  # which the head alone would not say
         training.preparation = (training.preparation or {}) | {"tiled": True}
     versions = {
         "pytorch_grad_cam_pcasvm": pytorch_grad_cam_pcasvm.__version__,
@@ -199,7 +200,7 @@ def assemble_model(
         {"name": name, "shape": list(one.shape[1:]), "dtype": str(one.dtype).removeprefix("torch.")}
         for name, one in (x.items() if isinstance(x, Inputs) else [(None, x)])
     ]
-    return Model(net, preparation, tuple(layers), _are_tokens(made.net, layers, x), made.origin, inputs, about)
+    return Model(net, preparation, tuple(layers), _are_tokens(network.net, layers, x), network.origin, inputs, about)
 
 
 def attach_head(backbone: nn.Module, head: Head, layer: Any, pool: Any) -> PCASVMNet:
@@ -212,7 +213,7 @@ def attach_head(backbone: nn.Module, head: Head, layer: Any, pool: Any) -> PCASV
 
 def _are_tokens(net: nn.Module, layers: Sequence[str], x: Any) -> bool:
     """Return whether the output of a layer does not have its channels behind the images."""
-    with evaluating(net), torch.no_grad():
+    with evaluation_mode(net), torch.no_grad():
         layouts = ChannelMeans(net, layers, x.to(find_device(net))).layouts.values()
     return any(not layout.is_that_of_maps for layout in layouts)
 
@@ -220,8 +221,12 @@ def _are_tokens(net: nn.Module, layers: Sequence[str], x: Any) -> bool:
 def take_backbone(backbone: nn.Module | str, transform: Callable[[Any], Tensor] | None) -> Backbone:
     """Return a backbone that was passed, or is made by its name."""
     if isinstance(backbone, str):
-        made = make_backbone(backbone)
-        return made if transform is None else Backbone(made.net, transform, True, made.origin)
+        backbone_origin = make_backbone(backbone)
+        return (
+            backbone_origin
+            if transform is None
+            else Backbone(backbone_origin.net, transform, True, backbone_origin.origin)
+        )
     net = find_network(backbone)
     return Backbone(net, transform, transform is not None, Origin("", type(net).__name__))
 
@@ -296,6 +301,54 @@ def _own_head(fitted: Any) -> Head:
     if head is not fitted:
         return head
     own = copy.copy(head)
-    known = head.training_set
-    own.training_set = TrainingSet(dict(known.examples), copy.deepcopy(known.preparation), dict(known.means))
+    training = head.training_set
+    own.training_set = TrainingSet(dict(training.examples), copy.deepcopy(training.preparation), dict(training.means))
     return own
+
+
+class Worded(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+    """A classifier that is fitted on 0, 1, 2, ... in place of labels, in their order.
+
+    Args:
+        classifier: what it fits.
+    """
+
+    def __init__(self, classifier: Any) -> None:
+        self.classifier = classifier
+
+    def fit(self, features: Any, labels: Any) -> "Worded":
+        """Fit a clone of the classifier."""
+        self.classes_, numbers = np.unique(labels, return_inverse=True)
+        self.classifier_ = clone(self.classifier).fit(features, numbers)
+        return self
+
+    def predict(self, features: Any) -> np.ndarray:
+        """Return the labels of its predictions."""
+        return self.classes_[np.asarray(self.classifier_.predict(features)).reshape(-1).astype(int)]  # type: ignore[no-any-return]
+
+
+def fitted_on_words(pipeline: Any, features: Any, labels: Any) -> Any:
+    """Return a pipeline fitted on words, its classifier on numbers in their place if it takes no words.
+
+    Raises:
+        TypeError: the classifier takes the features neither way.
+        ValueError: the same, in its own words.
+    """
+    *before, classifier = (step for _, step in pipeline.steps)
+    try:
+        return pipeline.fit(features, labels)
+    except (ValueError, TypeError) as error:
+        try:
+            return make_pipeline(*before, Worded(classifier)).fit(features, labels)
+        except Exception:
+            raise error from None
+
+
+def name_head(pipeline: Any) -> Any:
+    """Return the head of a fitted pipeline, whose classes have the names that stand for numbers."""
+    *before, classifier = (step for _, step in pipeline.steps)
+    if not isinstance(classifier, Worded):
+        return Head.of(pipeline)
+    head = Head.of([*before, classifier.classifier_])
+    head.name_classes(classifier.classes_)
+    return head

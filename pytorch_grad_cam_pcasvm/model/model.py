@@ -14,14 +14,14 @@ from torch import Tensor
 from pytorch_grad_cam_pcasvm.data.photo_files import image_paths
 from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
 from pytorch_grad_cam_pcasvm.methods import ContributionCAM
-from pytorch_grad_cam_pcasvm.methods.method import Method
-from pytorch_grad_cam_pcasvm.model.origin import Origin
+from pytorch_grad_cam_pcasvm.methods.grad_cam_protocol import ClosedFormCAM
+from pytorch_grad_cam_pcasvm.model.description import Origin
 from pytorch_grad_cam_pcasvm.model.preparation import Preparation, describe_transform, record_preparation
 from pytorch_grad_cam_pcasvm.network.inputs import Inputs
 from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
 from pytorch_grad_cam_pcasvm.runtime.errors import Way, refuse
 
-M = TypeVar("M", bound=Method)
+M = TypeVar("M", bound=ClosedFormCAM)
 _TENSORS = Tensor, np.ndarray, Inputs, list, tuple, Mapping  # whose messages are those of the methods
 Paths = str | PathLike[str] | Sequence[str | PathLike[str]]
 
@@ -172,17 +172,21 @@ class Model:
         if listed and all(isinstance(one, Image.Image) for one in listed):
             transform = self._require_transform("a picture")
             return torch.stack([transform(one.convert("RGB")) for one in listed])
-        what = "what is explained are images: tensors (N, ...), pictures of PIL, or paths"
+        expected = "what is explained are images: tensors (N, ...), pictures of PIL, or paths"
         if images is None or not listed:
-            raise TypeError(f"{what}; got {'nothing' if images is None else 'an empty list'}")
+            raise TypeError(f"{expected}; got {'nothing' if images is None else 'an empty list'}")
         if not isinstance(images, _TENSORS) and (hasattr(images, "__iter__") or hasattr(images, "__getitem__")):
-            raise TypeError(f"{what}; of a {type(images).__name__} take the batches, model.explain(images) for each")
+            raise TypeError(
+                f"{expected}; of a {type(images).__name__} take the batches, model.explain(images) for each"
+            )
         alone = len(self.inputs) == 1 and self.inputs[0]["name"] is None
         if alone and len(listed) == 2 and isinstance(images, tuple):
-            raise TypeError(f"{what}; this network takes one tensor, got two: leave out labels, model.explain(images)")
+            raise TypeError(
+                f"{expected}; this network takes one tensor, got two: leave out labels, model.explain(images)"
+            )
         return images
 
-    def _require_transform(self, named: str) -> Callable[[Any], Tensor]:
+    def _require_transform(self, caller: str) -> Callable[[Any], Tensor]:
         """Return the transform of pictures.
 
         Raises:
@@ -191,7 +195,7 @@ class Model:
         if self.transform is None:
             refuse(
                 ValueError,
-                f"how {named} becomes an image is not known, as this model has no transform",
+                f"how {caller} becomes an image is not known, as this model has no transform",
                 Way("pass it, fit_model(..., transform=...) or load_model(path, transform=...)", "transform"),
                 "explain tensors, model.explain(images)",
             )
@@ -221,3 +225,16 @@ class Model:
 
 def _name_first(paths: Any) -> str:
     return str(paths if isinstance(paths, str | PathLike) else next(iter(paths), "nothing"))
+
+
+def refuse_dense(net: Any, caller: str) -> None:
+    """Refuse a head that decides at every position.
+
+    Raises:
+        ValueError: it is one.
+    """
+    if isinstance(net, PCASVMNet) and net.is_dense:
+        raise ValueError(
+            f"{caller} takes a head that decides once for each image, but this one decides at every position, "
+            f"pool={net.pool!r}: explain it with cam.explain, and draw it with figures.plot_positions"
+        )

@@ -260,20 +260,20 @@ def with_transform(recorded: Mapping[str, Any] | None, transform: Callable[[Any]
         transform: turns a PIL image into a tensor (C, H, W).
     """
     check_recorded(recorded)
-    known = recorded or {}
-    return Preparation(transform, known.get("resize"), known.get("steps"), **_read_reading(known))
+    steps = recorded or {}
+    return Preparation(transform, steps.get("resize"), steps.get("steps"), **_read_reading(steps))
 
 
 def _read_reading(recorded: Mapping[str, Any]) -> dict[str, Any]:
     """Return how files are read, as arguments of :class:`Preparation`."""
-    levels = {name: recorded.get(name) for name in ("white_level", "float_white")}
-    return levels | {"exif": bool(recorded.get("exif"))}
+    whites = {name: recorded.get(name) for name in ("white_level", "float_white")}
+    return whites | {"exif": bool(recorded.get("exif"))}
 
 
 def record_preparation(training_set: Any, preparation: Preparation | None) -> None:
     """Record in a head's training set how pictures are prepared; None: it is not known."""
-    others = {name: value for name, value in (training_set.preparation or {}).items() if name not in _RECORDED}
-    training_set.preparation = (others | (preparation.recorded if preparation else {})) or None
+    entries = {name: value for name, value in (training_set.preparation or {}).items() if name not in _RECORDED}
+    training_set.preparation = (entries | (preparation.recorded if preparation else {})) or None
 
 
 def check_recorded(recorded: Any) -> None:

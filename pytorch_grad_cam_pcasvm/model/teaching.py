@@ -21,10 +21,10 @@ from tqdm.auto import tqdm
 from pytorch_grad_cam_pcasvm.methods import ContributionCAM
 from pytorch_grad_cam_pcasvm.model.model import Model
 from pytorch_grad_cam_pcasvm.network.extraction import check_loader
-from pytorch_grad_cam_pcasvm.network.features import FeatureSource, Layer, features_of
-from pytorch_grad_cam_pcasvm.network.grid import MODES
+from pytorch_grad_cam_pcasvm.network.features import FeatureSource, compute_features
+from pytorch_grad_cam_pcasvm.network.grid import upsample_maps
 from pytorch_grad_cam_pcasvm.network.inputs import image_and_label
-from pytorch_grad_cam_pcasvm.network.modules import evaluating, find_device, find_network
+from pytorch_grad_cam_pcasvm.network.modules import evaluation_mode, find_device, find_network
 from pytorch_grad_cam_pcasvm.runtime.arguments import suggest_arguments
 from pytorch_grad_cam_pcasvm.runtime.errors import NoBoundaryError
 from pytorch_grad_cam_pcasvm.targets import SVMTarget
@@ -81,7 +81,7 @@ def _standardise(values: np.ndarray, like: np.ndarray) -> np.ndarray:
 def choose_patches(
     model: Any,
     loader: Iterable[Any],
-    layer: Layer | Sequence[Layer] | None,
+    layer: str | nn.Module | Sequence[str | nn.Module] | None,
     *,
     pool: Any = "dense",
     backbone: nn.Module | None = None,
@@ -143,8 +143,8 @@ def choose_patches(
                 raise ValueError("the loader yields no labels: let it yield (images, labels)")
             x = x.to(find_device(net.backbone))
             own = np.asarray(names.cpu() if isinstance(names, Tensor) else names).reshape(-1).tolist()
-            with evaluating(dense_net), torch.no_grad():
-                features.append(features_of(dense_net, source.at(dense_net, x), x).cpu())
+            with evaluation_mode(dense_net), torch.no_grad():
+                features.append(compute_features(dense_net, source.at(dense_net, x), x).cpu())
             faulty = [n for n, name in enumerate(own) if name != normal]
             explained = explain_faults(cam, x[faulty], [own[n] for n in faulty], normal, features[-1].shape[2:])
             maps |= {len(labels) + n: one for n, one in zip(faulty, explained, strict=True)}
@@ -214,9 +214,7 @@ def explain_faults(
         except NoBoundaryError:  # near the training mean, which is where it then starts
             cam.baseline = "mean"
             explained = cam.explain(images[some], targets).maps.float().cpu()
-        maps[some] = torch.nn.functional.interpolate(
-            explained, tuple(grid), mode=MODES[len(grid)], align_corners=False
-        )[:, 0]
+        maps[some] = upsample_maps(explained, tuple(grid))[:, 0]
     return maps
 
 
@@ -298,9 +296,9 @@ def measure_distances(
 
 def draw_places(photos: np.ndarray, positions: int, count: int, seed: int = 0) -> np.ndarray:
     """Return about so many patches, drawn at random, equally many of each photo: (R, 2), photo and position."""
-    random, each = np.random.default_rng(seed), max(1, min(positions, count // len(photos)))
+    random, per_photo = np.random.default_rng(seed), max(1, min(positions, count // len(photos)))
     return np.concatenate([
-        np.stack([np.full(each, photo), np.sort(random.permutation(positions)[:each])], 1) for photo in photos
+        np.stack([np.full(per_photo, photo), np.sort(random.permutation(positions)[:per_photo])], 1) for photo in photos
     ])  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from pytorch_grad_cam_pcasvm.network.features import FeatureSource, output_of
 from pytorch_grad_cam_pcasvm.network.inputs import Inputs, pick_images
-from pytorch_grad_cam_pcasvm.network.modules import evaluating, list_modules
+from pytorch_grad_cam_pcasvm.network.modules import evaluation_mode, list_modules
 from pytorch_grad_cam_pcasvm.network.tiling import Tiled
 from pytorch_grad_cam_pcasvm.runtime.rollback import hooked
 
@@ -17,7 +17,7 @@ _NAMED = 3  # layers, where another is to be chosen
 _FINE = 8, 16  # pixels of a position
 
 
-def last_blocks(backbone: nn.Module, source: FeatureSource, x: Tensor) -> list[str]:
+def find_last_blocks(backbone: nn.Module, source: FeatureSource, x: Tensor) -> list[str]:
     """Return the last layer of every map size on the way to the features, from the finest to the coarsest.
 
     Of a transformer it is a norm before an attention; where all sizes are the same, the last two of these. Of a network
@@ -33,12 +33,16 @@ def last_blocks(backbone: nn.Module, source: FeatureSource, x: Tensor) -> list[s
 
     Raises:
         ValueError: there is none.
+
+    Example:
+        >>> find_last_blocks(backbone, FeatureSource.of(backbone, None), images)
+        ['layer1', 'layer2']
     """
     return [name for branch in last_blocks_by_branch(backbone, source, x) for name in branch]
 
 
 def last_blocks_by_branch(backbone: nn.Module, source: FeatureSource, x: Tensor) -> list[list[str]]:
-    """Return the :func:`last_blocks` of each branch of a network with several inputs; of others there is one branch."""
+    """Return the :func:`find_last_blocks` of each branch of a network: of one with several inputs there are several."""
     x = x[:1]
     if isinstance(backbone, Tiled):
         branches = last_blocks_by_branch(*_look_at_tiles(backbone, x))
@@ -74,7 +78,7 @@ def last_features(backbone: nn.Module, x: Tensor) -> str:
         ValueError: no block has positions.
     """
     whole = FeatureSource()
-    blocks = last_blocks(backbone, whole, x)
+    blocks = find_last_blocks(backbone, whole, x)
     if not norms_before_attention(backbone):
         return blocks[-1]
     passed, _ = _passed(backbone, whole, x[:1])
@@ -99,7 +103,7 @@ def refuse_unmappable(
     """
     names = [name for name, _ in backbone.named_modules() if name]
     before: dict[str, Any] = {}
-    with evaluating(backbone), torch.no_grad(), hooked() as hooks:
+    with evaluation_mode(backbone), torch.no_grad(), hooked() as hooks:
         for name in {*names, *layers}:
             hooks.after_call(backbone, name, before.__setitem__)
         output_of(backbone, source, x, ends=True)
@@ -129,7 +133,7 @@ def fine_features(backbone: nn.Module, x: Tensor) -> list[str]:
     if norms_before_attention(backbone):
         return []
     passed, _ = _passed(backbone, FeatureSource(), x[:1])
-    strides = {name: x.shape[-1] / passed[name][1].shape[-1] for name in last_blocks(backbone, FeatureSource(), x)}
+    strides = {name: x.shape[-1] / passed[name][1].shape[-1] for name in find_last_blocks(backbone, FeatureSource(), x)}
     return [name for name, stride in strides.items() if round(stride) in _FINE]
 
 

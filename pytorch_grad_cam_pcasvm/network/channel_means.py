@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from pytorch_grad_cam_pcasvm.network.auto_layers import (
-    last_blocks,
+    find_last_blocks,
     last_blocks_by_branch,
     refuse_unmappable,
     repeated_blocks,
@@ -17,7 +17,7 @@ from pytorch_grad_cam_pcasvm.network.auto_layers import (
 from pytorch_grad_cam_pcasvm.network.features import FeatureSource, output_of
 from pytorch_grad_cam_pcasvm.network.inputs import pick_images
 from pytorch_grad_cam_pcasvm.network.layout import Layout, lay_out_maps
-from pytorch_grad_cam_pcasvm.network.modules import evaluating, find_device
+from pytorch_grad_cam_pcasvm.network.modules import evaluation_mode, find_device
 from pytorch_grad_cam_pcasvm.network.tiling import Tiled, look_inside
 from pytorch_grad_cam_pcasvm.network.token_layout import find_token_layout, looks_channels_last
 from pytorch_grad_cam_pcasvm.runtime.rollback import called, hooked
@@ -203,7 +203,7 @@ class BlockMeans:
         if self._means is not None:
             return
         self.first, x = x[:1].to(torch.device("cpu")), x[:2].to(find_device(self._backbone))
-        with evaluating(self._backbone), torch.no_grad():
+        with evaluation_mode(self._backbone), torch.no_grad():
             self._means = self._find(x)
 
     def _find(self, x: Any) -> ChannelMeans:
@@ -215,7 +215,7 @@ class BlockMeans:
         if self._also:
             refuse_unmappable(self._backbone, self._source.at(self._backbone, whole), self._also, whole)
         try:
-            self.names = [prefix + name for name in last_blocks(backbone, source, x)]
+            self.names = [prefix + name for name in find_last_blocks(backbone, source, x)]
             # What comes before the first of several layers is before all.
             before = [last_blocks_by_branch(backbone, part, x) for part in source.parts or (source,)]
             self.last = [prefix + branch[-1] for branch in min(before, key=lambda branches: sum(map(len, branches)))]

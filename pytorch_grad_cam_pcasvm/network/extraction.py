@@ -22,12 +22,12 @@ from pytorch_grad_cam_pcasvm.network.features import (
     check_rows,
     check_tensor,
     checked_images,
-    features_of,
+    compute_features,
     is_dense,
     output_of,
 )
 from pytorch_grad_cam_pcasvm.network.inputs import image_and_label, make_inputs
-from pytorch_grad_cam_pcasvm.network.modules import evaluating, find_device, find_network, layer_name
+from pytorch_grad_cam_pcasvm.network.modules import evaluation_mode, find_device, find_layer_name, find_network
 from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
 from pytorch_grad_cam_pcasvm.network.patches import Patches, check_amount
 from pytorch_grad_cam_pcasvm.network.patches import coreset as coreset_of
@@ -267,7 +267,7 @@ def _run_over(
     """Pass on the features of every batch of a loader, (R, D), and their places, and return the labels of each."""
     labels: list[Any] = []
     count = images_before = 0
-    with evaluating(backbone), torch.no_grad(), _loading():
+    with evaluation_mode(backbone), torch.no_grad(), _loading():
         for images, label, features in _batches(backbone, loader, source, progress, name):
             if label is not None:
                 labels.append(_column(label))
@@ -324,7 +324,7 @@ def _batches(
 
 
 def _features(backbone: nn.Module, source: "FeatureSource", images: Any) -> Tensor:
-    return features_of(backbone, source.at(backbone, images), images)
+    return compute_features(backbone, source.at(backbone, images), images)
 
 
 def check_loader(loader: Any) -> None:
@@ -404,11 +404,11 @@ def mean_activations(
         return [mean_activations(net, loader, one, progress=progress) for one in layer]
     check_loader(loader)
     backbone = find_backbone(net)
-    name = layer_name(backbone, layer)
+    name = find_layer_name(backbone, layer)
     total: Tensor | None = None
     count = 0
     ask_anew(backbone)
-    with evaluating(net), torch.no_grad():
+    with evaluation_mode(net), torch.no_grad():
         for batch in tqdm(loader, desc="mean activations", unit="batch") if progress else loader:
             images = checked_images(image_and_label(batch)[0], backbone)
             activations = output_of(backbone, name, images.to(find_device(net)))

@@ -18,7 +18,7 @@ from pytorch_grad_cam_pcasvm.network.cells import Cells
 from pytorch_grad_cam_pcasvm.network.grid import on_finest
 from pytorch_grad_cam_pcasvm.network.inputs import Inputs, make_inputs, pick_images
 from pytorch_grad_cam_pcasvm.network.layout import Layout
-from pytorch_grad_cam_pcasvm.network.modules import find_device, layer_name
+from pytorch_grad_cam_pcasvm.network.modules import find_device, find_layer_name
 from pytorch_grad_cam_pcasvm.network.runner import Visit, run_until
 from pytorch_grad_cam_pcasvm.network.tiling import Tiled
 from pytorch_grad_cam_pcasvm.network.token_layout import find_token_layout, forget
@@ -160,6 +160,11 @@ class FeatureSource:
         dense: whether features are (N, D, h, w), a row for each position.
         parts: of several layers, each one's; of the rest, only ``dense`` is known then.
         layout: how the output lies on the image, for images of one shape.
+
+    Example:
+        >>> source = FeatureSource.of(backbone, "layer2", "mean")
+        >>> source.layer, source.dense
+        ('layer2', False)
     """
 
     layer: str | None = None
@@ -202,7 +207,7 @@ class FeatureSource:
             return FeatureSource(None, str(layer), pool, is_named, dense)
         if checked and not isinstance(layer, nn.Module):
             return FeatureSource(layer, None, pool, is_named, dense)
-        return FeatureSource(layer_name(backbone, layer), None, pool, is_named, dense)
+        return FeatureSource(find_layer_name(backbone, layer), None, pool, is_named, dense)
 
     def at(self, backbone: nn.Module, x: Tensor) -> "FeatureSource":
         """Return the same source with the pool as a function, for images of the shape of x."""
@@ -247,10 +252,20 @@ class FeatureSource:
         return output if self.pool is None else self.pool(output)
 
 
-def features_of(backbone: nn.Module, layer: str | FeatureSource | None, x: Tensor) -> Tensor:
+def compute_features(backbone: nn.Module, layer: str | FeatureSource | None, x: Tensor) -> Tensor:
     """Return the output of ``layer`` for a batch, shape (N, D): :func:`flatten` of :func:`output_of`.
 
     Dense features are (N, D, h, w).
+
+    Args:
+        backbone: the network.
+        layer: a dotted name, a :class:`FeatureSource` for images of this shape (see its ``at``), or None: the
+            backbone's own output.
+        x: images, shape (N, ...), on the backbone's device.
+
+    Example:
+        >>> compute_features(backbone, None, images).shape
+        torch.Size([2, 8])
     """
     features = output_of(backbone, layer, x)
     return features if isinstance(layer, FeatureSource) and layer.dense else flatten(features)

@@ -52,7 +52,7 @@ class Grid:
 
     def spread(self, maps: Tensor, size: Sequence[int]) -> Tensor:
         """Return maps (N, K, *shape) over the picture, (N, K, *size)."""
-        return upsampled(maps, size) if self.cells is None else self.cells.spread(maps, size)
+        return upsample_maps(maps, size) if self.cells is None else self.cells.spread(maps, size)
 
 
 def measure_share(masks: Tensor, shape: tuple[int, ...], cells: Cells | None = None) -> Tensor:
@@ -80,8 +80,17 @@ def on_finest(features: list[Tensor]) -> Tensor:
     return torch.cat(parts, 1)
 
 
-def upsampled(maps: Tensor, size: Sequence[int]) -> Tensor:
-    """Return maps (N, K, H, W) or (N, K, D, H, W) upsampled to ``size``, in 2-D as pytorch-grad-cam does."""
+def upsample_maps(maps: Tensor, size: Sequence[int]) -> Tensor:
+    """Return maps (N, K, H, W) or (N, K, D, H, W) upsampled to ``size``, in 2-D as pytorch-grad-cam does.
+
+    Args:
+        maps: the maps; also (N, K, L) of signals.
+        size: of the result, (H, W), (D, H, W) or (L,).
+
+    Example:
+        >>> upsample_maps(maps.maps, (32, 32)).shape
+        torch.Size([2, 4, 32, 32])
+    """
     return F.interpolate(maps, tuple(size), mode=MODES[len(size)], align_corners=False)
 
 
@@ -109,6 +118,11 @@ class AnomalyMaps(np.ndarray):
     Attributes:
         head: the head whose anomalies they are, or None: not known.
         cells: where on the picture the positions lie; None: they share it out evenly.
+
+    Example:
+        >>> dense = PCASVMNet(backbone, NearestNeighbors().fit(features), layer="layer2", pool="dense").eval()
+        >>> isinstance(dense.anomaly_map(images), AnomalyMaps)
+        True
     """
 
     head: Head | None = None

@@ -23,6 +23,11 @@ class Inputs:
 
     Raises:
         ValueError: there are no inputs, or their numbers of rows differ.
+
+    Example:
+        >>> both = Inputs((images, torch.ones(2, 3)))
+        >>> both.shape, len(both[:1])
+        ((2, (3, 32, 32), (3,)), 1)
     """
 
     def __init__(self, inputs: Sequence[Tensor] | Mapping[str, Tensor]) -> None:

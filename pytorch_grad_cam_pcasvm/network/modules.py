@@ -27,6 +27,10 @@ def find_network(network: Any) -> nn.Module:
 
     Raises:
         TypeError: it is no module, or a program without layers, made by ``torch.jit`` or ``torch.export``.
+
+    Example:
+        >>> find_network(torch.compile(backbone)) is backbone
+        True
     """
     exported = isinstance(network, torch.export.ExportedProgram)
     if not isinstance(network, nn.Module) and not exported:
@@ -93,14 +97,22 @@ def refuse_parallel(model: nn.Module) -> None:
             raise ValueError(f"{wrapper} runs copies on other devices, whose layers cannot be seen: {fix}")
 
 
-def layer_name(backbone: nn.Module, layer: str | nn.Module | None) -> str | None:
-    """Return the first dotted name of a layer, given as a module or by any name; None for the backbone's own output."""
+def find_layer_name(backbone: nn.Module, layer: str | nn.Module | None) -> str | None:
+    """Return the first dotted name of a layer, given as a module or by any name; None for the backbone's own output.
+
+    Raises:
+        ValueError: there is no such layer; the message names similar ones.
+
+    Example:
+        >>> find_layer_name(backbone, backbone.layer2)
+        'layer2'
+    """
     if layer is None or layer == "":
         return None
     names = {module: name for name, module in backbone.named_modules()}  # each module once, by its first name
     if isinstance(layer, str) and "#" in layer:
         name, call = called(layer)
-        return f"{layer_name(backbone, name)}#{call}"
+        return f"{find_layer_name(backbone, name)}#{call}"
     if isinstance(layer, nn.Module):
         if layer not in names:
             raise ValueError(
@@ -112,7 +124,7 @@ def layer_name(backbone: nn.Module, layer: str | nn.Module | None) -> str | None
         return names[backbone.get_submodule(layer)] or None
     except AttributeError:
         if isinstance(backbone, Tiled) and not layer.startswith(backbone.prefix):  # as it is called inside
-            return layer_name(backbone, backbone.prefix + layer)
+            return find_layer_name(backbone, backbone.prefix + layer)
         near = get_close_matches(str(layer), names.values(), n=1)
         hint = f"did you mean {near[0]!r}? Its" if near else "its"
         last = ", ".join([name for name in names.values() if name][-8:])
@@ -120,7 +132,12 @@ def layer_name(backbone: nn.Module, layer: str | nn.Module | None) -> str | None
 
 
 def find_device(module: nn.Module) -> torch.device:
-    """Return the device of a module's first parameter, or buffer (the CPU if it has none)."""
+    """Return the device of a module's first parameter, or buffer (the CPU if it has none).
+
+    Example:
+        >>> find_device(net)
+        device(type='cpu')
+    """
     first = next(chain(module.parameters(), module.buffers()), None)
     return torch.device("cpu") if first is None else first.device
 
@@ -142,11 +159,18 @@ _evaluating_lock = threading.RLock()  # a garbage collector may come in between
 
 
 @contextmanager
-def evaluating(model: nn.Module, modules: Sequence[nn.Module] | None = None) -> Iterator[Rollback]:
+def evaluation_mode(model: nn.Module, modules: Sequence[nn.Module] | None = None) -> Iterator[Rollback]:
     """Put a model, whose modules may be given, in evaluation mode, and restore it when its last user leaves.
 
     Yields:
         What puts it back, and may put back more.
+
+    Example:
+        >>> with evaluation_mode(backbone.train()):
+        ...     backbone.training
+        False
+        >>> backbone.training, backbone.eval().training
+        (True, False)
     """
     modules = list_modules(model) if modules is None else modules
     with Rollback() as rollback:

@@ -8,20 +8,26 @@ import torch
 from torch import Tensor, nn
 
 from pytorch_grad_cam_pcasvm.head import Head
-from pytorch_grad_cam_pcasvm.head.anomalies import anomaly, anomaly_range, reweighted
+from pytorch_grad_cam_pcasvm.head.anomalies import anomaly_range, measure_anomaly, reweighted
 from pytorch_grad_cam_pcasvm.network.features import (
     FeatureSource,
     Layer,
     check_rows,
     check_tensor,
     checked_images,
-    features_of,
+    compute_features,
     flatten,
     is_dense,
 )
 from pytorch_grad_cam_pcasvm.network.grid import AnomalyMaps, Grid, blurred, rows_of
 from pytorch_grad_cam_pcasvm.network.inputs import make_inputs, measure_picture
-from pytorch_grad_cam_pcasvm.network.modules import evaluating, find_device, find_network, refuse_parallel, uncompiled
+from pytorch_grad_cam_pcasvm.network.modules import (
+    evaluation_mode,
+    find_device,
+    find_network,
+    refuse_parallel,
+    uncompiled,
+)
 from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput, HeadRun, PlainOutput
 from pytorch_grad_cam_pcasvm.network.runner import ask_anew
 from pytorch_grad_cam_pcasvm.runtime.arguments import Named
@@ -97,9 +103,14 @@ class PCASVMNet(Named, nn.Module):
         check_tensor(x, "images")
         self._warn_of_training()
         backbone, source = self.feature_source(x)
-        features = features_of(backbone, source, x)
+        features = compute_features(backbone, source, x)
         check_rows(features, x)
         return self.of_features(features, x)
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether the head decides at every position, as with ``pool="dense"``."""
+        return is_dense(self.pool)
 
     def feature_source(self, x: Tensor | None = None) -> tuple[nn.Module, FeatureSource]:
         """Return the current backbone and the source of its features, with a pool for images like x."""
@@ -136,7 +147,7 @@ class PCASVMNet(Named, nn.Module):
             ValueError: the input is not a batch, or has NaN or infinite values.
         """
         x = checked_images(x, self.backbone)
-        with evaluating(self), torch.no_grad():
+        with evaluation_mode(self), torch.no_grad():
             return self(x).labels()
 
     def anomaly_map(
@@ -175,7 +186,7 @@ class PCASVMNet(Named, nn.Module):
         assert output.grid is not None
         if size is not None and (not isinstance(size, list | tuple) or len(size) != len(output.grid.shape)):
             raise ValueError(f"size must have {len(output.grid.shape)} numbers, those of the pictures, got {size!r}")
-        maps = anomaly(self.head, output.head_trace).unflatten(0, (-1, 1, *output.grid.shape))
+        maps = measure_anomaly(self.head, output.head_trace).unflatten(0, (-1, 1, *output.grid.shape))
         maps = maps if size is None else output.grid.spread(maps, size)
         maps = maps if blur is None else blurred(maps, blur)
         return AnomalyMaps.of(maps[:, 0].detach().cpu().numpy(), self.head, output.grid.cells if size is None else None)
@@ -231,7 +242,7 @@ class PCASVMNet(Named, nn.Module):
         if neighbours is not None:
             values = reweighted(self.head, output.head_trace, output.grid, neighbours)
         else:
-            values = anomaly(self.head, output.head_trace)
+            values = measure_anomaly(self.head, output.head_trace)
             if output.grid is not None:
                 count = output.grid.count
                 values = values.unflatten(0, (-1, count)).topk(min(k, count), 1).values.mean(1)
@@ -248,7 +259,7 @@ class PCASVMNet(Named, nn.Module):
                 raise ValueError("this is no output of this network for a batch: pass the images, or net(images)")
             return x
         x = checked_images(x, self.backbone)
-        with evaluating(self), torch.no_grad():
+        with evaluation_mode(self), torch.no_grad():
             return self(x)  # type: ignore[no-any-return]
 
     def _warn_of_training(self) -> None:
@@ -263,19 +274,6 @@ class PCASVMNet(Named, nn.Module):
                 "from those the head was fitted on: call net.eval()",
                 UserWarning,
             )
-
-
-def refuse_dense(net: nn.Module, subject: str) -> None:
-    """Refuse a head that decides at every position.
-
-    Raises:
-        ValueError: it is one.
-    """
-    if isinstance(net, PCASVMNet) and is_dense(net.pool):
-        raise ValueError(
-            f"{subject} takes a head that decides once for each image, but this one decides at every position, "
-            f"pool={net.pool!r}: explain it with cam.explain, and draw it with figures.plot_positions"
-        )
 
 
 def network_output(network: nn.Module, output: Any, count: int, x: Any = None) -> HeadRun | PlainOutput:

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pytorch_grad_cam_pcasvm.network.auto_layers import last_blocks
+from pytorch_grad_cam_pcasvm.network.auto_layers import find_last_blocks
 from pytorch_grad_cam_pcasvm.network.features import FeatureSource, one_input, output_of
 from pytorch_grad_cam_pcasvm.network.inputs import pick_images
 from pytorch_grad_cam_pcasvm.network.layout import Layout, lay_out_maps
-from pytorch_grad_cam_pcasvm.network.modules import layer_name
+from pytorch_grad_cam_pcasvm.network.modules import find_layer_name
 from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
 from pytorch_grad_cam_pcasvm.network.tiling import Tiled, look_inside
 from pytorch_grad_cam_pcasvm.network.token_layout import find_token_layout, looks_channels_last
@@ -83,7 +83,7 @@ class TargetLayers:
             self._look_for_blocks(backbone, source, x)
         pairs = zip(self._names, self._layers, strict=True)
         if any(name is None or not _is_at(backbone, name, layer) for name, layer in pairs):
-            self._names = [layer_name(backbone, layer) for layer in self._layers]
+            self._names = [find_layer_name(backbone, layer) for layer in self._layers]
             if None in self._names:
                 raise ValueError("the target layer is the network itself: choose one of its layers")
         return Site(backbone, source, [str(name) for name in self._names])
@@ -93,7 +93,7 @@ class TargetLayers:
             self._layers, self._names = [], []
         if x is not None and self._searched != (backbone, x.shape[1:]):
             one_input(x, "target_layers='auto'")
-            blocks = last_blocks(backbone, source or FeatureSource.of(backbone, None), x)
+            blocks = find_last_blocks(backbone, source or FeatureSource.of(backbone, None), x)
             self._layers, self._names = blocks[-self._automatic :], [*blocks[-self._automatic :]]
             self._searched = backbone, x.shape[1:]
 

@@ -6,18 +6,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pytorch_grad_cam_pcasvm.network.auto_layers import last_blocks
+from pytorch_grad_cam_pcasvm.network.auto_layers import find_last_blocks
 from pytorch_grad_cam_pcasvm.network.channel_means import ChannelMeans
 from pytorch_grad_cam_pcasvm.network.features import (
     FeatureSource,
     Layer,
+    compute_features,
     count_input_channels,
-    features_of,
     parse_pool,
     write_pool,
 )
 from pytorch_grad_cam_pcasvm.network.layout import Layout
-from pytorch_grad_cam_pcasvm.network.modules import evaluating, find_network
+from pytorch_grad_cam_pcasvm.network.modules import evaluation_mode, find_network
 from pytorch_grad_cam_pcasvm.network.tiling import Size, Tiled, Tiling, measure_canvas, scale_photo, spread_tiles
 from pytorch_grad_cam_pcasvm.runtime.arguments import Named
 from pytorch_grad_cam_pcasvm.runtime.device import is_traced
@@ -161,7 +161,7 @@ class TiledNet(Named, Tiled):
         """
         tiling = self.find_tiling(x)
         source = self.find_source(x)
-        parts = [features_of(self.net, source, tiles) for tiles in self._cut_blocks(x, tiling, block)]
+        parts = [compute_features(self.net, source, tiles) for tiles in self._cut_blocks(x, tiling, block)]
         return self.merge(parts[0] if len(parts) == 1 else torch.cat(parts), tiling)
 
     def find_source(self, x: Tensor) -> FeatureSource:
@@ -275,9 +275,9 @@ def _find_stride(net: nn.Module, source: FeatureSource, size: Size) -> Size:
         ValueError: a tile is not whole strides.
     """
     x = _tile_of_zeros(net, size)
-    with evaluating(net), torch.no_grad():
+    with evaluation_mode(net), torch.no_grad():
         try:
-            name = last_blocks(net, source.at(net, x), x)[-1]
+            name = find_last_blocks(net, source.at(net, x), x)[-1]
         except ValueError:
             return 1, 1
         grid = ChannelMeans(net, [name], x).layouts[name].grid
@@ -293,6 +293,6 @@ def _find_stride(net: nn.Module, source: FeatureSource, size: Size) -> Size:
 def _find_grid(net: nn.Module, source: FeatureSource, size: Size) -> Size:
     """Return the grid of a tile's dense features, of several layers the finest one."""
     x = _tile_of_zeros(net, size)
-    with evaluating(net), torch.no_grad():
-        features = features_of(net, source.at(net, x), x)
+    with evaluation_mode(net), torch.no_grad():
+        features = compute_features(net, source.at(net, x), x)
     return features.shape[2], features.shape[3]

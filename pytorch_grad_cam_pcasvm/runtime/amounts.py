@@ -3,7 +3,7 @@
 import math
 
 LEAST = 20  # items at the first look
-LAST = 0.96  # the level of the intervals at the last look, see evaluation/looks.py
+LAST = 0.96  # the level of the intervals at the last look, see evaluation/turns.py
 
 
 def least_images(shares: bool) -> int:

@@ -9,6 +9,8 @@ from pytorch_grad_cam_pcasvm.targets.components import (
     every_component,
 )
 from pytorch_grad_cam_pcasvm.targets.decisions import LogRatioTarget, SVMTarget
+from pytorch_grad_cam_pcasvm.targets.meanings import describe_anomaly, describe_meaning
+from pytorch_grad_cam_pcasvm.targets.places import ImagePositions, describe_place
 from pytorch_grad_cam_pcasvm.targets.questions import fix_target
 from pytorch_grad_cam_pcasvm.targets.scores import DensityTarget, PredictedScore, ProbabilityTarget, ScoreTarget
 from pytorch_grad_cam_pcasvm.targets.target import ClosedFormTarget, Target
@@ -17,6 +19,7 @@ __all__ = [
     "ClosedFormTarget",
     "DensityTarget",
     "HotellingTarget",
+    "ImagePositions",
     "LogRatioTarget",
     "PCATarget",
     "PredictedScore",
@@ -28,6 +31,9 @@ __all__ = [
     "Target",
     "decoded",
     "default_decision",
+    "describe_anomaly",
+    "describe_meaning",
+    "describe_place",
     "encoded",
     "every_class",
     "every_component",

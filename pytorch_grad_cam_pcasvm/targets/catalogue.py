@@ -14,7 +14,18 @@ from pytorch_grad_cam_pcasvm.targets.target import Target
 
 
 def every_class(output: Any) -> Sequence[Target]:
-    """Return a target for every class of an output, or for its only value."""
+    """Return a target for every class of an output, or for its only value.
+
+    Args:
+        output: what a network returns.
+
+    Raises:
+        ValueError: it is no output of a head, and no scores (N, C).
+
+    Example:
+        >>> every_class(net(images))
+        [SVMTarget('cat'), SVMTarget('dog'), SVMTarget('elk')]
+    """
     if output.head is None:
         scores = output.value
         if not isinstance(scores, Tensor) or scores.dim() != 2:
@@ -38,6 +49,10 @@ def default_decision(head: Any, normal: Any = None) -> SVMTarget:
 
     Raises:
         ValueError: there is no such class.
+
+    Example:
+        >>> default_decision(net.head), default_decision(net.head, "cat")
+        (SVMTarget(), SVMTarget(versus='cat'))
     """
     normal = head.normal if normal is None else normal
     if normal is None:
@@ -87,7 +102,15 @@ _TARGETS: dict[str, Any] = {
 
 
 def encoded(target: Any) -> Any:
-    """Return a target as JSON: its class and fields, or only the name of one from outside this package."""
+    """Return a target as JSON: its class and fields, or only the name of one from outside this package.
+
+    Raises:
+        TypeError: it has a label that is neither a string, a number nor a boolean.
+
+    Example:
+        >>> encoded(PCATarget(0))
+        {'target': 'PCATarget', 'fields': {'component': 0, 'sign': '+', 'at': None}}
+    """
     target_class = type(target)
     if target_class not in _TARGETS.values():
         return target if isinstance(target, str) else getattr(target, "__name__", target_class.__name__)
@@ -107,7 +130,15 @@ def encoded(target: Any) -> Any:
 
 
 def decoded(target: Any) -> Any:
-    """Return the target that :func:`encoded` wrote, or the name of one from outside this package."""
+    """Return the target that :func:`encoded` wrote, or the name of one from outside this package.
+
+    Raises:
+        ValueError: it is a target of a later version.
+
+    Example:
+        >>> decoded(encoded(PCATarget(0)))
+        PCATarget(0)
+    """
     if isinstance(target, str):
         return target
     target_class = _TARGETS.get(target["target"])

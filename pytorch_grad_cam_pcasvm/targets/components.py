@@ -35,6 +35,10 @@ class QuadraticTarget(PlacedTarget, ClosedFormTarget):
     Raises:
         TypeError: ``at`` is no place.
         ValueError: the sign is neither ``"+"`` nor ``"-"``, or ``at`` is empty.
+
+    Example:
+        >>> isinstance(HotellingTarget(), QuadraticTarget)
+        True
     """
 
     sign: str = "+"
@@ -242,7 +246,15 @@ def _why_unknown(reduction: Any) -> str:
 
 
 def every_component(output: OfHead) -> Sequence[Target]:
-    """Return a target for every component of an output, if it has any."""
+    """Return a target for every component of an output, if it has any.
+
+    Args:
+        output: what a network with a head returns.
+
+    Example:
+        >>> every_component(net(images))
+        (PCATarget(0), PCATarget(1), PCATarget(2))
+    """
     position = None if output.head is None else output.head.component_position
     return () if position is None else _read_components(output.head_trace.values[position].shape[-1])
 

@@ -4,17 +4,10 @@ from typing import Any
 
 from pytorch_grad_cam_pcasvm.head.anomalies import find_clusters
 from pytorch_grad_cam_pcasvm.head.distances import NearestDistance
-from pytorch_grad_cam_pcasvm.targets import (
-    DensityTarget,
-    HotellingTarget,
-    LogRatioTarget,
-    PCATarget,
-    ProbabilityTarget,
-    ResidualTarget,
-    ScoreTarget,
-    SVMTarget,
-    Target,
-)
+from pytorch_grad_cam_pcasvm.targets.components import HotellingTarget, PCATarget, ResidualTarget
+from pytorch_grad_cam_pcasvm.targets.decisions import LogRatioTarget, SVMTarget
+from pytorch_grad_cam_pcasvm.targets.scores import DensityTarget, ProbabilityTarget, ScoreTarget
+from pytorch_grad_cam_pcasvm.targets.target import Target
 
 _KINDS = {
     PCATarget: "position {}",
@@ -33,6 +26,10 @@ def describe_meaning(target: Target, head: Any, dense: bool = False) -> str:
         target: the target.
         head: the head; None: an ordinary network decides.
         dense: whether it decides at every position.
+
+    Example:
+        >>> describe_meaning(SVMTarget("cat", versus="dog"), net.head).format(1.2)
+        'margin 1.2: above 0 is cat rather than dog'
     """
     if isinstance(target, DensityTarget):
         return "anomaly {} (minus the log-density)" if target.sign == "-" else "log-density {}"
@@ -41,8 +38,17 @@ def describe_meaning(target: Target, head: Any, dense: bool = False) -> str:
     return _KINDS.get(type(target), "value {}")
 
 
-def anomaly_in_words(head: Any, dense: bool) -> str:
-    """Return a head's anomalies in words: distances, or a value that is higher the less a photo is like good ones."""
+def describe_anomaly(head: Any, dense: bool) -> str:
+    """Return a head's anomalies in words: distances, or a value that is higher the less a photo is like good ones.
+
+    Args:
+        head: a head that tells anomalies.
+        dense: whether it decides at every position.
+
+    Example:
+        >>> describe_anomaly(Head.of(NearestNeighbors(n_neighbors=1).fit(features)), dense=True)
+        'distance to the nearest good patch'
+    """
     part = "patch" if dense else "photo"
     if find_clusters(head) is not None:
         return "minus the log-density"
@@ -58,7 +64,7 @@ def _decision_meaning(target: Any, head: Any, dense: bool) -> str:
     """Return the margin of a class, or between classes, in words; without classes the meaning of the only value."""
     voting, sign, versus = head.voting, getattr(target, "sign", "+"), getattr(target, "versus", None)
     if voting.about in ("one class", "likeness"):
-        anomaly = anomaly_in_words(head, dense) if voting.about == "likeness" else ""
+        anomaly = describe_anomaly(head, dense) if voting.about == "likeness" else ""
         if sign == "-":
             return "anomaly {}" + (": above 0 is unlike good ones" if not anomaly else f" ({anomaly})")
         return "normality {}" + (": above 0 is like good ones" if not anomaly else ": higher is more like good ones")

@@ -57,6 +57,11 @@ class ImagePositions:
 
     Attributes:
         places: those positions, such as (row, column).
+
+    Example:
+        >>> dense = PCASVMNet(backbone, pipeline, layer="layer2", pool="dense").eval()
+        >>> targets = [SVMTarget(at=ImagePositions(((0, 0), (7, 7))))]
+        >>> maps = ClosedFormGradCAM(dense, ["layer1"]).explain(images, targets)
     """
 
     places: tuple[tuple[int, ...], ...]
@@ -95,17 +100,20 @@ def make_place(at: Any) -> Place:
     return tuple(array.reshape(-1).tolist())
 
 
-def place_in_words(target: Any) -> str:
-    """Return where a target is, as it is appended to its name: empty for the whole picture."""
+def describe_place(target: Any) -> str:
+    """Return where a target is, as it is appended to its name: empty for the whole picture.
+
+    Args:
+        target: any target.
+
+    Example:
+        >>> describe_place(SVMTarget(at="max")), describe_place(SVMTarget())
+        (' where strongest', '')
+    """
     at = getattr(target, "at", None)
     if at is None:
         return ""
     return " where strongest" if at == "max" else f" at {at}" if isinstance(at, tuple) else " in a region"
-
-
-def list_strongest(targets: Any) -> list[int]:
-    """Return the numbers of the targets that are about the strongest position of each image."""
-    return [k for k, target in enumerate(targets) if getattr(target, "at", None) == "max"]
 
 
 class Spans:

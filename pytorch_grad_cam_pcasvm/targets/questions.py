@@ -298,6 +298,10 @@ def fix_target(target: Any, output: Any) -> Any:
     Args:
         target: any target.
         output: the network's output for the image, a batch of one.
+
+    Example:
+        >>> fix_target(SVMTarget(), net(images[:1])) == SVMTarget(net.predict(images[:1])[0])
+        True
     """
     if isinstance(output, OfHead):
         return _resolve(target, output).name(0, output)

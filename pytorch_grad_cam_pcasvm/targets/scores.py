@@ -74,7 +74,16 @@ class ProbabilityTarget(PlacedTarget):
 
 @dataclass(frozen=True, repr=False)
 class ScoreTarget(ClosedFormTarget):
-    """A score of an ordinary classifier, by its index; None: the largest of each image."""
+    """A score of an ordinary classifier, by its index; None: the largest of each image.
+
+    Args:
+        category: the index of the score.
+
+    Example:
+        >>> cam = ClosedFormGradCAM(backbone, ["layer2"])  # whose features are eight scores
+        >>> cam.explain(images, ScoreTarget(3)).values.shape
+        torch.Size([2, 1])
+    """
 
     category: int | None = None
 
@@ -106,6 +115,10 @@ class PredictedScore:
 
     Its map equals that of ``SVMTarget()`` except for the size of the gradient, which matters to pytorch-grad-cam's
     scaling because that adds 1e-7.
+
+    Example:
+        >>> PredictedScore()(net(images)[0]).shape
+        torch.Size([])
     """
 
     def __repr__(self) -> str:

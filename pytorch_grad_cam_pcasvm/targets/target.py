@@ -13,7 +13,14 @@ from pytorch_grad_cam_pcasvm.targets.places import evaluate_place, make_place
 
 
 class Target(Protocol):
-    """What a map explains: called on a row of the network's output, it gives a number, a tensor without dimensions."""
+    """What a map explains: called on a row of the network's output, it gives a number, a tensor without dimensions.
+
+    Example:
+        >>> def brightest(row):  # any function is one
+        ...     return row.max()
+        >>> ClosedFormGradCAM(backbone, ["layer2"]).explain(images, [brightest]).maps.shape
+        torch.Size([2, 1, 8, 8])
+    """
 
     def __call__(self, output: Any, /) -> Any:
         """Return the value."""
@@ -87,7 +94,12 @@ class PlacedTarget(BaseTarget, ABC):
 
 
 class ClosedFormTarget(BaseTarget, ABC):
-    """A target with a closed-form gradient: linear in one of the head's values, unless it defines its evaluation."""
+    """A target with a closed-form gradient: linear in one of the head's values, unless it defines its evaluation.
+
+    Example:
+        >>> isinstance(SVMTarget(), ClosedFormTarget)
+        True
+    """
 
     # Whether the components, or what follows them, are all that it reads.
     behind_reduction = True

@@ -47,8 +47,8 @@ from pytorch_grad_cam_pcasvm import (
     SVMTarget,
     atlas,
 )
-from pytorch_grad_cam_pcasvm.atlas import lock, manifest
-from pytorch_grad_cam_pcasvm.atlas.told import Told, tell
+from pytorch_grad_cam_pcasvm.atlas import manifest
+from pytorch_grad_cam_pcasvm.atlas.engines import Told, tell
 from pytorch_grad_cam_pcasvm.data.images import Images
 from pytorch_grad_cam_pcasvm.methods.warn_once import WarnOnce
 from pytorch_grad_cam_pcasvm.runtime import files
@@ -933,7 +933,7 @@ def test_builders_of_one_folder_take_turns(tmp_path, who):
 def test_a_build_waits_for_another_and_says_so(built):
     before = contents(built.folder)
     other = ExitStack()
-    other.enter_context(lock.alone(built.folder))
+    other.enter_context(manifest.alone(built.folder))
     with pytest.raises(ValueError, match="something else"):  # there is nothing to wait for
         build(built.folder, shard_size=64)
     ends = threading.Timer(0.3, other.close)
@@ -947,7 +947,7 @@ def test_a_build_waits_for_another_and_says_so(built):
 
 def test_the_lock_of_a_killed_build_is_free(tmp_path):
     def hold():
-        with lock.alone(tmp_path):
+        with manifest.alone(tmp_path):
             os.kill(os.getpid(), signal.SIGKILL)
 
     joined(forked(hold))

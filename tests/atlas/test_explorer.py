@@ -43,13 +43,12 @@ from pytorch_grad_cam_pcasvm import (
 )
 from pytorch_grad_cam_pcasvm.atlas.explorer import write_page
 from pytorch_grad_cam_pcasvm.atlas.explorer.contents import SAVED, decided
-from pytorch_grad_cam_pcasvm.atlas.explorer.encoding import json_text, packed
-from pytorch_grad_cam_pcasvm.atlas.explorer.machine import machine_data, rows_of_points
-from pytorch_grad_cam_pcasvm.figures.steps import Steps
+from pytorch_grad_cam_pcasvm.atlas.explorer.machine import json_text, machine_data, packed, rows_of_points
+from pytorch_grad_cam_pcasvm.figures.decision import Steps
 from pytorch_grad_cam_pcasvm.head import Head
 from pytorch_grad_cam_pcasvm.head.stages import KernelMap
 from pytorch_grad_cam_pcasvm.head.storage import Example
-from pytorch_grad_cam_pcasvm.maps.recombination import steps_of, take_tail
+from pytorch_grad_cam_pcasvm.maps.recombination import decision_steps, take_tail
 from pytorch_grad_cam_pcasvm.maps.scale import largest
 from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
 
@@ -640,7 +639,7 @@ def mistake_compared(store: Any, head: Any, row: int, found: dict[str, Any]) -> 
         shown = np.array(found["maps"][b]) * np.exp(found["logScale"])
         np.testing.assert_allclose(shown, expected, rtol=0, atol=1e-3 * np.abs(expected).max())
         assert abs(found["parts"][b] - part.rise) <= 2e-2 * top  # as exact as half precision is
-    secants, start, log_scale = steps_of(store.maps([row]), fitted, target)
+    secants, start, log_scale = decision_steps(store.maps([row]), fitted, target)
     parts = (secants[0] * (torch.from_numpy(store.components[row]) - start[0]) * log_scale.exp()).numpy()
     np.testing.assert_allclose(found["parts"], parts, rtol=0, atol=1e-6 * top)
     if steps.value > 0:  # the fewest, from the largest on

@@ -1,10 +1,10 @@
 """Dual numbers: values and derivatives are those of torch.func.jvp, which shares nothing with the package."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from problems import Step
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn import functional as F  # noqa: N812 - torch's own habit
@@ -115,7 +115,7 @@ def test_a_write_has_a_second_derivative():
         return y * x
 
     x, direction = (torch.randn(2, 3, 4, 4, dtype=torch.float64) for _ in range(2))
-    net = nn.Sequential(nn.Identity(), Lambda(written))
+    net = nn.Sequential(nn.Identity(), Step(written))
     with torch.no_grad():
         passed = Path(net, None, ["0"]).run(x)
         with DualNumbers():
@@ -125,12 +125,3 @@ def test_a_write_has_a_second_derivative():
         lambda x: x * torch.cat([torch.zeros_like(x[:, :1]), x[:, :-1].sin()], 1), (x,), (direction,)
     )[1]
     torch.testing.assert_close(change, expected)
-
-
-class Lambda(nn.Module):
-    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function(x)

@@ -7,6 +7,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from problems import Step
 from pytorch_grad_cam import GradCAM
 from reference import gap, jacobian_by_autograd, path_by_autograd, relative
 from sklearn.decomposition import PCA
@@ -453,8 +454,8 @@ BEHIND = {
     "a perceptron": lambda: nn.Sequential(nn.Linear(12, 9), nn.GELU(), nn.Linear(9, 12)),
     "a batch norm": lambda: nn.Sequential(nn.Flatten(0, 1), nn.BatchNorm1d(12), nn.Unflatten(0, (3, 29))),
     "rolled tokens": lambda: Rolled(),
-    "a weight for each token": lambda: Lambda(lambda x: x * torch.linspace(1, 2, 29).unsqueeze(1).to(x)),
-    "a square": lambda: Lambda(lambda x: x * x),
+    "a weight for each token": lambda: Step(lambda x: x * torch.linspace(1, 2, 29).unsqueeze(1).to(x)),
+    "a square": lambda: Step(lambda x: x * x),
     "nothing": lambda: nn.Identity(),
 }
 
@@ -488,7 +489,7 @@ def test_the_short_way_is_the_whole_pullback(behind, pool, skips):
     }
     x, x0 = torch.randn(2, 3, 29, 12, dtype=torch.float64)
     with torch.no_grad():
-        passed = Path(nn.Sequential(net, Lambda(pools[pool])), None, ["0.start"]).record(x)
+        passed = Path(nn.Sequential(net, Step(pools[pool])), None, ["0.start"]).record(x)
         seeds = [torch.randn(2, *passed.output.shape, dtype=torch.float64)]
         for at in (None, passed.started({0: x0})):
             whole = passed.pullback(seeds, 0, at).dense()
@@ -498,15 +499,6 @@ def test_the_short_way_is_the_whole_pullback(behind, pool, skips):
                 assert sums.shape == (2, 3, 1, 12)
         parts = passed.pullback(seeds, 0, at).contributions(x - x0, (0, 1))
     assert relative(parts + 1, (whole * (x - x0)).sum(-1) + 1) < 1e-11
-
-
-class Lambda(nn.Module):
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def forward(self, x):
-        return self.function(x)
 
 
 def test_a_class_token_needs_one_query(monkeypatch):
@@ -554,7 +546,7 @@ class Slopes(nn.Module):
 @pytest.mark.parametrize("length", [8, 12, 13])
 def test_slopes_along_the_channels_are_no_slopes_of_tokens(length):
     torch.manual_seed(0)
-    net = nn.Sequential(Following(Slopes(12), False), Lambda(lambda t: t[:, 0])).double()
+    net = nn.Sequential(Following(Slopes(12), False), Step(lambda t: t[:, 0])).double()
     x = torch.randn(3, length, 12, dtype=torch.float64)
     with torch.no_grad():
         passed = Path(net, None, ["0.start"]).record(x)
@@ -622,7 +614,7 @@ def test_a_network_that_has_changed_is_looked_at_again():
     ],
 )
 def test_arguments_by_name_and_masks_of_one_dimension(behind):
-    net = nn.Sequential(Following(Lambda(behind), False), Lambda(lambda t: t[:, 0])).double()
+    net = nn.Sequential(Following(Step(behind), False), Step(lambda t: t[:, 0])).double()
     x = torch.randn(3, 29, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         passed = Path(net, None, ["0.start"]).record(x)
@@ -633,8 +625,8 @@ def test_arguments_by_name_and_masks_of_one_dimension(behind):
 
 
 def test_a_named_argument_on_the_path_is_refused_behind_a_class_token_too():
-    behind = Lambda(lambda x: x.clamp(max=x.mean(1, keepdim=True) + 0.1))
-    net = nn.Sequential(Following(behind, False), Lambda(lambda t: t[:, 0])).double()
+    behind = Step(lambda x: x.clamp(max=x.mean(1, keepdim=True) + 0.1))
+    net = nn.Sequential(Following(behind, False), Step(lambda t: t[:, 0])).double()
     with torch.no_grad():
         passed = Path(net, None, ["0.start"]).record(torch.randn(3, 29, 12, dtype=torch.float64))
     with pytest.raises(NoClosedFormError, match=r"an argument of aten\.clamp depends on the target layer"):

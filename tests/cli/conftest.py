@@ -1,12 +1,35 @@
 """What tests of the command line share: lines of version 0.4 are typed in many, and say so, which is tested apart."""
 
+import json
 import re
+import subprocess
+import sys
 from collections import namedtuple
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from importlib import import_module
+from pathlib import Path
 
 import pytest
+from sklearn.ensemble import RandomForestClassifier
+from small import SIDE
+from torchvision.models import ResNet18_Weights, SqueezeNet1_1_Weights
+from torchvision.transforms._presets import ImageClassification
 
 _NOTE = re.compile(r"this line is of version 0\.4, and works until 0\.6; now it is:\n  pcasvm-cam .*\n")
 Told = namedtuple("Told", "out err")
+_LIGHT = """
+import contextlib, io, json, sys
+from pytorch_grad_cam_pcasvm.cli import main
+told = {}
+for line in json.loads(sys.argv[1]):
+    out, error = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(error):
+        status = main(line.split())
+    heavy = sorted({"torch", "sklearn", "matplotlib", "numpy", "scipy"} & {*sys.modules})
+    told[line] = [status, out.getvalue(), error.getvalue(), heavy]
+print(json.dumps(told))
+"""
 
 
 class WithoutNote:
@@ -23,3 +46,32 @@ class WithoutNote:
 @pytest.fixture
 def capsys(capsys):
     return WithoutNote(capsys)
+
+
+@pytest.fixture(scope="session")
+def told_by() -> Callable[[Sequence[str], Path], dict[str, list]]:
+    """Return a function that runs lines, one after the other, in a process that has imported nothing yet.
+
+    It returns for each of them its status, what it printed, its errors, and what is heavy and was imported until then.
+    """
+
+    def run(lines: Sequence[str], folder: Path) -> dict[str, list]:
+        command = [sys.executable, "-c", _LIGHT, json.dumps(lines)]
+        return json.loads(subprocess.run(command, capture_output=True, text=True, check=True, cwd=folder).stdout)
+
+    return run
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _sooner() -> Iterator[None]:
+    """Let networks see half as much, forests have few trees, and reports no worst images, which take their time.
+
+    Images of their own size are in tests/export and tests/documents, and tests/evaluation draws the worst images.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        half = partial(ImageClassification, crop_size=SIDE, resize_size=SIDE * 256 // 224)
+        for weights in (SqueezeNet1_1_Weights, ResNet18_Weights):  # the second also of networks of one's own
+            patch.setattr(weights.DEFAULT.value, "transforms", half)
+        patch.setattr(RandomForestClassifier.__init__, "__defaults__", (25,))
+        patch.setattr(import_module("pytorch_grad_cam_pcasvm.evaluation.report"), "_pictures", lambda result: {})
+        yield

@@ -23,6 +23,7 @@ from sklearn.decomposition import PCA
 from sklearn.metrics import accuracy_score, balanced_accuracy_score
 from sklearn.pipeline import make_pipeline
 from sklearn.svm import SVC
+from small import SIDE
 from torchvision.transforms.functional import normalize, to_tensor
 
 import pytorch_grad_cam_pcasvm as package
@@ -32,7 +33,7 @@ from pytorch_grad_cam_pcasvm.cli import _TYPED, main
 from pytorch_grad_cam_pcasvm.cli.arguments import parse_arguments
 from pytorch_grad_cam_pcasvm.cli.commands import _to_explain
 from pytorch_grad_cam_pcasvm.cli.folders import accuracy
-from pytorch_grad_cam_pcasvm.cli.legacy import translate
+from pytorch_grad_cam_pcasvm.cli.options import translate
 from pytorch_grad_cam_pcasvm.evaluation.subject import Subject
 from pytorch_grad_cam_pcasvm.runtime.errors import Way, refuse
 
@@ -67,7 +68,7 @@ def typed(words):
 
 def whole(picture):
     """Return a whole picture as an image for a network of ImageNet, independently of the command line."""
-    tensor = to_tensor(picture.convert("RGB").resize((224, 224), Image.Resampling.BILINEAR))
+    tensor = to_tensor(picture.convert("RGB").resize((SIDE, SIDE), Image.Resampling.BILINEAR))
     return normalize(tensor, [0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
 
 

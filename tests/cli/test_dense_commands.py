@@ -32,7 +32,7 @@ from pytorch_grad_cam_pcasvm import (
     load_model,
 )
 from pytorch_grad_cam_pcasvm.cli import main
-from pytorch_grad_cam_pcasvm.cli.methods import choose_targets
+from pytorch_grad_cam_pcasvm.cli.models import choose_targets
 from pytorch_grad_cam_pcasvm.data.masks import MaskFolder
 
 SIZE = 64
@@ -261,7 +261,7 @@ def test_of_several_classes_each_is_explained_against_the_normal_one(names):
     head = Head.of(make_pipeline(StandardScaler(), PCA(2), SVC()).fit(features, np.array(names)[np.arange(30) % 3]))
     head.training_set.preparation = {"normal": "good"} if "good" in names else None
     options = SimpleNamespace(components=None, at=None, category=None, versus=None)
-    targets = choose_targets(options, SimpleNamespace(head=head, pool="dense"))
+    targets = choose_targets(options, SimpleNamespace(head=head, pool="dense", is_dense=True))
     normal = None if "rust" in names else names[0]
     assert targets == [SVMTarget(name, versus=normal, at="max") for name in names if name != normal]
 

@@ -12,13 +12,14 @@ import torch
 import torchvision
 from atlases import folder
 from PIL import Image
+from small import SIDE
 from torchvision.transforms.functional import normalize, to_tensor
 
 from pytorch_grad_cam_pcasvm import ContributionCAM, Head, PCASVMNet, PCATarget, SVMTarget, atlas
 from pytorch_grad_cam_pcasvm.cli import main
 from pytorch_grad_cam_pcasvm.data import images as image_files
 from pytorch_grad_cam_pcasvm.export.explainer import Sheets
-from pytorch_grad_cam_pcasvm.export.titles import about
+from pytorch_grad_cam_pcasvm.export.outputs import about
 from pytorch_grad_cam_pcasvm.runtime.pictures import colour_table
 
 IMAGENET = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
@@ -96,7 +97,7 @@ def test_the_maps_of_a_head_are_those_of_its_method(typed, weights, tmp_path):
     backbone = torchvision.models.squeezenet1_1(weights=None).eval()
     backbone.load_state_dict(torch.load(weights, weights_only=True))
     net = PCASVMNet(backbone, Head.load(typed.forest), "features", pool="mean")
-    pictures = [Image.open(typed.photos / row[0]).resize((224, 224), Image.Resampling.BILINEAR) for row in rows]
+    pictures = [Image.open(typed.photos / row[0]).resize((SIDE, SIDE), Image.Resampling.BILINEAR) for row in rows]
     x = torch.stack([normalize(to_tensor(picture), *IMAGENET) for picture in pictures])
     maps = ContributionCAM(net, ["features"]).explain(x, [SVMTarget(), *map(PCATarget, range(3))])
     values = maps.values.double().numpy()
@@ -166,7 +167,7 @@ def test_finer_layers_say_where(typed, weights, tmp_path, capsys):
     backbone.load_state_dict(torch.load(weights, weights_only=True))
     net = PCASVMNet(backbone, Head.load(head), "features", pool="mean").eval()
     photo = Image.open(typed.photos / rows[0][0]).convert("RGB")
-    x = normalize(to_tensor(photo.resize((224, 224), Image.Resampling.BILINEAR)), *IMAGENET).unsqueeze(0)
+    x = normalize(to_tensor(photo.resize((SIDE, SIDE), Image.Resampling.BILINEAR)), *IMAGENET).unsqueeze(0)
     maps = ContributionCAM(net, ["features", "features.7"]).explain(x, SVMTarget()).maps[0, 0]
     size = (458, round(458 * photo.height / photo.width))
     sheets, shown = Sheets(about([SVMTarget()], net)), photo.resize(size, Image.Resampling.BILINEAR)
@@ -299,6 +300,7 @@ def test_xgboost_gets_numbers_for_words(typed, tmp_path):
     assert main(["evaluate", *images, "--out", str(tmp_path / "evaluation"), "--count", "8", "--all-images"]) == 0
 
 
+@pytest.mark.optional
 def test_a_forest_is_in_no_exported_file(typed, tmp_path, capsys):
     out = tmp_path / "a.onnx"
     pytest.importorskip("onnxruntime")

@@ -13,6 +13,7 @@ import torch
 import torchvision
 from atlases import folder
 from PIL import Image
+from small import SIDE
 from torchvision.models import get_model_weights, list_models
 from torchvision.transforms.functional import normalize, to_tensor
 
@@ -64,7 +65,7 @@ def test_from_a_head_to_maps_without_torch(made, weights, tmp_path):
         *(f"component {b}" for b in (1, 2, 3)),
         "note",
     ]
-    pictures = [Image.open(made.photos / row[0]).resize((224, 224), Image.Resampling.BILINEAR) for row in rows]
+    pictures = [Image.open(made.photos / row[0]).resize((SIDE, SIDE), Image.Resampling.BILINEAR) for row in rows]
     x = torch.stack([normalize(to_tensor(picture), *IMAGENET) for picture in pictures])
     with ContributionCAM(net, ["features"]) as cam:
         values = cam.explain(x, [SVMTarget(), *map(PCATarget, range(3))]).values.double().numpy()

@@ -1,7 +1,6 @@
 """The gallery in a browser."""
 
 import re
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,7 +8,7 @@ from browser import complaints, expect, launched, needs_chromium, sync_playwrigh
 from PIL import Image
 
 from pytorch_grad_cam_pcasvm.cli.gallery import Card, Gallery
-from pytorch_grad_cam_pcasvm.export.explainer import Sheets
+from pytorch_grad_cam_pcasvm.export.explainer import Judgement, Sheets
 
 CARDS = [  # name, predicted, labelled, value
     ("cats/a 1.jpg", "cats", "cats", 1.5),
@@ -29,7 +28,8 @@ def page(tmp_path):
         sheet.save(file)
         said = f"margin {value:.3g}: above 0 is {label}"
         path = file.relative_to(tmp_path).as_posix()
-        gallery.add(Card(name, path, sheet, label, truth, label == truth, None, value, said))
+        judged = Judgement(label, truth, label == truth)
+        gallery.add(Card(name, sheet, judged, said=said, value=value, file=path))
     gallery.write(tmp_path / "index.html")
     return tmp_path / "index.html"
 
@@ -40,7 +40,8 @@ def test_a_page_of_anomalies_says_their_unit_and_what_fails(tmp_path):
     sheet.info["pictures"] = (0, 0, 60, 40)
     for name, anomaly, passes in (("a.png", 1.0, True), ("b.png", 12.3, False)):
         said = "distance to the nearest good patch"
-        gallery.add(Card(name, name, sheet, None, None, None, anomaly, anomaly, said, passes=passes))
+        judged = Judgement(passes=passes, anomaly=anomaly)
+        gallery.add(Card(name, sheet, judged, said=said, value=anomaly, file=name))
     gallery.write(tmp_path / "index.html")
     text = (tmp_path / "index.html").read_text()
     assert "<b>fail: anomaly 12.3</b> (distance to the nearest good patch)" in text
@@ -57,9 +58,9 @@ def test_missed_faults_and_false_alarms_come_first_and_are_counted(tmp_path):
     outcomes = []
     for truth, anomaly in (("good", 1.0), ("crack", 50.0), ("crack", 9.0), ("good", 12.0), ("crack", 8.0)):
         outputs = {"anomaly": np.array([anomaly])}
-        outcomes.append(sheets.outcome(outputs, 0, truth))
-        card = Card(f"{truth}/{anomaly}.png", "a.png", sheet, None, truth, None, anomaly, passes=sheets.passes(outputs))
-        gallery.add(replace(card, outcome=outcomes[-1], is_good=sheets.is_good(truth)))
+        judged = sheets.judge(outputs, 0, truth)
+        outcomes.append(judged.outcome)
+        gallery.add(Card(f"{truth}/{anomaly}.png", sheet, judged, file="a.png"))
     assert outcomes == [None, None, "missed", "false alarm", "missed"]
     assert gallery.list_outcomes() == ["2 of 3 photos with a fault pass", "1 of 2 good ones fail"]
     gallery.write(tmp_path / "index.html")

@@ -14,6 +14,7 @@ import torch
 import torchvision
 from PIL import Image
 from reference import relative
+from small import SIDE
 from torchvision import transforms
 from torchvision.transforms.functional import normalize, resize, to_tensor
 
@@ -83,12 +84,12 @@ def expected_features(weights, photos, prepared):
 
 
 def stretch(picture):
-    return normalize(to_tensor(picture.resize((224, 224), Image.Resampling.BILINEAR)), *IMAGENET)
+    return normalize(to_tensor(picture.resize((SIDE, SIDE), Image.Resampling.BILINEAR)), *IMAGENET)
 
 
 def pad(picture):
-    frame = Image.new("RGB", (224, 224), (124, 116, 104))
-    frame.paste(picture.resize((224, 112), Image.Resampling.BILINEAR), (0, 56))
+    frame = Image.new("RGB", (SIDE, SIDE), (124, 116, 104))
+    frame.paste(picture.resize((SIDE, SIDE // 2), Image.Resampling.BILINEAR), (0, SIDE // 4))
     return normalize(to_tensor(frame), *IMAGENET)
 
 
@@ -372,7 +373,7 @@ def test_means_of_another_network_are_refused(fitted, long_photos):
     with pytest.raises(
         ValueError, match=r"the head holds means of shape \(5, 1\), but the layer has \d+ channels and 0 "
     ):
-        ContributionCAM(net, [inner]).explain(torch.randn(1, 3, 224, 224), [SVMTarget()])
+        ContributionCAM(net, [inner]).explain(torch.randn(1, 3, SIDE, SIDE), [SVMTarget()])
 
 
 # --- what is kept ----------------------------------------------------------------------------------------------------
@@ -620,5 +621,5 @@ def test_a_search_among_few(run, tmp_path, count, code):
 def test_the_resized_picture_is_the_one_of_pillow():
     assert torch.equal(
         stretch(Image.fromarray(noise(0))),
-        normalize(to_tensor(resize(Image.fromarray(noise(0)), [224, 224])), *IMAGENET),
+        normalize(to_tensor(resize(Image.fromarray(noise(0)), [SIDE, SIDE])), *IMAGENET),
     )

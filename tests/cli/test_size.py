@@ -87,9 +87,13 @@ def test_a_crop_sees_the_same_part_of_a_square_picture(fit):
     assert torch.allclose(ours[:, 0, [0, -1]], theirs[:, 0, [0, -1]], atol=0.05)
 
 
-@pytest.mark.parametrize(("name", "why"), [("vit_b_32", "Wrong image"), ("timm:convit_tiny", "")])
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [("vit_b_32", "Wrong image"), pytest.param("timm:convit_tiny", "", marks=pytest.mark.optional)],
+)
 def test_networks_with_positions_of_one_size_are_refused_by_name(name, why):
-    pytest.importorskip("timm")
+    if ":" in name:
+        pytest.importorskip("timm")
     with pytest.raises(ValueError, match=rf"{name} does not take images of 448x320 pixels.*{why}.*--tiles 3x2"):
         _made(name, (320, 448))
 
@@ -117,6 +121,7 @@ def test_a_transform_of_the_user_decides_the_size_itself(fit, tmp_path, monkeypa
     assert "--size decides the size of images, but so does the transform of own_sized:make" in printed.err
 
 
+@pytest.mark.optional
 def test_positions_of_timm_are_resampled_for_a_size_and_again_when_the_model_is_loaded(fit, photos, tmp_path):
     timm = pytest.importorskip("timm")
     torch.manual_seed(0)
@@ -142,6 +147,7 @@ def test_positions_of_timm_are_resampled_for_a_size_and_again_when_the_model_is_
     assert maps.maps.shape[2:] == (4, 6)
 
 
+@pytest.mark.optional
 def test_the_usual_size_is_no_other_network():
     timm = pytest.importorskip("timm")
     del timm

@@ -24,9 +24,9 @@ from sklearn.tree import DecisionTreeClassifier
 from torch import nn
 
 import pytorch_grad_cam_pcasvm as package
-from pytorch_grad_cam_pcasvm import atlas, evaluation, export, figures, head, methods
+from pytorch_grad_cam_pcasvm import atlas, evaluation, export, figures, head, maps, methods, targets
 
-PUBLIC = (package, head, figures, atlas, evaluation, export)
+PUBLIC = (package, head, targets, maps, methods, figures, atlas, evaluation, export)
 THINGS = {name: getattr(module, name) for module in PUBLIC for name in module.__all__}
 DOCUMENTED = {name: thing for name, thing in THINGS.items() if callable(thing)}
 METHODS = {name: DOCUMENTED[name] for name in methods.__all__}

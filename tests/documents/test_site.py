@@ -31,7 +31,7 @@ from torchvision.models import VisionTransformer
 from torchvision.transforms.functional import to_pil_image
 
 import pytorch_grad_cam_pcasvm as package
-from pytorch_grad_cam_pcasvm import atlas, evaluation, export, figures, head
+from pytorch_grad_cam_pcasvm import atlas, evaluation, export, figures, head, maps, methods, targets
 from pytorch_grad_cam_pcasvm.runtime.errors import warn
 
 ROOT = Path(__file__).parents[2]
@@ -43,7 +43,7 @@ PAGES = {
 TEXTS = {**PAGES, "README.md": (ROOT / "README.md").read_text(encoding="utf-8")}
 NAME = package.__name__
 PACKAGE = ROOT / NAME
-PUBLIC = (package, head, figures, atlas, evaluation, export)
+PUBLIC = (package, head, targets, maps, methods, figures, atlas, evaluation, export)
 
 # --- names --------------------------------------------------------------------------------------------------------
 
@@ -92,7 +92,7 @@ def code_of(text):
 @pytest.mark.parametrize("module", PUBLIC, ids=lambda module: module.__name__)
 def test_all_that_is_public_is_documented(module):
     pages = documented()
-    elsewhere = set(package.__all__) if module is head else set()
+    elsewhere = set(package.__all__) if module in (head, targets, maps, methods) else set()
     assert [name for name in module.__all__ if f"{module.__name__}.{name}" not in pages and name not in elsewhere] == []
 
 
@@ -254,14 +254,15 @@ def started(tmp_path_factory):
 
 
 def small():
-    """Return a network and images for a page that evaluates, which a ResNet takes too long for."""
+    """Return a network and images for a page that evaluates or exports, which a ResNet takes too long for."""
     x, labels = torch.randn(12, 3, 16, 16), np.array(["cat", "dog", "elk"] * 4)
     layers = OrderedDict(layer4=nn.Sequential(nn.Conv2d(3, 6, 4, 4), nn.ReLU()), pool=nn.AdaptiveAvgPool2d(1))
     backbone = nn.Sequential(layers).append(nn.Flatten())
     features = backbone(x).detach().numpy()
     head = make_pipeline(StandardScaler(), PCA(3), SVC()).fit(features, labels)
     net = package.PCASVMNet(backbone, head).eval()
-    return {"net": net, "dataset": [*zip(x, labels, strict=True)], "head": head, "features": features, "labels": labels}
+    given = {"net": net, "dataset": [*zip(x, labels, strict=True)], "images": x[:2], "labels": labels}
+    return given | {"head": head, "features": features}
 
 
 def mistaken(started):
@@ -285,7 +286,7 @@ def exported(started):
     runtime.mkdir(parents=True, exist_ok=True)
     for name in ("ort.wasm.min.js", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm"):
         (runtime / name).write_bytes(b"")
-    return {}
+    return small()
 
 
 @pytest.mark.parametrize("doubt", [package.BaselineWarning, package.CoarseMapWarning, package.OutsideTrainingWarning])
@@ -313,7 +314,7 @@ def test_the_snippets_of_a_page_run(page, started, estimators, rules, monkeypatc
     monkeypatch.setattr(torchvision.models, "resnet18", lambda weights: started["backbone"])
     monkeypatch.setattr(torchvision.models, "vit_b_16", lambda weights: VisionTransformer(64, 16, 12, 2, 16, 16))
     given = {"docs/evaluating.md": small, "docs/mistake.md": lambda: mistaken(started)}
-    given["docs/export.md"] = lambda: exported(started)
+    given |= {"docs/export.md": lambda: exported(started), "docs/how-to/onnx.md": small}
     names = (
         dict(started) if page == START else run(page, {} if page == "README.md" else started | given.get(page, dict)())
     )

@@ -32,7 +32,7 @@ from pytorch_grad_cam_pcasvm import (
     mean_activations,
 )
 from pytorch_grad_cam_pcasvm.data.images import stretched
-from pytorch_grad_cam_pcasvm.evaluation.completeness import CONTRADICTING, ERROR
+from pytorch_grad_cam_pcasvm.evaluation.consistency import CONTRADICTING, ERROR, NOISE, SHIFT
 from pytorch_grad_cam_pcasvm.evaluation.faithfulness import FILLS, ranks, without
 from pytorch_grad_cam_pcasvm.evaluation.localisation import (
     NONE,
@@ -49,7 +49,6 @@ from pytorch_grad_cam_pcasvm.evaluation.report import CHECKS
 from pytorch_grad_cam_pcasvm.evaluation.result import Result, Row
 from pytorch_grad_cam_pcasvm.evaluation.rivals import ANOTHER, BLIND, HEAD, RANDOM, RIVALS, Rivals
 from pytorch_grad_cam_pcasvm.evaluation.sensitivity import COMPONENTS, DRAWS, LABELS, LIKENESS
-from pytorch_grad_cam_pcasvm.evaluation.stability import NOISE, SHIFT
 from pytorch_grad_cam_pcasvm.evaluation.statistics import Estimate, rank_correlations
 from pytorch_grad_cam_pcasvm.evaluation.subject import Subject
 from pytorch_grad_cam_pcasvm.maps.scale import MethodResult

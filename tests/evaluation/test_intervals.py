@@ -3,6 +3,7 @@
 import importlib.util
 import itertools
 import json
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -10,32 +11,39 @@ import pytest
 from scipy import stats
 
 from pytorch_grad_cam_pcasvm import evaluation
-from pytorch_grad_cam_pcasvm.evaluation.intervals import ANYTHING, differing, interval_of_any, interval_of_bounded
-from pytorch_grad_cam_pcasvm.evaluation.looks import EARLY, chance_of_clarity, looks, settled
 from pytorch_grad_cam_pcasvm.evaluation.result import FAILED, PASSED, UNDECIDED, Row
-from pytorch_grad_cam_pcasvm.evaluation.statistics import LEVEL, Estimate
+from pytorch_grad_cam_pcasvm.evaluation.statistics import (
+    ANYTHING,
+    LEVEL,
+    Estimate,
+    differing,
+    interval_of_any,
+    interval_of_bounded,
+)
+from pytorch_grad_cam_pcasvm.evaluation.turns import EARLY, chance_of_clarity, list_looks, settled
 from pytorch_grad_cam_pcasvm.runtime.amounts import LAST
 
 spec = importlib.util.spec_from_file_location("looks_benchmark", Path(__file__).parents[2] / "benchmarks/looks.py")
 benchmark = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(benchmark)
+shares = cache(benchmark.shares)
 
 
 @pytest.mark.parametrize("name", benchmark.DISTRIBUTIONS)
 def test_at_most_a_twentieth_of_all_answers_is_wrong(name):
-    wrong, _ = benchmark.shares(name, 80, 0.0, 400, seed=3)
+    wrong, _ = shares(name, 80, 0.0, 400, seed=3)
     assert wrong < 0.05 + 3 * np.sqrt(0.05 * 0.95 / 400)
 
 
 @pytest.mark.parametrize("name", ["95 % equal", "lognormal", "beta(8, 0.5)"])
 def test_this_is_more_than_chance(name):
-    _, before = benchmark.shares(name, 80, 0.0, 400, seed=3)
+    _, before = shares(name, 80, 0.0, 400, seed=3)
     assert before > 0.05 + 3 * np.sqrt(0.05 * 0.95 / 400)
 
 
 def test_what_is_clear_remains_so():
     for name, least in (("normal", 0.95), ("uniform", 0.95), ("exponential", 0.95), ("uniform, bounded", 0.85)):
-        power, _ = benchmark.shares(name, 80, 0.5, 100, seed=4)
+        power, _ = shares(name, 80, 0.5, 100, seed=4)
         assert power >= least, name
 
 
@@ -178,6 +186,6 @@ def test_a_saved_result_gives_the_same_verdicts():
 
 
 def test_every_look_has_its_level():
-    assert [*looks(80)] == [20, 40]
+    assert [*list_looks(80)] == [20, 40]
     wrong = 2 * (1 - EARLY) + (1 - LAST)
     assert wrong == pytest.approx(0.05)

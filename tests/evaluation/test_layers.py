@@ -107,7 +107,7 @@ def test_two_and_three_layers_are_compared_together(monkeypatch):
 
     monkeypatch.setattr(module, "_unfit", stopped)
     blocks = ["features.0", "features.1", "features"]
-    monkeypatch.setattr(module, "last_blocks", lambda *_: blocks)
+    monkeypatch.setattr(module, "find_last_blocks", lambda *_: blocks)
     with pytest.raises(KeyboardInterrupt):
         evaluation.layers(p.net, p.images(6, seed=11), progress=False)
     two, three = " + ".join(blocks[1:]), " + ".join(blocks)

@@ -7,13 +7,12 @@ import torch
 from test_evaluation import Corner, problem
 
 from pytorch_grad_cam_pcasvm import ContributionCAM, PCATarget, SVMTarget, evaluation
-from pytorch_grad_cam_pcasvm.evaluation.duration import expected, in_minutes
-from pytorch_grad_cam_pcasvm.evaluation.looks import EARLY, chance_of_clarity, looks, settled
-from pytorch_grad_cam_pcasvm.evaluation.report import _line
+from pytorch_grad_cam_pcasvm.evaluation.report import _line, expected, in_minutes
 from pytorch_grad_cam_pcasvm.evaluation.result import FAILED, PASSED, UNDECIDED, Row, number
 from pytorch_grad_cam_pcasvm.evaluation.rivals import RANDOM
 from pytorch_grad_cam_pcasvm.evaluation.statistics import Estimate
 from pytorch_grad_cam_pcasvm.evaluation.subject import Subject
+from pytorch_grad_cam_pcasvm.evaluation.turns import EARLY, chance_of_clarity, list_looks, settled
 from pytorch_grad_cam_pcasvm.runtime.amounts import LAST
 
 
@@ -28,14 +27,14 @@ def row_of(values, level):
 
 @pytest.mark.parametrize(("count", "stops"), [(200, [50, 100]), (60, [30]), (80, [20, 40]), (39, [20]), (30, [])])
 def test_there_are_few_looks_and_none_at_few_images(count, stops):
-    assert looks(count) == stops
+    assert list_looks(count) == stops
 
 
 def test_looking_three_times_is_wrong_no_more_often_than_once():
     random, wrong = np.random.default_rng(0), 0
     for _ in range(2000):
         values = random.normal(size=200)  # there is nothing to find
-        verdicts = [row_of(values[:stop], EARLY).verdict for stop in looks(200)]
+        verdicts = [row_of(values[:stop], EARLY).verdict for stop in list_looks(200)]
         wrong += any(verdict in (PASSED, FAILED) for verdict in [*verdicts, row_of(values, LAST).verdict])
     assert wrong / 2000 < 0.05 + 3 * np.sqrt(0.05 * 0.95 / 2000)
     assert wrong > 2000 * 0.025  # the limits are not so wide that nothing could be found
@@ -93,7 +92,7 @@ def test_a_study_may_stop_early_and_says_so(corner, capsys):
 
 def test_how_long_it_takes_is_said_first(corner, tmp_path, capsys, monkeypatch):
     net, x, labels = corner
-    module = sys.modules["pytorch_grad_cam_pcasvm.evaluation.duration"]
+    module = sys.modules["pytorch_grad_cam_pcasvm.evaluation.report"]
     monkeypatch.setattr(module, "_seconds", lambda call, runs=1: 0.04)  # of four images, or one
     study = evaluation.Study(net, (x, labels), ["features"], [ContributionCAM], images=20, stop_early=True)
     maps, run = 20 * (2 * 0.01 + 0.04), 20 * 0.01

@@ -8,10 +8,9 @@ import pytest
 from test_evaluation import Corner, problem
 
 from pytorch_grad_cam_pcasvm import ContributionCAM, evaluation
-from pytorch_grad_cam_pcasvm.evaluation.looks import EARLY, looks
 from pytorch_grad_cam_pcasvm.evaluation.result import Result, Row
 from pytorch_grad_cam_pcasvm.evaluation.statistics import Estimate
-from pytorch_grad_cam_pcasvm.evaluation.turns import Budget, Course, Step, take_turns
+from pytorch_grad_cam_pcasvm.evaluation.turns import EARLY, Budget, Course, Step, list_looks, take_turns
 from pytorch_grad_cam_pcasvm.runtime.amounts import LAST, least_images
 
 QUIET = {"progress": False, "batch_size": 10}
@@ -146,7 +145,13 @@ def test_a_page_is_written_after_each_look(corner, tmp_path, monkeypatch):
     pages = []
     module = sys.modules["pytorch_grad_cam_pcasvm.evaluation.report"]
     write = module.page
-    monkeypatch.setattr(module, "page", lambda file: pages.append(write(file).read_text()) or write(file))
+
+    def written(file):
+        page = write(file)
+        pages.append(page.read_text())
+        return page
+
+    monkeypatch.setattr(module, "page", written)
     settings = {"images": 60, "minutes": 1000, "stop_early": False, **QUIET}
     study = evaluation.Study(net, (x, labels), ["features"], [ContributionCAM], **settings)
     study.report(tmp_path, checks=CHECKS)
@@ -156,7 +161,7 @@ def test_a_page_is_written_after_each_look(corner, tmp_path, monkeypatch):
         ("30 of 60 images", "60 of 60 images"),
         ("60 of 60 images", "60 of 60 images"),
     ]
-    assert looks(60) == [30]
+    assert list_looks(60) == [30]
     assert len(pages) == len(measured) + 1
     for page, (faithfulness, completeness) in zip(pages, [*measured, measured[-1]], strict=True):
         assert f"Measured: faithfulness {faithfulness}; completeness {completeness}." in page
@@ -224,4 +229,4 @@ def test_the_number_that_would_do_is_the_first_that_does():
     assert passes(least)
     assert not passes(least - 1)
     assert least_images(shares=False) == 20
-    assert looks(80)[0] == 20
+    assert list_looks(80)[0] == 20

@@ -24,8 +24,9 @@ from pytorch_grad_cam_pcasvm import (
     export,
     extract_features,
 )
-from pytorch_grad_cam_pcasvm.export import titles as titles_module
+from pytorch_grad_cam_pcasvm.export import outputs as titles_module
 
+pytestmark = pytest.mark.optional
 pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
 
@@ -137,7 +138,6 @@ def test_a_sheet_shows_what_is_decided_where(tmp_path):
         assert sheet.width == 3 * 468 + 10
 
 
-@pytest.mark.optional
 @needs_chromium
 @pytest.mark.parametrize("name", ["places", "anomalies"])
 def test_the_page_shows_what_is_decided_where(name, tmp_path, runtime, page):  # noqa: F811

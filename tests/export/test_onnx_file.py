@@ -33,7 +33,7 @@ from pytorch_grad_cam_pcasvm import (
     extract_features,
     mean_activations,
 )
-from pytorch_grad_cam_pcasvm.export import explainer, onnx_file, titles
+from pytorch_grad_cam_pcasvm.export import explainer, onnx_file, outputs
 from pytorch_grad_cam_pcasvm.export.explainer import KEY
 from pytorch_grad_cam_pcasvm.export.outputs import compared, name_outputs
 
@@ -59,28 +59,25 @@ SLOW_CASES = [pytest.param(case, marks=pytest.mark.slow) for case in CASES[2:]]
 
 
 @pytest.mark.parametrize("case", CASES[:2] + SLOW_CASES, ids=", ".join)
-def test_onnxruntime_gives_what_explain_gives_for_any_number_of_images(case, tmp_path):
-    cam, x, targets = made(*case)
-    told = export.onnx(cam, x, tmp_path / "explainer.onnx", targets)
-    assert max(told["differences"].values()) < 1e-5
-    session = onnxruntime.InferenceSession(tmp_path / "explainer.onnx", providers=["CPUExecutionProvider"])
+def test_onnxruntime_gives_what_explain_gives_for_any_number_of_images(case, written):
+    file = written(*case, progress=case == CASES[0])
+    assert max(file.told["differences"].values()) < 1e-5
+    session = onnxruntime.InferenceSession(file.path, providers=["CPUExecutionProvider"])
     for count in (1, 3, 7):
         images = torch.randn(count, 3, 8, 8)
-        expected = name_outputs(cam.explain(images, targets))
+        expected = name_outputs(file.cam.explain(images, file.targets))
         found = dict(zip(expected, session.run([*expected], {"images": images.numpy()}), strict=True))
         assert max(compared(found, expected).values()) < 1e-5
 
 
-@pytest.mark.parametrize("progress", [True, False])
-def test_what_is_being_done_is_said_if_it_is_wanted(tmp_path, capsys, progress):
-    cam, x, targets = made(*CASES[0])
-    export.onnx(cam, x, tmp_path / "explainer.onnx", targets, progress=progress)
+def test_what_is_being_done_is_said_if_it_is_wanted(written):
     lines = [
         r"tracing the maps of ContributionCAM",
         r"traced \d+ operations; converting them to ONNX",
         r"comparing the file with explain",
     ]
-    assert re.fullmatch("\n".join([*lines, ""]) if progress else "", capsys.readouterr().out)
+    assert re.fullmatch("\n".join([*lines, ""]), written(*CASES[0], progress=True).printed)
+    assert written(*CASES[1], progress=False).printed == ""
 
 
 @pytest.mark.parametrize("classes", [2, 3])
@@ -164,9 +161,9 @@ def test_a_file_that_gives_other_numbers_is_not_written(tmp_path, monkeypatch):
         export.onnx(cam, x, tmp_path / "none" / "explainer.onnx")
 
 
-def test_the_reader_is_copied_and_draws_what_the_figures_draw(tmp_path):
-    cam, _, _ = made("pooled", "RBF", "ClosedFormGradCAM", "default")
-    export.onnx(cam, torch.rand(2, 3, 8, 8), tmp_path / "explainer.onnx")
+def test_the_reader_is_copied_and_draws_what_the_figures_draw(written, tmp_path):
+    cam = written().cam
+    shutil.copy(written().path, tmp_path)
     pixels = np.random.default_rng(0).integers(0, 256, (8, 8, 3), np.uint8)
     Image.fromarray(pixels).save(tmp_path / "photo.png")
     shutil.copy(explainer.__file__, tmp_path / "copied.py")
@@ -212,17 +209,15 @@ def test_the_reader_prepares_pictures_as_torchvision_does(tmp_path, interpolatio
             export.onnx(cam, x, tmp_path / "none.onnx", **wrong)
 
 
-def test_the_reader_refuses_what_is_no_explanation_and_other_images(tmp_path):
-    cam, x, _ = made("pooled", "RBF", "ClosedFormGradCAM", "default")
-    export.onnx(cam, x, tmp_path / "explainer.onnx")
-    whole = (tmp_path / "explainer.onnx").read_bytes()
+def test_the_reader_refuses_what_is_no_explanation_and_other_images(written, tmp_path):
+    cam, x, whole = written().cam, written().x, written().path.read_bytes()
     (tmp_path / "short.onnx").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(ValueError, match="cut short"):
         export.Explainer(tmp_path / "short.onnx")
     torch.onnx.export(cam.model.backbone, (x,), tmp_path / "plain.onnx", dynamo=True, verbose=False)
     with pytest.raises(ValueError, match="not an explanation"):
         export.Explainer(tmp_path / "plain.onnx")
-    reader = export.Explainer(tmp_path / "explainer.onnx")
+    reader = export.Explainer(written().path)
     right = np.zeros((1, 3, 8, 8), np.float32)
     for other in (np.zeros((1, 3, 9, 9), np.float32), np.zeros((1, 3, 8, 8)), right[:0], [right], torch.tensor(right)):
         with pytest.raises(ValueError, match="images must be a numpy array, float32 of shape"):
@@ -242,10 +237,10 @@ def test_titles_say_what_a_map_is_of():
         HotellingTarget(): "T\N{SUPERSCRIPT TWO}",
         ResidualTarget(): "Q",
     }
-    assert {target: titles._title(target, ["cat", "dog", "elk"]) for target in named} == named
-    assert titles._title(SVMTarget(), None) == "value"
-    assert titles._title(SVMTarget(sign="-"), None, anomalies=True) == "anomaly"
-    assert titles._title(SVMTarget(), None, anomalies=True) == "normality"
+    assert {target: outputs._title(target, ["cat", "dog", "elk"]) for target in named} == named
+    assert outputs._title(SVMTarget(), None) == "value"
+    assert outputs._title(SVMTarget(sign="-"), None, anomalies=True) == "anomaly"
+    assert outputs._title(SVMTarget(), None, anomalies=True) == "normality"
 
 
 def test_checking_a_file_raises_no_doubts_about_noise(tmp_path):

@@ -365,7 +365,7 @@ def test_a_program_is_compiled_by_torch_and_ahead_of_time_for_cpp(tmp_path):
 
 def test_a_program_is_made_while_another_thread_runs():
     """As of a notebook or a server: its results may not be told from constants, so that explanations check more."""
-    cam, x, targets = made("tokens", "RBF", "ContributionCAM", "default")
+    cam, x, targets = made("dense", "RBF", "ContributionCAM", "default")
     ends = threading.Event()
 
     def wait():

@@ -90,10 +90,8 @@ def test_the_page_gives_what_explain_gives(case, options, tmp_path, runtime, pag
 
 
 @needs_chromium
-def test_what_is_no_picture_is_said_and_the_rest_goes_on(tmp_path, runtime, page):
-    cam, x, _ = made("pooled", "RBF", "ClosedFormGradCAM", "default")
-    export.onnx(cam, x, tmp_path / "explainer.onnx")
-    file = export.page(tmp_path / "explainer.onnx", tmp_path / "page", runtime)
+def test_what_is_no_picture_is_said_and_the_rest_goes_on(written, tmp_path, runtime, page):
+    file = export.page(written().path, tmp_path / "page", runtime)
     visit(page, file.as_uri(), name="explainer")
     page.set_input_files("#files", {"name": "text.png", "mimeType": "image/png", "buffer": b"no picture"})
     expect(page.locator("#status")).to_contain_text("text.png is not a picture")
@@ -107,24 +105,20 @@ def test_what_is_no_picture_is_said_and_the_rest_goes_on(tmp_path, runtime, page
 
 
 @needs_chromium
-def test_pictures_of_16_bits_where_the_white_level_is_another(tmp_path, runtime, page):
-    cam, x, _ = made("pooled", "RBF", "ClosedFormGradCAM", "default")
+def test_pictures_of_16_bits_where_the_white_level_is_another(written, tmp_path, runtime, page):
     deep = Image.fromarray(np.full((9, 9), 4095, np.uint16))
     for white_level, said in (
-        (4095, "a.png has 16 bits, which this page cannot scale as the network expects"),
-        (None, "1 explained"),
+        ({"white_level": 4095}, "a.png has 16 bits, which this page cannot scale as the network expects"),
+        ({}, "1 explained"),
     ):
-        export.onnx(cam, x, tmp_path / "explainer.onnx", white_level=white_level)
-        file = export.page(tmp_path / "explainer.onnx", tmp_path / "page", runtime)
+        file = export.page(written(**white_level).path, tmp_path / "page", runtime)
         visit(page, file.as_uri(), name="explainer")
         chosen(page, deep, "a.png")
         expect(page.locator("#status")).to_contain_text(said)
 
 
-def test_a_page_is_written_where_nothing_else_is_lost(tmp_path):
-    cam, x, _ = made("pooled", "RBF", "ClosedFormGradCAM", "default")
-    model, out, runtime = tmp_path / "explainer.onnx", tmp_path / "page", tmp_path / "runtime"
-    export.onnx(cam, x, model)
+def test_a_page_is_written_where_nothing_else_is_lost(written, tmp_path):
+    model, out, runtime = written().path, tmp_path / "page", tmp_path / "runtime"
     with pytest.raises(FileNotFoundError, match="npm install onnxruntime-web"):
         export.page(model, out, runtime)
     assert not out.exists()

@@ -54,10 +54,10 @@ from pytorch_grad_cam_pcasvm.figures import (
     plot_support_vector_effect,
     plot_support_vectors,
 )
-from pytorch_grad_cam_pcasvm.figures.blocks import IMAGE_WEIGHT, caption, heading, overlaid, write_title
+from pytorch_grad_cam_pcasvm.figures.blocks import caption, heading, write_title
 from pytorch_grad_cam_pcasvm.figures.jacobian import _dense_stages, _gradients
-from pytorch_grad_cam_pcasvm.figures.style import BLUE, RED, number
-from pytorch_grad_cam_pcasvm.maps.recombination import carried
+from pytorch_grad_cam_pcasvm.figures.style import BLUE, IMAGE_WEIGHT, RED, number, overlaid
+from pytorch_grad_cam_pcasvm.maps.recombination import decision_shares
 
 RNG = np.random.default_rng(0)
 PICTURES = RNG.random((3, 24, 20, 3)).astype(np.float32)
@@ -292,7 +292,7 @@ def test_the_decision_comes_first_and_three_components_that_carry_most_of_it():
     problem = Problem(seed=1, n=3, components=6)
     targets = [*map(PCATarget, range(6)), SVMTarget("ant")]
     maps = ContributionCAM(problem.net, [problem.target_layer]).explain(problem.x, targets)
-    shares = carried(problem.net(problem.x), SVMTarget("ant"))
+    shares = decision_shares(problem.net(problem.x), SVMTarget("ant"))
     pairwise = copy.deepcopy(problem.head[-1]).set_params(decision_function_shape="ovo").decision_function
     rise = maps.values[:, -1].numpy() - pairwise(np.zeros((1, 6)))[:, :2].sum(1)  # from the mean, where p = 0
     assert shares.sum(1).numpy() == pytest.approx(rise)
@@ -791,7 +791,7 @@ def apart():
     return problem, ContributionCAM(problem.net, [problem.target_layer]).explain(problem.x)
 
 
-def steps_of(figure):
+def decision_steps(figure):
     """Return the axis with steps, and its bars' bottoms and heights."""
     axis = next(axis for axis in figure.axes if axis.patches)
     return axis, [bar.get_y() for bar in axis.patches], [bar.get_height() for bar in axis.patches]
@@ -800,7 +800,7 @@ def steps_of(figure):
 def test_the_steps_of_a_decision_add_up_to_its_margin(apart):
     problem, maps = apart
     figure = plot_decision(PICTURES, maps, problem.net.head, row=1, count=3)
-    axis, bottoms, heights = steps_of(figure)
+    axis, bottoms, heights = decision_steps(figure)
     whole = recombined(maps, problem.net.head)
     value, start = float(whole.values[1]), float(whole.baseline_values[1])
     assert heights[0] == pytest.approx(start)
@@ -858,7 +858,7 @@ def test_a_decision_of_another_head_and_without_others(apart):
     svm = SVC(kernel="linear").fit(p, p[:, 0] > 0)
     for count in (5, 6, 20):  # a single other one is drawn itself
         figure = plot_decision(PICTURES, maps, svm, count=count, classes=["low", "high"])
-        _, _, heights = steps_of(figure)
+        _, _, heights = decision_steps(figure)
         assert len(heights) == 1 + 6 + 1
         assert sum(heights[:-1]) == pytest.approx(heights[-1])
     assert {"predicted class, low", "predicted class, high"} & set(texts_of(figure))
@@ -884,7 +884,7 @@ def as_number(text):
 def test_what_tokens_of_no_patch_give_to_a_decision_stands_below_its_steps(of_tokens):
     net, maps = of_tokens
     figure = plot_decision(PICTURES, maps, net.head, row=1, count=3)
-    axis, _, heights = steps_of(figure)
+    axis, _, heights = decision_steps(figure)
     found = [re.search(r"\nmap (\S+)\ntokens (\S+)$", label.get_text()) for label in axis.get_xticklabels()]
     parts = np.array([[as_number(part) for part in match.groups()] for match in found if match])
     whole = recombined(maps, net.head)
@@ -942,7 +942,7 @@ def test_nothing_is_cut_off_or_written_over(apart, many, size):
         assert not any(one.overlaps(other) for one, other in itertools.combinations(titles, 2))
         extents = [axis.get_window_extent() for axis in figure.axes]
         assert not any(one.overlaps(other) for one, other in itertools.combinations(extents, 2))
-    bars, _, _ = steps_of(decision)
+    bars, _, _ = decision_steps(decision)
     for column, axis in enumerate(axis for axis in decision.axes if axis.images):
         box = axis.get_window_extent()
         assert bars.transData.transform((column, 0))[0] == pytest.approx((box.x0 + box.x1) / 2)
@@ -1093,7 +1093,7 @@ def test_numbers_of_any_size_are_short_and_run_into_nothing(many, scale):
             assert box.x1 <= inside.x1
             assert inside.y0 <= box.y0
             assert box.y1 <= inside.y1
-    _, _, heights = steps_of(decision)
+    _, _, heights = decision_steps(decision)
     assert max(map(abs, heights)) < 1e5
 
 
@@ -1155,7 +1155,7 @@ def test_parts_in_the_decision_keep_the_factor_of_a_machine_that_is_far_away(man
     (exponent,) = re.findall(r"10\^\{(-\d+)\}", axis.get_xlabel())
     assert abs(axis.patches[0].get_width()) < 10
     assert int(exponent) < -40
-    _, _, heights = steps_of(plot_decision(problem.x, maps, net.head))
+    _, _, heights = decision_steps(plot_decision(problem.x, maps, net.head))
     assert heights[0] == pytest.approx(heights[-1])
 
 

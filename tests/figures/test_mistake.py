@@ -59,7 +59,7 @@ def texts_of(figure):
     return [text.get_text() for text in figure.findobj(Text) if text.get_text()]
 
 
-def steps_of(figure):
+def decision_steps(figure):
     axis = next(axis for axis in figure.axes if axis.patches)
     return axis, [bar.get_height() for bar in axis.patches]
 
@@ -81,7 +81,7 @@ def test_the_parts_add_up_to_the_decision_between_the_two_classes(classes, count
     for truth in case.others:
         target = SVMTarget(case.predicted, versus=truth)
         whole = recombined(components, case.net.head, target)
-        _, heights = steps_of(case.draw(truth=truth, count=count))
+        _, heights = decision_steps(case.draw(truth=truth, count=count))
         unit = 10.0 ** round(np.log10(float(whole.values) / heights[-1]))
         assert heights[0] * unit == pytest.approx(float(whole.baseline_values))
         assert heights[-1] * unit == pytest.approx(float(target(output)))
@@ -154,7 +154,7 @@ def test_the_title_says_what_it_was_taken_for_and_which_components_tipped_it(cas
         title = figure.get_suptitle().replace("\n", " ")
         assert title.startswith(f'predicted "{classes[0]}", but it is "{classes[1]}": ')
         named = [int(b) for b in re.findall(r"\d+", "".join(re.findall(r": components? (.*) tipped it$", title)))]
-        axis, heights = steps_of(figure)
+        axis, heights = decision_steps(figure)
         labels = [label.get_text() for label in axis.get_xticklabels()][1:-1]
         numbers = [int(re.search(r"component (\d+)", label).group(1)) for label in labels]
         parts = dict(zip(numbers, heights[1:-1], strict=True))
@@ -170,8 +170,8 @@ def test_the_title_says_what_it_was_taken_for_and_which_components_tipped_it(cas
 
 def sentence(parts, start):
     """Return the title for components with these parts in the decision."""
+    from pytorch_grad_cam_pcasvm.figures.decision import Step, Steps
     from pytorch_grad_cam_pcasvm.figures.mistake import _sentence
-    from pytorch_grad_cam_pcasvm.figures.steps import Step, Steps
 
     steps = [Step("", "", [b], torch.zeros(1, 1), rise, 0.0) for b, rise in enumerate(parts)]
     whole = Step("", "", range(len(parts)), torch.zeros(1, 1), sum(parts), 0.0)
@@ -275,7 +275,7 @@ def test_another_baseline_is_used_as_it_is(case):
     mean = case.problem.backbone.features(case.images).mean(0, keepdim=True).detach()
     cam = ContributionCAM(case.net, ["features"], baseline=mean)
     start = cam.explain(case.image[None], [PCATarget(b) for b in range(4)])
-    _, heights = steps_of(case.draw(cam=cam))
+    _, heights = decision_steps(case.draw(cam=cam))
     whole = recombined(start, case.net.head, SVMTarget(case.predicted, versus=case.truth))
     unit = 10.0 ** round(np.log10(float(whole.values) / heights[-1]))
     assert heights[0] * unit == pytest.approx(float(whole.baseline_values))

@@ -404,6 +404,7 @@ def test_heads_of_whole_images_have_no_places():
         ClosedFormGradCAM(net, ["stem"]).explain(X, SVMTarget(at=(0, 0)))
 
 
+@pytest.mark.optional
 def test_patch_tokens_of_a_transformer():
     timm = pytest.importorskip("timm")
     model = timm.create_model("vit_tiny_patch16_224", img_size=64, reg_tokens=2, depth=2).eval().double()

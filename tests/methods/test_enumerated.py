@@ -757,6 +757,7 @@ def test_a_value_that_does_not_decide_is_refused():
         PCASVMNet(BACKBONE, [PCA(3).fit(FEATURES), Outliers()])
 
 
+@pytest.mark.optional
 def test_warnings_of_names_are_not_given():
     pandas = pytest.importorskip("pandas")
     table = pandas.DataFrame(PCA(3).fit_transform(FEATURES), columns=["a", "b", "c"])

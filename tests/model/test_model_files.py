@@ -15,8 +15,7 @@ from torchvision.transforms import v2
 from pytorch_grad_cam_pcasvm import Head, fit_model, load_model
 from pytorch_grad_cam_pcasvm.cli import main
 from pytorch_grad_cam_pcasvm.head import storage
-from pytorch_grad_cam_pcasvm.model.description import read_description
-from pytorch_grad_cam_pcasvm.model.origin import Origin, parse_origin
+from pytorch_grad_cam_pcasvm.model.description import Origin, parse_origin, read_description
 
 TRANSFORM = v2.Compose([v2.Resize((16, 16)), v2.ToImage(), v2.ToDtype(torch.float32, scale=True)])
 LABELS = torch.arange(24) % 3
@@ -75,13 +74,16 @@ def test_the_file_as_it_was_is_read(written, write):
     "backbone",
     [
         {"library": "torchvision", "name": "evil_module:boom"},
-        {"library": "timm", "name": "evil_module:boom"},
+        pytest.param({"library": "timm", "name": "evil_module:boom"}, marks=pytest.mark.optional),
         {"library": "evil_module", "name": "boom"},
         {"library": "function", "name": "evil_module:boom"},
-        {"library": "timm", "name": "hf-hub:evil/x"},
-        {"library": "timm", "name": "resnet18", "weights": "hf-hub:evil/x"},
-        {"library": "timm", "name": "resnet18", "weights": "local-dir:/tmp"},
-        {"library": "timm", "name": "resnet18", "weights": "vit_tiny_patch16_224.augreg_in21k"},
+        pytest.param({"library": "timm", "name": "hf-hub:evil/x"}, marks=pytest.mark.optional),
+        pytest.param({"library": "timm", "name": "resnet18", "weights": "hf-hub:evil/x"}, marks=pytest.mark.optional),
+        pytest.param({"library": "timm", "name": "resnet18", "weights": "local-dir:/tmp"}, marks=pytest.mark.optional),
+        pytest.param(
+            {"library": "timm", "name": "resnet18", "weights": "vit_tiny_patch16_224.augreg_in21k"},
+            marks=pytest.mark.optional,
+        ),
         {"library": "torchvision", "name": "../resnet18"},
     ],
     ids=lambda backbone: f"{backbone['library']} {backbone['name']} {backbone.get('weights', '')}",

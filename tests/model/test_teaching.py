@@ -19,7 +19,7 @@ from pytorch_grad_cam_pcasvm import (
     extract_features,
     fit_model,
 )
-from pytorch_grad_cam_pcasvm.model.patch_heads import choose_candidate, measure_evidence, score_left_out
+from pytorch_grad_cam_pcasvm.model.choices import choose_candidate, measure_evidence, score_left_out
 from pytorch_grad_cam_pcasvm.model.teaching import (
     Suspicion,
     draw_places,
@@ -207,9 +207,9 @@ def test_components_are_chosen_of_folds_without_photos_in_common(monkeypatch):
     photos_of, labels = np.repeat(np.arange(40), 20), np.repeat(["a", "b"], 400)
     rows = random.normal(size=(800, 30)) + 0.3 * (labels == "b")[:, None]
     seen = []
-    from pytorch_grad_cam_pcasvm.model import patch_heads
+    from pytorch_grad_cam_pcasvm.model import choices
 
-    compare = patch_heads.compare_candidates
+    compare = choices.compare_candidates
 
     def spy(x, numbers, folds, *rest):
         assert len(x) == 800
@@ -218,7 +218,7 @@ def test_components_are_chosen_of_folds_without_photos_in_common(monkeypatch):
             seen.append(len(test))
         return compare(x, numbers, folds, *rest)
 
-    monkeypatch.setattr(patch_heads, "compare_candidates", spy)
+    monkeypatch.setattr(choices, "compare_candidates", spy)
     best, candidates = choose_candidate(rows, labels, photos_of, SVC(), [{"C": 1.0}, {"C": 10.0}], [4, 16, 64])
     assert sum(seen) == 800
     assert [(one.components, one.settings["C"]) for one in candidates] == [(4, 1.0), (4, 10.0), (16, 1.0), (16, 10.0)]

@@ -6,7 +6,7 @@ import torchvision
 from torch import nn
 
 from pytorch_grad_cam_pcasvm import ClosedFormGradCAM, ContributionCAM
-from pytorch_grad_cam_pcasvm.network.auto_layers import last_blocks
+from pytorch_grad_cam_pcasvm.network.auto_layers import find_last_blocks
 from pytorch_grad_cam_pcasvm.network.features import FeatureSource
 
 KNOWN = {
@@ -21,13 +21,13 @@ KNOWN = {
 def test_last_blocks_of_known_networks(name):
     layer, expected = KNOWN[name]
     net = torchvision.models.get_model(name, weights=None).eval()
-    found = last_blocks(net, FeatureSource.of(net, layer), torch.zeros(2, 3, 224, 224))
+    found = find_last_blocks(net, FeatureSource.of(net, layer), torch.zeros(2, 3, 224, 224))
     assert found == expected
 
 
 def test_features_from_the_middle_of_a_sequence_have_blocks_before_them():
     net = torchvision.models.squeezenet1_1(weights=None).eval()
-    found = last_blocks(net, FeatureSource.of(net, "features.10"), torch.zeros(2, 3, 224, 224))
+    found = find_last_blocks(net, FeatureSource.of(net, "features.10"), torch.zeros(2, 3, 224, 224))
     assert found == ["features.0", "features.4", "features.7", "features.10"]
 
 
@@ -47,7 +47,7 @@ class Ways(nn.Module):
 
 def test_ways_beside_each_other_are_no_trunk():
     net = Ways().eval()
-    found = last_blocks(net, FeatureSource.of(net, None), torch.zeros(1, 3, 8, 8))
+    found = find_last_blocks(net, FeatureSource.of(net, None), torch.zeros(1, 3, 8, 8))
     assert found[-1] == "end"
     assert "left" not in found
 
@@ -58,7 +58,7 @@ def test_auto_takes_the_two_coarsest_sizes_for_contributions_and_the_coarsest_ot
         net, x = Ways().double().eval(), torch.randn(2, 3, 8, 8, dtype=torch.float64)
     cam = ContributionCAM(net, "auto", baseline="zero")
     maps = cam.explain(x)
-    assert maps.layers == tuple(last_blocks(net, FeatureSource.of(net, None), x)[-2:])
+    assert maps.layers == tuple(find_last_blocks(net, FeatureSource.of(net, None), x)[-2:])
     assert torch.equal(maps.maps, ContributionCAM(net, list(maps.layers), baseline="zero").explain(x).maps)
     assert cam.explain(x[:, :, :4, :4]).maps.shape[2:] == (4, 4)
     assert [name for name, module in net.named_modules() if module in cam.target_layers] == list(maps.layers)

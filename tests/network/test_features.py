@@ -15,8 +15,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from pytorch_grad_cam_pcasvm import PCASVMNet, extract_features, mean_activations
-from pytorch_grad_cam_pcasvm.network.features import checked_images, features_of, output_of
-from pytorch_grad_cam_pcasvm.network.modules import evaluating, layer_name
+from pytorch_grad_cam_pcasvm.network.features import checked_images, compute_features, output_of
+from pytorch_grad_cam_pcasvm.network.modules import evaluation_mode, find_layer_name
 from pytorch_grad_cam_pcasvm.network.runner import Reached
 
 X = torch.randn(11, 3, 12, 12, generator=torch.Generator().manual_seed(0))
@@ -158,12 +158,12 @@ def test_a_layer_that_gives_no_tensor_is_refused():
 def test_evaluating_puts_every_module_back(backbone):
     backbone.features.eval()
     before = [module.training for module in backbone.modules()]
-    with evaluating(backbone):
-        with evaluating(backbone):
+    with evaluation_mode(backbone):
+        with evaluation_mode(backbone):
             assert not any(module.training for module in backbone.modules())
         assert not any(module.training for module in backbone.modules())
     assert [module.training for module in backbone.modules()] == before
-    with contextlib.suppress(RuntimeError), evaluating(backbone):
+    with contextlib.suppress(RuntimeError), evaluation_mode(backbone):
         raise RuntimeError
     assert [module.training for module in backbone.modules()] == before
 
@@ -176,8 +176,8 @@ def test_threads_share_a_backbone(backbone):
 
     def work(layer, width):
         for _ in range(50):
-            with evaluating(backbone), torch.no_grad():
-                output = features_of(backbone, layer, X)
+            with evaluation_mode(backbone), torch.no_grad():
+                output = compute_features(backbone, layer, X)
             if output.shape[1] != width or (width == 9 and relative(output, exact) > 1e-5):
                 wrong.append(output)
 
@@ -196,8 +196,8 @@ def test_threads_share_a_backbone(backbone):
 def test_networks_that_share_a_backbone_share_its_evaluation_mode(backbone):
     outer = nn.Sequential(backbone)
     backbone.train()
-    with evaluating(outer):
-        with evaluating(backbone):
+    with evaluation_mode(outer):
+        with evaluation_mode(backbone):
             pass
         assert not backbone.training, "the inner user turned training on under the outer one"
     assert backbone.training
@@ -236,22 +236,22 @@ def test_images_that_do_not_fit_the_backbone(backbone, dtype, images, error, mes
         extract_features(backbone, [images], layer, progress=False)
     assert isinstance(caught.value.__cause__, RuntimeError)
     with pytest.raises(error, match=message):
-        features_of(backbone, layer, images)
+        compute_features(backbone, layer, images)
 
 
 def test_a_grey_backbone_says_how_to_make_images_grey():
     with pytest.raises(ValueError, match=r"have 3 channels, .* takes 1: use x.mean\(1, keepdim=True\)"):
-        features_of(Backbone(channels=1), None, X)
+        compute_features(Backbone(channels=1), None, X)
     volume = nn.Conv3d(2, 2, 1)
     with pytest.raises(ValueError, match=r"use x.expand\(-1, 2, -1, -1, -1\)"):
-        features_of(volume, None, torch.ones(1, 1, 4, 4, 4))
+        compute_features(volume, None, torch.ones(1, 1, 4, 4, 4))
 
 
 def test_a_double_image_in_autocast_is_explained(backbone):
     with torch.autocast("cpu", torch.bfloat16):
-        assert features_of(backbone, "classifier.4", X.half()).shape == (11, 9)
+        assert compute_features(backbone, "classifier.4", X.half()).shape == (11, 9)
         with pytest.raises(TypeError, match=r"the images torch.float64: use images.float\(\)"):
-            features_of(backbone, "classifier.4", X.double())
+            compute_features(backbone, "classifier.4", X.double())
 
 
 class Own(nn.Module):
@@ -268,9 +268,9 @@ class Own(nn.Module):
 def test_a_backbone_that_fits_images_itself_takes_them(backbone):
     exact = expected(backbone)
     own = Own(backbone, lambda x: x.float())
-    assert relative(features_of(own, "backbone.classifier.4", X.double()), exact) < 1e-6
+    assert relative(compute_features(own, "backbone.classifier.4", X.double()), exact) < 1e-6
     own = Own(backbone, lambda x: x.float().div(255).expand(-1, 3, -1, -1))
-    assert features_of(own, None, X[:, :1].byte()).shape == (11, 3)
+    assert compute_features(own, None, X[:, :1].byte()).shape == (11, 3)
 
 
 def test_errors_of_the_networks_own_pass_unchanged(backbone):
@@ -279,10 +279,10 @@ def test_errors_of_the_networks_own_pass_unchanged(backbone):
 
     for images in (X, X.double(), X.byte()):
         with pytest.raises(RuntimeError, match="no type of weather"):
-            features_of(Own(backbone, lambda x: x.float(), fails), None, images)
+            compute_features(Own(backbone, lambda x: x.float(), fails), None, images)
     wrong = Own(nn.Sequential(nn.Conv2d(3, 4, 1), nn.Conv2d(3, 4, 1)), lambda x: x)
     with pytest.raises(RuntimeError, match="to have 3 channels, but got 4 channels"):
-        features_of(wrong, None, X)
+        compute_features(wrong, None, X)
 
 
 def test_images_that_are_no_tensors():
@@ -322,7 +322,7 @@ def test_a_network_that_catches_exceptions_stops_at_the_layer(backbone, kind):
     careful = Careful()
     careful.load_state_dict(backbone.state_dict())
     exact = expected(backbone)
-    actual = features_of(careful.eval(), "classifier.4#1", X)
+    actual = compute_features(careful.eval(), "classifier.4#1", X)
     assert relative(actual, exact) < 1e-6
     assert bool(ran) is (kind is BaseException)  # nothing gets through a bare "except:", but its rerun is not used
     assert not careful.classifier[4]._forward_hooks
@@ -337,13 +337,13 @@ def test_the_end_of_a_pass_leaves_a_pass_inside_it(backbone):
             self.backbone = backbone
 
         def forward(self, x):
-            return features_of(self.backbone, "classifier.4", x)
+            return compute_features(self.backbone, "classifier.4", x)
 
     exact = expected(backbone)
     outer = Outer().eval()
-    first = features_of(outer, "backbone.classifier.0", X)
+    first = compute_features(outer, "backbone.classifier.0", X)
     assert relative(first, backbone.classifier[0](backbone.flatten(backbone.features(X)))) < 1e-6
-    assert relative(features_of(outer, None, X), exact) < 1e-6
+    assert relative(compute_features(outer, None, X), exact) < 1e-6
     assert not issubclass(Reached, Exception)
 
 
@@ -365,12 +365,12 @@ def test_a_layer_of_several_names():
     network = Aliased().eval()
     dense = network.dense(network.features(X).mean((2, 3)))
     for layer in ("dense", "neck", "parts.dense", network.neck):
-        name = layer_name(network, layer)
+        name = find_layer_name(network, layer)
         assert name == "dense"
-        assert relative(features_of(network, name, X), dense) == 0
+        assert relative(compute_features(network, name, X), dense) == 0
         features, _ = extract_features(network, [X], layer, progress=False)
         assert relative(features, dense) == 0
-    assert relative(features_of(network, "parts.dense", X), dense) == 0
+    assert relative(compute_features(network, "parts.dense", X), dense) == 0
     assert relative(output_of(network, "parts.relu#1", X), network.features(X)) == 0
 
 
@@ -386,7 +386,7 @@ def test_a_network_that_sets_the_gradient_mode_itself(backbone, mode):
     exact = expected(backbone)
     for enabled in (True, False):
         with torch.set_grad_enabled(enabled):
-            features = features_of(region.eval(), "classifier.4", X)
+            features = compute_features(region.eval(), "classifier.4", X)
             assert torch.is_grad_enabled() is enabled
             assert not torch.is_inference_mode_enabled()
         assert relative(features, exact) < 1e-6
@@ -415,6 +415,7 @@ def test_what_is_no_loader(backbone, loader, told):
         mean_activations(backbone, loader, "features")
 
 
+@pytest.mark.optional
 def test_a_data_frame_is_no_loader(backbone):
     frame = pytest.importorskip("pandas").DataFrame({"file": ["a.png"], "label": [1]})
     with pytest.raises(TypeError, match=r"which a DataFrame does not: use DataLoader\(data_set, batch_size=32\)"):

@@ -77,6 +77,7 @@ def test_a_backbone_that_becomes_a_program_later_is_refused():
         ClosedFormGradCAM(net, ["0"])
 
 
+@pytest.mark.optional
 def test_skorch_is_known_by_its_base_class_before_it_has_a_module():
     skorch = pytest.importorskip("skorch")
     net = skorch.NeuralNetClassifier(network())

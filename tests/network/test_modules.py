@@ -8,7 +8,7 @@ import torch
 from problems import Backbone
 from torch import nn
 
-from pytorch_grad_cam_pcasvm.network.modules import layer_name, refuse_parallel, unchanged
+from pytorch_grad_cam_pcasvm.network.modules import find_layer_name, refuse_parallel, unchanged
 
 
 class Writer(nn.Module):
@@ -216,8 +216,8 @@ def test_the_random_state_of_a_device_is_put_back():
 @pytest.mark.parametrize("layer", [None, ""])
 def test_no_layer_is_the_network_itself(layer):
     network = Backbone()
-    assert layer_name(network, layer) is None
-    assert layer_name(network, network) is None
+    assert find_layer_name(network, layer) is None
+    assert find_layer_name(network, network) is None
 
 
 def test_a_layer_by_an_alias_or_itself():
@@ -225,7 +225,7 @@ def test_a_layer_by_an_alias_or_itself():
     network.neck = network.classifier
     network.block = nn.ModuleList([network.classifier[3]])
     for layer in ("classifier.3", "neck.3", "block.0", network.neck[3]):
-        assert layer_name(network, layer) == "classifier.3"
+        assert find_layer_name(network, layer) == "classifier.3"
 
 
 @pytest.mark.parametrize("layer", ["classifier.9", "classifier.0.weight", "classifier.0.weight.x", "nothing", 4])
@@ -233,13 +233,13 @@ def test_no_such_layer(layer):
     with pytest.raises(
         ValueError, match=f"Backbone has no layer {layer!r}; .*ts last layers are: [a-z].*classifier.5$"
     ):
-        layer_name(Backbone(), layer)
+        find_layer_name(Backbone(), layer)
 
 
 def test_a_layer_of_a_copy_is_not_in_the_network():
     network = Backbone()
     with pytest.raises(ValueError, match="this Linear object is not in this Backbone"):
-        layer_name(network, copy.deepcopy(network).classifier[3])
+        find_layer_name(network, copy.deepcopy(network).classifier[3])
 
 
 def test_parallel_copies_are_refused():

@@ -267,6 +267,7 @@ def test_what_is_refused(options, message):
         extract_features(BACKBONE, loader(torch.zeros(5, 3)), "stem", pool="dense", progress=False)
 
 
+@pytest.mark.optional
 def test_patch_tokens_without_class_and_register_tokens():
     timm = pytest.importorskip("timm")
     model = timm.create_model("vit_tiny_patch16_224", img_size=64, reg_tokens=2, depth=2).eval().double()

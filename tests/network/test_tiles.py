@@ -411,6 +411,7 @@ def tiles_of_vit(x):
     return [x[:, :, row : row + 64, column : column + 64] for row in (0, 48) for column in (0, 48, 96)]
 
 
+@pytest.mark.optional
 @pytest.mark.parametrize("pool", ["cls", "mean", "dense"])
 def test_a_transformer_on_tiles(pool):
     vit = transformer()

@@ -185,7 +185,7 @@ def test_a_call_whose_end_never_came():
 
     call()
     assert len(rollback._open) == 1
-    with modules.evaluating(problem.net):
+    with modules.evaluation_mode(problem.net):
         assert len(rollback._open) == 1  # its own
         problem.net.predict(problem.x)  # one inside does not take the one around for such
         assert len(rollback._open) == 1

@@ -6,6 +6,7 @@ from functools import partial
 import torch
 import torchvision
 from against_autograd import random
+from problems import Step
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 from torch.utils.checkpoint import checkpoint
@@ -1098,15 +1099,6 @@ add(
     lambda m, h: m(h),
     lambda: Step(torch.compile(lambda x: (x.sin() * x.mean()).relu_(), backend="eager")),
 )
-
-
-class Step(nn.Module):
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def forward(self, x):
-        return self.function(x)
 
 
 add("float32 and back", lambda h: h.float().sin().double(), tolerance=1e-5)

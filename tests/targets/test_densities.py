@@ -20,7 +20,7 @@ from pytorch_grad_cam_pcasvm import (
     extract_features,
     recombined,
 )
-from pytorch_grad_cam_pcasvm.export.titles import about
+from pytorch_grad_cam_pcasvm.export.outputs import about
 from pytorch_grad_cam_pcasvm.figures.blocks import write_title
 from pytorch_grad_cam_pcasvm.targets import decoded, encoded
 

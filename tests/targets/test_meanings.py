@@ -12,7 +12,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.svm import SVC, LinearSVC, OneClassSVM
 
 from pytorch_grad_cam_pcasvm import Head, PCATarget, ProbabilityTarget, SVMTarget
-from pytorch_grad_cam_pcasvm.targets.meanings import anomaly_in_words, describe_meaning
+from pytorch_grad_cam_pcasvm.targets.meanings import describe_anomaly, describe_meaning
 
 FEATURES = np.random.default_rng(0).normal(size=(60, 4))
 TWO = np.where(FEATURES[:, 0] > 0, "crack", "good")
@@ -69,9 +69,9 @@ def test_above_0_is_what_is_said(classifier, labels):
 
 
 def test_anomalies_say_what_they_are():
-    assert anomaly_in_words(head_of(NearestNeighbors(n_neighbors=1)), True) == "distance to the nearest good patch"
-    assert anomaly_in_words(head_of(NearestNeighbors(n_neighbors=3)), True) == "distance to the nearest good patches"
-    assert anomaly_in_words(head_of(GaussianMixture(2)), False) == "minus the log-density"
-    assert anomaly_in_words(head_of(OneClassSVM()), False) == "above 0 is unlike good ones"
+    assert describe_anomaly(head_of(NearestNeighbors(n_neighbors=1)), True) == "distance to the nearest good patch"
+    assert describe_anomaly(head_of(NearestNeighbors(n_neighbors=3)), True) == "distance to the nearest good patches"
+    assert describe_anomaly(head_of(GaussianMixture(2)), False) == "minus the log-density"
+    assert describe_anomaly(head_of(OneClassSVM()), False) == "above 0 is unlike good ones"
     alone = Head.of(PCA(3).fit(FEATURES))
-    assert anomaly_in_words(alone, True) == "squared distance from what the components can express"
+    assert describe_anomaly(alone, True) == "squared distance from what the components can express"

@@ -148,6 +148,7 @@ def test_without_variances_nothing_is_moved():
     assert off_jump(head, torch.zeros(6, dtype=torch.float64)) is None
 
 
+@pytest.mark.optional
 def test_lightgbm_starts_inside_of_a_cell():
     lightgbm = pytest.importorskip("lightgbm")
     last = lightgbm.LGBMClassifier(n_estimators=15, min_child_samples=3, n_jobs=1, verbose=-1)

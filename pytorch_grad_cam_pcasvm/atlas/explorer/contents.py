@@ -7,11 +7,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from pytorch_grad_cam_pcasvm.atlas.explorer.encoding import packed
-from pytorch_grad_cam_pcasvm.atlas.explorer.machine import machine_data
+from pytorch_grad_cam_pcasvm.atlas.explorer.machine import machine_data, packed
 from pytorch_grad_cam_pcasvm.head import Head
 from pytorch_grad_cam_pcasvm.head.anomalies import tells_anomalies
-from pytorch_grad_cam_pcasvm.maps.recombination import steps_of, take_tail
+from pytorch_grad_cam_pcasvm.maps.recombination import decision_steps, take_tail
 from pytorch_grad_cam_pcasvm.targets import SVMTarget
 from pytorch_grad_cam_pcasvm.targets.meanings import describe_meaning
 
@@ -117,7 +116,7 @@ class Contents:
         parts = []
         for start in range(0, len(self.store), BLOCK):
             components = self.store.maps(np.arange(start, min(start + BLOCK, len(self.store))))
-            slopes, starts, log_scale = steps_of(components, head, SVMTarget())
+            slopes, starts, log_scale = decision_steps(components, head, SVMTarget())
             parts.append((slopes * log_scale.exp().unsqueeze(-1), starts))
         columns = (torch.cat(tensors).double().numpy() for tensors in zip(*parts, strict=True))
         return dict(zip(("slopes", "starts"), map(packed, columns), strict=True))
@@ -181,9 +180,9 @@ class Contents:
 
     def _heads(self, heads: Mapping[str, Any] | None) -> list[tuple[Head, Head, dict[str, Any], dict[str, Any]]]:
         """Return, for every head with a machine, the part behind the components, the head, its kind and its results."""
-        named = {SAVED: None} | {str(name): head for name, head in (heads or {}).items()}
+        heads_by_name = {SAVED: None} | {str(name): head for name, head in (heads or {}).items()}
         entries = []
-        for name, head in named.items():
+        for name, head in heads_by_name.items():
             fitted = self.store.head if head is None else Head.of(head)
             try:
                 tail = take_tail(fitted, self.count, self.store.head, self.store.head.n_features)
@@ -216,10 +215,10 @@ class Contents:
                 pairs = zip(shown, values["predictions"].tolist(), strict=True)
                 correct = np.array([label == classes[index] for label, index in pairs], np.uint8)
         labels = [] if tail.classes_ is None else tail.classes_.tolist()
-        known = self.normal in labels and tail.enumerated is None  # of which only the predicted class is stored
+        is_stored = self.normal in labels and tail.enumerated is None  # of which only the predicted class is stored
         about = {"name": name, "kind": task, "classes": classes, "judged": correct is not None}
         about["meaning"] = None if classes is None else describe_meaning(SVMTarget(), tail)
-        about["normal"] = labels.index(self.normal) if known else None
+        about["normal"] = labels.index(self.normal) if is_stored else None
         return about, {
             **{key: None if array is None else packed(array) for key, array in values.items()},
             "correct": None if correct is None else packed(correct),
@@ -246,15 +245,15 @@ def decided(tail: Head, components: np.ndarray) -> dict[str, Any]:
     names = ("predictions", "first", "second", "margins", "decisions")
     parts: dict[str, list[torch.Tensor]] = {name: [] for name in names}
     keeps = len(components) * int(tail.stages[-1].n_outputs) <= _MOST_DECISIONS
-    voting, named = tail.voting, tail.classes_ is not None
+    voting, has_classes = tail.voting, tail.classes_ is not None
     with torch.no_grad():
         for start in range(0, len(components), _AT_ONCE):
             decision = tail(torch.from_numpy(components[start : start + _AT_ONCE])).values[-1]
-            predicted = voting.predicted(decision) if named else torch.zeros(len(decision), dtype=torch.long)
+            predicted = voting.predicted(decision) if has_classes else torch.zeros(len(decision), dtype=torch.long)
             parts["margins"].append((voting.seed(predicted, None) * decision).sum(-1).float())
             if keeps:
                 parts["decisions"].append(decision.float())
-            if named:
+            if has_classes:
                 # Where votes are equal, the prediction need not have the best score.
                 ranking = voting.ranking(decision)
                 first = ranking.argmax(-1)

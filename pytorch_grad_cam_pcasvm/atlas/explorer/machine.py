@@ -2,9 +2,12 @@
 
 Affine stages are folded into one matrix. What is left is a list of machines side by side: linear decisions, and kernel
 machines with their support vectors. They compute P decision values; the explained value is their weighted sum, with
-*seeds* as weights: a row of factors for every class, and one for every pair of classes.
+*seeds* as weights: a row of factors for every class, and one for every pair of classes. Arrays are written as base64,
+and JSON so that no name can break out of it.
 """
 
+import base64
+import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -13,16 +16,48 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pytorch_grad_cam_pcasvm.atlas.explorer.encoding import packed
 from pytorch_grad_cam_pcasvm.head import Head
-from pytorch_grad_cam_pcasvm.head import kernels as known_kernels
 from pytorch_grad_cam_pcasvm.head.decisions import Ensemble, KernelSVM
 from pytorch_grad_cam_pcasvm.head.enumerated import Enumerated
+from pytorch_grad_cam_pcasvm.head.kernels import RBF, Linear, Polynomial, Sigmoid
 from pytorch_grad_cam_pcasvm.head.stage import Stage
 from pytorch_grad_cam_pcasvm.head.stages import Chain
-from pytorch_grad_cam_pcasvm.head.vote import Vote, pairs
+from pytorch_grad_cam_pcasvm.head.vote import Vote
 from pytorch_grad_cam_pcasvm.targets import SVMTarget
 from pytorch_grad_cam_pcasvm.targets.boundary_head import Boundary
+
+_TYPES = ("float64", "float32", "float16", "int32", "uint16", "uint8")
+
+
+def packed(array: Any) -> dict[str, Any]:
+    """Return an array as JSON: its type, shape, and little-endian bytes in base64. The page decodes it.
+
+    Args:
+        array: an array of a type that the page knows: float64, float32, float16, int32, uint16 or uint8.
+
+    Returns:
+        A dictionary with ``type``, ``shape`` and ``base64``.
+
+    Raises:
+        TypeError: it has another type.
+    """
+    array = np.ascontiguousarray(array)
+    dtype = array.dtype.name
+    if dtype not in _TYPES:
+        raise TypeError(f"the page reads arrays of {', '.join(_TYPES)}, got {dtype}")
+    little = array.astype(array.dtype.newbyteorder("<"), copy=False)
+    return {"type": dtype, "shape": list(array.shape), "base64": base64.b64encode(little.tobytes()).decode("ascii")}
+
+
+def json_text(value: Any) -> str:
+    """Return JSON in ASCII that is safe inside a script: no ``<`` can end it, and no U+2028 can break a line.
+
+    Raises:
+        ValueError: it has NaN or infinite numbers, which JSON cannot represent.
+    """
+    text = json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
 
 # C (C - 1) / 2 seeds: more than these would be longer than the data.
 MOST_CLASSES_IN_PAIRS = 100
@@ -34,10 +69,10 @@ _MOST_DUELS = 300
 _SAME = 1e-4
 
 _KERNELS = {
-    known_kernels.Linear: "linear",
-    known_kernels.Polynomial: "polynomial",
-    known_kernels.Sigmoid: "sigmoid",
-    known_kernels.RBF: "rbf",
+    Linear: "linear",
+    Polynomial: "polynomial",
+    Sigmoid: "sigmoid",
+    RBF: "rbf",
 }
 
 
@@ -56,7 +91,7 @@ class _Affine:
     def identity(cls, count: int) -> "_Affine":
         return cls(torch.eye(count, dtype=torch.float64), torch.zeros(count, dtype=torch.float64))
 
-    def then(self, stage: Stage) -> "_Affine":
+    def append(self, stage: Stage) -> "_Affine":
         """Return this, followed by a stage that is affine."""
         y, saved = stage.evaluate(self.offset.unsqueeze(0))  # type: ignore[operator]
         jacobian, log_scale = stage.jacobian(saved, y)
@@ -94,7 +129,7 @@ def _starts(boundary: Boundary) -> dict[str, Any]:
     head = boundary.head
     labels = [None] if head.classes_ is None else head.classes_.tolist()
     margins = [SVMTarget(label) for label in labels]
-    first, second = pairs(len(labels)).tolist()
+    first, second = torch.triu_indices(len(labels), len(labels), 1).tolist()
     duels = [SVMTarget(labels[i], versus=labels[j]) for i, j in zip(first, second, strict=True)]
 
     def points(targets: Sequence[SVMTarget]) -> Any:
@@ -108,7 +143,7 @@ def _seeds(voting: Vote) -> dict[str, Any]:
     count = voting.n_classes
     if count > MOST_CLASSES_IN_PAIRS:
         return {"margins": _sparse(voting.matrix), "pairs": None}
-    first, second = pairs(count)
+    first, second = torch.triu_indices(count, count, 1)
     return {"margins": _sparse(voting.matrix), "pairs": _sparse(voting.seed(first, second))}
 
 
@@ -151,7 +186,7 @@ def _through(stage: Stage, affine: _Affine) -> _Affine:
             f"This page cannot take this head's decision apart: what follows the components, {type(stage).__name__}, "
             "needs Python. The command 'explain' draws its maps, as store.explain does in Python."
         )
-    return affine.then(stage)
+    return affine.append(stage)
 
 
 def _kernel_machine(

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pytorch_grad_cam_pcasvm.atlas.explorer.contents import Contents
-from pytorch_grad_cam_pcasvm.atlas.explorer.encoding import json_text
+from pytorch_grad_cam_pcasvm.atlas.explorer.machine import json_text
 from pytorch_grad_cam_pcasvm.runtime.files import atomically, check_folder, has_mark, name_path
 from pytorch_grad_cam_pcasvm.runtime.progress import progress_bar
 
