@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NoReturn, get_type_hints
 
 from pytorch_grad_cam_pcasvm.model.description import Description, read_description
-from pytorch_grad_cam_pcasvm.version import __version__
+from pytorch_grad_cam_pcasvm import __version__
 
 _MEANT = {"gpu": "cuda"}  # what no spelling leads to
 _EARLIER = {"--images": "the folder of photos alone, without an option", "--head": "--model"}  # options of version 0.4

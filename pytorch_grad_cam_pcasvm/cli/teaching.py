@@ -13,6 +13,7 @@ from pytorch_grad_cam_pcasvm.cli.training import TrainingSet
 from pytorch_grad_cam_pcasvm.model.preparation import Preparation
 
 _BATCH = 16  # photos that are explained at once
+_TRUSTED = 0.8  # AUROC of a head on pooled features from which its maps taught better than distance alone, and not below
 _USUAL = 16  # components of a head on pooled features, where nothing is chosen
 
 
@@ -25,7 +26,7 @@ class Lesson:
         fold: the number of the fold that is left out; None: none is.
         cam: explains the head on their pooled features.
         head: that head.
-        trusted: whether that head tells faulty photos better than by chance; otherwise distances alone teach.
+        trusted: whether that head tells faulty photos well enough; otherwise distances alone teach.
         maps: the contributions at the positions of patches, by number of a faulty photo.
         good_maps: the same of good photos, to each class of faults.
     """
@@ -77,7 +78,7 @@ class Teacher:
         trusted = choice is None or _is_trusted(choice)
         if not trusted:
             print(
-                f"this head tells photos no better than by chance (AUROC {choice.score:.3f} \N{PLUS-MINUS SIGN} "
+                f"this head tells photos too badly for its maps to teach (AUROC {choice.score:.3f} \N{PLUS-MINUS SIGN} "
                 f"{choice.error:.3f}): the patches farthest from good ones are taken for faults, without its maps"
             )
         lessons = []
@@ -90,7 +91,7 @@ class Teacher:
         return lessons
 
     def _choose_again(self, options: FitOptions, choice: Any, own: Any) -> tuple[FitOptions, bool]:
-        """Return the options of a head chosen by some photos alone, and whether it tells them better than by chance."""
+        """Return the options of a head chosen by some photos alone, and whether it tells them well enough."""
         from pytorch_grad_cam_pcasvm.model.choices import compare_candidates, pick_simplest, split_folds
 
         if len(choice.candidates) == 1:
@@ -191,8 +192,8 @@ class Teacher:
 
 
 def _is_trusted(candidate: Any) -> bool:
-    """Return whether an AUROC, of a candidate or a choice, is above chance by two standard errors; also if unknown."""
-    return not candidate.score - 2 * candidate.error <= 0.5
+    """Return whether an AUROC, of a candidate or a choice, is high enough for its maps to teach; also if unknown."""
+    return not (candidate.score < _TRUSTED or candidate.score - 2 * candidate.error <= 0.5)
 
 
 def make_svm(options: FitOptions) -> Any:

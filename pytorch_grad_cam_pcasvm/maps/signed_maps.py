@@ -156,7 +156,7 @@ class SignedMaps(Columns):
             return replace(self, **scaled)
 
         def move(tensor: Any) -> Any:
-            return tensor.to_device(where) if isinstance(tensor, HeadOutput) else tensor.to(where)
+            return tensor.moved(where) if isinstance(tensor, HeadOutput) else tensor.to(where)
 
         return self.map_columns(move, output=tree_map_only(Tensor, move, self.output))
 

@@ -194,7 +194,7 @@ class HeadOutput(OfHead, Tensor):
         values: list[Any] = [None if parts[0] is None else torch.cat(parts) for parts in columns]  # None: not known
         return HeadOutput.of(outputs[0].head, HeadTrace(values, []), outputs[0].grid)
 
-    def to_device(self, device: Any) -> "HeadOutput":
+    def moved(self, device: Any) -> "HeadOutput":
         """Return the output on another device; its head is not moved."""
         parts = (self.head_trace.values, self.head_trace.saved)
         trace = HeadTrace(*tree_map_only(Tensor, lambda tensor: tensor.to(device), parts))

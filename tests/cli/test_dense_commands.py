@@ -354,7 +354,7 @@ def test_two_heads_by_chance_are_no_comparison(parts, tmp_path, capsys):
     assert main(line) == 0
     printed = capsys.readouterr()
     assert "; neither tells them better than by chance (0.5); " in printed.out
-    assert "this head tells photos no better than by chance (AUROC 0." in printed.out
+    assert "this head tells photos too badly for its maps to teach (AUROC 0." in printed.out
     assert "maps" not in printed.err  # which take most of the time, and would point anywhere
 
 

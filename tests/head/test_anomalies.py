@@ -604,12 +604,12 @@ def test_components_of_an_earlier_file_are_those_of_the_estimator() -> None:
 
 def test_outputs_that_were_moved_keep_their_values() -> None:
     p = explained("gelu", "whitened")
-    output = p.net(p.x).to_device("cpu")
+    output = p.net(p.x).moved("cpu")
     joined = HeadOutput.cat([output.rows([0]), output.rows([2, 1])])
     for target in TARGETS:
         assert torch.equal(target(joined)[[0, 2, 1]], target(output))
         # The head stays where it is.
-        assert target(output.to_device("meta")).device.type == "meta"
+        assert target(output.moved("meta")).device.type == "meta"
 
 
 def test_nothing_is_sent_to_the_device_or_asked_of_it(unchecked: None) -> None:
@@ -636,7 +636,7 @@ def test_cuda_equals_the_cpu(kind: Any) -> None:
     net = copy.deepcopy(p.net).cuda()
     actual = kind(net, [net.backbone.features]).explain(p.x.cuda(), TARGETS)
     assert relative(actual.maps, expected.maps) < 1e-10
-    assert relative(TARGETS[0](actual.output.to_device("cpu")), expected.values[:, 0]) < 1e-10
+    assert relative(TARGETS[0](actual.output.moved("cpu")), expected.values[:, 0]) < 1e-10
 
 
 # --- bad input --------------------------------------------------------------------------------------------------------
