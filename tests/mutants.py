@@ -101,7 +101,7 @@ ONLY = {
     "tape/aliases.py": {"written_back", "_inverse"},
     "rules/registry.py": {"unbroadcast", "register_slope"},
     "head/stack.py": {"pullback"},
-    "methods/method.py": {"_jacobian"},
+    "methods/method.py": {"_compute_jacobian"},
     "methods/run.py": {"gradients", "sums", "products", "contributions", "relevance", "_sum_images"},
     "network/tiles.py": {"merge", "pull_merge", "forward", "_cut_blocks"},
     "path/blocks.py": {"pullback", "started", "averages", "_blocks", "_list_seeing"},

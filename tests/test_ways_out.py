@@ -3147,7 +3147,7 @@ OTHERS = [
         {"use PCATarget": partial(maps_of, HALF, targets=PCATarget(0))},
     ),
     Row(
-        "methods/run.py: changes one image at a time",
+        "methods/perturbation.py: changes one image at a time",
         partial(maps_of_tiles, ClosedFormAblationCAM),
         "ClosedFormAblationCAM changes one image at a time, which does not work on tiles",
         {

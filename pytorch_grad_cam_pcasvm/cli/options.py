@@ -9,8 +9,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn, get_type_hints
 
-from pytorch_grad_cam_pcasvm.model.description import Description, read_description
 from pytorch_grad_cam_pcasvm import __version__
+from pytorch_grad_cam_pcasvm.model.description import Description, read_description
 
 _MEANT = {"gpu": "cuda"}  # what no spelling leads to
 _EARLIER = {"--images": "the folder of photos alone, without an option", "--head": "--model"}  # options of version 0.4

@@ -11,7 +11,7 @@ from pytorch_grad_cam_pcasvm.cli.arguments import FitOptions
 from pytorch_grad_cam_pcasvm.model.backbones import Backbone
 from pytorch_grad_cam_pcasvm.model.preparation import Preparation, Scaled, bring_to_size, measure_size, read_steps
 
-_OF_03 = {"resize": "crop"}  # what heads say that say nothing: those of version 0.3
+_OF_03 = {"resize": "crop"}  # assumed of heads without a preparation, those of version 0.3
 _SHALLOW = 14  # bits, of 16: who uses no more of them takes black pictures for his own
 _SEEN = 0.97  # of a picture; what lacks is half a pixel at each end
 

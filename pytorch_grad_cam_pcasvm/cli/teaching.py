@@ -13,7 +13,9 @@ from pytorch_grad_cam_pcasvm.cli.training import TrainingSet
 from pytorch_grad_cam_pcasvm.model.preparation import Preparation
 
 _BATCH = 16  # photos that are explained at once
-_TRUSTED = 0.8  # AUROC of a head on pooled features from which its maps taught better than distance alone, and not below
+_TRUSTED = (
+    0.8  # AUROC of a head on pooled features from which its maps taught better than distance alone, and not below
+)
 _USUAL = 16  # components of a head on pooled features, where nothing is chosen
 
 

@@ -18,6 +18,10 @@ from pytorch_grad_cam_pcasvm.evaluation.subject import Subject, heat, seeded
 from pytorch_grad_cam_pcasvm.evaluation.turns import Steps, measured_whole
 from pytorch_grad_cam_pcasvm.network.modules import evaluation_mode
 
+_QUESTION = (
+    "does the value fall more than with a control when the map's most relevant pixels are removed, and less when only "
+    "they are kept? (in standard deviations of the value)"
+)
 KINDS = ("deletion", "insertion")
 
 
@@ -93,8 +97,7 @@ def faithfulness(  # noqa: D417 - of the study its class tells
         sources |= {rival: rival for rival in SHARED if rival in against.names}
         return subject.result(
             "faithfulness",
-            "does the value fall more than with a control when the map's most relevant pixels are removed, and less "
-            "when only they are kept? (in standard deviations of the value)" + subject.without_normal,
+            _QUESTION + subject.without_normal,
             rows,
             {"fractions": list(fractions), **_curves(mean, sources)},
             fill=fill,

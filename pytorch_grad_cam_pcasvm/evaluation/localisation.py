@@ -133,10 +133,7 @@ def localisation(  # noqa: D417 - of the study its class tells
             alarms=None if masks is None else pixels.list_sentences(),
         )
 
-    if masks is None:
-        _refuse_few_classes(subject)
-    elif not len(subject.rows):
-        raise ValueError("there is nothing to find: every mask is empty")
+    _refuse_nothing_to_find(subject, masks)
     yield None
     if masks is None:
         waiting = yield from _classified(subject)
@@ -275,6 +272,14 @@ def _add_nothing(subject: Subject, rows: list[int], pixels: PixelValues) -> Step
         pixels.add(np.zeros((len(x), *x.shape[2:]), bool), part, own_maps | {BLIND: subject.blind(x)})
         pixels.decide(measure_decisions(subject.net, x, subject.normal))
         yield None
+
+
+def _refuse_nothing_to_find(subject: Subject, masks: Any) -> None:
+    """Refuse masks that are all empty, and without masks fewer than two classes."""
+    if masks is None:
+        _refuse_few_classes(subject)
+    elif not len(subject.rows):
+        raise ValueError("there is nothing to find: every mask is empty")
 
 
 def _refuse_few_classes(subject: Subject) -> None:

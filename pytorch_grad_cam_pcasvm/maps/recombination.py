@@ -11,7 +11,7 @@ from torch import Tensor
 from pytorch_grad_cam_pcasvm.head import Head
 from pytorch_grad_cam_pcasvm.head.enumerated import split_sampling
 from pytorch_grad_cam_pcasvm.head.stage import USUAL, Sampling
-from pytorch_grad_cam_pcasvm.maps.scale import MethodResult, average_samples, largest
+from pytorch_grad_cam_pcasvm.maps.scale import MethodResult, average_samples, find_nu
 from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
 from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput
 from pytorch_grad_cam_pcasvm.runtime.errors import BaselineWarning, warn
@@ -125,7 +125,7 @@ def _recombined(components: SignedMaps, reduction: Head | None, tail: Head | Non
     output = _make_output(tail, 0, components.values)
     return SignedMaps(
         **vars(result),
-        nu=largest(result.maps),
+        nu=find_nu(result.maps),
         targets=targets,
         output=components.output if output is None else output,
         linear=True,

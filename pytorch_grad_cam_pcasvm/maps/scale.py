@@ -62,7 +62,7 @@ def signed_maps(weights: Tensor, activations: Tensor) -> Tensor:
         return torch.bmm(weights, activations.flatten(2).to(weights.dtype)).unflatten(2, activations.shape[2:])
 
 
-def largest(maps: Tensor, opposite: Tensor | None = None) -> Tensor:
+def find_nu(maps: Tensor, opposite: Tensor | None = None) -> Tensor:
     """Return nu, the largest value of a map and its opposite, which is ``-maps`` if none is given, shape (N, K)."""
     if opposite is None:
         return torch.linalg.vector_norm(maps.flatten(2), torch.inf, -1)

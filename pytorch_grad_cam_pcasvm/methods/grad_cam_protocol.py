@@ -9,7 +9,7 @@ from pytorch_grad_cam.utils.image import scale_cam_image
 from pytorch_grad_cam.utils.svd_on_activations import get_2d_projection
 from torch import Tensor
 
-from pytorch_grad_cam_pcasvm.maps.scale import check_finite, divided, largest, warn_of_blanks
+from pytorch_grad_cam_pcasvm.maps.scale import check_finite, divided, find_nu, warn_of_blanks
 from pytorch_grad_cam_pcasvm.methods.docstrings import completed
 from pytorch_grad_cam_pcasvm.methods.method import Method
 from pytorch_grad_cam_pcasvm.methods.warn_once import warn_of_blind_tokens
@@ -179,15 +179,15 @@ class ClosedFormCAM(Method):
                     )
                 result = self._explain_layer(run, layer, questions)
                 self._warnings.of_layer(name, result.maps.shape[2:])
-                maps, nu = result.maps, largest(result.maps, result.opposite)
+                maps, nu = result.maps, find_nu(result.maps, result.opposite)
                 if warn_of_blind_tokens(run, layer, nu):  # which is said once, not map by map as well
                     layers.append(np.zeros((len(x), 1, *shape), np.float32))
                     continue
                 if eigen_smooth:
                     check_finite(maps)
-                    terms = run.add_tiles(self.terms(run, layer, questions, result), layer)
+                    terms = run.layouts[layer].add_tiles(self.terms(run, layer, questions, result))
                     maps = smoothed_by_svd(terms, maps, targets)
-                    nu = largest(maps)
+                    nu = find_nu(maps)
                 # The host's scaling adds 1e-7: size matters there.
                 maps, nu = (numbers / self.host_divisor(activations) for numbers in (maps, nu))
                 layers.append(one_per_image(maps, nu, targets, self.outputs, shape, size))

@@ -14,7 +14,7 @@ from pytorch_grad_cam_pcasvm.head.enumerated import split_sampling
 from pytorch_grad_cam_pcasvm.head.stage import Sampling
 from pytorch_grad_cam_pcasvm.maps.multiscale import share_remainders
 from pytorch_grad_cam_pcasvm.maps.recombination import compute_result
-from pytorch_grad_cam_pcasvm.maps.scale import MethodResult, average_samples, largest
+from pytorch_grad_cam_pcasvm.maps.scale import MethodResult, average_samples, find_nu
 from pytorch_grad_cam_pcasvm.maps.signed_maps import Jacobians, SignedMaps
 from pytorch_grad_cam_pcasvm.methods.check import CheckReport, check_contributions, check_gradient
 from pytorch_grad_cam_pcasvm.methods.run import Run, adds_components, is_neutral
@@ -242,8 +242,8 @@ class Method(Named, BaseCAM):
         with self._running(x) as modules:
             run = self._run_network(x, modules)
             activations = run.activations(0)
-            of_components, _ = self._jacobian(run, every_component(run.output))
-            of_margins, log_scale = self._jacobian(run, every_class(run.output))
+            of_components, _ = _compute_jacobian(run, every_component(run.output), self._split_chunks)
+            of_margins, log_scale = _compute_jacobian(run, every_class(run.output), self._split_chunks)
         return Jacobians(of_components, of_margins, log_scale, activations, run.public_output)
 
     def _explain_groups(self, run: Run, questions: Questions) -> list[MethodResult]:
@@ -386,7 +386,7 @@ class Method(Named, BaseCAM):
 
     def _scale(self, run: Run, results: Sequence[MethodResult], targets: Sequence[Any]) -> list[SignedMaps]:
         """Return the maps of K targets, one for each branch, with their scale."""
-        sizes = [largest(result.maps, result.opposite) for result in results]
+        sizes = [find_nu(result.maps, result.opposite) for result in results]
         if results[0].baseline_values is not None:  # they add up, and so have one scale
             sizes = [torch.stack(sizes).amax(0)] * len(results)
         linear = bool(self.sums) and run.adds_up_over_components
@@ -403,16 +403,6 @@ class Method(Named, BaseCAM):
             )
             for branch, (result, nu) in enumerate(zip(results, sizes, strict=True))
         ]
-
-    def _jacobian(self, run: Run, targets: Sequence[Target]) -> tuple[Tensor | None, Tensor | None]:
-        if not targets:
-            return None, None
-        parts, log_scales = [], []
-        for chunk in self._split_chunks(resolve_targets(targets, run.output), run):
-            seeds = run.output_gradients(chunk)
-            parts.append(run.gradients(seeds, 0).dense().flatten(3).permute(1, 2, 0, 3))
-            log_scales.append(seeds.log_scale)
-        return torch.cat(parts, 2), torch.cat(log_scales, 1)
 
     def _split_chunks(self, questions: Questions, run: Run) -> Iterator[Questions]:
         """Yield the questions that fit into memory together."""
@@ -450,10 +440,24 @@ class Method(Named, BaseCAM):
             yield modules
 
 
+def _compute_jacobian(
+    run: Run, targets: Sequence[Target], split: Callable[[Questions, Run], Iterator[Questions]]
+) -> tuple[Tensor | None, Tensor | None]:
+    """Return the gradients of K targets at the first layer, (N, T, K, H W), and their log scales, (N, K)."""
+    if not targets:
+        return None, None
+    parts, log_scales = [], []
+    for chunk in split(resolve_targets(targets, run.output), run):
+        seeds = run.output_gradients(chunk)
+        parts.append(run.gradients(seeds, 0).dense().flatten(3).permute(1, 2, 0, 3))
+        log_scales.append(seeds.log_scale)
+    return torch.cat(parts, 2), torch.cat(log_scales, 1)
+
+
 def _add_tiles(run: Run, layer: int, result: MethodResult) -> MethodResult:
     """Return maps of tiles that are side by side as one on their common grid, where they are added."""
     maps, opposite, errors = (
-        None if columns is None else run.add_tiles(columns, layer)
+        None if columns is None else run.layouts[layer].add_tiles(columns)
         for columns in (result.maps, result.opposite, result.standard_errors)  # errors of a sum are these at most
     )
     assert maps is not None

@@ -18,6 +18,7 @@ from pytorch_grad_cam_pcasvm.methods.run import Run
 from pytorch_grad_cam_pcasvm.methods.starts import BaselineCAM
 from pytorch_grad_cam_pcasvm.network.features import one_input
 from pytorch_grad_cam_pcasvm.network.outputs import OfHead, PlainOutput
+from pytorch_grad_cam_pcasvm.runtime.errors import refuse
 from pytorch_grad_cam_pcasvm.runtime.progress import progress_bar
 from pytorch_grad_cam_pcasvm.targets import SVMTarget
 from pytorch_grad_cam_pcasvm.targets.questions import Questions
@@ -44,7 +45,7 @@ class ClosedFormAblationCAM(BaselineCAM, PerturbationCAM, AblationCAM):
     """
 
     def compute(self, run: Run, layer: int, targets: Questions) -> MethodResult:
-        run.refuse_tiles(layer, type(self).__name__)
+        _refuse_tiles(run, layer, type(self).__name__)
         activations = run.activations(layer)
         players = Players(run, layer, run.difference(layer), "channels", targets, self.max_bytes)
         values, weights = [], []
@@ -100,7 +101,7 @@ class ClosedFormScoreCAM(PerturbationCAM, ScoreCAM):
 
     def compute(self, run: Run, layer: int, targets: Questions) -> MethodResult:
         one_input(run.images, type(self).__name__)
-        run.refuse_tiles(layer, type(self).__name__)
+        _refuse_tiles(run, layer, type(self).__name__)
         activations = run.activations(layer)
         count = min(self.channels or activations.shape[1], activations.shape[1])
         chosen = activations.flatten(2).float().var(2, correction=0).topk(count).indices
@@ -191,7 +192,7 @@ class ShapCAM(BaselineCAM, PerturbationCAM):
         self.samples, self.seed = samples, seed
 
     def compute(self, run: Run, layer: int, targets: Questions) -> MethodResult:
-        run.refuse_tiles(layer, type(self).__name__)
+        _refuse_tiles(run, layer, type(self).__name__)
         shape = run.activations(layer).shape[2:]
         players = Players(run, layer, run.difference(layer), "positions", targets, self.max_bytes)
         # The same orders for every image: its map does not depend on the others.
@@ -207,4 +208,15 @@ class ShapCAM(BaselineCAM, PerturbationCAM):
     def terms(self, run: Run, layer: int, questions: Questions, result: MethodResult) -> Tensor:
         raise ValueError(
             "eigen_smooth takes a principal component over channels, but the players of ShapCAM are positions"
+        )
+
+
+def _refuse_tiles(run: Run, layer: int, name: str) -> None:
+    """Refuse a method that changes an image, or its activations, again and again, where a layer runs on tiles."""
+    if run.layouts[layer].crops is not None:
+        refuse(
+            ValueError,
+            f"{name} changes one image at a time, which does not work on tiles of images",
+            "use LIFTCAM or ContributionCAM",
+            "explain the network without tiles, on images of a larger size",
         )

@@ -131,31 +131,10 @@ class Run:
         """Return activations of a target layer, given in the network's layout, in the shape of maps."""
         return self.layouts[layer](activations)
 
-    def add_tiles(self, maps: Tensor, layer: int) -> Tensor:
-        """Return maps (N, K, H, W), of tiles side by side, added on their common grid; of others they stay."""
-        crops = self.layouts[layer].crops
-        return maps if crops is None else crops.add(maps)
-
-    def rows(self, layer: int) -> int:
-        """Return how many rows of activations of a target layer each image has: 1, or one for each of its tiles."""
-        crops = self.layouts[layer].crops
-        return 1 if crops is None else crops.count
-
-    def refuse_tiles(self, layer: int, name: str) -> None:
-        """Refuse a method that changes an image, or its activations, again and again, where a layer runs on tiles."""
-        if self.layouts[layer].crops is not None:
-            refuse(
-                ValueError,
-                f"{name} changes one image at a time, which does not work on tiles of images",
-                "use LIFTCAM or ContributionCAM",
-                "explain the network without tiles, on images of a larger size",
-            )
-
     def averages(self, layer: int) -> bool:
         """Return whether the path's output is the mean over all positions of a target layer, and of all tiles."""
         layout = self.layouts[layer]
-        tiles = 1 if layout.crops is None else layout.crops.count
-        return layout.has_channels_first and self.passed.averages(layer, tiles)
+        return layout.has_channels_first and self.passed.averages(layer, layout.tile_count)
 
     @property
     def public_output(self) -> Any:
@@ -296,7 +275,7 @@ class Run:
         }
 
     def start_at(self, layer: int, activations: Tensor) -> Start:
-        """Return where secants start that begin at activations of one layer; of one image each is computed once."""
+        """Run the path from activations of one layer, as a start; for one image the result is kept."""
         if self.count != 1:  # a start holds all values of the path
             return self.started({layer: activations})[layer]
         key = layer, id(activations)
@@ -318,7 +297,7 @@ class Run:
         return replace(self, passed=passed, output=self.output_of(passed.output), starts={})
 
     def replay(self, layer: int, activations: Tensor) -> "Run":
-        """Return that with other activations of a target layer."""
+        """Return the run repeated from other activations of a target layer."""
         return self.with_pass(self.passed.replay(activations, layer))
 
     def isolate(self) -> "Run":

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pytorch_grad_cam_pcasvm.maps.scale import largest
+from pytorch_grad_cam_pcasvm.maps.scale import find_nu
 from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
 from pytorch_grad_cam_pcasvm.methods.grad_cam_protocol import ClosedFormCAM
 from pytorch_grad_cam_pcasvm.network.features import checked_images, one_input
@@ -77,7 +77,7 @@ def _average_copies(clean: SignedMaps, noisy: SignedMaps) -> SignedMaps:
     return replace(
         clean,
         **mean,
-        nu=largest(mean["maps"], mean.get("opposite")),
+        nu=find_nu(mean["maps"], mean.get("opposite")),
         log_scale=copies.log_scale,
         baseline_values=None,
         remainder=None,

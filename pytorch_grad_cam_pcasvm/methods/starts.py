@@ -262,7 +262,7 @@ class Starts:
             return self._as_activations(baseline, run, layer)
         images = baseline.to(activations.device).reshape(-1, *image[1:]).to(run.images.dtype)
         start = output_of(find_backbone(run.model), run.layers[layer], images)
-        if len(start) == run.rows(layer):  # of one image
+        if len(start) == run.layouts[layer].tile_count:  # of one image
             start = start.repeat(run.count, *[1] * (start.dim() - 1)) if len(start) > 1 else start
         if baseline.shape in (shape, shape[1:], (1, *shape[1:])) and not torch.equal(
             start.flatten(), baseline.to(start).flatten()

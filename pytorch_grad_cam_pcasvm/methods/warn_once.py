@@ -74,7 +74,7 @@ class WarnOnce:
         self._start_at_zeros: tuple[str, str] | None = None  # a layer, and those whose means are needed
 
     def of_results(self, signed: Sequence[Any], *, blind: bool) -> None:
-        """Say how maps, one for each branch, may be misread; ``blind``: it was said already why there is nothing."""
+        """Say how maps, one for each branch, may be misread; ``blind``: blank maps have been explained already."""
         for branch, maps in enumerate(signed):
             self.of_layer(" + ".join(maps.layers), maps.maps.shape[2:])
             if branch == 0:

@@ -67,6 +67,15 @@ class Layout:
         """Number of tokens that are on no position of the grid."""
         return self.before + self.after
 
+    @property
+    def tile_count(self) -> int:
+        """Number of rows of activations of each image: 1, or one for each of its tiles."""
+        return 1 if self.crops is None else self.crops.count
+
+    def add_tiles(self, maps: Tensor) -> Tensor:
+        """Return maps (N, K, H, W), of tiles side by side, added on their common grid; of others they stay."""
+        return maps if self.crops is None else self.crops.add(maps)
+
     def __call__(self, activations: Tensor) -> Tensor:
         """Return activations, or numbers in their places, as maps lie; if it is known, more dimensions may lead."""
         if self.crops is None:

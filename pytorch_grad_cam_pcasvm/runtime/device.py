@@ -18,7 +18,7 @@ class Looks(IntEnum):
     """What numbers may be looked at for."""
 
     NOTHING = 0
-    ERRORS = 1  # and what is found once and kept: not which of several things these images need
+    ERRORS = 1  # to raise an error, or for a result that is kept; never to choose what a batch needs
     CHOICES = 2
 
 
@@ -32,7 +32,7 @@ def may_look(tensor: Tensor) -> bool:
 
 
 def may_choose(tensor: Tensor) -> bool:
-    """Return whether unneeded choices may be skipped: if one may look, outside of :func:`every_choice`."""
+    """Return whether numbers may decide what is computed: if one may look, outside of :func:`every_choice`."""
     return _allowed_looks.get() > Looks.ERRORS and tensor.device.type == "cpu"
 
 

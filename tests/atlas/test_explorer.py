@@ -49,7 +49,7 @@ from pytorch_grad_cam_pcasvm.head import Head
 from pytorch_grad_cam_pcasvm.head.stages import KernelMap
 from pytorch_grad_cam_pcasvm.head.storage import Example
 from pytorch_grad_cam_pcasvm.maps.recombination import decision_steps, take_tail
-from pytorch_grad_cam_pcasvm.maps.scale import largest
+from pytorch_grad_cam_pcasvm.maps.scale import find_nu
 from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
 
 COUNT, COMPONENTS = 60, 4
@@ -182,7 +182,7 @@ class FakeStore:
         targets = [PCATarget(b) for b in range(self.count)]
         weights = torch.zeros(len(rows), self.count, 0)
         return SignedMaps(
-            maps=maps, weights=weights, nu=largest(maps), targets=targets, output=None, linear=True, **tensors
+            maps=maps, weights=weights, nu=find_nu(maps), targets=targets, output=None, linear=True, **tensors
         )
 
     def thumbnails(self, rows: Any) -> list[bytes]:
