@@ -57,7 +57,7 @@ TESTS = {
     "rules/shapes.py": "rules recorder",
     "rules/indexing.py": "rules secants_path recorder overlapping",
     "tape/overlapping.py": "overlapping",
-    "network/cells.py": "cells",
+    "network/grid.py": "cells",
     "network/tiling.py": "tiles",
     "network/tiles.py": "tiles",
     "path/blocks.py": "tiles",
@@ -86,8 +86,7 @@ TESTS = {
     "network/layout.py": "maps token_backward channel_means tiles",
     "runtime/numerics.py": "secants_head secants_path output_gradients head estimators",
     "targets/output_gradients.py": "output_gradients targets outputs method coalitions anomalies",
-    "targets/callables.py": "output_gradients method anomalies",
-    "targets/target.py": "targets anomalies output_gradients head",
+    "targets/target.py": "output_gradients method anomalies targets head",
     "head/anomalies.py": "anomalies targets",
     "targets/components.py": "targets anomalies output_gradients head outputs method",
     "targets/decisions.py": "targets classes log_ratio output_gradients head outputs method boundary",
@@ -107,7 +106,7 @@ ONLY = {
     "path/blocks.py": {"pullback", "started", "averages", "_blocks", "_list_seeing"},
     "maps/signed_maps.py": {"_part", "positive", "negative"},
     "maps/scale.py": {"signed_maps", "largest", "divided", "upsample_maps", "warn_of_blanks"},
-    "targets/callables.py": {"differentiate_rows", "call_at_start"},
+    "targets/target.py": {"differentiate_rows", "call_at_start"},
 }
 # These check arguments, write messages, or guess how much memory is needed.
 NEVER = {"__post_init__", "__repr__", "advice", "_at", "_check_sign", "_described", "_head_of", "_no_rule"}

@@ -902,7 +902,7 @@ HEADS = [
         )
     ),
     head(
-        "head/estimators/covariances.py: {type(estimator).__name__} has the kernel",
+        "head/estimators/likeness.py: {type(estimator).__name__} has the kernel",
         "KernelRidge has the kernel 'laplacian'",
         KernelRidge(kernel="laplacian"),
         {
@@ -912,7 +912,7 @@ HEADS = [
         NUMBERS,
     ),
     head(
-        "head/estimators/covariances.py: is constant",
+        "head/estimators/likeness.py: is constant",
         "is constant, so there is nothing to explain",
         gaussian_process.GaussianProcessRegressor(kernels.ConstantKernel(), optimizer=None),
         {
@@ -923,7 +923,7 @@ HEADS = [
         NUMBERS,
     ),
     head(
-        "head/estimators/covariances.py: a Gaussian process has the kernel",
+        "head/estimators/likeness.py: a Gaussian process has the kernel",
         "a Gaussian process has the kernel Matern",
         gaussian_process.GaussianProcessRegressor(kernels.Matern(), optimizer=None),
         {
@@ -2115,7 +2115,7 @@ PATHS = [
         )
     ),
     Row(
-        "network/runner.py: name the call whose output is meant",
+        "network/modules.py: name the call whose output is meant",
         partial(several_calls, "body.1"),
         "the layer 'body.1' runs 4 times in a forward pass",
         {f"'body.1#{call}'": partial(several_calls, f"body.1#{call}") for call in range(1, 5)},
@@ -2378,7 +2378,7 @@ FILES = [
         ANOTHER,
     ),
     Row(
-        BUILT + "compare.py: was made from other images or labels",
+        BUILT + "run.py: was made from other images or labels",
         lambda: build(built("images"), changed_rows()),
         "was made from other images or labels",
         ANOTHER
@@ -2388,7 +2388,7 @@ FILES = [
         },
     ),
     Row(
-        BUILT + "compare.py: cannot be verified",
+        BUILT + "run.py: cannot be verified",
         lambda: build(of_version_0_2_0(), verify=True),
         "cannot be verified, as version 0.2.0 made it",
         ANOTHER | {"leave out verify=True": lambda: build(of_version_0_2_0())},
@@ -2409,7 +2409,7 @@ FILES = [
         {"make one with atlas.build(": lambda: atlas.load(built("made"))},
     ),
     Row(
-        BUILT + "manifest.py: has {what} of something else ({differences})",
+        BUILT + "manifest.py: has {noun} of something else ({differences})",
         lambda: build(built("head"), net=atlas_problem("linear")[0]),
         "has an atlas of something else",
         ANOTHER | {"delete it": lambda: rebuilt(built("head"), net=atlas_problem("linear")[0])},
@@ -2808,7 +2808,7 @@ OTHERS = [
         {"baseline='mean'": partial(far_from_its_boundary, "mean")},
     ),
     Row(
-        "targets/callables.py: is not linear in the network's scores",
+        "targets/target.py: is not linear in the network's scores",
         partial(stepped, nn.Tanh(), ContributionCAM, targets=[OwnTarget()], baseline="zero"),
         "is not linear in the network's scores",
         {
@@ -3112,7 +3112,7 @@ OTHERS = [
         },
     ),
     Row(
-        "network/runner.py: does not run in a forward pass",
+        "network/modules.py: does not run in a forward pass",
         lambda: extract_features(seeded(Unused), [IMAGES], "unused", progress=False),
         "the layer 'unused' does not run in a forward pass",
         {
@@ -3208,7 +3208,7 @@ def marks(row: Row) -> list[pytest.MarkDecorator]:
     """Programs, figures and what is compiled take seconds, and ONNX files a library that is no dependency."""
     if row.place.startswith("export/"):
         return [pytest.mark.slow, pytest.mark.optional]
-    slow = "figures/", "network/runner.py: does not run", "maps/recombination.py: maps of", "maps/signed_maps.py"
+    slow = "figures/", "network/modules.py: does not run", "maps/recombination.py: maps of", "maps/signed_maps.py"
     return [pytest.mark.slow] if row.place.startswith(slow) else []
 
 

@@ -14,8 +14,7 @@ from torch.export import ExportedProgram
 
 from pytorch_grad_cam_pcasvm import __version__
 from pytorch_grad_cam_pcasvm.export.explainer import AS_STORED, FORMAT, KEY, opened
-from pytorch_grad_cam_pcasvm.export.graph import traced_program
-from pytorch_grad_cam_pcasvm.export.operators import decompositions
+from pytorch_grad_cam_pcasvm.export.graph import decompositions, traced_program
 from pytorch_grad_cam_pcasvm.export.outputs import about, checked, describe_sample, name_outputs
 from pytorch_grad_cam_pcasvm.head import Head
 from pytorch_grad_cam_pcasvm.head.anomalies import anomaly_range, usual_reach

@@ -27,11 +27,16 @@ from pytorch_grad_cam_pcasvm.network.features import (
     output_of,
 )
 from pytorch_grad_cam_pcasvm.network.inputs import image_and_label, make_inputs
-from pytorch_grad_cam_pcasvm.network.modules import evaluation_mode, find_device, find_layer_name, find_network
+from pytorch_grad_cam_pcasvm.network.modules import (
+    ask_anew,
+    evaluation_mode,
+    find_device,
+    find_layer_name,
+    find_network,
+)
 from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
 from pytorch_grad_cam_pcasvm.network.patches import Patches, check_amount
 from pytorch_grad_cam_pcasvm.network.patches import coreset as coreset_of
-from pytorch_grad_cam_pcasvm.network.runner import ask_anew
 from pytorch_grad_cam_pcasvm.network.tiling import Tiled
 from pytorch_grad_cam_pcasvm.runtime.arguments import suggest_arguments
 

@@ -14,12 +14,10 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - torch's own habit
 
-from pytorch_grad_cam_pcasvm.network.cells import Cells
-from pytorch_grad_cam_pcasvm.network.grid import on_finest
+from pytorch_grad_cam_pcasvm.network.grid import Cells, on_finest
 from pytorch_grad_cam_pcasvm.network.inputs import Inputs, make_inputs, pick_images
 from pytorch_grad_cam_pcasvm.network.layout import Layout
-from pytorch_grad_cam_pcasvm.network.modules import find_device, find_layer_name
-from pytorch_grad_cam_pcasvm.network.runner import Visit, run_until
+from pytorch_grad_cam_pcasvm.network.modules import Visit, find_device, find_layer_name, run_until
 from pytorch_grad_cam_pcasvm.network.tiling import Tiled
 from pytorch_grad_cam_pcasvm.network.token_layout import find_token_layout, forget
 from pytorch_grad_cam_pcasvm.runtime.device import is_traced, may_look

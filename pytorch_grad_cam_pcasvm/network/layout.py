@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pytorch_grad_cam_pcasvm.network.cells import Cells
+from pytorch_grad_cam_pcasvm.network.grid import Cells
 from pytorch_grad_cam_pcasvm.network.tiling import Crops
 
 

@@ -22,6 +22,7 @@ from pytorch_grad_cam_pcasvm.network.features import (
 from pytorch_grad_cam_pcasvm.network.grid import AnomalyMaps, Grid, blurred, rows_of
 from pytorch_grad_cam_pcasvm.network.inputs import make_inputs, measure_picture
 from pytorch_grad_cam_pcasvm.network.modules import (
+    ask_anew,
     evaluation_mode,
     find_device,
     find_network,
@@ -29,7 +30,6 @@ from pytorch_grad_cam_pcasvm.network.modules import (
     uncompiled,
 )
 from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput, HeadRun, PlainOutput
-from pytorch_grad_cam_pcasvm.network.runner import ask_anew
 from pytorch_grad_cam_pcasvm.runtime.arguments import Named
 from pytorch_grad_cam_pcasvm.runtime.errors import warn
 

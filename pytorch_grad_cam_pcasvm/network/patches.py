@@ -10,8 +10,7 @@ from sklearn.random_projection import SparseRandomProjection, johnson_lindenstra
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from pytorch_grad_cam_pcasvm.network.cells import Cells
-from pytorch_grad_cam_pcasvm.network.grid import measure_share, rows_of
+from pytorch_grad_cam_pcasvm.network.grid import Cells, measure_share, rows_of
 from pytorch_grad_cam_pcasvm.runtime.errors import warn
 
 _EPS = 0.9  # relative error of distances that PatchCore's projection allows

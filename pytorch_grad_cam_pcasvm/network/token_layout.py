@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from pytorch_grad_cam_pcasvm.network.cells import Geometry
+from pytorch_grad_cam_pcasvm.network.grid import Geometry
 from pytorch_grad_cam_pcasvm.network.inputs import map_input, pick_images, refuse_without_channels
 from pytorch_grad_cam_pcasvm.network.layout import Layout
 from pytorch_grad_cam_pcasvm.network.modules import list_modules, unchanged

@@ -15,12 +15,17 @@ from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput, HeadRun, PlainOu
 from pytorch_grad_cam_pcasvm.runtime.columns import Columns, join_columns, join_rows, order_columns
 from pytorch_grad_cam_pcasvm.runtime.device import is_traced
 from pytorch_grad_cam_pcasvm.runtime.rollback import without_inference
-from pytorch_grad_cam_pcasvm.targets.callables import call_at_start, differentiate_rows, make_leaf
 from pytorch_grad_cam_pcasvm.targets.components import PCATarget, evaluate_components
 from pytorch_grad_cam_pcasvm.targets.places import Chosen, RegionRun, Spans, take_region
 from pytorch_grad_cam_pcasvm.targets.questions import Question, Questions, resolve_targets
 from pytorch_grad_cam_pcasvm.targets.scores import ScoreTarget
-from pytorch_grad_cam_pcasvm.targets.target import ClosedFormTarget, PlacedTarget
+from pytorch_grad_cam_pcasvm.targets.target import (
+    ClosedFormTarget,
+    PlacedTarget,
+    call_at_start,
+    differentiate_rows,
+    make_leaf,
+)
 
 _BYTES = 1 << 28  # of the rows of a region, or of several starts, that are computed at once
 _CACHED = (

@@ -11,7 +11,6 @@ from torch import Tensor
 from pytorch_grad_cam_pcasvm.head import Head
 from pytorch_grad_cam_pcasvm.network.outputs import OfHead
 from pytorch_grad_cam_pcasvm.runtime.device import may_choose
-from pytorch_grad_cam_pcasvm.targets.callables import value_at
 from pytorch_grad_cam_pcasvm.targets.components import PCATarget, QuadraticTarget
 from pytorch_grad_cam_pcasvm.targets.places import (
     Chosen,
@@ -21,7 +20,7 @@ from pytorch_grad_cam_pcasvm.targets.places import (
     take_region,
 )
 from pytorch_grad_cam_pcasvm.targets.scores import ScoreTarget
-from pytorch_grad_cam_pcasvm.targets.target import BaseTarget, ClosedFormTarget, PlacedTarget, Target
+from pytorch_grad_cam_pcasvm.targets.target import BaseTarget, ClosedFormTarget, PlacedTarget, Target, value_at
 
 _MANY = 1024  # questions of one target, beyond which a GPU waits to hear which of them a batch needs
 BESIDE_MEAN = "beside the mean"  # where targets start that have no boundary, if the head jumps at the mean itself

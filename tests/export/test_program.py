@@ -32,7 +32,7 @@ from pytorch_grad_cam_pcasvm import (
     methods,
 )
 from pytorch_grad_cam_pcasvm.export import graph
-from pytorch_grad_cam_pcasvm.export.operators import erfcx
+from pytorch_grad_cam_pcasvm.export.graph import erfcx
 from pytorch_grad_cam_pcasvm.export.outputs import compared, name_outputs
 from pytorch_grad_cam_pcasvm.methods.perturbation import PerturbationCAM
 

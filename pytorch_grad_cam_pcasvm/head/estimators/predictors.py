@@ -29,8 +29,7 @@ from pytorch_grad_cam_pcasvm.head.anomalies import measure_reach
 from pytorch_grad_cam_pcasvm.head.decisions import KernelSVM, LinearDecision
 from pytorch_grad_cam_pcasvm.head.distances import Neighbours, Quadratic
 from pytorch_grad_cam_pcasvm.head.elementwise import Calibration, Elementwise, PerClass, Platt, Temperature
-from pytorch_grad_cam_pcasvm.head.estimators.covariances import convert_kernel, process
-from pytorch_grad_cam_pcasvm.head.estimators.likeness import make_decision
+from pytorch_grad_cam_pcasvm.head.estimators.likeness import convert_kernel, make_decision, process
 from pytorch_grad_cam_pcasvm.head.registry import stage_for, tensor
 from pytorch_grad_cam_pcasvm.head.stage import Facts, Stage
 from pytorch_grad_cam_pcasvm.head.stages import Affine, Chain, KernelMap, Normalise

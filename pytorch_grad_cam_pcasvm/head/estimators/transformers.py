@@ -20,7 +20,7 @@ from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.head.build import convert_stages
 from pytorch_grad_cam_pcasvm.head.elementwise import FUNCTIONS, Elementwise, Power
-from pytorch_grad_cam_pcasvm.head.estimators.covariances import convert_kernel
+from pytorch_grad_cam_pcasvm.head.estimators.likeness import convert_kernel
 from pytorch_grad_cam_pcasvm.head.registry import stage_for, tensor, transformer_for
 from pytorch_grad_cam_pcasvm.head.stage import Facts, Stage
 from pytorch_grad_cam_pcasvm.head.stages import (
