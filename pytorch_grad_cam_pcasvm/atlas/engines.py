@@ -121,7 +121,7 @@ class Job:
             RuntimeError: an image cannot be read.
             OSError: a shard cannot be written.
         """
-        blocks = [(shard, block) for shard in numbers for block in self._blocks(self.list_rows(shard))]
+        blocks = [(shard, block) for shard in numbers for block in self._list_blocks(self.list_rows(shard))]
         columns: list[dict[str, Any]] = []
         bad: dict[int, str] = {}
         device = find_device(self.explainer.net)
@@ -149,7 +149,7 @@ class Job:
         )
         return _whole(lambda: iter(loader))
 
-    def _blocks(self, rows: range) -> list[range]:
+    def _list_blocks(self, rows: range) -> list[range]:
         return [rows[start : start + self.explainer.block] for start in range(0, len(rows), self.explainer.block)]
 
     def _check(self, batch: Batch) -> None:
@@ -275,7 +275,7 @@ def processes(job: Job, numbers: Sequence[int], count: int, workers: int, messag
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "job"
         path.write_bytes(sent)
-        with ProcessPoolExecutor(count, context, _begin, (path, threads, identities, workers)) as pool:
+        with ProcessPoolExecutor(count, context, _start_worker, (path, threads, identities, workers)) as pool:
             try:
                 waiting = _whole(lambda: _submitted(pool, numbers))
                 for done in as_completed(waiting):
@@ -436,7 +436,7 @@ def _submitted(pool: ProcessPoolExecutor, numbers: Sequence[int]) -> list[Future
     return [pool.submit(_make, number) for number in numbers]
 
 
-def _begin(path: Path, threads: int, identities: Any, workers: int) -> None:
+def _start_worker(path: Path, threads: int, identities: Any, workers: int) -> None:
     global _of_process
     torch.set_num_threads(threads)
     job: Job = pickle.loads(path.read_bytes())

@@ -55,7 +55,7 @@ def make_frame(store: Any) -> Any:
     return pd.DataFrame(columns)
 
 
-def _numbers(store: Any) -> dict[str, np.ndarray]:
+def _list_numbers(store: Any) -> dict[str, np.ndarray]:
     """Return the columns of one number, or a few, for each row."""
     names = ("rows", "ids", "places", "labels", "predictions", "scores", "components", "nu", "log_scale",
              "baseline_values", "remainder")  # fmt: skip
@@ -67,7 +67,7 @@ def _npz(store: Any, path: Path) -> None:
     """Write arrays named as the store's; ``maps`` (R, B, H, W) in half precision, divided by ``nu``."""
     shape = (len(store), *store.manifest["columns"]["maps"][1:])
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
-        for name, array in _numbers(store).items():
+        for name, array in _list_numbers(store).items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
                 np.lib.format.write_array(file, np.asarray(array), allow_pickle=False)
         with archive.open("maps.npy", "w", force_zip64=True) as file:
@@ -88,7 +88,7 @@ def _zarr(store: Any, path: Path) -> None:
     except ImportError as error:
         raise ImportError("export('zarr') needs zarr: pip install zarr") from error
     group = zarr.open_group(str(path), mode="w")
-    for name, array in _numbers(store).items():
+    for name, array in _list_numbers(store).items():
         if array.dtype.kind in "UO":
             group.attrs[name] = [None if value is None else str(value) for value in array.tolist()]
         else:
@@ -129,7 +129,7 @@ def _virelay(store: Any, path: Path) -> None:
         target: Any = SVMTarget() if decided else PCATarget(0)
         for start in range(0, len(store), 256):
             rows = range(start, min(start + 256, len(store)))
-            data[rows[0] : rows[-1] + 1] = np.stack(list(_pictures(store, rows)))
+            data[rows[0] : rows[-1] + 1] = np.stack(list(_write_pictures(store, rows)))
             maps[rows[0] : rows[-1] + 1] = upsample_maps(store.explain(rows, [target]).maps, (_PIXELS, _PIXELS)).numpy()
     with h5py.File(path / "analysis.h5", "w") as analysis:
         group = analysis.create_group("components")
@@ -164,7 +164,7 @@ def _virelay(store: Any, path: Path) -> None:
     (path / "project.yaml").write_text(json.dumps(project, indent=2) + "\n", encoding="utf-8")
 
 
-def _pictures(store: Any, rows: range) -> Iterator[np.ndarray]:
+def _write_pictures(store: Any, rows: range) -> Iterator[np.ndarray]:
     """Yield the small pictures of rows, (3, h, w) in [0, 1], of one size."""
     for written in store.thumbnails(rows):
         picture = Image.open(io.BytesIO(written)).convert("RGB").resize((_PIXELS, _PIXELS))

@@ -51,7 +51,7 @@ def write(
                 array = pa.FixedSizeListArray.from_arrays(array, int(np.prod(shape)))
         else:
             arrow_type = _KINDS[kinds[name]] if name in kinds else pa.binary()
-            array = _listed(name, values, arrow_type, columns["id"])
+            array = _make_list_column(name, values, arrow_type, columns["id"])
         arrays.append(array)
         fields.append(pa.field(name, array.type, metadata={"shape": json.dumps(shape)}))
     metadata = {key: json.dumps(value) for key, value in marks.items()}
@@ -74,7 +74,7 @@ def write(
         raise refused from error
 
 
-def _listed(name: str, values: Sequence[Any], arrow_type: Any, ids: Sequence[str]) -> Any:
+def _make_list_column(name: str, values: Sequence[Any], arrow_type: Any, ids: Sequence[str]) -> Any:
     """Return a list as a column; an error names the image whose value it is."""
     try:
         return pa.array(values, arrow_type)
@@ -83,7 +83,7 @@ def _listed(name: str, values: Sequence[Any], arrow_type: Any, ids: Sequence[str
             problem = f"image {ids[0]!r} has the {name} {values[0]!r:.80}, which Parquet cannot hold ({error})"
             raise ValueError(f"{problem}: give it another one, and run the same build again") from error
         for value, image in zip(values, ids, strict=True):
-            _listed(name, [value], arrow_type, [image])
+            _make_list_column(name, [value], arrow_type, [image])
         raise
 
 

@@ -275,7 +275,7 @@ class Atlas(Columns):
         """The margin of the class predicted for each image, or the value of a regressor, shape (R,)."""
         parts = []
         for _, block in self.table.blocks(["components"]):
-            parts.append(SVMTarget()(self._output(torch.tensor(block["components"]))).numpy())
+            parts.append(SVMTarget()(self._make_output(torch.tensor(block["components"]))).numpy())
         return np.concatenate(parts)
 
     def to_pandas(self) -> Any:
@@ -351,13 +351,13 @@ class Atlas(Columns):
             weights=maps.new_zeros(*maps.shape[:2], 0),
             values=torch.from_numpy(read[values]),
             targets=targets,
-            output=self._output(torch.from_numpy(read["components"])),
+            output=self._make_output(torch.from_numpy(read["components"])),
             linear=self.manifest["linear"],
             neutral=self.manifest.get("neutral", False) and not prefix,
             layers=(self.manifest["target_layer"],),
         )
 
-    def _output(self, components: Tensor) -> HeadOutput:
+    def _make_output(self, components: Tensor) -> HeadOutput:
         with torch.no_grad():
             return HeadOutput.of(self.head, self.head.resume(self.head.component_position or 0, components))
 

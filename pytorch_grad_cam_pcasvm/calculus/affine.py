@@ -94,7 +94,7 @@ class AffineBeginning:
         parts = x.flatten(2) if x.dim() > 2 else x.unsqueeze(2)
         step = next((step for step in self._steps(self.root) if not self.tape.keeps_numbers(step)), None)
         before = None if step is None else self.tape.values[step.inputs[0]].shape
-        if step is not None and _is_dense(step) and before == (len(parts), parts[0].numel()):
+        if step is not None and _is_linear(step) and before == (len(parts), parts[0].numel()):
             return self._apply_rest(step.output, player_rows(self._weight(step), parts, over, chunk))
         if step is not None and self._is_average(step):
             mean = parts / parts.shape[2]
@@ -180,7 +180,7 @@ class AffineBeginning:
             after = tape.values[step.output].shape
             if tape.keeps_numbers(step) and after[:1] == rows.shape[:1]:
                 rows = rows.reshape(*rows.shape[:2], *after[1:])
-            elif _is_dense(step):
+            elif _is_linear(step):
                 rows = F.linear(rows, self._weight(step).to(rows.dtype))
             else:
                 break
@@ -205,7 +205,7 @@ def _is_affine(step: Step, value: int) -> bool:
     return not step.options and value in changing
 
 
-def _is_dense(step: Step) -> bool:
+def _is_linear(step: Step) -> bool:
     """Return whether a step is a dense layer."""
     if step.rule is None or step.rule.relevance != "weighted":
         return False

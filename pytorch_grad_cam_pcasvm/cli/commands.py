@@ -291,13 +291,13 @@ def export(options: Any) -> None:
     if not np.allclose(explainer.prepared(picture), transform(picture), atol=1e-4):
         options.out.unlink()
         raise ValueError(_OTHER)
-    print(f"wrote {options.out}: maps of {_listed(metadata['titles'])}")
+    print(f"wrote {options.out}: maps of {_list_titles(metadata['titles'])}")
     print(f"differs from PyTorch by at most {max(metadata['differences'].values()):.0e} of the largest value")
     if options.page:
         print(f"open {export.page(options.out, options.page, options.runtime).resolve().as_uri()}")
 
 
-def _listed(titles: list[str]) -> str:
+def _list_titles(titles: list[str]) -> str:
     """Return the titles of maps as a list in words, components as one."""
     decision_titles = [title for title in titles if not title.startswith("component ")]
     count = len(titles) - len(decision_titles)

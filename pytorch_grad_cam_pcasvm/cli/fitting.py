@@ -155,7 +155,7 @@ def _fit_head(
     svm = pipeline[-1].best_estimator_ if options.search else pipeline[-1]
     if not options.no_pictures and patches is None and hasattr(svm, "support_"):
         rows = {i: training.rows[i] for i in svm.support_.tolist()}
-        fitted.training_set.examples = _examples(preparation.folder(options.images), rows)
+        fitted.training_set.examples = _make_examples(preparation.folder(options.images), rows)
     return fitted, {"estimator": describe_estimator(pipeline)} | training.describe() | about
 
 
@@ -394,7 +394,7 @@ def _check(options: FitOptions) -> None:
         storage.skops_io()
 
 
-def _examples(folder: Any, rows: Mapping[int, int]) -> dict[int, Any]:
+def _make_examples(folder: Any, rows: Mapping[int, int]) -> dict[int, Any]:
     """Return the names and small pictures of the support vectors, by their position in the training set."""
     from pytorch_grad_cam_pcasvm.data.images import Images
     from pytorch_grad_cam_pcasvm.head.storage import Example

@@ -128,7 +128,7 @@ def teach_patches(
     left_out.score(training.read_all, heads, training.spread)
     score = left_out.tell("photo" if options.groups is None else "object")
     if score:
-        score["score"] |= _compare(options, left_out, photos, pooled, lessons)
+        score["score"] |= _compare_heads(options, left_out, photos, pooled, lessons)
     head, about = _fit_all(options, all_patches[-1], photos, typed=typed)
     _show_chosen(options, folder, training, suspicions[-1], doubtful)
     return head, training.describe() | about | score
@@ -182,7 +182,7 @@ def _gather(
     ]
 
 
-def _compare(
+def _compare_heads(
     options: FitOptions, left_out: LeftOut, photos: Photos, pooled: TrainingSet, lessons: Sequence[Any]
 ) -> dict[str, Any]:
     """Say whether patches or pooled features tell photos better that were left out; return it for the model's file."""

@@ -144,7 +144,7 @@ class Images:
             ]
         else:
             return None
-        return [_plain(image_and_label((None, label))[1]) for label in labels]
+        return [_as_plain(image_and_label((None, label))[1]) for label in labels]
 
     def digest(self) -> str:
         """Return a digest of the rows' names and order."""
@@ -194,7 +194,7 @@ class Images:
             )
         if not image.is_floating_point():
             raise TypeError(f"the image is {image.dtype}, but the network takes floating-point values: scale it")
-        return image_and_label(image)[0], _plain(label)
+        return image_and_label(image)[0], _as_plain(label)
 
 
 def size_and_orientation(path: str | Path) -> tuple[tuple[int, int], int]:
@@ -268,7 +268,7 @@ def image_folder(root: Path, transform: Callable[[Any], Tensor] | None, *, exif:
     return images
 
 
-def _plain(label: Any) -> Any:
+def _as_plain(label: Any) -> Any:
     """Return a label as a Python integer, float or string, or None."""
     if isinstance(label, Tensor | np.ndarray | np.generic):
         numbers = label.reshape(-1).tolist()

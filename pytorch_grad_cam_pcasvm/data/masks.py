@@ -115,7 +115,7 @@ class MaskFolder:
                 classes = MaskClasses.of(self.root, facts, only_inside=self._only_inside)
             for row, masks in enumerate(self._masks):
                 if len(masks) > 1:  # which may contradict each other
-                    self._numbers(row, classes)
+                    self._merge_numbers(row, classes)
             if classes.hint:
                 warn(classes.hint, UserWarning)
             self._classes = classes
@@ -135,7 +135,7 @@ class MaskFolder:
         classes = self.classes
         if self.files[row] is None:
             return np.zeros(size, np.uint8)
-        return np.asarray(framed(Image.fromarray(self._numbers(row, classes)), size, resize, "nearest"))
+        return np.asarray(framed(Image.fromarray(self._merge_numbers(row, classes)), size, resize, "nearest"))
 
     def find_inside(self, row: int, size: tuple[int, int], resize: int | str | None) -> np.ndarray:
         """Return the inside of a picture's mask as the network sees it, no region of it lost or broken.
@@ -152,7 +152,7 @@ class MaskFolder:
         classes = self.classes
         if self.files[row] is None:
             return np.zeros(size, bool)
-        numbers = self._numbers(row, classes)
+        numbers = self._merge_numbers(row, classes)
         return _shrink((numbers > 0) & (numbers != UNLABELLED), size, resize)
 
     def _read_all_boxes(self) -> None:
@@ -178,7 +178,7 @@ class MaskFolder:
             )
         self._numbers_of_boxes = {name: number for number, name in enumerate(names, 1)}
 
-    def _numbers(self, row: int, classes: MaskClasses) -> np.ndarray:
+    def _merge_numbers(self, row: int, classes: MaskClasses) -> np.ndarray:
         """Return the numbers of a picture's masks together, uint8, as large as the files have them."""
         masks = self._masks[row]
         parts = [classes.numbered(self._read(row, file)) for file in masks]

@@ -89,14 +89,14 @@ def completeness(study: Subject) -> Steps:
                 promised.add(method)
             own = np.array([float(image_map.values) for image_map in maps])
             for source, source_maps in theirs.items():
-                differences[method, source].append(np.abs(_sums(source_maps) - own))
+                differences[method, source].append(np.abs(_add_up(source_maps) - own))
             signs = [float(image_map.maps.double().sum()) * float(image_map.values) for image_map in maps]
             contradicting[method] += [sign < 0 for sign in signs]
             subject.add(method, differences[method, ""][-1], rows_of, x, maps)
         yield subject.step(collect_result, lambda row: bool(row.verdict))
 
 
-def _sums(maps: Sequence[SignedMaps]) -> np.ndarray:
+def _add_up(maps: Sequence[SignedMaps]) -> np.ndarray:
     """Return the sum of each map, its remainder and the value at its baseline, shape (N,)."""
     sums = []
     for image_map in maps:

@@ -84,7 +84,7 @@ def faithfulness(  # noqa: D417 - of the study its class tells
         if not spread > SAME * np.abs(np.concatenate(values)).max():
             raise ValueError("the target has the same value for all images: there is nothing that could fall")
         mean = {key: np.concatenate(parts) / spread for key, parts in change.items()}
-        return [row for method in subject.named for row in _compared(method, mean, against)], mean
+        return [row for method in subject.named for row in _compare_rivals(method, mean, against)], mean
 
     def collect_result() -> Result:
         # Of a few images, parts of which change nothing, more may say more.
@@ -175,7 +175,7 @@ def _curves(mean: Mapping[Any, np.ndarray], sources: Mapping[str, Any]) -> dict[
     }
 
 
-def _compared(method: str, mean: Mapping[Any, np.ndarray], against: Rivals) -> list[Row]:
+def _compare_rivals(method: str, mean: Mapping[Any, np.ndarray], against: Rivals) -> list[Row]:
     """Return how much more a method's maps change the value than controls and other methods do."""
     sources: dict[str, Any] = {rival: rival if rival in SHARED else (method, rival) for rival in against.names}
     sources |= {rival: (rival, "") for rival in against.methods if rival != method}
@@ -253,7 +253,7 @@ def _blurred(x: Tensor) -> Filled:
     return lambda keep: torch.where(keep.unsqueeze(1).to(x.device), x, blurred)
 
 
-def _mean(x: Tensor) -> Filled:
+def _fill_with_mean(x: Tensor) -> Filled:
     """Put the mean of each channel where nothing is kept."""
     mean = x.mean(tuple(range(2, x.dim())), keepdim=True)
     return lambda keep: torch.where(keep.unsqueeze(1).to(x.device), x, mean)
@@ -275,4 +275,4 @@ def _road(x: Tensor) -> Filled:
     return fill_pixels
 
 
-FILLS: dict[str, Callable[[Tensor], Filled]] = {"blur": _blurred, "mean": _mean, "road": _road}
+FILLS: dict[str, Callable[[Tensor], Filled]] = {"blur": _blurred, "mean": _fill_with_mean, "road": _road}

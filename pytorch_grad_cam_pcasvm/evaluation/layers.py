@@ -84,7 +84,7 @@ def layers(
             blocks = find_last_blocks(backbone, source, x)[-_AMONG:]
         candidates = [*blocks, *(blocks[-number:] for number in _TOGETHER if number <= len(blocks))]
     groups = _name_groups(backbone, candidates)
-    means = _means(net, subject, groups, x[0].numel())
+    means = _average_layers(net, subject, groups, x[0].numel())
     methods: dict[str, Any] = {}
     for title, names in groups.items():
         options: dict[str, Any] = {"target_layers": names, "reshape_transform": reshape_transform}
@@ -128,7 +128,7 @@ def layers(
     return result
 
 
-def _means(net: PCASVMNet, subject: Subject, groups: dict[str, list[str]], numbers: int) -> dict[str, Tensor]:
+def _average_layers(net: PCASVMNet, subject: Subject, groups: dict[str, list[str]], numbers: int) -> dict[str, Tensor]:
     """Return the means of the layers of all candidates for which the head does not have them all.
 
     Where it has them, the start does not depend on these images.

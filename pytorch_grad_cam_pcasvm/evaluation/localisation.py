@@ -103,7 +103,7 @@ def localisation(  # noqa: D417 - of the study its class tells
     if study.net.is_dense:
         yield from measure_positions(study, masks, category, tolerance, rate)
         return
-    subject = _begin(study, tiles, masks)
+    subject = _begin_subject(study, tiles, masks)
     on_nothing = [] if masks is None else _without_masks(subject, masks)
     pixels, answers = PixelValues(), PixelValues()
     against = Rivals(subject, rivals)
@@ -112,7 +112,7 @@ def localisation(  # noqa: D417 - of the study its class tells
 
     def rows_so_far() -> list[Row]:
         numbers = {key: np.concatenate(parts) for key, parts in measured.items()}
-        return _rows(subject, against, numbers, np.concatenate(chances))
+        return _make_rows(subject, against, numbers, np.concatenate(chances))
 
     def collect_result() -> Result:
         if not chances:
@@ -159,7 +159,7 @@ def localisation(  # noqa: D417 - of the study its class tells
         yield subject.step(collect_result, lambda row: masks is None and bool(row.verdict) and row.against in DECIDING)
 
 
-def _begin(study: Subject, tiles: int, masks: Any) -> Subject:
+def _begin_subject(study: Subject, tiles: int, masks: Any) -> Subject:
     """Return the subject whose decisions are localised.
 
     Raises:
@@ -185,7 +185,9 @@ def _add_pixels(
     answers.add(where, rows_of, other_maps | {CENTRE: _centre(x)})
 
 
-def _rows(subject: Subject, against: Rivals, numbers_of: Mapping[Any, np.ndarray], chance: np.ndarray) -> list[Row]:
+def _make_rows(
+    subject: Subject, against: Rivals, numbers_of: Mapping[Any, np.ndarray], chance: np.ndarray
+) -> list[Row]:
     """Return the rows of both measures.
 
     Args:

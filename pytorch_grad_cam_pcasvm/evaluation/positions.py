@@ -268,7 +268,7 @@ def measure_decisions(net: PCASVMNet, x: Tensor, normal: Any) -> np.ndarray | No
     classes = [] if net.head.classes_ is None else net.head.classes_.tolist()
     if normal is None or normal not in classes:
         return None
-    return _compare(net, x, [number for number, name in enumerate(classes) if name != normal])
+    return _measure_leads(net, x, [number for number, name in enumerate(classes) if name != normal])
 
 
 def values_of_positions(net: PCASVMNet, x: Tensor, category: Any = None, normal: Any = None) -> np.ndarray:
@@ -295,12 +295,12 @@ def values_of_positions(net: PCASVMNet, x: Tensor, category: Any = None, normal:
             if category is None
             else f"there is no class {category!r}: the head's classes are {classes}"
         )
-    margins = _compare(net, x, [classes.index(name) for name in wanted])
+    margins = _measure_leads(net, x, [classes.index(name) for name in wanted])
     assert margins is not None
     return margins
 
 
-def _compare(net: PCASVMNet, x: Tensor, wanted: Sequence[int]) -> np.ndarray | None:
+def _measure_leads(net: PCASVMNet, x: Tensor, wanted: Sequence[int]) -> np.ndarray | None:
     """Return by how much some classes are ahead of all others, (N, *grid); None: the head has no margins."""
     with evaluation_mode(net), torch.no_grad():
         margins = net(x).margins

@@ -95,13 +95,13 @@ def report(  # noqa: D417 - of the study its class tells
     for turn in take_turns(sorted(courses, key=lambda course: _order(course, study)), budget):
         if turn is not None:
             _warn_if_failed(turn)
-            _draw(turn, entries, budget)
+            _draw_examples(turn, entries, budget)
             if dense and turn.result is not None and not entries["examples"]:
                 entries["examples"] = _positions(study, options)
         running = not all(course.ended for course in courses)
         if turn is not None and turn.late and running:
             continue  # the next check ends at once, too
-        _tell(entries, courses, budget, running)
+        _put_results(entries, courses, budget, running)
         if study.minutes is not None or (turn is not None and turn.result is not None):
             _write(file, entries)  # what was found stays, whatever comes next
             page(file)
@@ -225,7 +225,7 @@ def _tell_duration(study: Subject, options: Mapping[str, Mapping[str, Any]]) -> 
         print(f"this will take {in_minutes(expected(study, options))}{sooner}", flush=True)
 
 
-def _tell(entries: dict[str, Any], courses: Sequence[Course], budget: Budget, running: bool) -> None:
+def _put_results(entries: dict[str, Any], courses: Sequence[Course], budget: Budget, running: bool) -> None:
     """Put the results so far into the entries of a report."""
     results = entries["results"]
     for course in courses:
@@ -235,7 +235,7 @@ def _tell(entries: dict[str, Any], courses: Sequence[Course], budget: Budget, ru
         entries["time"] = {"seconds": budget.spent, "of": budget.seconds, "running": running, "late": late}
 
 
-def _draw(course: Course, entries: dict[str, Any], budget: Budget) -> None:
+def _draw_examples(course: Course, entries: dict[str, Any], budget: Budget) -> None:
     """Draw the worst images of a check that has ended, if there is time; the reserve is for that and for the page."""
     if course.result is None or not course.ended:
         return

@@ -177,7 +177,7 @@ def _summary(methods: Sequence[str], results: Mapping[str, Any]) -> list[str]:
                 continue
             rows = [row for row in result.rows if row.method == method and row.verdict]
             failures = {
-                verdict: [_compared(row) for row in rows_of]
+                verdict: [_describe_comparison(row) for row in rows_of]
                 for verdict in NOT_PASSED
                 if (rows_of := [row for row in rows if row.verdict == verdict])
             }
@@ -203,7 +203,7 @@ def _summary(methods: Sequence[str], results: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _compared(row: Row) -> str:
+def _describe_comparison(row: Row) -> str:
     """Return the comparison of a row in words."""
     return in_words(row.measure) + (f" against {in_words(row.against)}" if row.against else "")
 
@@ -231,13 +231,13 @@ def _section(name: str, result: Any, pictures: Mapping[str, str]) -> str:
         parts.append(_image(_curves(json.dumps(result.curves)), "Deletion and insertion curves"))
     parts += [
         f"<h3>Worst images, {html.escape(method)}</h3>{_image(picture, f'the worst images of {method}')}"
-        f"<ol>{''.join(map(_name, result.names[method]))}</ol>"
+        f"<ol>{''.join(map(_shorten_path, result.names[method]))}</ol>"
         for method, picture in pictures.items()
     ]
     return "\n".join([*parts, "</details>"])
 
 
-def _name(path: str) -> str:
+def _shorten_path(path: str) -> str:
     """Return the path of an image as HTML, without folders that its name begins with, as in cats/cat.12.jpg."""
     *folders, file = path.split("/")
     shown = [folder for folder in folders if not file.lower().startswith(folder.lower().removesuffix("s"))]

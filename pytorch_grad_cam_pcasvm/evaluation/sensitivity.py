@@ -82,7 +82,7 @@ def sensitivity(  # noqa: D417 - of the study its class tells
             "sensitivity",
             "do maps change when what was learned is randomised? (absolute rank correlation of the maps before and "
             "after; near 1 the map does not show what was learned)",
-            _rows(subject, similarities, draws),
+            _make_rows(subject, similarities, draws),
             target_layer=subject.layer,
         )
 
@@ -125,7 +125,7 @@ def sensitivity(  # noqa: D417 - of the study its class tells
         yield subject.step(collect_result, lambda row: bool(row.verdict))
 
 
-def _rows(
+def _make_rows(
     subject: Subject, similarities: Mapping[tuple[str, str, str], list[np.ndarray]], draws: Sequence[int]
 ) -> list[Row]:
     """Return the rows of similarities by method, measure and rival, of images with these draws."""

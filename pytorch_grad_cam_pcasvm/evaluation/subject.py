@@ -192,11 +192,11 @@ class Subject:
         parts = []
         with evaluation_mode(self.net), torch.no_grad():
             for start in range(0, len(x), self.batch_size):
-                output = self._output(x[start : start + self.batch_size])
+                output = self._compute_output(x[start : start + self.batch_size])
                 parts += [float(target(row)) for target, row in zip(targets[start:], output, strict=False)]
         return np.array(parts)
 
-    def _output(self, x: Tensor) -> HeadOutput:
+    def _compute_output(self, x: Tensor) -> HeadOutput:
         """Return the network's output; its convolutions are faster on a CPU if channels come last in memory."""
         if self._channels_last and x.dim() == 4 and x.device.type == "cpu":
             try:

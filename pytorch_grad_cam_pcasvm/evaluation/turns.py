@@ -159,7 +159,7 @@ class Course:
         try:
             next(self._steps, None)
         except Exception as error:  # whatever it is, the other checks are made
-            self._end(error)
+            self._end_check(error)
 
     def advance(self, budget: Budget) -> bool:
         """Measure a batch, if one that leads to the next look fits into the time.
@@ -177,7 +177,7 @@ class Course:
             step = next(self._steps)
             new = step is not None and self._look(step)
         except Exception as error:  # whatever it is, the other checks are made
-            self._end(error)
+            self._end_check(error)
             return True
         seconds = budget.clock() - start
         self._seconds, self._longest = self._seconds + seconds, max(self._longest, seconds)
@@ -213,7 +213,7 @@ class Course:
         self._subject = subject = step.subject
         if subject.done == subject.total:
             self.result = step.result()
-            self._end()
+            self._end_check()
             return True
         if subject.done not in subject.looks:
             return False
@@ -242,9 +242,9 @@ class Course:
             self.result.settings["stopped"] = f"after {self.result.settings['measured']}, {why}"
             if self._subject is not None and self._subject.progress and not self.late:
                 print(f"{self._subject.title}{self.name} stops {self.result.settings['stopped']}", flush=True)
-        self._end()
+        self._end_check()
 
-    def _end(self, error: Exception | None = None) -> None:
+    def _end_check(self, error: Exception | None = None) -> None:
         self.error, self.ended = error, True
         self._steps.close()  # type: ignore[attr-defined]
 

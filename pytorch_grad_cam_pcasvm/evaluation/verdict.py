@@ -144,7 +144,7 @@ def _clauses(evidence: _Found, rows: Sequence[tuple[str, Row]], than: str) -> li
     for measure in (SHARE, POINT):
         rivals = [in_words(row.against) for check, row in rows if check == "localisation" and row.measure == measure]
         if rivals:
-            phrase = _share(evidence) if measure == SHARE else f"has its largest value {_place(evidence)}"
+            phrase = _describe_share(evidence) if measure == SHARE else f"has its largest value {_place(evidence)}"
             clauses.append(f"it {phrase}, {than} {_listed(rivals)}")
     stability_measures = [row.measure for check, row in rows if check == "stability"]
     clauses += (
@@ -161,7 +161,7 @@ def _praise(evidence: _Found) -> str:
     local = "localisation" in evidence.results
     unknown = [] if local else ["whether it tells classes apart"]
     unknown += [] if "completeness" in evidence.results else ["whether its maps contradict the decision"]
-    praise = _listed([*parts, _share(evidence)] if local else parts)
+    praise = _listed([*parts, _describe_share(evidence)] if local else parts)
     return f"{praise}; {_listed(unknown)} {_was(unknown)} not measured" if unknown else praise
 
 
@@ -194,7 +194,7 @@ def _place(evidence: _Found) -> str:
     return f"on the right one of {tiles} images" if tiles else "inside the masks"
 
 
-def _share(evidence: _Found) -> str:
+def _describe_share(evidence: _Found) -> str:
     share = evidence.results["localisation"][evidence.method, SHARE].mean
     return f"puts {share:.0%} of the evidence {_place(evidence)}"
 

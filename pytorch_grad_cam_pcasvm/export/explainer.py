@@ -471,7 +471,9 @@ class Sheets(Answers):
             return Panel(picture, outputs["anomaly"][row], heading, caption, scale, LARGE, boxes)
         if len(strongest) == 1 and len(self.about["classes"]) == 2 and "evidence" in outputs:
             values = outputs["evidence"][row, 0]
-            scale = Scale(0.0, float(np.abs(values).max()), None, "0 or less has no colour", self._share(outputs, row))
+            scale = Scale(
+                0.0, float(np.abs(values).max()), None, "0 or less has no colour", self._describe_shares(outputs, row)
+            )
             name = self.about["meanings"][strongest[0]].split("{}")[0].strip()
             if name in ("margin", "log-ratio"):
                 name += " of " + self.titles(outputs, row)[strongest[0]].removesuffix(" where strongest")
@@ -506,7 +508,7 @@ class Sheets(Answers):
         opacity = 0.55 * (np.isfinite(large) & ~np.isin(place, absent))[..., None]
         return _mixed(opacity, colours[place % len(colours)], _grey(picture))
 
-    def _share(self, outputs: dict[str, np.ndarray], row: int) -> str:
+    def _describe_shares(self, outputs: dict[str, np.ndarray], row: int) -> str:
         """Return the share of positions of each class in words, without classes that are absences."""
         shares = {name: share for name, share in self.shares(outputs, row).items() if name not in self._absent}
         return ", ".join(f"{name}: {share:.1%} of the positions" for name, share in shares.items())

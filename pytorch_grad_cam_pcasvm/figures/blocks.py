@@ -74,13 +74,13 @@ class Block:
         self, title: str, group: SignedMaps, k: int, signed: bool, size: Sequence[int], classes: Sequence[Any] | None
     ) -> None:
         self.title, self.group, self.k, self.signed, self.classes = title, group, k, signed, classes
-        self.columns = list(self._columns(size))
+        self.columns = list(self._list_columns(size))
         self.captions = [caption(group, k, row, classes) for row in range(len(group.maps))]
         self.longest = max(len(self.end(row)) for row in range(len(group.maps))) + self.signed
         # Formulas are not wrapped: their letters, without what makes them one.
         self.formula = max((len(re.sub(r"[$_{}]", "", text)) for text in self.captions if is_formula(text)), default=0)
 
-    def _columns(self, size: Sequence[int]) -> Iterator[Column]:
+    def _list_columns(self, size: Sequence[int]) -> Iterator[Column]:
         target, k = self.group.targets[self.k], self.k
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", BlankMapWarning)  # the picture says so
@@ -161,12 +161,12 @@ def write_title(target: Any, output: Any, classes: Sequence[Any] | None) -> str:
 
 def _sides(target: Any, output: Any, classes: Sequence[Any] | None, against: bool) -> str:
     """Return in words which classes a target speaks for and against."""
-    names = _names(target, output, classes)
+    names = _map_names(target, output, classes)
     category, versus = getattr(target, "category", None), getattr(target, "versus", None)
     rivals = versus if isinstance(versus, tuple) else () if versus is None else (versus,)
-    own = _PREDICTED if category is None else _name(category, _ROLES | names)
-    rival_names = ", ".join(_name(label, _ROLES | names) for label in rivals)
-    if category is None and not isinstance(versus, tuple) and _plain(versus) in (list_labels(output) or ()):
+    own = _PREDICTED if category is None else _name_class(category, _ROLES | names)
+    rival_names = ", ".join(_name_class(label, _ROLES | names) for label in rivals)
+    if category is None and not isinstance(versus, tuple) and _as_plain(versus) in (list_labels(output) or ()):
         return f"{'for' if against else 'against'} {rival_names}"  # by whichever other class is the strongest
     if rival_names:
         return f"{rival_names} rather than {own}" if against else f"{own} rather than {rival_names}"
@@ -221,23 +221,23 @@ def subject(target: Any, output: Any, row: int, classes: Sequence[Any] | None) -
         return ""
     category, versus = getattr(target, "category", None), getattr(target, "versus", None)
     if isinstance(output, HeadOutput) and of_svm:
-        category = _predicted(target, output, row) if category is None else category
+        category = _find_predicted(target, output, row) if category is None else category
     elif category is None and isinstance(target, ScoreTarget):
-        category = int(_scores(output)[row].argmax())
+        category = int(_describe_scores(output)[row].argmax())
     elif isinstance(category, int) and not of_svm:
         category = labels[category]
-    category = _plain(category)
+    category = _as_plain(category)
     if not isinstance(category, str | int | float):
         return ""
-    names = _names(target, output, classes)
-    words = ["against"] * (getattr(target, "sign", "+") == "-") + [_name(category, names)]
+    names = _map_names(target, output, classes)
+    words = ["against"] * (getattr(target, "sign", "+") == "-") + [_name_class(category, names)]
     if versus is not None:
         several = versus if isinstance(versus, tuple) else [versus]
-        words.append("/ " + ", ".join(_name(label, names) for label in several))
+        words.append("/ " + ", ".join(_name_class(label, names) for label in several))
     return literal(" ".join(words))
 
 
-def _names(target: Any, output: Any, classes: Sequence[Any] | None) -> dict[Any, str]:
+def _map_names(target: Any, output: Any, classes: Sequence[Any] | None) -> dict[Any, str]:
     """Return the names of the classes by their labels, as far as a target's labels are known to be these."""
     labels = list_labels(output) or []
     if not isinstance(output, HeadOutput) and isinstance(target, SVMTarget | LogRatioTarget | ProbabilityTarget):
@@ -246,11 +246,11 @@ def _names(target: Any, output: Any, classes: Sequence[Any] | None) -> dict[Any,
     return dict(zip(labels, map(str, names), strict=True))
 
 
-def _name(label: Any, names: Mapping[Any, str]) -> str:
-    return names.get(_plain(label), _class(_plain(label)))
+def _name_class(label: Any, names: Mapping[Any, str]) -> str:
+    return names.get(_as_plain(label), _class(_as_plain(label)))
 
 
-def _predicted(target: Any, output: HeadOutput, row: int) -> Any:
+def _find_predicted(target: Any, output: HeadOutput, row: int) -> Any:
     """Return the class that a target without a category is about in an image, or at most of its positions."""
     against_one = isinstance(target, SVMTarget | LogRatioTarget) and target.versus is not None
     if output.grid is None and not against_one:
@@ -262,11 +262,11 @@ def list_labels(output: Any) -> list[Any] | None:
     """Return the labels of the classes: for an ordinary classifier their numbers, for a regressor None."""
     if isinstance(output, HeadOutput):
         return None if output.head.classes_ is None else output.head.classes_.tolist()
-    scores = _scores(output)
+    scores = _describe_scores(output)
     return list(range(scores.shape[1])) if isinstance(scores, Tensor) and scores.dim() == 2 else None
 
 
-def _scores(output: Any) -> Any:
+def _describe_scores(output: Any) -> Any:
     """Return the scores in the output of a classifier: of transformers they are its logits."""
     return getattr(output, "logits", output)
 
@@ -276,6 +276,6 @@ def _class(label: Any) -> str:
     return label if isinstance(label, str) else f"class {label}"
 
 
-def _plain(label: Any) -> Any:
+def _as_plain(label: Any) -> Any:
     """Return a label as Python's own number or word."""
     return label.item() if hasattr(label, "item") else label

@@ -183,10 +183,10 @@ def plot_component(
         ])
         check_maps("", maps, len(drawn))
         ends = _ends(rows, drawn, maps)
-        parts = _parts(cam, x[:1], p.to(find_device(net)), component, target)
+        parts = _list_parts(cam, x[:1], p.to(find_device(net)), component, target)
     group = "class" if labels is not None else "predicted class" if classes_known(net.head) else "set"
-    along = Along(f"p_{{{component + 1}}}", values, labelled, group, parts, _decision(target, output, classes))
-    return _drawn(ends, along, count, size)
+    along = Along(f"p_{{{component + 1}}}", values, labelled, group, parts, _name_decision(target, output, classes))
+    return _draw_figure(ends, along, count, size)
 
 
 def choose_method(net: PCASVMNet, layer: Any, cam: ClosedFormCAM | None, at: Any = None) -> ClosedFormCAM:
@@ -227,7 +227,7 @@ def classes_known(head: Head) -> bool:
     return head.classes_ is not None and head.voting.about == "classes"
 
 
-def _decision(target: Any, output: HeadOutput, classes: Any) -> str:
+def _name_decision(target: Any, output: HeadOutput, classes: Any) -> str:
     """Return the decision that the component is a part of, for images of any class."""
     name, labels = heading(target, output), list_labels(output)
     if labels is None:
@@ -245,7 +245,7 @@ def _ends(rows: np.ndarray, pictures: np.ndarray, maps: SignedMaps) -> Ends:
     return Ends(rows, pictures, signed[:, 0].numpy(), float(maps.nu[largest]), float(maps.log_scale[largest]))
 
 
-def _parts(cam: ClosedFormCAM, first: Tensor, p: Tensor, component: int, target: Any) -> np.ndarray | None:
+def _list_parts(cam: ClosedFormCAM, first: Tensor, p: Tensor, component: int, target: Any) -> np.ndarray | None:
     """Return g_b (p_b - p0_b) of every image, shape (R,); None without an SVM, or where maps do not add up."""
     if cam.model.head.decision_position is None:
         return None
@@ -262,11 +262,11 @@ def _parts(cam: ClosedFormCAM, first: Tensor, p: Tensor, component: int, target:
     return ((g * (p - p0))[:, component] * log_scale.exp()).cpu().numpy()
 
 
-def _drawn(ends: Ends, along: Along, count: int, size: tuple[float, float] | None) -> Figure:
+def _draw_figure(ends: Ends, along: Along, count: int, size: tuple[float, float] | None) -> Figure:
     """Return the figure, its pictures from the lowest to the highest value."""
     names = _most_telling(along)
     columns = 2 * count + 2
-    titles, shrink = _titles(ends.outermost(count), along)
+    titles, shrink = _list_titles(ends.outermost(count), along)
     lines = max(title.count("\n") + 1 for title in titles)
     written = [wrap_text(name, _NAME, "medium", break_long_words=False) for name in names]
     line = 0.12 + 0.25 * max(name.count("\n") + 1 for name in written)
@@ -276,7 +276,7 @@ def _drawn(ends: Ends, along: Along, count: int, size: tuple[float, float] | Non
     decision = f"part of the {along.decision}"
     decision = wrap_text(decision, 3 / 8 * width - 0.5, "small", break_long_words=False)
     low += 0.2 * decision.count("\n")
-    with laid_out((width, high + low + 0.3), size, _note(along), w_pad=0.06) as figure:
+    with laid_out((width, high + low + 0.3), size, _describe_scale(along), w_pad=0.06) as figure:
         above, below = figure.subfigures(2, height_ratios=(high, low), squeeze=False).flat
         _draw_ends(above.subplots(2, columns).T, ends, along, count, titles, shrink)
         grid = below.add_gridspec(1, 24)
@@ -288,7 +288,7 @@ def _drawn(ends: Ends, along: Along, count: int, size: tuple[float, float] | Non
     return figure
 
 
-def _titles(shown: Ends, along: Along) -> tuple[list[str], float]:
+def _list_titles(shown: Ends, along: Along) -> tuple[list[str], float]:
     """Return the class and value of every image shown, and the size of their letters."""
     class_names = {row: name for name, mask in along.classes.items() for row in np.flatnonzero(mask)}
     names, shrink = fitted([class_names[row] for row in shown.rows], _PICTURE, "small")
@@ -315,18 +315,18 @@ def _draw_ends(axes: np.ndarray, ends: Ends, along: Along, count: int, titles: S
             above.set(anchor="S")
             values = None if panel.map is None else panel.map / (top or 1.0)
             bar = (1.07, 0.1) if above is axes[side][-1, 0] else None
-            draw_panel(below, Panel(panel.photo, values, scale=_end(ends, top)), bar=bar)
+            draw_panel(below, Panel(panel.photo, values, scale=_describe_end(ends, top)), bar=bar)
             below.set(anchor="N")
         place: dict[str, Any] = {"xytext": (0, (lines + 0.9) * font), "textcoords": "offset points"}
         axes[first, 0].annotate(f"{word} ${along.symbol}$", (0, 1), xycoords="axes fraction", weight="bold", **place)
 
 
-def _end(ends: Ends, share: float) -> str:
+def _describe_end(ends: Ends, share: float) -> str:
     """Return where a scale ends, as text: at a share of the largest value."""
     return number(share * ends.top, ends.log_scale)
 
 
-def _note(along: Along) -> str:
+def _describe_scale(along: Along) -> str:
     note = (
         f"Red raises ${along.symbol}$, blue lowers it. Each end has its own scale, which ends at the number beside it. "
     )

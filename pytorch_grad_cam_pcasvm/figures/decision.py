@@ -109,7 +109,7 @@ class Steps:
             )
         check_classes(classes, {"": whole})
         value, start = float(whole.values), float(whole.baseline_values)
-        parts = _parts(components, head, target, whole, count)
+        parts = _list_parts(components, head, target, whole, count)
         title, words = write_title(target, whole.output, classes), subject(target, whole.output, 0, classes)
         title += f", {words}" if getattr(target, "category", words) is None and words else ""
         label = wrap_text(title, COLUMN, "medium", break_long_words=False)
@@ -234,7 +234,7 @@ def stand_below(above: Sequence[Axes], bars: Axes) -> None:
     bars.set_xlim(-half, len(above) - 1 + half)
 
 
-def _parts(components: SignedMaps, head: Any, target: Any, whole: SignedMaps, count: int) -> list[Step]:
+def _list_parts(components: SignedMaps, head: Any, target: Any, whole: SignedMaps, count: int) -> list[Step]:
     """Return the strongest components of one image, and the others as one step."""
     leading = takewhile(lambda pair: pair[1] == PCATarget(pair[0]), enumerate(components.targets))
     of_components = components[:, [b for b, _ in leading]]

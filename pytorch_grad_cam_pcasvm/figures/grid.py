@@ -89,7 +89,7 @@ def plot_maps(
     if compare:
         _check_comparable(groups)
     blocks: list[Block] = []
-    notes = [_how_to_read(groups, signed, outline), *_sums(groups)]
+    notes = [_how_to_read(groups, signed, outline), *_describe_sums(groups)]
     first = selected(next(iter(groups.values())), components)
     for title, group in groups.items():
         # Those that are compared have the same targets, and show the same components.
@@ -109,7 +109,7 @@ def plot_maps(
         return layout.draw(pictures, "outline" if outline else "overlay" if overlay else "map")
 
 
-def _sums(groups: Mapping[str, SignedMaps]) -> list[str]:
+def _describe_sums(groups: Mapping[str, SignedMaps]) -> list[str]:
     """Return a note that says which maps add up, and to what."""
     adding_up = [title for title, group in groups.items() if group.baseline_values is not None]
     if not adding_up:

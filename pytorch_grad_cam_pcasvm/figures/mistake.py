@@ -113,7 +113,7 @@ def plot_mistake(
             f"labels of shape {image_labels.shape} and {len(source)} pictures for {len(x)} training images: give "
             "one for each"
         )
-    names = _names(head_classes, classes)
+    names = _map_names(head_classes, classes)
     drawn = as_array(one if picture is None else picture)
     drawn = as_pictures(drawn if drawn.ndim == 4 else drawn[None])[0]
 
@@ -143,7 +143,7 @@ def plot_mistake(
     )
     distances = (rows - p).norm(dim=1).numpy()
     distances[(x == one).flatten(1).all(1).cpu().numpy().repeat(positions)] = np.inf  # no image is its own neighbour
-    nearest = [_nearest(distances, row_labels, label)[:neighbours] for label in (predicted, truth)]
+    nearest = [_find_nearest(distances, row_labels, label)[:neighbours] for label in (predicted, truth)]
     around = Around(grid, drawn.shape[:2]) if at else None
     near = [
         _Near(
@@ -154,7 +154,7 @@ def plot_mistake(
         for label, some in zip((predicted, truth), nearest, strict=True)
     ]
     outline = None if around is None else around.patch(int(np.ravel_multi_index(at or (), grid.shape)))
-    return _drawn(drawn, steps, _sentence(all_steps, names[predicted], names[truth]), near, size, outline)
+    return _draw_figure(drawn, steps, _sentence(all_steps, names[predicted], names[truth]), near, size, outline)
 
 
 class _Near(NamedTuple):
@@ -196,14 +196,14 @@ def _classes(head: Head) -> list[Any]:
     return head.classes_.tolist()
 
 
-def _names(labels: Sequence[Any], classes: Mapping[Any, str] | Sequence[str] | None) -> dict[Any, str]:
+def _map_names(labels: Sequence[Any], classes: Mapping[Any, str] | Sequence[str] | None) -> dict[Any, str]:
     """Return the names of the labels."""
     if classes is not None and not isinstance(classes, Mapping) and len(classes) < len(labels):
         raise ValueError(f"{len(classes)} names for {len(labels)} classes: give one for each")
     return {label: plain_name(label, index, classes) for index, label in enumerate(labels)}
 
 
-def _nearest(distances: np.ndarray, labels: np.ndarray, label: Any) -> np.ndarray:
+def _find_nearest(distances: np.ndarray, labels: np.ndarray, label: Any) -> np.ndarray:
     """Return the training images of a class, the nearest first."""
     rows = np.flatnonzero((labels == label) & np.isfinite(distances))
     if not len(rows):
@@ -231,7 +231,7 @@ def _sentence(steps: Steps, predicted: str, truth: str) -> str:
     return f"{outcome}: component{'s' * bool(most)} {', '.join(most)}{' and ' * bool(most)}{last} tipped it"
 
 
-def _drawn(
+def _draw_figure(
     picture: np.ndarray,
     steps: Steps,
     sentence: str,

@@ -75,7 +75,7 @@ def plot_positions(
         >>> parts = PCASVMNet(backbone, NearestNeighbors().fit(good), "layer2", pool="dense").eval()
         >>> figure = plot_positions(images, parts.anomaly_map(images), anomaly=True)
     """
-    drawn, numbers = as_pictures(pictures), _numbers(values)
+    drawn, numbers = as_pictures(pictures), _as_numbers(values)
     _check(drawn, numbers.shape[:1], masks, titles)
     low, high = float(numbers.min()), float(numbers.max())
     ends = _known_scale(values, scale, anomaly)
@@ -209,7 +209,7 @@ def _known_scale(values: Any, scale: Sequence[float] | None, anomaly: bool) -> t
     return low, high
 
 
-def _numbers(values: Any) -> np.ndarray:
+def _as_numbers(values: Any) -> np.ndarray:
     numbers = as_array(values)
     if numbers.ndim != 3:
         raise ValueError(f"expected one number at every position, (N, h, w), got {numbers.shape}")

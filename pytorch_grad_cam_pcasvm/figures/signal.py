@@ -86,7 +86,7 @@ def plot_signal(
             for place, k in enumerate(shown):
                 axis = axes.flat[row * across + place]
                 nu = float(maps.nu[row, k])
-                _draw(axis, times, lines[row], colours[row, k] / (nu or 1.0), channels)
+                _draw_lines(axis, times, lines[row], colours[row, k] / (nu or 1.0), channels)
                 words = caption(maps, k, row, classes)
                 words = words if ":" in words else f"{write_title(maps.targets[k], maps.output, classes)}: {words}"
                 title = words if rows is None else f"{literal(rows[row])}\n{words}"
@@ -101,7 +101,7 @@ def plot_signal(
     return figure
 
 
-def _draw(axis: Axes, times: np.ndarray, lines: np.ndarray, values: np.ndarray, channels: Any) -> None:
+def _draw_lines(axis: Axes, times: np.ndarray, lines: np.ndarray, values: np.ndarray, channels: Any) -> None:
     """Draw the channels of a signal below each other, with colours from -1 to 1."""
     low, high = lines.min(), lines.max()
     step = 1.1 * ((high - low) or 1.0)

@@ -196,7 +196,7 @@ def choose_head(
         reduced, reduced_test = reduce_rows(x[fit], x[test], chosen.components)
         fitted = clone(classifier).set_params(**chosen.settings).fit(reduced, numbers[fit])
         predicted[test] = fitted.predict(reduced_test)
-        scores.append(_score(fitted, reduced_test, numbers[test], len(names)))
+        scores.append(_measure_score(fitted, reduced_test, numbers[test], len(names)))
     mean, error = _average(np.array(scores))
     return Choice(pick_simplest(candidates), tuple(candidates), mean, error, rows, tuple(outer), names[predicted])
 
@@ -261,7 +261,7 @@ def compare_candidates(
         reduced, reduced_test = reduce_rows(features[fit], features[test], max(components))
         for (b, count), (s, setting) in product(enumerate(components), enumerate(settings)):
             fitted = clone(classifier).set_params(**setting).fit(reduced[:, :count], labels[fit])
-            scores[b, s, place] = _score(fitted, reduced_test[:, :count], labels[test], classes)
+            scores[b, s, place] = _measure_score(fitted, reduced_test[:, :count], labels[test], classes)
     return [
         Candidate(count, setting, *_average(scores[b, s]))
         for (b, count), (s, setting) in product(enumerate(components), enumerate(settings))
@@ -341,7 +341,7 @@ def _with_class_scores(fitted: Any) -> Any:
     return copy.deepcopy(fitted).set_params(**dict.fromkeys(pairwise, "ovr")) if pairwise else fitted
 
 
-def _score(fitted: Any, rows: np.ndarray, labels: np.ndarray, classes: int) -> float:
+def _measure_score(fitted: Any, rows: np.ndarray, labels: np.ndarray, classes: int) -> float:
     """Return the score of a fitted classifier, NaN if it does not know all classes."""
     if len(getattr(fitted, "classes_", range(classes))) < classes:
         return math.nan

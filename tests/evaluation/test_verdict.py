@@ -9,7 +9,7 @@ from test_evaluation import Corner, Turned, problem
 from pytorch_grad_cam_pcasvm import ContributionCAM, PCATarget, evaluation
 from pytorch_grad_cam_pcasvm.evaluation.consistency import CONTRADICTING, ERROR, NOISE, SHIFT
 from pytorch_grad_cam_pcasvm.evaluation.localisation import CHANCE, POINT, SHARE
-from pytorch_grad_cam_pcasvm.evaluation.report_page import _name
+from pytorch_grad_cam_pcasvm.evaluation.report_page import _shorten_path
 from pytorch_grad_cam_pcasvm.evaluation.result import Result, Row
 from pytorch_grad_cam_pcasvm.evaluation.rivals import ANOTHER, BLIND, HEAD, RANDOM
 from pytorch_grad_cam_pcasvm.evaluation.sensitivity import COMPONENTS
@@ -263,12 +263,12 @@ def test_a_report_begins_with_its_verdicts(target, tmp_path):
     ],
 )
 def test_a_file_is_named_without_telling_its_class_twice(path, shown):
-    item = _name(path)
+    item = _shorten_path(path)
     assert item.replace("<wbr>", "").endswith(f">{shown}</li>")
     shorter = html.unescape(shown) != path
     assert (f'title="{path}"' in item) is shorter
 
 
 def test_a_long_name_breaks_at_its_signs_and_entities_stay_whole():
-    assert _name("Viral Pneumonia/a-b_c.png").count("<wbr>") == 3
-    assert "&#x27;s_<wbr>.png" in _name("it's_.png")
+    assert _shorten_path("Viral Pneumonia/a-b_c.png").count("<wbr>") == 3
+    assert "&#x27;s_<wbr>.png" in _shorten_path("it's_.png")

@@ -109,7 +109,7 @@ class Contents:
             start = np.asarray(baseline[0], np.float64) if neutral else None
             machine = machine_data(tail, np.asarray(store.components), start)
             steps = self._steps(fitted) if tail.enumerated is not None and store.manifest["adds_up"] else None
-            yield f"head-{number}", {**values, "machine": machine, "steps": steps, "examples": _examples(fitted)}
+            yield f"head-{number}", {**values, "machine": machine, "steps": steps, "examples": _list_examples(fitted)}
 
     def _steps(self, head: Head) -> dict[str, Any]:
         """Return how the decision for each row's predicted class is composed: secants and starts, each (R, B)."""
@@ -138,7 +138,7 @@ class Contents:
         """Yield for every block the number of rows, and chunks of maps and of pictures by name."""
         for start in range(0, len(self.store), BLOCK):
             rows = np.arange(start, min(start + BLOCK, len(self.store)))
-            yield len(rows), self._maps(rows) | self._pictures(rows)
+            yield len(rows), self._maps(rows) | self._list_pictures(rows)
 
     def _maps(self, rows: np.ndarray) -> dict[str, Any]:
         maps = self.store.maps(rows)
@@ -151,7 +151,7 @@ class Contents:
             chunks[f"maps-{(int(rows[0]) + start) // size:05d}"] = chunk
         return chunks
 
-    def _pictures(self, rows: np.ndarray) -> dict[str, Any]:
+    def _list_pictures(self, rows: np.ndarray) -> dict[str, Any]:
         chunks = {}
         for start in range(0, len(rows), _PICTURES):
             thumbnails = self.store.thumbnails(rows[start : start + _PICTURES])
@@ -225,7 +225,7 @@ class Contents:
         }
 
 
-def _examples(head: Head) -> dict[str, list[str]]:
+def _list_examples(head: Head) -> dict[str, list[str]]:
     """Return name and picture of the training images that a head comes with, by their row."""
     return {str(row): [name, base64.b64encode(data).decode("ascii")] for row, (name, data) in head.examples.items()}
 

@@ -122,7 +122,7 @@ def machine_data(tail: Head, components: np.ndarray, start: np.ndarray | None = 
         return {"reason": str(error)}
     outputs = int(tail.stages[-1].n_outputs)
     starts = None if start is None else _starts(Boundary(tail, torch.from_numpy(start)))
-    return {"machines": machines, "outputs": outputs, **_seeds(tail.voting), "starts": starts}
+    return {"machines": machines, "outputs": outputs, **_differentiate_tail(tail.voting), "starts": starts}
 
 
 def _starts(boundary: Boundary) -> dict[str, Any]:
@@ -139,7 +139,7 @@ def _starts(boundary: Boundary) -> dict[str, Any]:
     return {"margins": points(margins), "pairs": points(duels) if 0 < len(duels) <= _MOST_DUELS else None}
 
 
-def _seeds(voting: Vote) -> dict[str, Any]:
+def _differentiate_tail(voting: Vote) -> dict[str, Any]:
     count = voting.n_classes
     if count > MOST_CLASSES_IN_PAIRS:
         return {"margins": _sparse(voting.matrix), "pairs": None}
