@@ -38,11 +38,11 @@ class Hookable(nn.Module):
         """Return the output for x, shape (N, in), and numbers saved for the pullback, with the batch first."""
         raise NotImplementedError(f"{type(self).__name__} defines no evaluate(x) that returns (output, saved)")
 
-    def forward(self, x: Tensor, outputs: list[Any] | None = None) -> Any:
-        """Return the output for x; ``outputs``, for :func:`run`, receives the results before any forward hooks."""
+    def forward(self, x: Tensor, results: list[Any] | None = None) -> Any:
+        """Return the output for x; ``results``, for :func:`run`, receives what is computed before any forward hooks."""
         y, saved = self.evaluate(x)
-        if outputs is not None:
-            outputs += [x, y, [tensor.clone() for tensor in _tensors(y)], saved]
+        if results is not None:
+            results += [x, y, [tensor.clone() for tensor in _tensors(y)], saved]
         return y
 
 
@@ -73,7 +73,7 @@ def run(module: Hookable, x: Tensor) -> tuple[Any, Any]:
         return result
     # A copy: what a hook writes into it is no other module's output.
     copied, results = x.clone(), list[Any]()
-    output = nn.Module.__call__(module, copied, outputs=results)
+    output = nn.Module.__call__(module, copied, results=results)
     received, y, copies, saved = results
     looked = received is copied and output is y and _same([copied, *_tensors(y)], [x, *copies])
     return output, saved if looked and not backward else Changed(module)

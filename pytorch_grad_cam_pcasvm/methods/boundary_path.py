@@ -131,18 +131,18 @@ class PathBoundary:
         can_look = may_look(self.mean)
         state = None if can_look else _read_state(run)
         if key in self._kept and state == self._kept[key].state:
-            activations, features_norm, mean, _ = self._kept[key]
-            start = run.start_at(layer, activations.activations)
+            former, features_norm, mean, _ = self._kept[key]
+            start = run.start_at(layer, former.activations)
             values = differentiate_targets(start.output, targets, run.dtype).values
             # Of a network that has changed, the features there are others.
             same = (start.output.head_trace.values[0].norm() == features_norm) & (
-                (values - activations.goal).norm() <= activations.nothing
+                (values - former.goal).norm() <= former.nothing
             )
             if not can_look or bool(same):
                 log_since(began, "start at %s for %s: as before", run.layers[layer], name)
                 same &= (mean == self.mean).all()
                 # Maps that are not finite are refused when they are looked at.
-                return activations.activations if can_look else torch.where(same, activations.activations, torch.nan)
+                return former.activations if can_look else torch.where(same, former.activations, torch.nan)
         size = run.replay(layer, self.mean).output_gradients(targets).values.norm()
         if can_look and key in self._missing:
             before, before_size = self._missing[key]

@@ -1,4 +1,4 @@
-"""Extraction: the features of all images of a loader, to fit a head on."""
+"""Extraction: the features of all images of a loader, to fit a head on, and the mean activations of a layer."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext

@@ -1,4 +1,4 @@
-"""Where a network is explained, how far it runs for that, and what ``reshape_transform`` says of its layers."""
+"""The site: where a network is explained, and how ``reshape_transform`` arranges the output of its layers."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""Arguments: the one that was meant, where a call has one that nothing takes or an old name of one."""
+"""Arguments that are misspelt, for which the right one is suggested, and old names of arguments, which still work."""
 
 import inspect
 from collections.abc import Callable, Iterable

@@ -354,15 +354,15 @@ def mapped(item: Any, function: Callable[[Any], Any]) -> Any:
     return parts if type(item) is list else tuple(parts)  # torch.Size and named tuples, too
 
 
-def values_in(arguments: Any, *arguments_there: Any) -> Iterator[tuple[Any, ...]]:
+def values_in(arguments: Any, *counterparts: Any) -> Iterator[tuple[Any, ...]]:
     """Yield the Refs among arguments, also in lists and dicts, each with its counterparts in other arguments."""
     if isinstance(arguments, Ref):
-        yield (arguments, *arguments_there)
+        yield (arguments, *counterparts)
     elif isinstance(arguments, dict):
         for name, item in arguments.items():
-            yield from values_in(item, *(other[name] for other in arguments_there))
+            yield from values_in(item, *(other[name] for other in counterparts))
     elif isinstance(arguments, list | tuple):
-        lists = (other if isinstance(other, list | tuple) else [other] * len(arguments) for other in arguments_there)
+        lists = (other if isinstance(other, list | tuple) else [other] * len(arguments) for other in counterparts)
         for items in zip(arguments, *lists, strict=False):
             yield from values_in(*items)
 
