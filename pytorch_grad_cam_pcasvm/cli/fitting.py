@@ -230,7 +230,7 @@ def _choose_features(options: FitOptions, backbone: Any, preparation: Preparatio
 
 
 def _parse_pool(options: FitOptions) -> Any:
-    from pytorch_grad_cam_pcasvm.network.features import parse_pool
+    from pytorch_grad_cam_pcasvm.network.pools import parse_pool
 
     return parse_pool(options.pool or "mean")
 

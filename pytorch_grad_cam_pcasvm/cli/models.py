@@ -20,8 +20,8 @@ def open_model(options: ModelOptions) -> Any:
     Raises:
         ValueError: it is a head alone, and what is needed besides is not typed; or an option contradicts the model.
     """
-    from pytorch_grad_cam_pcasvm.network.features import parse_pool, write_pool
     from pytorch_grad_cam_pcasvm.network.modules import find_layer_name
+    from pytorch_grad_cam_pcasvm.network.pools import parse_pool, write_pool
     from pytorch_grad_cam_pcasvm.network.tiles import TiledNet
 
     description = read_description(options.model)
@@ -75,7 +75,8 @@ def _put_together(options: ModelOptions) -> Any:
     """Return the model of a head alone, behind a backbone that is typed."""
     from pytorch_grad_cam_pcasvm.model.fitting import assemble_model
     from pytorch_grad_cam_pcasvm.network.channel_means import BlockMeans
-    from pytorch_grad_cam_pcasvm.network.features import FeatureSource, parse_pool
+    from pytorch_grad_cam_pcasvm.network.features import FeatureSource
+    from pytorch_grad_cam_pcasvm.network.pools import parse_pool
 
     head = read_head(options.model, options.trust)  # before weights are downloaded
     recorded = head.training_set.preparation if isinstance(head, package.Head) else None  # skops says nothing

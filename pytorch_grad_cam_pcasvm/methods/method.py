@@ -19,7 +19,7 @@ from pytorch_grad_cam_pcasvm.maps.signed_maps import Jacobians, SignedMaps
 from pytorch_grad_cam_pcasvm.methods.check import CheckReport, check_contributions, check_gradient
 from pytorch_grad_cam_pcasvm.methods.run import Run, adds_components, is_neutral
 from pytorch_grad_cam_pcasvm.methods.warn_once import WarnOnce, warn_of_blind_tokens
-from pytorch_grad_cam_pcasvm.network.features import check_rows, flatten, is_dense, prepare_images
+from pytorch_grad_cam_pcasvm.network.features import check_rows, flatten, prepare_images
 from pytorch_grad_cam_pcasvm.network.grid import rows_of
 from pytorch_grad_cam_pcasvm.network.inputs import Inputs
 from pytorch_grad_cam_pcasvm.network.layout import lay_out_maps
@@ -31,6 +31,7 @@ from pytorch_grad_cam_pcasvm.network.modules import (
     refuse_parallel,
 )
 from pytorch_grad_cam_pcasvm.network.net import PCASVMNet, network_output
+from pytorch_grad_cam_pcasvm.network.pools import is_dense
 from pytorch_grad_cam_pcasvm.network.site import Site, TargetLayers, layout_by, refuse_repeated
 from pytorch_grad_cam_pcasvm.network.tiles import TiledNet
 from pytorch_grad_cam_pcasvm.network.tiling import look_inside

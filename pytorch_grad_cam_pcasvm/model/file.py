@@ -17,9 +17,10 @@ from pytorch_grad_cam_pcasvm.model.description import AGAIN, Description, Origin
 from pytorch_grad_cam_pcasvm.model.fitting import attach_head, take_backbone
 from pytorch_grad_cam_pcasvm.model.model import Model
 from pytorch_grad_cam_pcasvm.model.preparation import read_preparation, record_preparation, with_transform
-from pytorch_grad_cam_pcasvm.network.features import compute_features, output_of, parse_pool, write_pool
+from pytorch_grad_cam_pcasvm.network.features import compute_features, output_of
 from pytorch_grad_cam_pcasvm.network.inputs import Inputs
 from pytorch_grad_cam_pcasvm.network.modules import evaluation_mode, find_device, find_layer_name
+from pytorch_grad_cam_pcasvm.network.pools import parse_pool, write_pool
 from pytorch_grad_cam_pcasvm.network.tiles import TiledNet, tile_network
 from pytorch_grad_cam_pcasvm.runtime.digests import digest_of_weights
 from pytorch_grad_cam_pcasvm.runtime.errors import Way, refuse

@@ -19,16 +19,15 @@ from pytorch_grad_cam_pcasvm.network.features import (
     TRANSFORM,
     FeatureSource,
     Layer,
+    ask_anew,
     check_rows,
     check_tensor,
     checked_images,
     compute_features,
-    is_dense,
     output_of,
 )
 from pytorch_grad_cam_pcasvm.network.inputs import image_and_label, make_inputs
 from pytorch_grad_cam_pcasvm.network.modules import (
-    ask_anew,
     evaluation_mode,
     find_device,
     find_layer_name,
@@ -37,6 +36,7 @@ from pytorch_grad_cam_pcasvm.network.modules import (
 from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
 from pytorch_grad_cam_pcasvm.network.patches import Patches, check_amount
 from pytorch_grad_cam_pcasvm.network.patches import coreset as coreset_of
+from pytorch_grad_cam_pcasvm.network.pools import is_dense
 from pytorch_grad_cam_pcasvm.network.tiling import Tiled
 from pytorch_grad_cam_pcasvm.runtime.arguments import suggest_arguments
 

@@ -2,138 +2,41 @@
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from PIL import Image
-from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812 - torch's own habit
+from torch import Tensor, compiler, nn
+from torch.utils._pytree import tree_map_only
 
 from pytorch_grad_cam_pcasvm.network.grid import Cells, on_finest
 from pytorch_grad_cam_pcasvm.network.inputs import Inputs, make_inputs, pick_images
 from pytorch_grad_cam_pcasvm.network.layout import Layout
-from pytorch_grad_cam_pcasvm.network.modules import Visit, find_device, find_layer_name, run_until
+from pytorch_grad_cam_pcasvm.network.modules import find_device, find_layer_name
+from pytorch_grad_cam_pcasvm.network.pools import check_pool, is_dense, make_pool
 from pytorch_grad_cam_pcasvm.network.tiling import Tiled
-from pytorch_grad_cam_pcasvm.network.token_layout import find_token_layout, forget
+from pytorch_grad_cam_pcasvm.network.token_layout import find_token_layout
 from pytorch_grad_cam_pcasvm.runtime.device import is_traced, may_look
 from pytorch_grad_cam_pcasvm.runtime.errors import refuse
+from pytorch_grad_cam_pcasvm.runtime.rollback import Hooks, called, hooked, list_calls, runs_instead
 
-POOLS = ("cls", "mean", "cls+mean", "max", "gem", "dense")
-
-
-def check_pool(pool: Any) -> None:
-    """Refuse anything but a pool.
-
-    Raises:
-        ValueError: it is neither None, a name, ``("gem", power)``, ``("dense", size)`` nor a function.
-    """
-    is_name = isinstance(pool, str) and pool in POOLS
-    pair = isinstance(pool, tuple) and len(pool) == 2
-    powered = pair and ((pool[0] == "gem" and _is_power(pool[1])) or (pool[0] == "dense" and _is_size(pool[1])))
-    if not (pool is None or callable(pool) or is_name or powered):
-        names = ", ".join(map(repr, POOLS))
-        raise ValueError(
-            f"pool must be {names}, ('gem', power), ('dense', odd size), a function or None, got {pool!r:.80}"
-        )
+Visit = Callable[[str, Any], Any]
+_once: "WeakKeyDictionary[nn.Module, set[Any]]" = WeakKeyDictionary()  # layers that run once, as layouts are known
 
 
-def is_dense(pool: Any) -> bool:
-    """Return whether a pool keeps positions."""
-    return pool == "dense" or (isinstance(pool, tuple) and pool[:1] == ("dense",))
+class Reached(BaseException):
+    """Raised when the last layer is reached; not an ``Exception``, which a network's own ``except`` might catch."""
 
 
-def _is_power(value: Any) -> bool:
-    return isinstance(value, int | float) and value > 0
-
-
-def _is_size(value: Any) -> bool:
-    return isinstance(value, int) and value > 0 and value % 2 == 1
-
-
-def write_pool(pool: Any) -> str:
-    """Return a pool that is no function as text, such as ``"mean"``, ``"dense:3"`` or, of None, ``"none"``."""
-    if isinstance(pool, tuple):
-        name, number = pool
-        return f"{name}:{number}"
-    return "none" if pool is None else str(pool)
-
-
-def parse_pool(text: str) -> Any:
-    """Return the pool that :func:`write_pool` wrote.
-
-    Raises:
-        ValueError: there is no such pool.
-    """
-    name, _, number = text.partition(":")
-    pool: Any = None if text == "none" else text
-    if number:
-        try:
-            pool = name, int(number) if name == "dense" else float(number)
-        except ValueError:
-            size = "a neighbourhood has an odd size, as in dense:3" if name == "dense" else "a number follows the colon"
-            raise ValueError(f"the pool {text!r}: {size}") from None
-    check_pool(pool)
-    return pool
-
-
-def make_pool(pool: str | tuple[str, float], layout: Layout) -> Callable[[Tensor], Tensor]:
-    """Return a named pool as a function from an output in this layout to features (N, D); dense ones (N, D, h, w).
-
-    Raises:
-        ValueError: the pool takes a class token, but there is none.
-    """
-    name, power = pool if isinstance(pool, tuple) else (pool, 1 if pool == "dense" else 3.0)
-    if "cls" in name and not layout.before:
-        raise ValueError(f"pool={name!r} takes the class token, but no token comes before the patches: use 'mean'")
-    return partial(_dense, int(power), layout) if name == "dense" else partial(_pooled, name, float(power), layout)
-
-
-def _dense(size: int, layout: Layout, output: Tensor) -> Tensor:
-    _check_tokens(layout, output)
-    features = layout(output)
-    if size == 1:
-        return features
-    # Zeros beyond the border, as PatchCore has it (Roth et al., CVPR 2022).
-    pool: Any = (F.avg_pool1d, F.avg_pool2d, F.avg_pool3d)[len(layout.grid) - 1]
-    beyond = size // 2
-    if len(layout.grid) == 3 and min(layout.grid) < size:  # which torch takes only if the zeros are there already
-        return pool(F.pad(features, [beyond] * 6), size, stride=1)  # type: ignore[no-any-return]
-    return pool(features, size, stride=1, padding=beyond)  # type: ignore[no-any-return]
-
-
-def _check_tokens(layout: Layout, output: Tensor) -> None:
-    """Refuse another number of tokens than the layout is of."""
-    if layout.tokens is None:
-        return
-    count, expected = output.shape[layout.tokens[0]], layout.extra_tokens + layout.tokens[2]
-    if count != expected:
-        forget(layout)
-        raise ValueError(
-            f"the network now returns {count} tokens, but returned {expected} when their layout was determined: it has "
-            "changed; run it again"
-        )
-
-
-def _pooled(name: str, power: float, layout: Layout, output: Tensor) -> Tensor:
-    if name == "cls+mean":
-        return torch.cat([_pooled("cls", power, layout, output), _pooled("mean", power, layout, output)], 1)
-    positions = [d for d in range(layout.dims) if d not in (layout.batch, layout.channels)]
-    _check_tokens(layout, output)
-    if name == "cls":
-        return output.select(1 - layout.batch, 0)
-    if layout.before or layout.after:
-        (tokens,) = positions
-        output = output.narrow(tokens, layout.before, output.shape[tokens] - layout.extra_tokens)
-    if name == "max":
-        return output.amax(positions)
-    if name == "gem":  # Radenovic et al., arXiv 1711.02512
-        return output.clamp(min=1e-6).pow(power).mean(positions).pow(1 / power)
-    return output.mean(positions)
+def ask_anew(backbone: nn.Module) -> None:
+    """Forget which layers run once: the network may have been changed."""
+    _once.pop(backbone, None)
 
 
 Layer = str | nn.Module
@@ -274,32 +177,150 @@ def output_of(
     layer: str | Sequence[str] | FeatureSource | None,
     x: Any,
     visits: Mapping[str, Visit] | None = None,
-    **options: Any,
+    *,
+    ends: bool = False,
+    copied: Callable[[Tensor], Tensor] = Tensor.clone,
+    hooks: Hooks | None = None,
 ) -> Any:
-    """Return the output of ``layer`` (None: the backbone; several: a list of theirs), as :func:`run_until` does."""
-    if not isinstance(layer, FeatureSource):
-        run = _run_backbone if layer or visits else _run_in_blocks
-        return run_until(backbone, layer, x, run, visits, where=f"the features, {layer!r}", **options)
-    names = layer.where if layer.parts else layer.layer
-    run = _run_backbone if names or visits else _run_in_blocks
-    where = "the network's output" if layer.where is None else f"the features, {layer!r}"
-    return layer.of_output(run_until(backbone, names, x, run, visits, where=where, **options))
+    """Run a network until a layer has run, and return its output; the layers behind do not run.
+
+    The first pass for images of a shape does go on to the end, to see whether the layer runs again, unless it ``ends``.
+
+    Args:
+        backbone: the network.
+        layer: dotted name of the layer, or of one of its calls, as in ``"block#2"``; several names; the source of the
+            features; or None: the end.
+        x: its input.
+        visits: for target layers on the way, by name: called with the name and the output; may return another output.
+        ends: whether the network stops behind the layer in any case.
+        copied: copies a tensor that what follows may write into.
+        hooks: those of a pass that has some already.
+
+    Returns:
+        The output of the layer; of several, a list of theirs; of a source, its features; of none, the network's output.
+
+    Raises:
+        ValueError: a layer does not run, or runs more than once and no call of it is named.
+        Reached: it is that of a pass around this one.
+    """
+    source = layer if isinstance(layer, FeatureSource) else None
+    layers: Any = layer if source is None else source.where if source.parts else source.layer
+    names, visits = list(dict.fromkeys([layers] if isinstance(layers, str) else layers or ())), visits or {}
+    unnamed, key = [name for name in names if "#" not in name], (tuple(names), tuple(x.shape[1:]), x.dtype)
+    compiled = is_traced() or compiler.is_compiling()
+    # What fails behind the layers is of no concern.
+    whole = bool(unnamed) and not ends and not compiled and key not in _once.setdefault(backbone, set())
+    outputs: dict[str, Any] = {}
+    visited: set[str] = set()
+    ended: list[Counter[str]] = []
+    output = None
+
+    def visit(name: str, output: Any) -> Any:
+        if ended or name in visited:
+            return None
+        if not isinstance(output, Tensor):
+            raise _no_tensor(backbone, name, output)
+        visited.add(name)
+        return visits[name](name, output)
+
+    def keep(name: str, output: Any) -> None:
+        if name not in outputs:
+            outputs[name] = tree_map_only(Tensor, copied, output) if whole else output
+        if len(outputs) == len(names):
+            ended.append(own.runs.copy())
+            if not whole:
+                raise Reached
+
+    with hooked() if hooks is None else nullcontext(hooks) as own:
+        for name in visits:
+            own.after_call(backbone, name, visit)
+        for name in names:
+            own.after_call(backbone, name, keep)
+        try:
+            # Tiles run in blocks, unless a layer is watched, which would run once for each.
+            output = _run(backbone, x, in_blocks=not names and not visits)
+        except Reached:
+            if not ended:  # that of a pass around this one
+                raise
+        except Exception:
+            _refuse_repeated_targets(visits, ended[0] if ended else own.runs)  # which may be why it fails
+            if not whole or not ended:
+                raise
+    _refuse_repeated_targets(visits, ended[0] if ended else own.runs)
+    if whole:
+        _refuse_repeated_layers(unnamed, own.runs)
+        _once[backbone].add(key)
+    _refuse_missing_layers([name for name in names if name not in outputs], own.runs, backbone)
+    where = (
+        "the network's output" if (layer if source is None else source.where) is None else f"the features, {layer!r}"
+    )
+    _refuse_missing_targets([name for name in visits if name not in visited], ended[0] if ended else own.runs, where)
+    if layers is not None:
+        output = outputs[layers] if isinstance(layers, str) else [outputs[name] for name in names]
+    return output if source is None else source.of_output(output)
 
 
-def _run_backbone(backbone: nn.Module, x: Any) -> Any:
+def _run(backbone: nn.Module, x: Any, *, in_blocks: bool) -> Any:
     """Return a network's output for its input or inputs."""
     if isinstance(x, Inputs):
         return x.passed_to(backbone)
     with explained(backbone, x):
-        return backbone(x)
+        return backbone(x, backbone.block) if in_blocks and isinstance(backbone, Tiled) else backbone(x)
 
 
-def _run_in_blocks(backbone: nn.Module, x: Any) -> Any:
-    """Return a network's output; tiles run in blocks, as no layer is watched that would run once for each."""
-    if not isinstance(backbone, Tiled):
-        return _run_backbone(backbone, x)
-    with explained(backbone, x):
-        return backbone(x, backbone.block)
+def _no_tensor(backbone: nn.Module, name: str, output: Any) -> TypeError:
+    """Return the refusal of a target layer that returns something else than a tensor."""
+    inner = next(backbone.get_submodule(called(name)[0]).children(), None) is not None
+    way = "choose a layer in it" if inner else "pass its tensor on through an nn.Identity(), and choose that"
+    return TypeError(f"the target layer {name!r} returns a {type(output).__name__}, not a tensor: {way}")
+
+
+def _refuse_repeated_layers(names: Iterable[str], runs: Mapping[str, int]) -> None:
+    """Refuse layers that have run more than once."""
+    for name in names:
+        if runs[name] > 1:
+            raise ValueError(
+                f"the layer {name!r} runs {runs[name]} times in a forward pass: name the call whose output is "
+                f"meant, {list_calls(name, runs[name])}"
+            )
+
+
+def _refuse_missing_layers(names: Iterable[str], runs: Mapping[str, int], backbone: nn.Module) -> None:
+    """Refuse layers that have not run."""
+    for name in names:  # a bare "except:" of the network's own may have kept the pass running to its end
+        class_name, count = type(backbone).__name__, runs[called(name)[0]]
+        if count:
+            raise ValueError(
+                f"the layer {name!r} does not run in a forward pass of {class_name}; {runs_instead(name, count)}"
+            )
+        raise ValueError(
+            f"the layer {name!r} does not run in a forward pass of {class_name}; if that is compiled, its layers "
+            "cannot be seen: pass the original network, and compile the PCASVMNet, torch.compile(net)"
+        )
+
+
+def _refuse_missing_targets(names: Iterable[str], runs: Mapping[str, int], where: str) -> None:
+    """Refuse target layers that have not run."""
+    for name in names:
+        count = runs[called(name)[0]]
+        if count:
+            raise ValueError(
+                f"the target layer {name!r} does not run before {where}, where {runs_instead(name, count)}"
+            )
+        raise ValueError(
+            f"the target layer {name!r} does not run before {where}: choose a layer that runs before them (under fused "
+            "attention, softmax and dropout never run)"
+        )
+
+
+def _refuse_repeated_targets(names: Iterable[str], runs: Mapping[str, int]) -> None:
+    """Refuse target layers that have run more than once, of which no call is named."""
+    for name in names:
+        if runs.get(name, 0) > 1:
+            raise ValueError(
+                f"the target layer {name!r} runs {runs[name]} times: name one of its calls, "
+                f"{list_calls(name, runs[name])}, or choose the block around it"
+            )
 
 
 @contextmanager

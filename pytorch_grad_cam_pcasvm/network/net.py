@@ -12,17 +12,16 @@ from pytorch_grad_cam_pcasvm.head.anomalies import anomaly_range, measure_anomal
 from pytorch_grad_cam_pcasvm.network.features import (
     FeatureSource,
     Layer,
+    ask_anew,
     check_rows,
     check_tensor,
     checked_images,
     compute_features,
     flatten,
-    is_dense,
 )
 from pytorch_grad_cam_pcasvm.network.grid import AnomalyMaps, Grid, blurred, rows_of
 from pytorch_grad_cam_pcasvm.network.inputs import make_inputs, measure_picture
 from pytorch_grad_cam_pcasvm.network.modules import (
-    ask_anew,
     evaluation_mode,
     find_device,
     find_network,
@@ -30,6 +29,7 @@ from pytorch_grad_cam_pcasvm.network.modules import (
     uncompiled,
 )
 from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput, HeadRun, PlainOutput
+from pytorch_grad_cam_pcasvm.network.pools import is_dense
 from pytorch_grad_cam_pcasvm.runtime.arguments import Named
 from pytorch_grad_cam_pcasvm.runtime.errors import warn
 

@@ -13,11 +13,10 @@ from pytorch_grad_cam_pcasvm.network.features import (
     Layer,
     compute_features,
     count_input_channels,
-    parse_pool,
-    write_pool,
 )
 from pytorch_grad_cam_pcasvm.network.layout import Layout
 from pytorch_grad_cam_pcasvm.network.modules import evaluation_mode, find_network
+from pytorch_grad_cam_pcasvm.network.pools import parse_pool, write_pool
 from pytorch_grad_cam_pcasvm.network.tiling import Size, Tiled, Tiling, measure_canvas, scale_photo, spread_tiles
 from pytorch_grad_cam_pcasvm.runtime.arguments import Named
 from pytorch_grad_cam_pcasvm.runtime.device import is_traced

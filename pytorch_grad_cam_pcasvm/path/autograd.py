@@ -12,16 +12,15 @@ from torch.utils._pytree import tree_is_leaf, tree_leaves, tree_map, tree_map_on
 
 from pytorch_grad_cam_pcasvm.calculus.backward import Pullback
 from pytorch_grad_cam_pcasvm.calculus.secants import PathStart
-from pytorch_grad_cam_pcasvm.network.features import output_of
+from pytorch_grad_cam_pcasvm.network.features import Visit, output_of
 from pytorch_grad_cam_pcasvm.network.inputs import map_input
-from pytorch_grad_cam_pcasvm.network.modules import Visit
 from pytorch_grad_cam_pcasvm.path.forward_pass import Pass
 from pytorch_grad_cam_pcasvm.rules.cotangents import Cotangent
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError, refuse
 from pytorch_grad_cam_pcasvm.runtime.log import log_since, start_clock
-from pytorch_grad_cam_pcasvm.runtime.rollback import Hooks, Mode, Rollback, called, set_gradients, without_inference
+from pytorch_grad_cam_pcasvm.runtime.rollback import Hooks, Mode, Rollback, set_gradients, without_inference
 from pytorch_grad_cam_pcasvm.tape.recorder import explanation
-from pytorch_grad_cam_pcasvm.tape.stem import Draws, run_alike
+from pytorch_grad_cam_pcasvm.tape.stem import Draws
 from pytorch_grad_cam_pcasvm.tape.step import operation
 
 
@@ -85,7 +84,9 @@ class AutogradPath:
 
     def run(self, x: Tensor) -> "AutogradPass":
         """Run the network once, up to the features."""
-        return run_alike(lambda: self._run_once(x))
+        passed, draws = self._run_once(x)
+        draws.check_again(lambda: self._run_once(x)[1])
+        return passed
 
     def _run_once(self, x: Tensor) -> "tuple[AutogradPass, Draws]":
         began, leaves, mode = start_clock(), dict[str, Tensor](), _OnlyDifferentiable()
@@ -186,16 +187,8 @@ def run_to_features(
         hooks: of this pass.
         copied: copies a tensor of the features that what follows may write into.
     """  # noqa: DOC201, DOC501 - said in one line
-
-    def visit(name: str, output: Any) -> Any:
-        if not isinstance(output, Tensor):
-            inner = next(backbone.get_submodule(called(name)[0]).children(), None) is not None
-            way = "choose a layer in it" if inner else "pass its tensor on through an nn.Identity(), and choose that"
-            raise TypeError(f"the target layer {name!r} returns a {type(output).__name__}, not a tensor: {way}")
-        return reached(name, output)
-
     try:
-        output = output_of(backbone, layer, x, dict.fromkeys(names, visit), copied=copied, hooks=hooks)
+        output = output_of(backbone, layer, x, dict.fromkeys(names, reached), copied=copied, hooks=hooks)
     except RuntimeError as error:
         if "flex_attention" not in str(error):
             raise

@@ -24,7 +24,7 @@ from pytorch_grad_cam_pcasvm.runtime.rollback import Hooks, Rollback, hooked, se
 from pytorch_grad_cam_pcasvm.tape.alias_tracker import unseen_write
 from pytorch_grad_cam_pcasvm.tape.python_calls import Calls
 from pytorch_grad_cam_pcasvm.tape.recorder import Recorder
-from pytorch_grad_cam_pcasvm.tape.stem import Draws, OtherThreads, Stem, UnclearStem, run_alike
+from pytorch_grad_cam_pcasvm.tape.stem import Draws, OtherThreads, Stem, UnclearStem
 from pytorch_grad_cam_pcasvm.tape.step import list_tensors
 from pytorch_grad_cam_pcasvm.tape.tape import Tape, frozen, has_gradient, identify_memory
 
@@ -224,17 +224,12 @@ class Path:
 
     def record(self, x: Tensor) -> ClosedFormPass:
         """Run the network once, up to the features; the pass is of the whole network, whatever the options."""
-        return run_alike(lambda: self._record(x))
+        passed, draws = self._record(x)
+        draws.check_again(lambda: self._record(x)[1])
+        return passed
 
-    def _record(self, x: Tensor) -> tuple[ClosedFormPass, Draws]:
+    def _record(self, x: Tensor, *, watches_stem: bool = False) -> tuple[ClosedFormPass, Draws]:
         """Run the network once with an unwatched stem; if that is unclear, again with a watched one."""
-        try:
-            return self._record_once(x, watches_stem=False)
-        except UnclearStem:
-            LOGGER.debug("the part before %s has to be recorded, too: the network runs again", self._names)
-            return self._record_once(x, watches_stem=True)
-
-    def _record_once(self, x: Tensor, *, watches_stem: bool) -> tuple[ClosedFormPass, Draws]:
         began = start_clock()
         recorder = Recorder(keeps_all=self._keeps_all, halves=self._single)
         recorder.tape.network = self._backbone
@@ -245,14 +240,13 @@ class Path:
             first = not recorder.tape.roots
             if first and not watches_stem:
                 stem.end()
-                _push_mode(recorder)
             following = recorder.root(name, output)
             if first:  # behind the bookkeeping, which need not be seen
+                if not watches_stem:
+                    _push_mode(recorder)
                 calls.__enter__()
             recorder.enabled = True
-            set_gradients(
-                enabled=True
-            )  # if the network has switched them off here, the end of that region puts that back
+            set_gradients(True)  # if the network has switched them off here, the end of that region puts that back
             return following
 
         try:
@@ -279,15 +273,20 @@ class Path:
                     )
                 calls.__exit__(None, None, None)
                 passed = ClosedFormPass(recorder.finish(output), self._names)
-        except Exception as error:
-            if not watches_stem and not recorder.tape.roots:
-                raise UnclearStem from error
-            explained = self._explain_failure(recorder, error)
-            if explained is error:
+        except UnclearStem:
+            if watches_stem:
                 raise
-            raise explained from error
-        log_since(began, "run of the network: recorded %d steps behind %s", len(passed.tape.steps), self._names)
-        return passed, recorder.draws
+        except Exception as error:
+            if watches_stem or recorder.tape.roots:
+                explained = self._explain_failure(recorder, error)
+                if explained is error:
+                    raise
+                raise explained from error
+        else:
+            log_since(began, "run of the network: recorded %d steps behind %s", len(passed.tape.steps), self._names)
+            return passed, recorder.draws
+        LOGGER.debug("the part before %s has to be recorded, too: the network runs again", self._names)
+        return self._record(x, watches_stem=True)
 
     def _explain_failure(self, recorder: Recorder, error: Exception) -> Exception:
         """Return the refusal that a failure of a recorded network means, or the failure itself."""

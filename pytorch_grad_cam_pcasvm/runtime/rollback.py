@@ -259,9 +259,7 @@ class Hooks:
         def run(*args: Any) -> Any:
             return hook(*args) if threading.get_ident() == self._thread else None
 
-        registries = module._forward_hooks_with_kwargs, module._forward_hooks_always_called
-        self._rollback.note(_remove, run, module._forward_hooks, *registries)
-        module.register_forward_hook(run, with_kwargs=True, prepend=prepend, always_call=always)
+        self._register(module, run, prepend=prepend, always=always)
 
     def after_call(self, backbone: nn.Module, name: str, hook: Callable[[str, Any], Any]) -> None:
         """Call ``hook(name, output)`` after a layer runs, or after one of its calls, as in ``"encoder#2"``.
@@ -274,11 +272,20 @@ class Hooks:
         path, call = called(name)
         calls = count(1)
 
-        def of(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
+        def run(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
+            if threading.get_ident() != self._thread:
+                return None
             self.runs[path] = number = next(calls)
             return hook(name, output) if call in (None, number) else None
 
-        self.after(backbone.get_submodule(path), of)
+        self._register(backbone.get_submodule(path), run)
+
+    def _register(
+        self, module: nn.Module, run: Callable[..., Any], *, prepend: bool = False, always: bool = False
+    ) -> None:
+        registries = module._forward_hooks_with_kwargs, module._forward_hooks_always_called
+        self._rollback.note(_remove, run, module._forward_hooks, *registries)
+        module.register_forward_hook(run, with_kwargs=True, prepend=prepend, always_call=always)
 
     def before_scripted(self, hook: Callable[..., None]) -> None:
         """Call ``hook(module, args)`` before any scripted module runs, as these take no hooks of their own."""

@@ -139,7 +139,8 @@ class Recorder(TorchDispatchMode):
         if op.of_shape:
             self.check_functions(args)
             return func(*args, **kwargs)
-        smooth = self.tracker.is_smooth(tensors) and self._has_gradients() and not is_constant(func)
+        constant = is_constant(func)
+        smooth = self.tracker.is_smooth(tensors) and self._has_gradients() and not constant
         if op.written:
             try:
                 return self._record_write(func, op, args, kwargs, smooth=smooth)
@@ -154,7 +155,7 @@ class Recorder(TorchDispatchMode):
         if self._append_step(step, result, smooth=smooth):
             if op.sized:
                 self.tape.sized.update(index for index in step.outputs if index is not None)
-            gradients = torch.is_grad_enabled() and self.enabled and not is_constant(func)
+            gradients = torch.is_grad_enabled() and self.enabled and not constant
             self.tracker.track_views(func, args, kwargs, result, switch=not smooth and not gradients)
         return result
 
@@ -172,7 +173,8 @@ class Recorder(TorchDispatchMode):
         tensors = list_tensors((args, kwargs))
         if not self.tracker.depends(tensors) or not self.tracker.is_smooth(tensors) or not self._has_gradients():
             return None
-        step = self._prepare_step(call, args, kwargs, smooth=True)
+        with self.tracker.paused():
+            step = self._prepare_step(call, args, kwargs, smooth=True)
         self.tracker.written = set()
         return step, set(map(id, tensors))
 
@@ -184,7 +186,8 @@ class Recorder(TorchDispatchMode):
         if result is not None:
             over = isinstance(result, Tensor) and id(result) in arguments and identify_memory(result) in written
             step.inplace, step.several = bool(written), several
-            self._append_step(step, result, smooth=True, over=over)
+            with self.tracker.paused():
+                self._append_step(step, result, smooth=True, over=over)
 
     def root(self, name: str, output: Tensor) -> Tensor:
         """Begin at the output of a target layer, or add one; return an alias of it for the layers behind."""
@@ -270,19 +273,16 @@ class Recorder(TorchDispatchMode):
                 self.tape.full[id(item)] = self._cast[id(item)][1]
             return item
 
-        with self.tracker.paused():
-            args, kwargs = (
-                mapped(tuple(args), take_operand),
-                {name: mapped(value, take_operand) for name, value in kwargs.items()},
-            )
-            step = Step(function, args, kwargs, tuple(inputs))
-            if smooth:
-                smooths = [index for index in inputs if index not in self.tape.switches]
-                if self._reads(step, "inputs") or (self._reads(step, "others") and len(smooths) > 1):
-                    for index in smooths:
-                        self.tracker.keep_numbers(index)
-                for index in self.tape.switches.intersection(inputs):
+        args = mapped(tuple(args), take_operand)
+        kwargs = {name: mapped(value, take_operand) for name, value in kwargs.items()}
+        step = Step(function, args, kwargs, tuple(inputs))
+        if smooth:
+            smooths = [index for index in inputs if index not in self.tape.switches]
+            if self._reads(step, "inputs") or (self._reads(step, "others") and len(smooths) > 1):
+                for index in smooths:
                     self.tracker.keep_numbers(index)
+            for index in self.tape.switches.intersection(inputs):
+                self.tracker.keep_numbers(index)
         return step
 
     def _reads(self, step: Step, part: str) -> bool:
@@ -301,17 +301,16 @@ class Recorder(TorchDispatchMode):
         if not any(isinstance(tensor, Tensor) for tensor in tensors):
             self.tape.branches = True
             return False
-        with self.tracker.paused():
-            step.outputs = tuple(
-                self.tracker.add_value(tensor, smooth=smooth and has_gradient(tensor))
-                if isinstance(tensor, Tensor)
-                else None
-                for tensor in tensors
-            )
-            for output in step.outputs if smooth and self._reads(step, "y") else ():
-                if output is not None:
-                    self.tracker.keep_numbers(output)
-            self._foreign.add(step.function)
+        step.outputs = tuple(
+            self.tracker.add_value(tensor, smooth=smooth and has_gradient(tensor))
+            if isinstance(tensor, Tensor)
+            else None
+            for tensor in tensors
+        )
+        for output in step.outputs if smooth and self._reads(step, "y") else ():
+            if output is not None:
+                self.tracker.keep_numbers(output)
+        self._foreign.add(step.function)
         if not hasattr(step.function, "_schema"):
             step.autocast = autocast_dtype(self.tape.values[step.inputs[0]].device.type)
         self.tracker.add_step(step)

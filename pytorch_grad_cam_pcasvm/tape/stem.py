@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -78,9 +78,6 @@ def _activity(thread: threading.Thread) -> list[str] | None:
 _FEEDER = "QueueFeederThread"  # sends numbers of images to the workers of a DataLoader
 
 
-Run = TypeVar("Run")
-
-
 class Draws:
     """The draws of one run: none, but from generators that this run has seeded.
 
@@ -108,27 +105,25 @@ class Draws:
         """The seed of each generator."""
         return [generator.initial_seed() for generator in self.states]
 
+    def check_again(self, run: Callable[[], "Draws"]) -> None:
+        """Run the network again if this run drew random numbers, to see whether each run seeds its generators alike.
 
-def run_alike(run: Callable[[], tuple[Run, Draws]]) -> Run:
-    """Return the result of a run; if it draws random numbers, run again to see whether each run seeds them anew.
-
-    Raises:
-        ValueError: the second run draws other numbers.
-    """
-    result, draws = run()
-    if draws.states:
+        Raises:
+            ValueError: the second run draws other numbers.
+        """
+        if not self.states:
+            return
         try:
-            again = run()[1].seeds
-            if again != draws.seeds:
+            again = run().seeds
+            if again != self.seeds:
                 raise ValueError(
-                    f"the network seeds its generators differently in every run, with {draws.seeds} and then {again}, "
+                    f"the network seeds its generators differently in every run, with {self.seeds} and then {again}, "
                     "so that there is nothing to explain: give manual_seed a constant"
                 )
         except ValueError:
-            for generator, state in draws.states.items():
+            for generator, state in self.states.items():
                 generator.set_state(state)
             raise
-    return result
 
 
 def _is_fresh(generator: torch.Generator) -> bool:

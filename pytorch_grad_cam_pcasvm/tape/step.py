@@ -2,6 +2,7 @@
 
 import inspect
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -73,7 +74,7 @@ class Operation:
         if not self.written:
             return []
         arguments = self.name_arguments(args, kwargs)
-        return list_tensors(arguments[name] for name in self.written if name in arguments)
+        return list_tensors([arguments[name] for name in self.written if name in arguments])
 
     def is_random(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
         """Return whether a call draws random numbers: dropout in evaluation mode, or of probability 0, does not."""
@@ -185,13 +186,14 @@ def find_write_mask(function: Any, args: tuple[Any, ...]) -> Tensor | None:
 
 
 def list_tensors(arguments: Any) -> list[Tensor]:
-    """Return the tensors among arguments, also inside lists and dicts."""
-    tensors = []
-    for item in arguments.values() if isinstance(arguments, dict) else arguments:
+    """Return the tensors among arguments, also inside lists and dicts, in order."""
+    tensors, items = [], deque([arguments])
+    while items:
+        item = items.popleft()
         if isinstance(item, Tensor):
             tensors.append(item)
         elif isinstance(item, list | tuple | dict):
-            tensors += list_tensors(item)
+            items.extendleft(reversed(item.values() if isinstance(item, dict) else item))
     return tensors
 
 
@@ -311,39 +313,30 @@ class Step:
             like: the call as it is now, if the values are those at a start: what is the same stays the same object.
         """
 
-        def one(item: Any, dim: int | None) -> Any:
-            item = values[item.index] if isinstance(item, Ref) else item
+        def cast(item: Any, dim: int | None) -> Any:
             if tokens is not None and dim is not None and isinstance(item, Tensor):
                 item = item.narrow(dim, tokens.start, tokens.length)
             return item.to(dtype) if isinstance(item, Tensor) and item.is_floating_point() else item
 
-        def new(item: Any, here: Any, dim: int | None) -> Any:
-            changed = like is None or (isinstance(item, Ref) and item.index in values)
-            return one(item, dim) if changed else here
+        def read(item: Any, here: Any, dim: int | None = None) -> Any:
+            if type(item) in (list, tuple):
+                return type(item)(read(*items) for items in zip(item, here, strict=True))
+            if like is not None and not (isinstance(item, Ref) and item.index in values):
+                return here
+            return cast(values[item.index] if isinstance(item, Ref) else item, dim)
 
         dims = [None] * len(self.arguments) if tokens is None else tokens.dims
         places = zip(self.arguments, self.arguments if like is None else like.args, dims, strict=True)
         options = (self.options if like is None else like.kwargs).values()
-        kwargs = {
-            name: _map_items(new, item, here) for (name, item), here in zip(self.options.items(), options, strict=True)
-        }
-        y = [
-            one(Ref(index), None if tokens is None else tokens.dim) if index in smooth else None
-            for index in self.outputs
-        ]
-        args = tuple(_map_items(new, *items) for items in places)
+        kwargs = {name: read(item, here) for (name, item), here in zip(self.options.items(), options, strict=True)}
+        y_dim = None if tokens is None else tokens.dim
+        y = [cast(values[index], y_dim) if index in smooth else None for index in self.outputs]  # type: ignore[index]
+        args = tuple(read(*items) for items in places)
         eps = 0.0
         if like is not None:
             floats = [values[index].dtype for index in (*self.inputs, *self.outputs) if index in smooth]  # type: ignore[index]
             eps = max((torch.finfo(precision).eps for precision in floats), default=0.0)
         return Call(args, kwargs, y[0] if self.single else tuple(y), eps)
-
-
-def _map_items(function: Callable[[Any, Any, int | None], Any], item: Any, here: Any, dim: int | None = None) -> Any:
-    """Return a function of an argument, or of every item of a list."""
-    if type(item) in (list, tuple):
-        return type(item)(_map_items(function, *items) for items in zip(item, here, strict=True))
-    return function(item, here, dim)
 
 
 def mapped(item: Any, function: Callable[[Any], Any]) -> Any:

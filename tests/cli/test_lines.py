@@ -19,7 +19,7 @@ from pytorch_grad_cam_pcasvm import Head, load_model
 from pytorch_grad_cam_pcasvm.cli import main, training
 from pytorch_grad_cam_pcasvm.cli.arguments import COMMANDS, POOLS, FitOptions, make_parser, parse_arguments
 from pytorch_grad_cam_pcasvm.cli.options import translate
-from pytorch_grad_cam_pcasvm.network.features import POOLS as KNOWN
+from pytorch_grad_cam_pcasvm.network.pools import POOLS as KNOWN
 
 BACKBONE = """
 import torch
