@@ -1,6 +1,6 @@
 """Method: the base of all methods, from the network's one forward pass to signed maps."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -166,7 +166,7 @@ class Method(Named, BaseCAM):
             run = self._run_network(x, modules)
             asked = list_default_targets(run.output) if targets is None else list_targets(targets)
             questions = resolve_targets(asked, run.output)
-            results = self._explain_groups(run, questions)
+            results = self._explain_layers(run, questions)
             if heads:
                 results[0].heads = self._explain_heads(run, questions)
             signed = self._scale(run, results, asked)
@@ -247,31 +247,40 @@ class Method(Named, BaseCAM):
             of_margins, log_scale = _compute_jacobian(run, every_class(run.output), self._split_chunks)
         return Jacobians(of_components, of_margins, log_scale, activations, run.public_output)
 
-    def _explain_groups(self, run: Run, questions: Questions) -> list[MethodResult]:
-        """Return the maps of K targets, one result for each branch: means over the groups of permutations."""
-        sampling, groups = self.sampling, []
-        if sampling is None or run.head is None or questions.are_components:
-            return self._explain_layers(run, questions)
-        for group in split_sampling(run.head.enumerated, sampling):
-            run.sampling = group
-            groups.append(self._explain_layers(run, questions))
-        run.sampling = sampling
-        return [average_samples(results) for results in zip(*groups, strict=True)]
-
     def _explain_layers(self, run: Run, questions: Questions) -> list[MethodResult]:
-        """Return the maps of K targets at all target layers: as one, or on the grid of each if they are in branches."""
-        layers = range(len(run.layers))
+        """Return the maps of K targets at all target layers: as one, or on the grid of each if they are in branches.
+
+        Those of a head without a gradient are means over groups of permutations.
+        """
+        starts = None
         if run.has_branches and self.adds_up:
             assert self._starts is not None
             run.starts.update(self._starts.find_together(run, questions, self._warnings))
-            return share_remainders([self._explain_start(run, layer, questions) for layer in layers])
-        results = [self._explain_layer(run, layer, questions) for layer in layers]
-        return results if run.has_branches or len(results) == 1 else [self.join_layers(results)]
+            starts = [(range(len(questions)), None)]
+        sampling, groups, samples = run.sampling, [run.sampling], []
+        if self.sampling is not None and run.head is not None and not questions.are_components:
+            groups = split_sampling(run.head.enumerated, sampling)
+        for group in groups:
+            run.sampling = group
+            results = [self._explain_layer(run, layer, questions, starts) for layer in range(len(run.layers))]
+            if starts is not None:
+                results = share_remainders(results)
+            elif len(results) > 1 and not run.has_branches:
+                results = [self.join_layers(results)]
+            samples.append(results)
+        run.sampling = sampling
+        return [average_samples(results) for results in zip(*samples, strict=True)]
 
-    def _explain_layer(self, run: Run, layer: int, questions: Questions) -> MethodResult:
-        """Return the maps of K targets at one layer, from where each starts."""
+    def _explain_layer(
+        self,
+        run: Run,
+        layer: int,
+        questions: Questions,
+        starts: Iterable[tuple[Sequence[int], Any]] | None = None,
+    ) -> MethodResult:
+        """Return the maps of K targets at one layer, from where each starts, or from starts that are known."""
         parts, order = [], list[int]()
-        for members, start in self._find_starts(run, layer, questions):
+        for members, start in starts or self._find_starts(run, layer, questions):
             at_start = run
             if start is not None and len(members) < len(questions):
                 at_start = replace(run, starts={layer: start})
