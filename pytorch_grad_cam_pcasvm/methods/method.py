@@ -31,7 +31,7 @@ from pytorch_grad_cam_pcasvm.network.modules import (
     refuse_parallel,
 )
 from pytorch_grad_cam_pcasvm.network.net import PCASVMNet, network_output
-from pytorch_grad_cam_pcasvm.network.pools import is_dense
+from pytorch_grad_cam_pcasvm.network.outputs import PlainOutput
 from pytorch_grad_cam_pcasvm.network.site import Site, TargetLayers, layout_by, refuse_repeated
 from pytorch_grad_cam_pcasvm.network.tiles import TiledNet
 from pytorch_grad_cam_pcasvm.network.tiling import look_inside
@@ -384,13 +384,15 @@ class Method(Named, BaseCAM):
             for name, activations in zip(site.layers, passed.activations, strict=True)
         ]
         if isinstance(self.model, PCASVMNet):
-            dense = is_dense(self.model.pool)
-            features = rows_of(passed.output) if dense else flatten(passed.output)
+            dense = self.model.is_dense
+            features = passed.output if dense else flatten(passed.output)
             if may_look(x):
-                self.model.head.check(features[:2])
+                self.model.head.check(rows_of(features)[:2] if dense else features[:2])
             if not dense:
                 check_rows(features, x)
-        output = network_output(self.model, passed.output, x.shape[0], x)
+            output: Any = self.model.head_run(features, x)
+        else:
+            output = PlainOutput(passed.output, len(x))
         sampling = self.sampling or Sampling()
         return Run(self.model, x, passed, output, site.layers, layouts, record, sampling=sampling)
 

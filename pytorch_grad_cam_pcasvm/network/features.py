@@ -250,11 +250,12 @@ def output_of(
     if whole:
         _refuse_repeated_layers(unnamed, own.runs)
         _once[backbone].add(key)
-    _refuse_missing_layers([name for name in names if name not in outputs], own.runs, backbone)
-    where = (
-        "the network's output" if (layer if source is None else source.where) is None else f"the features, {layer!r}"
-    )
-    _refuse_missing_targets([name for name in visits if name not in visited], ended[0] if ended else own.runs, where)
+    for name in names:
+        if name not in outputs:  # a bare "except:" of the network's own may have kept the pass running to its end
+            raise _missing_layer(name, own.runs, backbone)
+    for name in visits:
+        if name not in visited:
+            raise _missing_target(name, ended[0] if ended else own.runs, layer)
     if layers is not None:
         output = outputs[layers] if isinstance(layers, str) else [outputs[name] for name in names]
     return output if source is None else source.of_output(output)
@@ -285,32 +286,29 @@ def _refuse_repeated_layers(names: Iterable[str], runs: Mapping[str, int]) -> No
             )
 
 
-def _refuse_missing_layers(names: Iterable[str], runs: Mapping[str, int], backbone: nn.Module) -> None:
-    """Refuse layers that have not run."""
-    for name in names:  # a bare "except:" of the network's own may have kept the pass running to its end
-        class_name, count = type(backbone).__name__, runs[called(name)[0]]
-        if count:
-            raise ValueError(
-                f"the layer {name!r} does not run in a forward pass of {class_name}; {runs_instead(name, count)}"
-            )
-        raise ValueError(
-            f"the layer {name!r} does not run in a forward pass of {class_name}; if that is compiled, its layers "
-            "cannot be seen: pass the original network, and compile the PCASVMNet, torch.compile(net)"
+def _missing_layer(name: str, runs: Mapping[str, int], backbone: nn.Module) -> ValueError:
+    """Return the refusal of a layer that has not run."""
+    class_name, count = type(backbone).__name__, runs[called(name)[0]]
+    if count:
+        return ValueError(
+            f"the layer {name!r} does not run in a forward pass of {class_name}; {runs_instead(name, count)}"
         )
+    return ValueError(
+        f"the layer {name!r} does not run in a forward pass of {class_name}; if that is compiled, its layers "
+        "cannot be seen: pass the original network, and compile the PCASVMNet, torch.compile(net)"
+    )
 
 
-def _refuse_missing_targets(names: Iterable[str], runs: Mapping[str, int], where: str) -> None:
-    """Refuse target layers that have not run."""
-    for name in names:
-        count = runs[called(name)[0]]
-        if count:
-            raise ValueError(
-                f"the target layer {name!r} does not run before {where}, where {runs_instead(name, count)}"
-            )
-        raise ValueError(
-            f"the target layer {name!r} does not run before {where}: choose a layer that runs before them (under fused "
-            "attention, softmax and dropout never run)"
-        )
+def _missing_target(name: str, runs: Mapping[str, int], layer: Any) -> ValueError:
+    """Return the refusal of a target layer that has not run before a layer, or the source of the features."""
+    count, is_output = runs[called(name)[0]], (layer.where if isinstance(layer, FeatureSource) else layer) is None
+    where = "the network's output" if is_output else f"the features, {layer!r}"
+    if count:
+        return ValueError(f"the target layer {name!r} does not run before {where}, where {runs_instead(name, count)}")
+    return ValueError(
+        f"the target layer {name!r} does not run before {where}: choose a layer that runs before them (under fused "
+        "attention, softmax and dropout never run)"
+    )
 
 
 def _refuse_repeated_targets(names: Iterable[str], runs: Mapping[str, int]) -> None:

@@ -126,7 +126,7 @@ class PCASVMNet(Named, nn.Module):
         """Return the head's run for features, as for :meth:`of_features`."""
         if not torch.compiler.is_compiling():
             self.head.tell_of_fit()
-        if not is_dense(self.pool):
+        if not self.is_dense:
             return HeadRun(self.head, self.head(features))
         grid = Grid(tuple(features.shape[2:]), ())
         if x is not None:
@@ -180,7 +180,7 @@ class PCASVMNet(Named, nn.Module):
             >>> parts.anomaly_map(images).shape
             (2, 8, 8)
         """
-        if not is_dense(self.pool):
+        if not self.is_dense:
             raise ValueError("anomaly_map needs a head on positions, pool='dense': use anomaly_score")
         output = self._read_output(x)
         assert output.grid is not None
@@ -287,7 +287,7 @@ def network_output(network: nn.Module, output: Any, count: int, x: Any = None) -
     """
     if not isinstance(network, PCASVMNet):
         return PlainOutput(output, count)
-    return network.head_run(output if is_dense(network.pool) else flatten(output), x)
+    return network.head_run(output if network.is_dense else flatten(output), x)
 
 
 def _differs_in_training(module: nn.Module) -> bool:

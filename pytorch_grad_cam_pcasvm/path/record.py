@@ -59,13 +59,6 @@ class ClosedFormPass(Pass):
         """Return the derivative with respect to ``activations[target]``, or its secant from a start."""
         return Walk(self.tape, seeds, self.names[target], start, heads=self.heads)
 
-    def refuse_missing_rules(self, name: str) -> None:
-        """Refuse the path from a target layer if one of its steps has no rule."""
-        steps = self.tape.following(self.tape.roots[name])[0]
-        for step in reversed(self.tape.leading(steps, self.tape.outputs)):
-            if step.rule is None:
-                raise no_rule(self.tape, step)
-
     def bytes_per_target(self) -> int:
         """Return roughly how much memory one target takes for the batch: a few times the path's widest value."""
         floats = filter(has_gradient, self.tape.values)
@@ -176,11 +169,9 @@ class Path:
         try:
             passed = self.record(x)
             for name in self._names:
-                passed.refuse_missing_rules(name)
+                self._check_line(passed.tape, name)
         except NoClosedFormError as error:
             raise self._with_autograd(error) from error.__cause__
-        for name in self._names:
-            self._refuse_side_branch(passed, name)
         tape = passed.tape
         if self._attention == "frozen":
             tape = frozen(tape)
@@ -192,24 +183,27 @@ class Path:
         passed.check = lambda exact, starts: self._check_baseline(x, exact, starts)
         return passed
 
-    def _refuse_side_branch(self, passed: ClosedFormPass, name: str) -> None:
-        """Refuse a target layer that does not lead to the features."""
-        if not passed.tape.leads(name):
-            where = "the network's output" if self._layer is None else f"the features, {self._layer!r}"
-            cut = passed.tape.cut(name)
+    def _check_line(self, tape: Tape, name: str) -> None:
+        """Refuse a target layer that does not lead to the features, or leads there by a step without a rule."""
+        steps, values = tape.following(tape.roots[name])
+        for step in reversed(tape.leading(steps, tape.outputs)):
+            if step.rule is None:
+                raise no_rule(tape, step)
+        if any(output in values for output in tape.outputs):
+            return
+        where = "the network's output" if self._layer is None else f"the features, {self._layer!r}"
+        error = NoClosedFormError(f"the target layer {name!r} does not lead to {where}", "choose a layer before them")
+        cut = tape.cut(name)
+        if cut is not None:
+            module = tape.name_module(cut.where)
+            step_name = cut.name + (f" of {module!r}" if module else "")
             error = NoClosedFormError(
-                f"the target layer {name!r} does not lead to {where}", "choose a layer before them"
+                f"no gradient leads from the target layer {name!r} to {where}: {step_name} passes none on",
+                "choose a layer behind that",
             )
-            if cut is not None:
-                module = passed.tape.name_module(cut.where)
-                step = cut.name + (f" of {module!r}" if module else "")
-                error = NoClosedFormError(
-                    f"no gradient leads from the target layer {name!r} to {where}: {step} passes none on",
-                    "choose a layer behind that",
-                )
-            error._autograd_helps = False
-            error.tape = str(passed.tape)
-            raise error
+        error._autograd_helps = False
+        error.tape = str(tape)
+        raise error
 
     def _with_autograd(self, error: NoClosedFormError) -> NoClosedFormError:
         """Return a refusal with autograd as a way out, if it is one; it knows gradients, and no secants."""

@@ -313,17 +313,18 @@ class Step:
             like: the call as it is now, if the values are those at a start: what is the same stays the same object.
         """
 
-        def cast(item: Any, dim: int | None) -> Any:
-            if tokens is not None and dim is not None and isinstance(item, Tensor):
-                item = item.narrow(dim, tokens.start, tokens.length)
-            return item.to(dtype) if isinstance(item, Tensor) and item.is_floating_point() else item
+        def cast(tensor: Tensor, dim: int | None) -> Tensor:
+            if tokens is not None and dim is not None:
+                tensor = tensor.narrow(dim, tokens.start, tokens.length)
+            return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
         def read(item: Any, here: Any, dim: int | None = None) -> Any:
             if type(item) in (list, tuple):
                 return type(item)(read(*items) for items in zip(item, here, strict=True))
             if like is not None and not (isinstance(item, Ref) and item.index in values):
                 return here
-            return cast(values[item.index] if isinstance(item, Ref) else item, dim)
+            item = values[item.index] if isinstance(item, Ref) else item
+            return cast(item, dim) if isinstance(item, Tensor) else item
 
         dims = [None] * len(self.arguments) if tokens is None else tokens.dims
         places = zip(self.arguments, self.arguments if like is None else like.args, dims, strict=True)
@@ -339,11 +340,16 @@ class Step:
         return Call(args, kwargs, y[0] if self.single else tuple(y), eps)
 
 
+_REPLACED = (Tensor, Ref, torch.dtype)
+
+
 def mapped(item: Any, function: Callable[[Any], Any]) -> Any:
-    """Return an argument with its tensors and Refs replaced, in lists and tuples, too."""
-    if not isinstance(item, list | tuple):
+    """Return an argument with its tensors, Refs and dtypes replaced, in lists and tuples, too."""
+    if isinstance(item, _REPLACED):
         return function(item)
-    parts = [mapped(part, function) if isinstance(part, list | tuple) else function(part) for part in item]
+    if not isinstance(item, list | tuple):
+        return item
+    parts = [mapped(part, function) if isinstance(part, (*_REPLACED, list, tuple)) else part for part in item]
     return parts if type(item) is list else tuple(parts)  # torch.Size and named tuples, too
 
 
@@ -357,7 +363,8 @@ def values_in(arguments: Any, *counterparts: Any) -> Iterator[tuple[Any, ...]]:
     elif isinstance(arguments, list | tuple):
         lists = (other if isinstance(other, list | tuple) else [other] * len(arguments) for other in counterparts)
         for items in zip(arguments, *lists, strict=False):
-            yield from values_in(*items)
+            if isinstance(items[0], Ref | dict | list | tuple):
+                yield from values_in(*items)
 
 
 _MODULE_CALL = nn.Module._call_impl.__code__

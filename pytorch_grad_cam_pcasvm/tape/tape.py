@@ -119,11 +119,6 @@ class Tape:
         steps, values = self.following(self.roots[name], switches=True)[0], self.following(self.roots[name])[1]
         return next((s for s in steps if values & set(s.inputs) and not values & set(s.outputs)), None)
 
-    def leads(self, name: str) -> bool:
-        """Return whether a target layer leads to the output."""
-        values = self.following(self.roots[name])[1]
-        return any(output in values for output in self.outputs)
-
     def resolved(self, arguments: Any, values: Mapping[int, Tensor] | None = None) -> Any:
         """Return the arguments of a step with tensors in place of Refs, from ``values`` first."""
 

@@ -115,7 +115,8 @@ class Boundary:
         parts = differentiate_starts(output, asked, value_dtype, until, sampling)
         for part, start in zip(parts, starts, strict=True):
             step = start.head_trace.values[until] - self.start.head_trace.values[until]
-            part.excess = (part.by_image * step.to(part.by_image).unsqueeze(1)).sum(-1)
+            grads = part.by_image
+            part.excess = (grads * step.to(grads).unsqueeze(1)).sum(-1)
         return join_gradients(parts, [k for members, *_ in groups for k in members])
 
     def point(self, target: ClosedFormTarget | str | None, *, needed: bool = True) -> Tensor:

@@ -117,7 +117,7 @@ def differentiate_targets(
 
 def differentiate_starts(
     output: Any,
-    groups: Sequence[tuple[Questions, HeadRun]],
+    groups: Sequence[tuple[Questions, HeadRun | HeadOutput | None]],
     dtype: torch.dtype,
     until: int = 0,
     sampling: Sampling = USUAL.sampling,
@@ -126,13 +126,20 @@ def differentiate_starts(
 
     Starts of equally many questions pass the head together, as rows of a larger batch, where so many rows are faster
     than a pass each; not those of dense features, of questions for some images each, and of a head without a gradient.
+
+    Args:
+        output: what a head computed for N images.
+        groups: questions, and the start of their secants; None: gradients.
+        dtype: dtype of the gradients.
+        until: position of the head's value that the gradients are with respect to.
+        sampling: the permutations of a head without a gradient that has too many coalitions.
     """
-    if output.grid is None and all(questions.images is None for questions, _ in groups):
-        return _of_head(output, [(questions.columns, start) for questions, start in groups], dtype, until, sampling)
-    return [
-        differentiate_targets(output, questions, dtype, start, until=until, sampling=sampling)
-        for questions, start in groups
-    ]
+    if output.grid is not None or any(questions.images is not None for questions, _ in groups):
+        return [
+            differentiate_targets(output, questions, dtype, start, until=until, sampling=sampling)
+            for questions, start in groups
+        ]
+    return _of_head(output, [(questions.columns, start) for questions, start in groups], dtype, until, sampling)
 
 
 def _differentiate(
@@ -199,9 +206,12 @@ def _gather(
                 tensors += [none, none] if sizes is None else [(values - at_start - explained) / scale, sizes]
         parts.append((members, tensors))
     if len(parts) == 1:
-        parts[0][1][2] = parts[0][1][2].clone()  # values that may be the output's own
-    order = [k for members, _ in parts for k in members]
-    grad, *tables = (order_columns(pieces, order) for pieces in zip(*(tensors for _, tensors in parts), strict=True))
+        ((_, (grad, *tables)),) = parts
+        tables[1] = tables[1].clone()  # values that may be the output's own
+    else:
+        order = [k for members, _ in parts for k in members]
+        pieces = zip(*(tensors for _, tensors in parts), strict=True)
+        grad, *tables = (order_columns(piece, order) for piece in pieces)
     gradients = OutputGradients([grad.to(dtype).transpose(0, 1)], *tables[:3])
     return replace(gradients, remainder=tables[3], effects=tables[4]) if tables[3:] else gradients
 

@@ -45,11 +45,6 @@ class Question:
     at: Any = None
     own: tuple[Any, ...] | None = None
 
-    @property
-    def is_closed_form(self) -> bool:
-        """Whether it has a closed-form gradient by components or the decision."""
-        return isinstance(self.target, ClosedFormTarget) and self.target.behind_reduction
-
     def repeat(self, size: int) -> "Question":
         """Return the same question to so many rows of each image."""
         which = self.which
@@ -177,7 +172,8 @@ class Questions(Sequence[Any]):
     @property
     def are_closed_form(self) -> bool:
         """Whether all have closed-form gradients by components or the decision."""
-        return all(column.is_closed_form for column in self.columns)
+        targets = [column.target for column in self.columns]
+        return all(isinstance(target, ClosedFormTarget) and target.behind_reduction for target in targets)
 
     def evaluate_changed(self, image: int, changed: Any) -> Tensor:
         """Return the values of K targets for M changed versions of an image, (M, K), of the classes meant in it."""
