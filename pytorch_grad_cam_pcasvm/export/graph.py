@@ -29,7 +29,7 @@ from pytorch_grad_cam_pcasvm.export.outputs import checked, name_outputs
 from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
 from pytorch_grad_cam_pcasvm.methods.grad_cam_protocol import ClosedFormCAM
 from pytorch_grad_cam_pcasvm.methods.perturbation import PerturbationCAM
-from pytorch_grad_cam_pcasvm.network.features import checked_images, one_input
+from pytorch_grad_cam_pcasvm.network.inputs import checked_images, one_input
 from pytorch_grad_cam_pcasvm.network.modules import find_device
 from pytorch_grad_cam_pcasvm.runtime.device import every_choice, traced
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError, NoProgramError

@@ -37,8 +37,8 @@ from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
 from pytorch_grad_cam_pcasvm.methods import ContributionCAM
 from pytorch_grad_cam_pcasvm.methods.grad_cam_protocol import ClosedFormCAM
 from pytorch_grad_cam_pcasvm.model.model import refuse_dense
-from pytorch_grad_cam_pcasvm.network.features import checked_images
 from pytorch_grad_cam_pcasvm.network.grid import upsample_maps
+from pytorch_grad_cam_pcasvm.network.inputs import checked_images
 from pytorch_grad_cam_pcasvm.network.modules import evaluation_mode, find_device, find_network
 from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
 from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput

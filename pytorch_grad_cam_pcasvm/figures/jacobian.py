@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from pytorch_grad_cam_pcasvm.figures.style import BLUE, RED, bare, new_figure
 from pytorch_grad_cam_pcasvm.model.model import refuse_dense
-from pytorch_grad_cam_pcasvm.network.features import checked_images
+from pytorch_grad_cam_pcasvm.network.inputs import checked_images
 from pytorch_grad_cam_pcasvm.network.modules import evaluation_mode, find_device, find_layer_name
 from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
 from pytorch_grad_cam_pcasvm.runtime.pictures import as_array

@@ -17,7 +17,7 @@ from pytorch_grad_cam_pcasvm.figures.style import bare, laid_out, literal, numbe
 from pytorch_grad_cam_pcasvm.head import Head
 from pytorch_grad_cam_pcasvm.maps.recombination import at_place
 from pytorch_grad_cam_pcasvm.methods.grad_cam_protocol import ClosedFormCAM
-from pytorch_grad_cam_pcasvm.network.features import checked_images
+from pytorch_grad_cam_pcasvm.network.inputs import checked_images
 from pytorch_grad_cam_pcasvm.network.modules import find_device
 from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
 from pytorch_grad_cam_pcasvm.network.patches import label_patches

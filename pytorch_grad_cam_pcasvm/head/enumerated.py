@@ -19,23 +19,15 @@ from tqdm.auto import tqdm
 
 from pytorch_grad_cam_pcasvm.head.decisions import Decision
 from pytorch_grad_cam_pcasvm.head.predictor import Predictor
-from pytorch_grad_cam_pcasvm.head.stage import USUAL, Conditions, Sampling, Scaled
+from pytorch_grad_cam_pcasvm.head.stage import GROUPS, USUAL, Conditions, Sampling, Scaled
 from pytorch_grad_cam_pcasvm.head.vote import Vote
 from pytorch_grad_cam_pcasvm.runtime.device import is_traced
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError
 
 Rows = Callable[[np.ndarray], np.ndarray]  # of rows (R, B) to values (R, P)
 MOST = 12  # inputs of which all coalitions are evaluated
-GROUPS = 8  # of permutations, whose spread is the standard error
 _ROWS = 1 << 16  # in one call of the estimators
 _PATIENCE = 3.0  # seconds, after which there is a progress bar
-
-
-def split_sampling(decision: "Enumerated | None", sampling: Sampling) -> list[Sampling]:
-    """Return each group of permutations, whose mean has all; the sampling itself if a decision needs none."""
-    if decision is None or not decision.is_sampled:
-        return [sampling]
-    return [sampling._replace(group=group) for group in range(GROUPS)]
 
 
 class Enumerated(Decision):

@@ -19,8 +19,8 @@ from pytorch_grad_cam_pcasvm.head.registry import tensor
 from pytorch_grad_cam_pcasvm.head.stack import HeadTrace, Stack
 from pytorch_grad_cam_pcasvm.head.stage import Conditions, Stage
 from pytorch_grad_cam_pcasvm.head.stages import Projection
+from pytorch_grad_cam_pcasvm.runtime.device import precision
 from pytorch_grad_cam_pcasvm.runtime.errors import warn
-from pytorch_grad_cam_pcasvm.runtime.numerics import precision
 
 
 class Head(Stack):

@@ -13,7 +13,7 @@ from pytorch_grad_cam_pcasvm.head.decisions import KernelSVM
 from pytorch_grad_cam_pcasvm.head.distances import Neighbours, Quadratic
 from pytorch_grad_cam_pcasvm.head.kernels import RBF
 from pytorch_grad_cam_pcasvm.head.stages import KernelMap, Projection, Scale, Union
-from pytorch_grad_cam_pcasvm.runtime.numerics import precision
+from pytorch_grad_cam_pcasvm.runtime.device import precision
 
 # In any training set at most 1/25 of the standardised features are farther from 0 than 5 (Chebyshev). For new images,
 # docs/reading.md has a table.

@@ -31,9 +31,8 @@ from pytorch_grad_cam_pcasvm.head.stage import (
 from pytorch_grad_cam_pcasvm.head.stages import Affine
 from pytorch_grad_cam_pcasvm.head.vote import Vote
 from pytorch_grad_cam_pcasvm.runtime.arguments import rename_arguments
-from pytorch_grad_cam_pcasvm.runtime.device import is_traced
+from pytorch_grad_cam_pcasvm.runtime.device import full_precision, is_traced, precision
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError, Way, refuse
-from pytorch_grad_cam_pcasvm.runtime.numerics import full_precision, precision
 from pytorch_grad_cam_pcasvm.runtime.rollback import without_inference
 
 _BYTES = 1 << 28  # of many rows that are computed at once

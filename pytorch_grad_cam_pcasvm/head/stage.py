@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 
 from pytorch_grad_cam_pcasvm.runtime.arguments import allow_third_argument
+from pytorch_grad_cam_pcasvm.runtime.device import precision
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError
-from pytorch_grad_cam_pcasvm.runtime.numerics import precision
 
 
 class Hookable(nn.Module):
@@ -315,3 +315,13 @@ def scaled_sum(terms: Sequence[Scaled]) -> tuple[Tensor, Tensor]:
         grad * (log_scale - largest).exp().unsqueeze(-1) for (grad, _), log_scale in zip(terms, logarithms, strict=True)
     ]
     return torch.stack(torch.broadcast_tensors(*grads)).sum(0), largest
+
+
+GROUPS = 8  # of permutations, whose spread is the standard error
+
+
+def split_sampling(decision: Any, sampling: Sampling) -> list[Sampling]:
+    """Return each group of permutations, whose mean has all; the sampling itself if a decision needs none."""
+    if decision is None or not decision.is_sampled:
+        return [sampling]
+    return [sampling._replace(group=group) for group in range(GROUPS)]

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.head import Head
-from pytorch_grad_cam_pcasvm.head.enumerated import split_sampling
-from pytorch_grad_cam_pcasvm.head.stage import USUAL, Sampling
-from pytorch_grad_cam_pcasvm.maps.scale import MethodResult, average_samples, find_nu
+from pytorch_grad_cam_pcasvm.head.stage import USUAL, Sampling, split_sampling
+from pytorch_grad_cam_pcasvm.maps.scale import MethodResult, average_samples, find_nu, shift_baseline
 from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
 from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput
 from pytorch_grad_cam_pcasvm.runtime.errors import BaselineWarning, warn
@@ -283,20 +282,6 @@ def combined(
     if excess is not None:
         maps = shift_baseline(maps, excess * (-largest_size).exp())
     return maps, sums(components.weights), remainder, largest_size
-
-
-def shift_baseline(maps: Tensor, excess: Tensor) -> Tensor:
-    """Return maps (N, K, ...) whose baseline is moved by the same at all positions: each gives its share, (N, K).
-
-    Args:
-        maps: maps that add up.
-        excess: by how much the sum of each is to be smaller, shape (N, K).
-
-    Example:
-        >>> shift_baseline(torch.ones(1, 1, 2, 2), torch.ones(1, 1)).sum()
-        tensor(3.)
-    """
-    return maps - (excess / maps[0, 0].numel()).to(maps).reshape(*excess.shape, *[1] * (maps.dim() - 2))
 
 
 def _make_output(part: Head | None, position: int, components: Tensor | None) -> HeadOutput | None:

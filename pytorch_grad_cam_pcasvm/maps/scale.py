@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pytorch_grad_cam_pcasvm.network.features import all_finite
+from pytorch_grad_cam_pcasvm.network.inputs import all_finite
 from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput
 from pytorch_grad_cam_pcasvm.runtime.columns import Columns, average_columns
+from pytorch_grad_cam_pcasvm.runtime.device import full_precision
 from pytorch_grad_cam_pcasvm.runtime.errors import BlankMapWarning, warn
-from pytorch_grad_cam_pcasvm.runtime.numerics import full_precision
 
 
 @dataclass
@@ -121,3 +121,17 @@ def check_finite(maps: Tensor) -> None:
             "the maps are not finite: the input, the network or the head has NaN or infinite values; or, on a GPU, "
             "weights or means were overwritten through .data after the first maps, and the method has to be made again"
         )
+
+
+def shift_baseline(maps: Tensor, excess: Tensor) -> Tensor:
+    """Return maps (N, K, ...) whose baseline is moved by the same at all positions: each gives its share, (N, K).
+
+    Args:
+        maps: maps that add up.
+        excess: by how much the sum of each is to be smaller, shape (N, K).
+
+    Example:
+        >>> shift_baseline(torch.ones(1, 1, 2, 2), torch.ones(1, 1)).sum()
+        tensor(3.)
+    """
+    return maps - (excess / maps[0, 0].numel()).to(maps).reshape(*excess.shape, *[1] * (maps.dim() - 2))

@@ -13,14 +13,12 @@ from pytorch_grad_cam_pcasvm.maps.scale import check_finite, divided, find_nu, w
 from pytorch_grad_cam_pcasvm.methods.docstrings import completed
 from pytorch_grad_cam_pcasvm.methods.method import Method
 from pytorch_grad_cam_pcasvm.methods.warn_once import warn_of_blind_tokens
-from pytorch_grad_cam_pcasvm.network.features import one_input, prepare_images
 from pytorch_grad_cam_pcasvm.network.grid import upsample_maps
-from pytorch_grad_cam_pcasvm.network.inputs import Inputs, pick_images
+from pytorch_grad_cam_pcasvm.network.inputs import Inputs, one_input, pick_images, prepare_images
 from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
 from pytorch_grad_cam_pcasvm.network.pools import is_dense
 from pytorch_grad_cam_pcasvm.targets import PCATarget, PredictedScore, ScoreTarget, SVMTarget, Target
-from pytorch_grad_cam_pcasvm.targets.catalogue import list_targets
-from pytorch_grad_cam_pcasvm.targets.questions import resolve_image_targets
+from pytorch_grad_cam_pcasvm.targets.questions import list_targets, resolve_image_targets
 
 
 class ClosedFormCAM(Method):

@@ -10,8 +10,7 @@ import torch
 from pytorch_grad_cam.base_cam import BaseCAM
 from torch import Tensor, nn
 
-from pytorch_grad_cam_pcasvm.head.enumerated import split_sampling
-from pytorch_grad_cam_pcasvm.head.stage import Sampling
+from pytorch_grad_cam_pcasvm.head.stage import Sampling, split_sampling
 from pytorch_grad_cam_pcasvm.maps.multiscale import share_remainders
 from pytorch_grad_cam_pcasvm.maps.recombination import compute_result
 from pytorch_grad_cam_pcasvm.maps.scale import MethodResult, average_samples, find_nu
@@ -19,9 +18,9 @@ from pytorch_grad_cam_pcasvm.maps.signed_maps import Jacobians, SignedMaps
 from pytorch_grad_cam_pcasvm.methods.check import CheckReport, check_contributions, check_gradient
 from pytorch_grad_cam_pcasvm.methods.run import Run, adds_components, is_neutral
 from pytorch_grad_cam_pcasvm.methods.warn_once import WarnOnce, warn_of_blind_tokens
-from pytorch_grad_cam_pcasvm.network.features import check_rows, flatten, prepare_images
+from pytorch_grad_cam_pcasvm.network.features import flatten
 from pytorch_grad_cam_pcasvm.network.grid import rows_of
-from pytorch_grad_cam_pcasvm.network.inputs import Inputs
+from pytorch_grad_cam_pcasvm.network.inputs import Inputs, check_rows, prepare_images
 from pytorch_grad_cam_pcasvm.network.layout import lay_out_maps
 from pytorch_grad_cam_pcasvm.network.modules import (
     eager,
@@ -47,8 +46,7 @@ from pytorch_grad_cam_pcasvm.runtime.log import log_since, start_clock
 from pytorch_grad_cam_pcasvm.runtime.rollback import set_gradients
 from pytorch_grad_cam_pcasvm.tape.recorder import explain_unseen
 from pytorch_grad_cam_pcasvm.targets import Target, every_class, every_component
-from pytorch_grad_cam_pcasvm.targets.catalogue import list_default_targets, list_targets
-from pytorch_grad_cam_pcasvm.targets.questions import Questions, resolve_targets
+from pytorch_grad_cam_pcasvm.targets.questions import Questions, list_default_targets, list_targets, resolve_targets
 
 # Where torch keeps quantised modules, which have no parameters.
 _QUANTISED = "torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized"

@@ -16,7 +16,7 @@ from pytorch_grad_cam_pcasvm.methods.coalitions import Players, shapley_values
 from pytorch_grad_cam_pcasvm.methods.grad_cam_protocol import ClosedFormCAM
 from pytorch_grad_cam_pcasvm.methods.run import Run
 from pytorch_grad_cam_pcasvm.methods.starts import BaselineCAM
-from pytorch_grad_cam_pcasvm.network.features import one_input
+from pytorch_grad_cam_pcasvm.network.inputs import one_input
 from pytorch_grad_cam_pcasvm.network.outputs import OfHead, PlainOutput
 from pytorch_grad_cam_pcasvm.runtime.errors import refuse
 from pytorch_grad_cam_pcasvm.runtime.progress import progress_bar

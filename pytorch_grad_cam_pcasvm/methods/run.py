@@ -19,9 +19,8 @@ from pytorch_grad_cam_pcasvm.network.net import network_output
 from pytorch_grad_cam_pcasvm.path.forward_pass import Pass
 from pytorch_grad_cam_pcasvm.rules.cotangents import Cotangent
 from pytorch_grad_cam_pcasvm.runtime.arguments import rename_arguments
-from pytorch_grad_cam_pcasvm.runtime.device import is_traced
+from pytorch_grad_cam_pcasvm.runtime.device import full_precision, is_traced
 from pytorch_grad_cam_pcasvm.runtime.errors import Way, refuse
-from pytorch_grad_cam_pcasvm.runtime.numerics import full_precision
 from pytorch_grad_cam_pcasvm.targets import PCATarget
 from pytorch_grad_cam_pcasvm.targets.boundary_head import Boundary
 from pytorch_grad_cam_pcasvm.targets.output_gradients import OutputGradients, differentiate_targets

@@ -22,9 +22,9 @@ from pytorch_grad_cam_pcasvm.network.inputs import Inputs
 from pytorch_grad_cam_pcasvm.network.modules import evaluation_mode, find_device, find_layer_name
 from pytorch_grad_cam_pcasvm.network.pools import parse_pool, write_pool
 from pytorch_grad_cam_pcasvm.network.tiles import TiledNet, tile_network
+from pytorch_grad_cam_pcasvm.runtime.device import full_precision
 from pytorch_grad_cam_pcasvm.runtime.digests import digest_of_weights
 from pytorch_grad_cam_pcasvm.runtime.errors import Way, refuse
-from pytorch_grad_cam_pcasvm.runtime.numerics import full_precision
 from pytorch_grad_cam_pcasvm.runtime.rollback import hooked
 
 _SAME = 1e-4  # relative difference of features that is rounding, on a GPU as well

@@ -16,10 +16,10 @@ from pytorch_grad_cam_pcasvm.network.auto_layers import (
 )
 from pytorch_grad_cam_pcasvm.network.features import FeatureSource, output_of
 from pytorch_grad_cam_pcasvm.network.inputs import pick_images
-from pytorch_grad_cam_pcasvm.network.layout import Layout, lay_out_maps
+from pytorch_grad_cam_pcasvm.network.layout import Layout, lay_out_maps, looks_channels_last
 from pytorch_grad_cam_pcasvm.network.modules import evaluation_mode, find_device
 from pytorch_grad_cam_pcasvm.network.tiling import Tiled, look_inside
-from pytorch_grad_cam_pcasvm.network.token_layout import find_token_layout, looks_channels_last
+from pytorch_grad_cam_pcasvm.network.token_layout import find_token_layout
 from pytorch_grad_cam_pcasvm.runtime.rollback import called, hooked
 
 

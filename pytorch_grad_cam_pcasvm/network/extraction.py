@@ -15,18 +15,15 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from pytorch_grad_cam_pcasvm.network.channel_means import BlockMeans
-from pytorch_grad_cam_pcasvm.network.features import (
+from pytorch_grad_cam_pcasvm.network.features import FeatureSource, Layer, ask_anew, compute_features, output_of
+from pytorch_grad_cam_pcasvm.network.inputs import (
     TRANSFORM,
-    FeatureSource,
-    Layer,
-    ask_anew,
     check_rows,
     check_tensor,
     checked_images,
-    compute_features,
-    output_of,
+    image_and_label,
+    make_inputs,
 )
-from pytorch_grad_cam_pcasvm.network.inputs import image_and_label, make_inputs
 from pytorch_grad_cam_pcasvm.network.modules import (
     evaluation_mode,
     find_device,

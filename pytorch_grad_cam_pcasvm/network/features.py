@@ -1,30 +1,33 @@
 """Features: the output of a layer of the backbone, flattened, for one batch or for a whole data loader."""
 
 import math
-import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
-import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor, compiler, nn
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_is_leaf, tree_leaves, tree_map_only
 
 from pytorch_grad_cam_pcasvm.network.grid import Cells, on_finest
-from pytorch_grad_cam_pcasvm.network.inputs import Inputs, make_inputs, pick_images
+from pytorch_grad_cam_pcasvm.network.inputs import Inputs, explained, pick_images
 from pytorch_grad_cam_pcasvm.network.layout import Layout
-from pytorch_grad_cam_pcasvm.network.modules import find_device, find_layer_name
+from pytorch_grad_cam_pcasvm.network.modules import find_layer_name
 from pytorch_grad_cam_pcasvm.network.pools import check_pool, is_dense, make_pool
 from pytorch_grad_cam_pcasvm.network.tiling import Tiled
 from pytorch_grad_cam_pcasvm.network.token_layout import find_token_layout
-from pytorch_grad_cam_pcasvm.runtime.device import is_traced, may_look
+from pytorch_grad_cam_pcasvm.runtime.device import is_traced
 from pytorch_grad_cam_pcasvm.runtime.errors import refuse
-from pytorch_grad_cam_pcasvm.runtime.rollback import Hooks, called, hooked, list_calls, runs_instead
+from pytorch_grad_cam_pcasvm.runtime.rollback import (
+    Hooks,
+    called,
+    hooked,
+    list_calls,
+    runs_instead,
+)
 
 Visit = Callable[[str, Any], Any]
 _once: "WeakKeyDictionary[nn.Module, set[Any]]" = WeakKeyDictionary()  # layers that run once, as layouts are known
@@ -219,7 +222,7 @@ def output_of(
         if ended or name in visited:
             return None
         if not isinstance(output, Tensor):
-            raise _no_tensor(backbone, name, output)
+            raise TypeError(_explain_no_tensor(backbone, name, output))
         visited.add(name)
         return visits[name](name, output)
 
@@ -252,10 +255,10 @@ def output_of(
         _once[backbone].add(key)
     for name in names:
         if name not in outputs:  # a bare "except:" of the network's own may have kept the pass running to its end
-            raise _missing_layer(name, own.runs, backbone)
+            raise ValueError(_explain_missing_layer(name, own.runs, backbone))
     for name in visits:
         if name not in visited:
-            raise _missing_target(name, ended[0] if ended else own.runs, layer)
+            raise ValueError(_explain_missing_target(name, ended[0] if ended else own.runs, layer))
     if layers is not None:
         output = outputs[layers] if isinstance(layers, str) else [outputs[name] for name in names]
     return output if source is None else source.of_output(output)
@@ -269,11 +272,11 @@ def _run(backbone: nn.Module, x: Any, *, in_blocks: bool) -> Any:
         return backbone(x, backbone.block) if in_blocks and isinstance(backbone, Tiled) else backbone(x)
 
 
-def _no_tensor(backbone: nn.Module, name: str, output: Any) -> TypeError:
-    """Return the refusal of a target layer that returns something else than a tensor."""
+def _explain_no_tensor(backbone: nn.Module, name: str, output: Any) -> str:
+    """Return the message for a target layer that returns something else than a tensor."""
     inner = next(backbone.get_submodule(called(name)[0]).children(), None) is not None
     way = "choose a layer in it" if inner else "pass its tensor on through an nn.Identity(), and choose that"
-    return TypeError(f"the target layer {name!r} returns a {type(output).__name__}, not a tensor: {way}")
+    return f"the target layer {name!r} returns a {type(output).__name__}, not a tensor: {way}"
 
 
 def _refuse_repeated_layers(names: Iterable[str], runs: Mapping[str, int]) -> None:
@@ -286,26 +289,24 @@ def _refuse_repeated_layers(names: Iterable[str], runs: Mapping[str, int]) -> No
             )
 
 
-def _missing_layer(name: str, runs: Mapping[str, int], backbone: nn.Module) -> ValueError:
-    """Return the refusal of a layer that has not run."""
+def _explain_missing_layer(name: str, runs: Mapping[str, int], backbone: nn.Module) -> str:
+    """Return the message for a layer that has not run."""
     class_name, count = type(backbone).__name__, runs[called(name)[0]]
     if count:
-        return ValueError(
-            f"the layer {name!r} does not run in a forward pass of {class_name}; {runs_instead(name, count)}"
-        )
-    return ValueError(
-        f"the layer {name!r} does not run in a forward pass of {class_name}; if that is compiled, its layers "
-        "cannot be seen: pass the original network, and compile the PCASVMNet, torch.compile(net)"
+        return f"the layer {name!r} does not run in a forward pass of {class_name}; {runs_instead(name, count)}"
+    return (
+        f"the layer {name!r} does not run in a forward pass of {class_name}; if that is compiled, its layers cannot be "
+        "seen: pass the original network, and compile the PCASVMNet, torch.compile(net)"
     )
 
 
-def _missing_target(name: str, runs: Mapping[str, int], layer: Any) -> ValueError:
-    """Return the refusal of a target layer that has not run before a layer, or the source of the features."""
+def _explain_missing_target(name: str, runs: Mapping[str, int], layer: Any) -> str:
+    """Return the message for a target layer that has not run before a layer, or the source of the features."""
     count, is_output = runs[called(name)[0]], (layer.where if isinstance(layer, FeatureSource) else layer) is None
     where = "the network's output" if is_output else f"the features, {layer!r}"
     if count:
-        return ValueError(f"the target layer {name!r} does not run before {where}, where {runs_instead(name, count)}")
-    return ValueError(
+        return f"the target layer {name!r} does not run before {where}, where {runs_instead(name, count)}"
+    return (
         f"the target layer {name!r} does not run before {where}: choose a layer that runs before them (under fused "
         "attention, softmax and dropout never run)"
     )
@@ -321,74 +322,6 @@ def _refuse_repeated_targets(names: Iterable[str], runs: Mapping[str, int]) -> N
             )
 
 
-@contextmanager
-def explained(backbone: nn.Module, x: Tensor) -> Iterator[None]:
-    """Explain the fault of images x if torch rejects them deep inside the backbone."""
-    try:
-        yield
-    # Only an error is explained: a backbone may as well take other images, and cast or repeat them itself.
-    except RuntimeError as error:
-        dtype = next((p.dtype for p in backbone.parameters() if p.is_floating_point()), x.dtype)
-        if x.dtype != dtype and re.search(
-            "should be the same|same d(ata)?type|expected scalar type|not implemented for", str(error)
-        ):
-            if not x.is_floating_point():
-                raise TypeError(_NOT_FLOATING.format("images", x.dtype)) from error
-            fix = {torch.float32: "float()", torch.float64: "double()"}.get(dtype, f"to({dtype})")
-            has = f"the backbone's parameters are {dtype}, but the images {x.dtype}"
-            raise TypeError(f"{has}: use images.{fix}") from error
-        convolution = _first_convolution(backbone)
-        channels = re.search(r"to have (\d+) channels, but got (\d+) channels", str(error))
-        if convolution and channels and x.dim() > 2:
-            expected, actual = map(int, channels.groups())
-            if expected == convolution.in_channels and actual == x.shape[1]:
-                raise ValueError(
-                    f"images have {actual} channel{'s' if actual > 1 else ''}, but the backbone's first convolution "
-                    f"takes {expected}: {_fix_of_channels(x, expected)}"
-                ) from error
-        raise
-
-
-def count_input_channels(network: nn.Module) -> int | None:
-    """Return how many channels the first convolution of a network takes; None without one."""
-    convolution = _first_convolution(network)
-    return None if convolution is None else convolution.in_channels
-
-
-def _first_convolution(network: nn.Module) -> nn.Conv1d | nn.Conv2d | nn.Conv3d | None:
-    return next((m for m in network.modules() if isinstance(m, nn.Conv1d | nn.Conv2d | nn.Conv3d)), None)
-
-
-def check_rows(features: Tensor, x: Tensor) -> None:
-    """Raise a ValueError for features of several rows, (N P, D), for each of N images."""
-    if torch.compiler.is_compiling() or is_traced() or len(features) <= len(x) or len(features) % len(x):
-        return
-    several = len(features) // len(x)
-    mean = f"unflatten(0, (-1, {several})).mean(1)"
-    refuse(
-        ValueError,
-        f"the features have {len(features)} rows for {len(x)} images ({several} crops or patches of each?), but a head "
-        "takes one row for each image",
-        f"average them in the network, features.{mean}",
-        f"pass pool=lambda t: t.{mean} to extract_features and PCASVMNet",
-    )
-
-
-def _fix_of_channels(x: Tensor, expected: int) -> str:
-    spatial = x.dim() - 2
-    if x.shape[-1] == expected:
-        order = (0, spatial + 1, *range(1, spatial + 1))
-        return f"the shape {tuple(x.shape)} has its channels last: use x.permute{order}"
-    if x.shape[1] == 1:
-        return f"use x.expand{(-1, expected, *[-1] * spatial)} or torchvision.transforms.Grayscale({expected})"
-    if expected == 1:
-        return "use x.mean(1, keepdim=True) or torchvision.transforms.Grayscale(1)"
-    return f"give it the {expected} channels it was trained on, such as x[:, :{expected}] for RGBA images"
-
-
-_NOT_FLOATING = "{} must have floating-point values, got {}: scale and normalise it as in training"
-
-
 def flatten(output: Any) -> Tensor:
     """Return a layer's output, shape (N, ...), as rows of features, shape (N, D)."""
     if not isinstance(output, Tensor):
@@ -401,70 +334,50 @@ def flatten(output: Any) -> Tensor:
     return output.flatten(1)
 
 
-def checked_images(x: Any, network: nn.Module | None = None) -> Any:
-    """Return the input if it is a batch of images: finite floating-point values, (N, ...); several as Inputs.
+def run_to_features(
+    backbone: nn.Module,
+    layer: str | None,
+    names: Sequence[str],
+    x: Tensor,
+    reached: Visit,
+    hooks: Hooks,
+    copied: Callable[[Tensor], Tensor] = Tensor.clone,
+) -> Any:
+    """Run a network up to its features, and return them.
 
-    The network, if it is known, tells 1-D signals (N, C, L) from one image (C, H, W): by its layers.
-
-    Raises:
-        TypeError: the input is not a floating-point tensor.
-        ValueError: it is no batch of images, or has NaN or infinite values.
-    """
-    x = make_inputs(x)
-    check_tensor(x, "input_tensor")
-    floats = [tensor for tensor in x.tensors if tensor.is_floating_point()] if isinstance(x, Inputs) else [x]
-    if not floats or not floats[0].is_floating_point():
-        raise TypeError(_NOT_FLOATING.format("input_tensor", x.dtype))
-    if not isinstance(x, Inputs) and x.dim() == 3 and not _takes_signals(network):
-        raise ValueError(f"input_tensor must be a batch (N, C, H, W), got {tuple(x.shape)}: use x.unsqueeze(0)")
-    if floats[0].dim() < 2 or x.shape[0] == 0:
-        raise ValueError(f"input_tensor must be a batch of images (N, C, H, W) with N > 0, got {tuple(x.shape)}")
-    # On an accelerator the check would wait for the device: there the maps are checked when numpy is asked for.
-    if any(may_look(tensor) and not all_finite(tensor) for tensor in floats):
-        raise ValueError("input_tensor has NaN or infinite values: its map would be meaningless")
-    return x
-
-
-def prepare_images(model: nn.Module, x: Any) -> Any:
-    """Return images that were checked, on the model's device."""
-    return checked_images(x, model).to(find_device(model))
-
-
-def _takes_signals(network: nn.Module | None) -> bool:
-    """Return whether a network has layers for signals, and no convolution of pictures."""
-    modules = () if network is None else [*network.modules()]
-    of_signals = any(isinstance(module, nn.Conv1d | nn.RNNBase) for module in modules)
-    return of_signals and not any(isinstance(module, nn.Conv2d | nn.Conv3d) for module in modules)
-
-
-def one_input(x: Any, caller: str, instead: str = "use explain of ClosedFormGradCAM or ContributionCAM") -> Tensor:
-    """Return an input that passed :func:`checked_images`, unless there are several."""
-    if isinstance(x, Inputs):
-        raise TypeError(f"{caller} {'take' if caller.endswith('s') else 'takes'} networks of one input: {instead}")
-    return x
+    Args:
+        backbone: the network.
+        layer: dotted name of the feature layer; None: the network's output.
+        names: dotted names of the target layers.
+        x: input, shape (N, ...).
+        reached: called with the name and output of every target layer; may return another output.
+        hooks: of this pass.
+        copied: copies a tensor of the features that what follows may write into.
+    """  # noqa: DOC201, DOC501 - said in one line
+    try:
+        output = output_of(backbone, layer, x, dict.fromkeys(names, reached), copied=copied, hooks=hooks)
+    except RuntimeError as error:
+        if "flex_attention" not in str(error):
+            raise
+        refuse(
+            ValueError,
+            "flex_attention compiles itself, which cannot be done while its steps are watched",
+            "use torch.nn.functional.scaled_dot_product_attention with the mask",
+        )
+    if isinstance(output, Mapping) and tree_is_leaf(output):
+        output = dict(output)  # a class of the user's, which torch cannot take apart
+    if not any(isinstance(leaf, Tensor) for leaf in tree_leaves(output)) or any(map(_is_mapping, _items(output))):
+        items = "s, ".join(sorted({type(item).__name__ for item in _items(output)})) or "nothing"
+        raise TypeError(
+            f"{type(backbone).__name__} returns a {type(output).__name__} of {items}s, like a detector's boxes: only a "
+            "tensor, or a dict, tuple or list of tensors, can be explained"
+        )
+    return output
 
 
-def all_finite(x: Tensor) -> bool:
-    """Return whether all values are finite; waits for the device."""
-    # A sum is one pass, and finite only if all its terms are; a large one may be infinite all the same.
-    return math.isfinite(x.sum().item()) or bool(x.isfinite().all())
+def _items(output: Any) -> Sequence[Any]:
+    return output if isinstance(output, tuple | list) else ()
 
 
-TRANSFORM = (
-    "transform=torchvision.transforms.ToTensor(), or v2.Compose([v2.ToImage(), v2.ToDtype(torch.float32, scale=True)])"
-)
-
-
-def check_tensor(x: Any, name: str) -> None:
-    """Raise an error for anything but a tensor, and say how to make one."""
-    if isinstance(x, Tensor | Inputs):
-        return
-    one = next(iter(x), None) if isinstance(x, list | tuple) else x
-    hint = "use a DataLoader"
-    if isinstance(one, Image.Image):
-        hint = f"give the data set {TRANSFORM}"
-    elif isinstance(one, Tensor):
-        hint = "use torch.stack(...)"
-    elif isinstance(x, np.ndarray):
-        hint = "use torch.from_numpy(...)"
-    raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__}: {hint}")
+def _is_mapping(item: Any) -> bool:
+    return isinstance(item, Mapping)

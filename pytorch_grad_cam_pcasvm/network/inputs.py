@@ -1,13 +1,20 @@
 """Inputs: one tensor or several for a network, such as RGB and depth, two views, or an image and its metadata."""
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
+from pytorch_grad_cam_pcasvm.network.modules import find_device
+from pytorch_grad_cam_pcasvm.runtime.device import is_traced, may_look
 from pytorch_grad_cam_pcasvm.runtime.errors import refuse
 
 _IMAGE_KEYS = ("image", "pixel_values", "img")
@@ -177,3 +184,140 @@ def plain_tensor(value: Any) -> Any:
     if not isinstance(value, Tensor) or type(value) is Tensor or isinstance(value, FakeTensor):  # of a tracer
         return value
     return value.as_subclass(Tensor)
+
+
+@contextmanager
+def explained(backbone: nn.Module, x: Tensor) -> Iterator[None]:
+    """Explain the fault of images x if torch rejects them deep inside the backbone."""
+    try:
+        yield
+    # Only an error is explained: a backbone may as well take other images, and cast or repeat them itself.
+    except RuntimeError as error:
+        dtype = next((p.dtype for p in backbone.parameters() if p.is_floating_point()), x.dtype)
+        if x.dtype != dtype and re.search(
+            "should be the same|same d(ata)?type|expected scalar type|not implemented for", str(error)
+        ):
+            if not x.is_floating_point():
+                raise TypeError(_NOT_FLOATING.format("images", x.dtype)) from error
+            fix = {torch.float32: "float()", torch.float64: "double()"}.get(dtype, f"to({dtype})")
+            has = f"the backbone's parameters are {dtype}, but the images {x.dtype}"
+            raise TypeError(f"{has}: use images.{fix}") from error
+        convolution = _first_convolution(backbone)
+        channels = re.search(r"to have (\d+) channels, but got (\d+) channels", str(error))
+        if convolution and channels and x.dim() > 2:
+            expected, actual = map(int, channels.groups())
+            if expected == convolution.in_channels and actual == x.shape[1]:
+                raise ValueError(
+                    f"images have {actual} channel{'s' if actual > 1 else ''}, but the backbone's first convolution "
+                    f"takes {expected}: {_fix_of_channels(x, expected)}"
+                ) from error
+        raise
+
+
+def count_input_channels(network: nn.Module) -> int | None:
+    """Return how many channels the first convolution of a network takes; None without one."""
+    convolution = _first_convolution(network)
+    return None if convolution is None else convolution.in_channels
+
+
+def _first_convolution(network: nn.Module) -> nn.Conv1d | nn.Conv2d | nn.Conv3d | None:
+    return next((m for m in network.modules() if isinstance(m, nn.Conv1d | nn.Conv2d | nn.Conv3d)), None)
+
+
+def check_rows(features: Tensor, x: Tensor) -> None:
+    """Raise a ValueError for features of several rows, (N P, D), for each of N images."""
+    if torch.compiler.is_compiling() or is_traced() or len(features) <= len(x) or len(features) % len(x):
+        return
+    several = len(features) // len(x)
+    mean = f"unflatten(0, (-1, {several})).mean(1)"
+    refuse(
+        ValueError,
+        f"the features have {len(features)} rows for {len(x)} images ({several} crops or patches of each?), but a head "
+        "takes one row for each image",
+        f"average them in the network, features.{mean}",
+        f"pass pool=lambda t: t.{mean} to extract_features and PCASVMNet",
+    )
+
+
+def _fix_of_channels(x: Tensor, expected: int) -> str:
+    spatial = x.dim() - 2
+    if x.shape[-1] == expected:
+        order = (0, spatial + 1, *range(1, spatial + 1))
+        return f"the shape {tuple(x.shape)} has its channels last: use x.permute{order}"
+    if x.shape[1] == 1:
+        return f"use x.expand{(-1, expected, *[-1] * spatial)} or torchvision.transforms.Grayscale({expected})"
+    if expected == 1:
+        return "use x.mean(1, keepdim=True) or torchvision.transforms.Grayscale(1)"
+    return f"give it the {expected} channels it was trained on, such as x[:, :{expected}] for RGBA images"
+
+
+_NOT_FLOATING = "{} must have floating-point values, got {}: scale and normalise it as in training"
+
+
+def checked_images(x: Any, network: nn.Module | None = None) -> Any:
+    """Return the input if it is a batch of images: finite floating-point values, (N, ...); several as Inputs.
+
+    The network, if it is known, tells 1-D signals (N, C, L) from one image (C, H, W): by its layers.
+
+    Raises:
+        TypeError: the input is not a floating-point tensor.
+        ValueError: it is no batch of images, or has NaN or infinite values.
+    """
+    x = make_inputs(x)
+    check_tensor(x, "input_tensor")
+    floats = [tensor for tensor in x.tensors if tensor.is_floating_point()] if isinstance(x, Inputs) else [x]
+    if not floats or not floats[0].is_floating_point():
+        raise TypeError(_NOT_FLOATING.format("input_tensor", x.dtype))
+    if not isinstance(x, Inputs) and x.dim() == 3 and not _takes_signals(network):
+        raise ValueError(f"input_tensor must be a batch (N, C, H, W), got {tuple(x.shape)}: use x.unsqueeze(0)")
+    if floats[0].dim() < 2 or x.shape[0] == 0:
+        raise ValueError(f"input_tensor must be a batch of images (N, C, H, W) with N > 0, got {tuple(x.shape)}")
+    # On an accelerator the check would wait for the device: there the maps are checked when numpy is asked for.
+    if any(may_look(tensor) and not all_finite(tensor) for tensor in floats):
+        raise ValueError("input_tensor has NaN or infinite values: its map would be meaningless")
+    return x
+
+
+def prepare_images(model: nn.Module, x: Any) -> Any:
+    """Return images that were checked, on the model's device."""
+    return checked_images(x, model).to(find_device(model))
+
+
+def _takes_signals(network: nn.Module | None) -> bool:
+    """Return whether a network has layers for signals, and no convolution of pictures."""
+    modules = () if network is None else [*network.modules()]
+    of_signals = any(isinstance(module, nn.Conv1d | nn.RNNBase) for module in modules)
+    return of_signals and not any(isinstance(module, nn.Conv2d | nn.Conv3d) for module in modules)
+
+
+def one_input(x: Any, caller: str, instead: str = "use explain of ClosedFormGradCAM or ContributionCAM") -> Tensor:
+    """Return an input that passed :func:`checked_images`, unless there are several."""
+    if isinstance(x, Inputs):
+        raise TypeError(f"{caller} {'take' if caller.endswith('s') else 'takes'} networks of one input: {instead}")
+    return x
+
+
+def all_finite(x: Tensor) -> bool:
+    """Return whether all values are finite; waits for the device."""
+    # A sum is one pass, and finite only if all its terms are; a large one may be infinite all the same.
+    return math.isfinite(x.sum().item()) or bool(x.isfinite().all())
+
+
+TRANSFORM = (
+    "transform=torchvision.transforms.ToTensor(), or v2.Compose([v2.ToImage(), v2.ToDtype(torch.float32, scale=True)])"
+)
+
+
+def check_tensor(x: Any, name: str) -> None:
+    """Raise an error for anything but a tensor, and say how to make one."""
+    if isinstance(x, Tensor | Inputs):
+        return
+    one = next(iter(x), None) if isinstance(x, list | tuple) else x
+    hint = "use a DataLoader"
+    if isinstance(one, Image.Image):
+        hint = f"give the data set {TRANSFORM}"
+    elif isinstance(one, Tensor):
+        hint = "use torch.stack(...)"
+    elif isinstance(x, np.ndarray):
+        hint = "use torch.from_numpy(...)"
+    raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__}: {hint}")

@@ -134,3 +134,12 @@ class Layout:
 def lay_out_maps(shape: Sequence[int]) -> Layout:
     """Return the layout of activations of a shape that are maps already."""
     return Layout(tuple(shape[2:]), len(shape))
+
+
+def looks_channels_last(shape: torch.Size, image: torch.Size) -> bool:
+    """Return whether an output (N, a, b, c) has the proportions of the image in a and b, and not in b and c."""
+    return len(shape) == len(image) == 4 and _in_proportion(shape[1:3], image) and not _in_proportion(shape[2:], image)
+
+
+def _in_proportion(sizes: Any, image: torch.Size) -> bool:
+    return abs(sizes[0] * image[3] - sizes[1] * image[2]) <= image[2] + image[3]

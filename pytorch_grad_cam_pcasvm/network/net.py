@@ -9,18 +9,15 @@ from torch import Tensor, nn
 
 from pytorch_grad_cam_pcasvm.head import Head
 from pytorch_grad_cam_pcasvm.head.anomalies import anomaly_range, measure_anomaly, reweighted
-from pytorch_grad_cam_pcasvm.network.features import (
-    FeatureSource,
-    Layer,
-    ask_anew,
+from pytorch_grad_cam_pcasvm.network.features import FeatureSource, Layer, ask_anew, compute_features, flatten
+from pytorch_grad_cam_pcasvm.network.grid import AnomalyMaps, Grid, blurred, rows_of
+from pytorch_grad_cam_pcasvm.network.inputs import (
     check_rows,
     check_tensor,
     checked_images,
-    compute_features,
-    flatten,
+    make_inputs,
+    measure_picture,
 )
-from pytorch_grad_cam_pcasvm.network.grid import AnomalyMaps, Grid, blurred, rows_of
-from pytorch_grad_cam_pcasvm.network.inputs import make_inputs, measure_picture
 from pytorch_grad_cam_pcasvm.network.modules import (
     evaluation_mode,
     find_device,

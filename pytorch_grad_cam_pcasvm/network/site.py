@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from pytorch_grad_cam_pcasvm.network.auto_layers import find_last_blocks
-from pytorch_grad_cam_pcasvm.network.features import FeatureSource, one_input, output_of
-from pytorch_grad_cam_pcasvm.network.inputs import pick_images
-from pytorch_grad_cam_pcasvm.network.layout import Layout, lay_out_maps
+from pytorch_grad_cam_pcasvm.network.features import FeatureSource, output_of
+from pytorch_grad_cam_pcasvm.network.inputs import one_input, pick_images
+from pytorch_grad_cam_pcasvm.network.layout import Layout, lay_out_maps, looks_channels_last
 from pytorch_grad_cam_pcasvm.network.modules import find_layer_name
 from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
 from pytorch_grad_cam_pcasvm.network.tiling import Tiled, look_inside
-from pytorch_grad_cam_pcasvm.network.token_layout import find_token_layout, looks_channels_last
+from pytorch_grad_cam_pcasvm.network.token_layout import find_token_layout
 from pytorch_grad_cam_pcasvm.runtime.errors import Way, refuse, warn
 from pytorch_grad_cam_pcasvm.runtime.rollback import called
 

@@ -8,12 +8,8 @@ from torch import Tensor, nn
 
 from pytorch_grad_cam_pcasvm.network.auto_layers import find_last_blocks
 from pytorch_grad_cam_pcasvm.network.channel_means import ChannelMeans
-from pytorch_grad_cam_pcasvm.network.features import (
-    FeatureSource,
-    Layer,
-    compute_features,
-    count_input_channels,
-)
+from pytorch_grad_cam_pcasvm.network.features import FeatureSource, Layer, compute_features
+from pytorch_grad_cam_pcasvm.network.inputs import count_input_channels
 from pytorch_grad_cam_pcasvm.network.layout import Layout
 from pytorch_grad_cam_pcasvm.network.modules import evaluation_mode, find_network
 from pytorch_grad_cam_pcasvm.network.pools import parse_pool, write_pool

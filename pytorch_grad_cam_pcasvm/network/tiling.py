@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - torch's own habit
 
-from pytorch_grad_cam_pcasvm.runtime.device import kept_on_devices
-from pytorch_grad_cam_pcasvm.runtime.numerics import full_precision
+from pytorch_grad_cam_pcasvm.runtime.device import full_precision, kept_on_devices
 
 Size = tuple[int, int]
 

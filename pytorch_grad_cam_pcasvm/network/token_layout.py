@@ -158,15 +158,6 @@ def without_hooks(backbone: nn.Module, full: bool = False) -> nn.Module:
     return twins[backbone]
 
 
-def looks_channels_last(shape: torch.Size, image: torch.Size) -> bool:
-    """Return whether an output (N, a, b, c) has the proportions of the image in a and b, and not in b and c."""
-    return len(shape) == len(image) == 4 and _in_proportion(shape[1:3], image) and not _in_proportion(shape[2:], image)
-
-
-def _in_proportion(sizes: Any, image: torch.Size) -> bool:
-    return abs(sizes[0] * image[3] - sizes[1] * image[2]) <= image[2] + image[3]
-
-
 @dataclass(frozen=True)
 class _Tokens:
     """What was seen of tokens (N, L, D) on the way.

@@ -1,6 +1,6 @@
 """The path by autograd: the fallback for a network, and the reference for a closed form."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -8,15 +8,15 @@ import torch
 from torch import Tensor, nn
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode, _push_mode
-from torch.utils._pytree import tree_is_leaf, tree_leaves, tree_map, tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from pytorch_grad_cam_pcasvm.calculus.backward import Pullback
 from pytorch_grad_cam_pcasvm.calculus.secants import PathStart
-from pytorch_grad_cam_pcasvm.network.features import Visit, output_of
+from pytorch_grad_cam_pcasvm.network.features import run_to_features
 from pytorch_grad_cam_pcasvm.network.inputs import map_input
 from pytorch_grad_cam_pcasvm.path.forward_pass import Pass
 from pytorch_grad_cam_pcasvm.rules.cotangents import Cotangent
-from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError, refuse
+from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError
 from pytorch_grad_cam_pcasvm.runtime.log import log_since, start_clock
 from pytorch_grad_cam_pcasvm.runtime.rollback import Hooks, Mode, Rollback, set_gradients, without_inference
 from pytorch_grad_cam_pcasvm.tape.recorder import explanation
@@ -165,52 +165,3 @@ class AutogradPass(Pass):
 
 
 _UNCONNECTED = "the features do not depend on the target layer (a detach, or no gradient on the way?)"
-
-
-def run_to_features(
-    backbone: nn.Module,
-    layer: str | None,
-    names: Sequence[str],
-    x: Tensor,
-    reached: Visit,
-    hooks: Hooks,
-    copied: Callable[[Tensor], Tensor] = Tensor.clone,
-) -> Any:
-    """Run a network up to its features, and return them.
-
-    Args:
-        backbone: the network.
-        layer: dotted name of the feature layer; None: the network's output.
-        names: dotted names of the target layers.
-        x: input, shape (N, ...).
-        reached: called with the name and output of every target layer; may return another output.
-        hooks: of this pass.
-        copied: copies a tensor of the features that what follows may write into.
-    """  # noqa: DOC201, DOC501 - said in one line
-    try:
-        output = output_of(backbone, layer, x, dict.fromkeys(names, reached), copied=copied, hooks=hooks)
-    except RuntimeError as error:
-        if "flex_attention" not in str(error):
-            raise
-        refuse(
-            ValueError,
-            "flex_attention compiles itself, which cannot be done while its steps are watched",
-            "use torch.nn.functional.scaled_dot_product_attention with the mask",
-        )
-    if isinstance(output, Mapping) and tree_is_leaf(output):
-        output = dict(output)  # a class of the user's, which torch cannot take apart
-    if not any(isinstance(leaf, Tensor) for leaf in tree_leaves(output)) or any(map(_is_mapping, _items(output))):
-        items = "s, ".join(sorted({type(item).__name__ for item in _items(output)})) or "nothing"
-        raise TypeError(
-            f"{type(backbone).__name__} returns a {type(output).__name__} of {items}s, like a detector's boxes: only a "
-            "tensor, or a dict, tuple or list of tensors, can be explained"
-        )
-    return output
-
-
-def _items(output: Any) -> Sequence[Any]:
-    return output if isinstance(output, tuple | list) else ()
-
-
-def _is_mapping(item: Any) -> bool:
-    return isinstance(item, Mapping)

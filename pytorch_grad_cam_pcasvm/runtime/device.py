@@ -1,8 +1,8 @@
-"""The device: constants are sent to it once, and numbers on it are looked at only where that costs next to nothing."""
+"""The device: its precision, constants that are sent to it once, and when numbers on it may be looked at."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from enum import IntEnum
 from functools import wraps
@@ -101,3 +101,14 @@ def kept_on_devices(make: Callable[..., Any]) -> Callable[..., Tensor]:
 def lasts(constant: Tensor) -> bool:
     """Return whether a constant is a tensor of its own: a trace's tensors mean nothing behind it."""
     return type(constant) is Tensor and not is_traced()
+
+
+def precision(device: torch.device) -> torch.dtype:
+    """Return the dtype a head computes in on ``device``: float64, or float32 if the device has no float64."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+def full_precision(device: torch.device) -> AbstractContextManager[Any]:
+    """Return a context without autocast."""
+    device_type = device.type
+    return torch.autocast(device_type, enabled=False) if torch.is_autocast_enabled(device_type) else nullcontext()

@@ -14,10 +14,9 @@ from pytorch_grad_cam_pcasvm.head.stage import USUAL, Sampling
 from pytorch_grad_cam_pcasvm.head.stages import Chain
 from pytorch_grad_cam_pcasvm.head.vote import Vote
 from pytorch_grad_cam_pcasvm.network.outputs import HeadRun
-from pytorch_grad_cam_pcasvm.runtime.device import may_look
+from pytorch_grad_cam_pcasvm.runtime.device import full_precision, may_look
 from pytorch_grad_cam_pcasvm.runtime.errors import NoBoundaryError
 from pytorch_grad_cam_pcasvm.runtime.log import LOGGER, log_since, start_clock
-from pytorch_grad_cam_pcasvm.runtime.numerics import full_precision
 from pytorch_grad_cam_pcasvm.tape.tape import count_writes
 from pytorch_grad_cam_pcasvm.targets import ClosedFormTarget
 from pytorch_grad_cam_pcasvm.targets.jumps import Jumps, features_at, find_deviations, off_jump

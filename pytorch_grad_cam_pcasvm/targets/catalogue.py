@@ -1,40 +1,14 @@
-"""The catalogue of targets: those of all components and classes, the default ones, and targets as JSON."""
+"""The catalogue of targets: the default decision, and targets as JSON."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
-from pytorch_grad_cam_pcasvm.targets.components import HotellingTarget, PCATarget, ResidualTarget, every_component
+from pytorch_grad_cam_pcasvm.targets.components import HotellingTarget, PCATarget, ResidualTarget
 from pytorch_grad_cam_pcasvm.targets.decisions import LogRatioTarget, SVMTarget
 from pytorch_grad_cam_pcasvm.targets.places import Region
 from pytorch_grad_cam_pcasvm.targets.scores import DensityTarget, PredictedScore, ProbabilityTarget, ScoreTarget
-from pytorch_grad_cam_pcasvm.targets.target import Target
-
-
-def every_class(output: Any) -> Sequence[Target]:
-    """Return a target for every class of an output, or for its only value.
-
-    Args:
-        output: what a network returns.
-
-    Raises:
-        ValueError: it is no output of a head, and no scores (N, C).
-
-    Example:
-        >>> every_class(net(images))
-        [SVMTarget('cat'), SVMTarget('dog'), SVMTarget('elk')]
-    """
-    if output.head is None:
-        scores = output.value
-        if not isinstance(scores, Tensor) or scores.dim() != 2:
-            raise ValueError("jacobians needs a network that returns scores (N, C), or a PCASVMNet: use explain")
-        return [ScoreTarget(category) for category in range(scores.shape[-1])]
-    if output.decision is None:
-        return ()
-    classes = output.head.classes_
-    return [SVMTarget()] if classes is None else [SVMTarget(label) for label in classes.tolist()]
 
 
 def default_decision(head: Any, normal: Any = None) -> SVMTarget:
@@ -59,30 +33,6 @@ def default_decision(head: Any, normal: Any = None) -> SVMTarget:
         return SVMTarget()
     head.class_index(normal)
     return SVMTarget(versus=normal)
-
-
-def list_targets(targets: Sequence[Target] | Target) -> list[Target]:
-    """Return targets, or the only one, as a list.
-
-    Raises:
-        ValueError: there are none.
-    """
-    several = list(targets) if isinstance(targets, list | tuple) else [targets]
-    if not several:
-        raise ValueError("targets is empty: pass None for the default, or at least one target")
-    return several  # type: ignore[return-value]
-
-
-def list_default_targets(output: Any) -> list[Target]:
-    """Return every component, then the predicted class, or all outputs of several."""
-    if output.head is None:
-        return [ScoreTarget()]
-    if output.head.vote is not None and output.head.vote.about == "outputs":
-        return [*every_component(output), *every_class(output)]
-    return [*every_component(output), *([] if output.head.vote is None else [_PREDICTED])]
-
-
-_PREDICTED = SVMTarget()
 
 
 _TARGETS: dict[str, Any] = {

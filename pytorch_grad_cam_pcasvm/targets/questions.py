@@ -11,7 +11,8 @@ from torch import Tensor
 from pytorch_grad_cam_pcasvm.head import Head
 from pytorch_grad_cam_pcasvm.network.outputs import OfHead
 from pytorch_grad_cam_pcasvm.runtime.device import may_choose
-from pytorch_grad_cam_pcasvm.targets.components import PCATarget, QuadraticTarget
+from pytorch_grad_cam_pcasvm.targets.components import PCATarget, QuadraticTarget, every_component
+from pytorch_grad_cam_pcasvm.targets.decisions import SVMTarget
 from pytorch_grad_cam_pcasvm.targets.places import (
     Chosen,
     Spans,
@@ -303,3 +304,51 @@ def fix_target(target: Any, output: Any) -> Any:
     if isinstance(target, ScoreTarget):
         return target.name_question(None, int(output.reshape(-1).argmax()))
     return target
+
+
+def list_targets(targets: Sequence[Target] | Target) -> list[Target]:
+    """Return targets, or the only one, as a list.
+
+    Raises:
+        ValueError: there are none.
+    """
+    several = list(targets) if isinstance(targets, list | tuple) else [targets]
+    if not several:
+        raise ValueError("targets is empty: pass None for the default, or at least one target")
+    return several  # type: ignore[return-value]
+
+
+def list_default_targets(output: Any) -> list[Target]:
+    """Return every component, then the predicted class, or all outputs of several."""
+    if output.head is None:
+        return [ScoreTarget()]
+    if output.head.vote is not None and output.head.vote.about == "outputs":
+        return [*every_component(output), *every_class(output)]
+    return [*every_component(output), *([] if output.head.vote is None else [_PREDICTED])]
+
+
+_PREDICTED = SVMTarget()
+
+
+def every_class(output: Any) -> Sequence[Target]:
+    """Return a target for every class of an output, or for its only value.
+
+    Args:
+        output: what a network returns.
+
+    Raises:
+        ValueError: it is no output of a head, and no scores (N, C).
+
+    Example:
+        >>> every_class(net(images))
+        [SVMTarget('cat'), SVMTarget('dog'), SVMTarget('elk')]
+    """
+    if output.head is None:
+        scores = output.value
+        if not isinstance(scores, Tensor) or scores.dim() != 2:
+            raise ValueError("jacobians needs a network that returns scores (N, C), or a PCASVMNet: use explain")
+        return [ScoreTarget(category) for category in range(scores.shape[-1])]
+    if output.decision is None:
+        return ()
+    classes = output.head.classes_
+    return [SVMTarget()] if classes is None else [SVMTarget(label) for label in classes.tolist()]

@@ -11,9 +11,8 @@ from sklearn.svm import SVC
 
 from pytorch_grad_cam_pcasvm.head import Head
 from pytorch_grad_cam_pcasvm.head.decisions import KernelSVM
-from pytorch_grad_cam_pcasvm.head.enumerated import GROUPS, split_sampling
 from pytorch_grad_cam_pcasvm.head.measures import list_measures
-from pytorch_grad_cam_pcasvm.head.stage import Sampling
+from pytorch_grad_cam_pcasvm.head.stage import GROUPS, Sampling, split_sampling
 
 FEATURES = np.random.default_rng(0).normal(size=(60, 14))
 LABELS = np.arange(60) % 2

@@ -34,7 +34,7 @@ from pytorch_grad_cam_pcasvm.head.kernels import RBF
 from pytorch_grad_cam_pcasvm.head.stage import Stage
 from pytorch_grad_cam_pcasvm.head.stages import Chain, KernelMap, Projection, Scale
 from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput
-from pytorch_grad_cam_pcasvm.runtime.numerics import full_precision
+from pytorch_grad_cam_pcasvm.runtime.device import full_precision
 
 RNG = np.random.default_rng(0)
 WIDTH = 12
