@@ -23,8 +23,7 @@ from sklearn.utils import all_estimators
 
 from pytorch_grad_cam_pcasvm import NoClosedFormError
 from pytorch_grad_cam_pcasvm.head import Decision, Stage, stage_for
-from pytorch_grad_cam_pcasvm.head.build import convert_stages
-from pytorch_grad_cam_pcasvm.head.registry import transformer_for
+from pytorch_grad_cam_pcasvm.head.registry import convert_stages, transformer_for
 
 BEFORE, REDUCTION, APPROXIMATION = "scaler or selector", "reduction", "kernel approximation"
 _TWO_SVMS: Any = [("a", LinearSVC()), ("b", LinearSVC(C=0.1))]

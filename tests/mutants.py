@@ -47,8 +47,7 @@ TESTS = {
     "rules/registry.py": "rules recorder",
     "rules/arithmetic.py": "rules recorder secants_path",
     "rules/attention.py": "rules recorder secants_path",
-    "rules/convolutions.py": "rules secants_path recorder",
-    "rules/dense.py": "rules secants_path recorder",
+    "rules/linear.py": "rules secants_path recorder",
     "rules/norms.py": "rules secants_path recorder token_backward",
     "rules/elementwise.py": "rules recorder",
     "rules/reductions.py": "rules secants_path recorder",
@@ -75,14 +74,13 @@ TESTS = {
     "maps/recombination.py": "recombination methods anomalies token_backward boundary figures",
     "methods/method.py": "maps method",
     "targets/boundary_head.py": "boundary",
-    "maps/multiscale.py": "multiscale boundary",
+    "maps/scale.py": "multiscale boundary maps",
     "methods/boundary_path.py": "boundary",
     "methods/run.py": "maps methods method contributions token_backward boundary tiles",
     "methods/gradient.py": "methods maps",
     "methods/contributions.py": "contributions baselines methods",
     "methods/perturbation.py": "methods coalitions baselines",
     "maps/signed_maps.py": "maps",
-    "maps/scale.py": "maps",
     "network/layout.py": "maps token_backward channel_means tiles",
     "runtime/numerics.py": "secants_head secants_path output_gradients head estimators",
     "targets/output_gradients.py": "output_gradients targets outputs method coalitions anomalies",
@@ -210,7 +208,7 @@ EQUIVALENT: dict[str, str] = {
         "no position lies anywhere"
     ),
     "rules/cotangents.py _products: over == 'channels' -> not over == 'channels' #2": BLOCKS,
-    "rules/dense.py _subscripts: '...' * ('...' in left) -> '...'": "without an ellipsis it is for nothing",
+    "rules/linear.py _subscripts: '...' * ('...' in left) -> '...'": "without an ellipsis it is for nothing",
     "calculus/backward.py Walk._split_heads.split: grad.unsqueeze(1) -> grad.unsqueeze(0)": "one target at a time",
     "calculus/secants.py through_secant: without x is not x0": "an object is equal to itself",
     "calculus/affine.py AffineBeginning.is_output: without self.end in self.tape.outputs": (
@@ -224,8 +222,7 @@ EQUIVALENT: dict[str, str] = {
     "calculus/affine.py AffineBeginning._interchangeable.repeats: tensor.abs() -> tensor": BOUND,
     "calculus/affine.py AffineBeginning._interchangeable.repeats: (tensor - tensor[:1]).abs() <= bound -> "
     "(tensor - tensor[:1]).abs() < bound": BOUND,
-    "tape/step.py Step.resolve.one: without tokens is not None": "without a range of tokens, no dimension is given",
-    "tape/step.py Step.resolve.one: without isinstance(item, Tensor)": "of tensors alone a dimension is given",
+    "tape/step.py Step.resolve.cast: without tokens is not None": "without a range of tokens, no dimension is given",
     "rules/rule.py Rule.pulled: torch.ones_like(y).unsqueeze(0) -> torch.ones_like(y).unsqueeze(1)": "ones broadcast",
     "rules/rule.py Rule.pulled: _changed(args, base.args) > 1 -> _changed(args, base.args) >= 1": (
         "what a step is affine in, its derivative does not depend on"

@@ -158,7 +158,7 @@ WITHOUT = {
     "tape/python_calls.py: was optimised for inference": "is for single precision, and here all is in double",
     "calculus/backward.py: there is no gradient of": "as that of autograd.py",
     "path/autograd.py: autograd has no gradient of": "is for single precision, and here all is in double",
-    "path/autograd.py: flex_attention compiles itself": "scaled_dot_product_attention is in many tests",
+    "network/features.py: flex_attention compiles itself": "scaled_dot_product_attention is in many tests",
     "tape/tape.py: half precision is too coarse": "no step is known here that fails in single precision",
     "head/stack.py: the pullback of": "says that a pullback is wrong, and names no way out",
     "head/estimators/ensembles.py: {type(estimator).__name__} of {type(member).__name__}": "has a row for each call",
@@ -459,7 +459,7 @@ def crops(how: str, method: Any = ClosedFormGradCAM, transform: Any = beside) ->
 
 # --- heads ------------------------------------------------------------------------------------------------------------
 
-BUILD, ENSEMBLES = "head/build.py: ", "head/estimators/ensembles.py: "
+BUILD, ENSEMBLES = "head/registry.py: ", "head/estimators/ensembles.py: "
 PREDICTORS, TRANSFORMERS = "head/estimators/predictors.py: ", "head/estimators/transformers.py: "
 UNSUPPORTED = "head/registry.py: reason, usual, *own"
 
@@ -1761,7 +1761,7 @@ PATHS = [
         },
     ),
     Row(
-        "path/forward_pass.py: an autograd path has no",
+        "path/autograd.py: an autograd path has no",
         partial(stepped, torch.tanh, ContributionCAM, jacobian="autograd", baseline="zero"),
         "an autograd path has no secants",
         {
@@ -1944,7 +1944,7 @@ PATHS = [
         {"divide without rounding_mode": contributions(lambda x: torch.div(x, 0.3) + x)},
     ),
     secant(
-        RULES + "dense.py: an einsum of more than two",
+        RULES + "linear.py: an einsum of more than two",
         "an einsum of more than two values that change has no secant",
         lambda x: torch.einsum("nchw,nchw,nchw->nc", x, x.tanh(), x.sigmoid()),
         {
@@ -2042,7 +2042,7 @@ PATHS = [
     ),
     *(
         Row(
-            "network/features.py: the features have",
+            "network/inputs.py: the features have",
             refused,
             f"rows for {count} images (4 crops or patches of each?)",
             {
@@ -2115,7 +2115,7 @@ PATHS = [
         )
     ),
     Row(
-        "network/modules.py: name the call whose output is meant",
+        "network/features.py: name the call whose output is meant",
         partial(several_calls, "body.1"),
         "the layer 'body.1' runs 4 times in a forward pass",
         {f"'body.1#{call}'": partial(several_calls, f"body.1#{call}") for call in range(1, 5)},
@@ -3112,7 +3112,7 @@ OTHERS = [
         },
     ),
     Row(
-        "network/modules.py: does not run in a forward pass",
+        "network/features.py: does not run in a forward pass",
         lambda: extract_features(seeded(Unused), [IMAGES], "unused", progress=False),
         "the layer 'unused' does not run in a forward pass",
         {
@@ -3131,7 +3131,7 @@ OTHERS = [
         },
     ),
     Row(
-        "targets/catalogue.py: jacobians needs a network",
+        "targets/questions.py: jacobians needs a network",
         lambda: ClosedFormGradCAM(nn.Sequential(*BACKBONE[:2]).eval(), ["0"]).jacobians(PICTURES[:3]),
         "jacobians needs a network that returns scores (N, C), or a PCASVMNet",
         {
@@ -3208,7 +3208,7 @@ def marks(row: Row) -> list[pytest.MarkDecorator]:
     """Programs, figures and what is compiled take seconds, and ONNX files a library that is no dependency."""
     if row.place.startswith("export/"):
         return [pytest.mark.slow, pytest.mark.optional]
-    slow = "figures/", "network/modules.py: does not run", "maps/recombination.py: maps of", "maps/signed_maps.py"
+    slow = "figures/", "network/features.py: does not run", "maps/recombination.py: maps of", "maps/signed_maps.py"
     return [pytest.mark.slow] if row.place.startswith(slow) else []
 
 

@@ -18,7 +18,7 @@ from pytorch_grad_cam_pcasvm.data.images import Batch, Images
 from pytorch_grad_cam_pcasvm.methods.warn_once import WarnOnce
 from pytorch_grad_cam_pcasvm.runtime import files
 from pytorch_grad_cam_pcasvm.runtime.errors import Way, refuse
-from pytorch_grad_cam_pcasvm.runtime.progress import progress_bar
+from pytorch_grad_cam_pcasvm.runtime.log import progress_bar
 
 # Images that the network sees at once: rounding depends on it, so it depends on nothing else.
 BLOCK = {"cpu": 16, "cuda": 64}

@@ -17,7 +17,7 @@ from pytorch_grad_cam_pcasvm.network.auto_layers import find_last_blocks
 from pytorch_grad_cam_pcasvm.network.extraction import mean_activations
 from pytorch_grad_cam_pcasvm.network.modules import evaluation_mode, find_layer_name
 from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
-from pytorch_grad_cam_pcasvm.runtime.progress import progress_bar
+from pytorch_grad_cam_pcasvm.runtime.log import progress_bar
 
 PATCHES = 14  # on the longer side of an image
 _AMONG = 4  # of the coarsest map sizes, unless candidates are given

@@ -37,7 +37,7 @@ from pytorch_grad_cam_pcasvm.runtime.errors import (
     NoBoundaryError,
     OutsideTrainingWarning,
 )
-from pytorch_grad_cam_pcasvm.runtime.progress import progress_bar
+from pytorch_grad_cam_pcasvm.runtime.log import progress_bar
 from pytorch_grad_cam_pcasvm.targets import LogRatioTarget, SVMTarget, Target, default_decision, fix_target
 
 Method = type[ClosedFormCAM] | tuple[type[ClosedFormCAM], Mapping[str, Any]]

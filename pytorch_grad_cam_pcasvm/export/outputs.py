@@ -30,7 +30,7 @@ from pytorch_grad_cam_pcasvm.targets import (
     SVMTarget,
     Target,
 )
-from pytorch_grad_cam_pcasvm.targets.meanings import describe_anomaly, describe_meaning
+from pytorch_grad_cam_pcasvm.targets.catalogue import describe_anomaly, describe_meaning
 from pytorch_grad_cam_pcasvm.targets.places import describe_place
 
 # What a program gives, where there is some.

@@ -10,8 +10,7 @@ import torch
 from sklearn.base import BaseEstimator
 from torch import Tensor
 
-from pytorch_grad_cam_pcasvm.head.build import list_estimators
-from pytorch_grad_cam_pcasvm.head.registry import tensor
+from pytorch_grad_cam_pcasvm.head.registry import list_estimators, tensor
 from pytorch_grad_cam_pcasvm.runtime.errors import ConstantComponentWarning, refuse, warn
 
 # Features come from networks in single precision, whose layers leave some multiples of its rounding.

@@ -11,11 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from pytorch_grad_cam_pcasvm.head import storage
-from pytorch_grad_cam_pcasvm.head.build import list_estimators, stages_of_head
 from pytorch_grad_cam_pcasvm.head.decisions import KernelSVM, SupportVectorEffect
 from pytorch_grad_cam_pcasvm.head.fit_checks import Fit, check_variety, warn_of_order
 from pytorch_grad_cam_pcasvm.head.kernels import RBF
-from pytorch_grad_cam_pcasvm.head.registry import tensor
+from pytorch_grad_cam_pcasvm.head.registry import list_estimators, stages_of_head, tensor
 from pytorch_grad_cam_pcasvm.head.stack import HeadTrace, Stack
 from pytorch_grad_cam_pcasvm.head.stage import Conditions, Stage
 from pytorch_grad_cam_pcasvm.head.stages import Projection

@@ -11,9 +11,8 @@ from pytorch_grad_cam.base_cam import BaseCAM
 from torch import Tensor, nn
 
 from pytorch_grad_cam_pcasvm.head.stage import Sampling, split_sampling
-from pytorch_grad_cam_pcasvm.maps.multiscale import share_remainders
 from pytorch_grad_cam_pcasvm.maps.recombination import compute_result
-from pytorch_grad_cam_pcasvm.maps.scale import MethodResult, average_samples, find_nu
+from pytorch_grad_cam_pcasvm.maps.scale import MethodResult, average_samples, find_nu, share_remainders
 from pytorch_grad_cam_pcasvm.maps.signed_maps import Jacobians, SignedMaps
 from pytorch_grad_cam_pcasvm.methods.check import CheckReport, check_contributions, check_gradient
 from pytorch_grad_cam_pcasvm.methods.run import Run, adds_components, is_neutral
@@ -34,9 +33,8 @@ from pytorch_grad_cam_pcasvm.network.outputs import PlainOutput
 from pytorch_grad_cam_pcasvm.network.site import Site, TargetLayers, layout_by, refuse_repeated
 from pytorch_grad_cam_pcasvm.network.tiles import TiledNet
 from pytorch_grad_cam_pcasvm.network.tiling import look_inside
-from pytorch_grad_cam_pcasvm.path.autograd import AutogradPath
+from pytorch_grad_cam_pcasvm.path.autograd import AutogradPath, Pass
 from pytorch_grad_cam_pcasvm.path.blocks import BlockPass
-from pytorch_grad_cam_pcasvm.path.forward_pass import Pass
 from pytorch_grad_cam_pcasvm.path.record import Path
 from pytorch_grad_cam_pcasvm.runtime.arguments import Named
 from pytorch_grad_cam_pcasvm.runtime.columns import join_columns

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NoReturn
 from weakref import WeakKeyDictionary
 
 import torch
@@ -222,7 +222,7 @@ def output_of(
         if ended or name in visited:
             return None
         if not isinstance(output, Tensor):
-            raise TypeError(_explain_no_tensor(backbone, name, output))
+            _refuse_other(backbone, name, output)
         visited.add(name)
         return visits[name](name, output)
 
@@ -255,10 +255,10 @@ def output_of(
         _once[backbone].add(key)
     for name in names:
         if name not in outputs:  # a bare "except:" of the network's own may have kept the pass running to its end
-            raise ValueError(_explain_missing_layer(name, own.runs, backbone))
+            _refuse_missing_layer(name, own.runs, backbone)
     for name in visits:
         if name not in visited:
-            raise ValueError(_explain_missing_target(name, ended[0] if ended else own.runs, layer))
+            _refuse_missing_target(name, ended[0] if ended else own.runs, layer)
     if layers is not None:
         output = outputs[layers] if isinstance(layers, str) else [outputs[name] for name in names]
     return output if source is None else source.of_output(output)
@@ -272,11 +272,11 @@ def _run(backbone: nn.Module, x: Any, *, in_blocks: bool) -> Any:
         return backbone(x, backbone.block) if in_blocks and isinstance(backbone, Tiled) else backbone(x)
 
 
-def _explain_no_tensor(backbone: nn.Module, name: str, output: Any) -> str:
-    """Return the message for a target layer that returns something else than a tensor."""
+def _refuse_other(backbone: nn.Module, name: str, output: Any) -> NoReturn:
+    """Refuse a target layer that returns something else than a tensor."""
     inner = next(backbone.get_submodule(called(name)[0]).children(), None) is not None
     way = "choose a layer in it" if inner else "pass its tensor on through an nn.Identity(), and choose that"
-    return f"the target layer {name!r} returns a {type(output).__name__}, not a tensor: {way}"
+    raise TypeError(f"the target layer {name!r} returns a {type(output).__name__}, not a tensor: {way}")
 
 
 def _refuse_repeated_layers(names: Iterable[str], runs: Mapping[str, int]) -> None:
@@ -289,24 +289,26 @@ def _refuse_repeated_layers(names: Iterable[str], runs: Mapping[str, int]) -> No
             )
 
 
-def _explain_missing_layer(name: str, runs: Mapping[str, int], backbone: nn.Module) -> str:
-    """Return the message for a layer that has not run."""
+def _refuse_missing_layer(name: str, runs: Mapping[str, int], backbone: nn.Module) -> NoReturn:
+    """Refuse a layer that has not run."""
     class_name, count = type(backbone).__name__, runs[called(name)[0]]
     if count:
-        return f"the layer {name!r} does not run in a forward pass of {class_name}; {runs_instead(name, count)}"
-    return (
+        raise ValueError(
+            f"the layer {name!r} does not run in a forward pass of {class_name}; {runs_instead(name, count)}"
+        )
+    raise ValueError(
         f"the layer {name!r} does not run in a forward pass of {class_name}; if that is compiled, its layers cannot be "
         "seen: pass the original network, and compile the PCASVMNet, torch.compile(net)"
     )
 
 
-def _explain_missing_target(name: str, runs: Mapping[str, int], layer: Any) -> str:
-    """Return the message for a target layer that has not run before a layer, or the source of the features."""
+def _refuse_missing_target(name: str, runs: Mapping[str, int], layer: Any) -> NoReturn:
+    """Refuse a target layer that has not run before a layer, or the source of the features."""
     count, is_output = runs[called(name)[0]], (layer.where if isinstance(layer, FeatureSource) else layer) is None
     where = "the network's output" if is_output else f"the features, {layer!r}"
     if count:
-        return f"the target layer {name!r} does not run before {where}, where {runs_instead(name, count)}"
-    return (
+        raise ValueError(f"the target layer {name!r} does not run before {where}, where {runs_instead(name, count)}")
+    raise ValueError(
         f"the target layer {name!r} does not run before {where}: choose a layer that runs before them (under fused "
         "attention, softmax and dropout never run)"
     )

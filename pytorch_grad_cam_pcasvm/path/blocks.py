@@ -14,7 +14,7 @@ from pytorch_grad_cam_pcasvm.calculus.secants import PathStart
 from pytorch_grad_cam_pcasvm.network.features import output_of
 from pytorch_grad_cam_pcasvm.network.tiles import TiledNet
 from pytorch_grad_cam_pcasvm.network.tiling import Tiling, look_inside
-from pytorch_grad_cam_pcasvm.path.forward_pass import Pass
+from pytorch_grad_cam_pcasvm.path.autograd import Pass
 from pytorch_grad_cam_pcasvm.path.record import ClosedFormPass, Path
 from pytorch_grad_cam_pcasvm.rules.cotangents import Cotangent
 from pytorch_grad_cam_pcasvm.runtime.device import kept_on_devices, may_look

@@ -16,7 +16,7 @@ from pytorch_grad_cam_pcasvm.calculus.secants import PathStart
 from pytorch_grad_cam_pcasvm.network.features import run_to_features
 from pytorch_grad_cam_pcasvm.network.inputs import map_input
 from pytorch_grad_cam_pcasvm.network.modules import list_modules, unchanged
-from pytorch_grad_cam_pcasvm.path.forward_pass import Pass
+from pytorch_grad_cam_pcasvm.path.autograd import Pass
 from pytorch_grad_cam_pcasvm.runtime.device import is_traced, may_look
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError, Way
 from pytorch_grad_cam_pcasvm.runtime.log import LOGGER, log_since, start_clock

@@ -3,10 +3,9 @@
 from pytorch_grad_cam_pcasvm.rules import (
     arithmetic,
     attention,
-    convolutions,
-    dense,
     elementwise,
     indexing,
+    linear,
     norms,
     pooling,
     reductions,
@@ -18,10 +17,9 @@ from pytorch_grad_cam_pcasvm.rules.registry import register_jacobian
 __all__ = [
     "arithmetic",
     "attention",
-    "convolutions",
-    "dense",
     "elementwise",
     "indexing",
+    "linear",
     "norms",
     "pooling",
     "reductions",

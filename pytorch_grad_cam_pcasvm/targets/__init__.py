@@ -1,6 +1,12 @@
 """Targets: the values that maps explain. Each can be called on the network's output and has a closed-form gradient."""
 
-from pytorch_grad_cam_pcasvm.targets.catalogue import decoded, default_decision, encoded
+from pytorch_grad_cam_pcasvm.targets.catalogue import (
+    decoded,
+    default_decision,
+    describe_anomaly,
+    describe_meaning,
+    encoded,
+)
 from pytorch_grad_cam_pcasvm.targets.components import (
     HotellingTarget,
     PCATarget,
@@ -9,7 +15,6 @@ from pytorch_grad_cam_pcasvm.targets.components import (
     every_component,
 )
 from pytorch_grad_cam_pcasvm.targets.decisions import LogRatioTarget, SVMTarget
-from pytorch_grad_cam_pcasvm.targets.meanings import describe_anomaly, describe_meaning
 from pytorch_grad_cam_pcasvm.targets.places import ImagePositions, describe_place
 from pytorch_grad_cam_pcasvm.targets.questions import every_class, fix_target
 from pytorch_grad_cam_pcasvm.targets.scores import DensityTarget, PredictedScore, ProbabilityTarget, ScoreTarget

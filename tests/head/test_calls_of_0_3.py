@@ -23,7 +23,7 @@ from pytorch_grad_cam_pcasvm import (
 )
 from pytorch_grad_cam_pcasvm.evaluation import Study
 from pytorch_grad_cam_pcasvm.head import Chain, Scale, Stage
-from pytorch_grad_cam_pcasvm.head.build import convert_stages
+from pytorch_grad_cam_pcasvm.head.registry import convert_stages
 
 DRAWN = np.random.default_rng(0)
 ROWS, LABELS = DRAWN.normal(size=(30, 4)), np.arange(30) % 3

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from pytorch_grad_cam_pcasvm import ClosedFormAblationCAM, PCASVMNet, PCATarget, ShapCAM, SVMTarget
-from pytorch_grad_cam_pcasvm.methods import coalitions
+from pytorch_grad_cam_pcasvm.methods import perturbation
 
 PREDICTED = SVMTarget(versus="runner-up")
 
@@ -213,7 +213,7 @@ def test_exact_values_to_a_baseline() -> None:
 @pytest.fixture
 def few_exact(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sample twelve positions, too."""
-    monkeypatch.setattr(coalitions, "EXACT", 3)
+    monkeypatch.setattr(perturbation, "EXACT", 3)
 
 
 def sampled(p: Any, targets: Any, **options: Any) -> Any:
@@ -225,7 +225,7 @@ def test_sampled_values_are_within_four_standard_errors(path: str, head: str, mo
     p = explained(path, head, n=3)
     targets = [SVMTarget("bee"), SVMTarget("ant", versus="cat")]
     exact = sampled(p, targets)
-    monkeypatch.setattr(coalitions, "EXACT", 3)
+    monkeypatch.setattr(perturbation, "EXACT", 3)
     maps = sampled(p, targets, samples=64)
     errors = maps.standard_errors
     assert (errors > 0).all()

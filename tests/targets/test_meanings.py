@@ -12,7 +12,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.svm import SVC, LinearSVC, OneClassSVM
 
 from pytorch_grad_cam_pcasvm import Head, PCATarget, ProbabilityTarget, SVMTarget
-from pytorch_grad_cam_pcasvm.targets.meanings import describe_anomaly, describe_meaning
+from pytorch_grad_cam_pcasvm.targets.catalogue import describe_anomaly, describe_meaning
 
 FEATURES = np.random.default_rng(0).normal(size=(60, 4))
 TWO = np.where(FEATURES[:, 0] > 0, "crack", "good")

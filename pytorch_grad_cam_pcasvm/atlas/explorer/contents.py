@@ -12,7 +12,7 @@ from pytorch_grad_cam_pcasvm.head import Head
 from pytorch_grad_cam_pcasvm.head.anomalies import tells_anomalies
 from pytorch_grad_cam_pcasvm.maps.recombination import decision_steps, take_tail
 from pytorch_grad_cam_pcasvm.targets import SVMTarget
-from pytorch_grad_cam_pcasvm.targets.meanings import describe_meaning
+from pytorch_grad_cam_pcasvm.targets.catalogue import describe_meaning
 
 BLOCK = 256  # rows that are read at a time
 SAVED = "head of the atlas"

@@ -13,7 +13,7 @@ from typing import Any
 from pytorch_grad_cam_pcasvm.atlas.explorer.contents import Contents
 from pytorch_grad_cam_pcasvm.atlas.explorer.machine import json_text
 from pytorch_grad_cam_pcasvm.runtime.files import atomically, check_folder, has_mark, name_path
-from pytorch_grad_cam_pcasvm.runtime.progress import progress_bar
+from pytorch_grad_cam_pcasvm.runtime.log import progress_bar
 
 _PACKAGE = Path(__file__).parent
 _STYLE = "explorer.css"

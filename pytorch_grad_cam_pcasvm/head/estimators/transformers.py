@@ -18,10 +18,9 @@ from sklearn.neighbors import NeighborhoodComponentsAnalysis
 from sklearn.pipeline import FeatureUnion
 from torch import Tensor
 
-from pytorch_grad_cam_pcasvm.head.build import convert_stages
 from pytorch_grad_cam_pcasvm.head.elementwise import FUNCTIONS, Elementwise, Power
 from pytorch_grad_cam_pcasvm.head.estimators.likeness import convert_kernel
-from pytorch_grad_cam_pcasvm.head.registry import stage_for, tensor, transformer_for
+from pytorch_grad_cam_pcasvm.head.registry import convert_stages, stage_for, tensor, transformer_for
 from pytorch_grad_cam_pcasvm.head.stage import Facts, Stage
 from pytorch_grad_cam_pcasvm.head.stages import (
     Affine,
