@@ -101,7 +101,7 @@ ONLY = {
     "methods/method.py": {"_compute_jacobian"},
     "methods/run.py": {"gradients", "sums", "products", "contributions", "relevance", "_sum_images"},
     "network/tiles.py": {"merge", "pull_merge", "forward", "_cut_blocks"},
-    "path/blocks.py": {"pullback", "started", "averages", "_blocks", "_list_seeing"},
+    "path/blocks.py": {"pullback", "run_from", "averages", "_blocks", "_list_seeing"},
     "maps/signed_maps.py": {"_part", "positive", "negative"},
     "maps/scale.py": {"signed_maps", "largest", "divided", "upsample_maps", "warn_of_blanks"},
     "targets/target.py": {"differentiate_rows", "call_at_start"},
@@ -131,7 +131,7 @@ FASTER = {
     "calculus/dual_numbers.py _place_of_dual": ("type(x)", "isinstance(x, Tensor)"),
     "calculus/relevance.py _shared": ("may_look",),
     "calculus/affine.py AffineBeginning.rows": ("self.tape.values[start].shape",),
-    "calculus/affine.py AffineBeginning.rerun": ("without self._interchangeable",),
+    "calculus/affine.py AffineBeginning.run_rows": ("without self._interchangeable",),
     "calculus/affine.py AffineBeginning._interchangeable": ("may_look",),
     "calculus/affine.py AffineBeginning._interchangeable.repeats": (
         "tensor.shape[:1] != recorded.shape[:1]",
@@ -198,7 +198,7 @@ EQUIVALENT: dict[str, str] = {
     "targets/decisions.py LogRatioTarget._pull_back: "
     "log_scale.exp().unsqueeze(-1) -> log_scale.exp().unsqueeze(-2)": "K is 1",
     "head/log_ratio.py Evidence.secant: gap.abs() > rounding -> gap.abs() >= rounding": BOUND,
-    "calculus/relevance.py relevance: without output in values": UNREACHED,
+    "calculus/relevance.py propagate_relevance: without output in values": UNREACHED,
     "calculus/relevance.py _shared: x < 0 -> x <= 0": NOTHING,
     "calculus/relevance.py _shared: sign > 0 -> sign >= 0": SIGN,
     "rules/cotangents.py Cotangent.__init__: without size == 1": "of one position the sum is what it is",

@@ -67,7 +67,7 @@ def tell(collection: Iterable[Told], register: WarnOnce) -> None:
     for warning in dict.fromkeys(collection):
         category = warning.category
         if category in TOLD_ONCE:
-            register.tell(category, warning.message)
+            register.warn(category, warning.message)
         elif category is not AutogradFallbackWarning:  # told of the first image, whose path is that of all
             warn(warning.message, category)
 

@@ -83,7 +83,7 @@ class AffineBeginning:
             return True
         return mixes_images(step.rule, step.arguments.index(Ref(value)), self.tape.recorded(step))
 
-    def rows(self, x: Tensor, over: str, chunk: slice = slice(None)) -> Tensor:
+    def isolate_players(self, x: Tensor, over: str, chunk: slice = slice(None)) -> Tensor:
         """Return the image of each player alone under the linear map, shape (N, J, *value.shape[1:]).
 
         Args:
@@ -113,7 +113,7 @@ class AffineBeginning:
         """Return the image of activations x under the linear map, shape (N, *value.shape[1:])."""
         return self._apply_rest(self.root, x.unsqueeze(1))[:, 0]
 
-    def rerun(self, rows: Tensor, image: int | None = None) -> Any:
+    def run_rows(self, rows: Tensor, image: int | None = None) -> Any:
         """Return the path's output for M other rows of the value.
 
         Args:

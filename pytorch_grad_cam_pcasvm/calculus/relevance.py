@@ -13,7 +13,7 @@ from pytorch_grad_cam_pcasvm.tape.step import Ref, Step, values_in
 from pytorch_grad_cam_pcasvm.tape.tape import Tape
 
 
-def relevance(tape: Tape, of_output: list[Tensor | None], root: int) -> Tensor:
+def propagate_relevance(tape: Tape, of_output: list[Tensor | None], root: int) -> Tensor:
     """Share the relevance of a path's output out among the numbers of one of its values.
 
     A dense layer or convolution shares by the z+ rule, ``R_i = sum_j x_i+ w_ij+ / (sum_i x_i+ w_ij+) R_j`` with

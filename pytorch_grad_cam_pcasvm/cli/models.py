@@ -97,7 +97,7 @@ def _put_together(options: ModelOptions) -> Any:
     check_layers(network.net, options.layer)
     preparation = choose_preparation(network, options, recorded)
     blocks = BlockMeans(network.net, FeatureSource.of(network.net, layer, pool))
-    blocks.begin(first_image(preparation))
+    blocks.begin_batch(first_image(preparation))
     layers = [name for name in options.layer if name != "auto"] or blocks.last
     model = assemble_model(
         network, head, blocks.first, layer, pool, layers=layers, means={}, preparation=preparation, about={}

@@ -99,7 +99,7 @@ def training_set(
     source = FeatureSource.of(backbone, layer, pool)
     x = first.to(find_device(backbone))
     blocks = BlockMeans(backbone, source, also)
-    blocks.begin(x)
+    blocks.begin_batch(x)
     wanted = blocks.wanted
     patches = (patches or PatchOptions(sample=1)) if source.dense else None
     if patches is not None:

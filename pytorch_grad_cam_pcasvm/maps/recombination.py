@@ -273,15 +273,15 @@ def combined(
     largest_size = torch.where(largest_size.isfinite(), largest_size, 0.0)
     grads = grads * (size - largest_size.unsqueeze(-1)).exp()
 
-    def sums(tensor: Tensor) -> Tensor:
+    def sum_components(tensor: Tensor) -> Tensor:
         return (grads.to(tensor.dtype) @ tensor.flatten(2)).unflatten(2, tensor.shape[2:])
 
     remainder = components.remainder
-    remainder = None if remainder is None else sums(remainder.unsqueeze(-1))[..., 0]
-    maps = sums(components.maps)
+    remainder = None if remainder is None else sum_components(remainder.unsqueeze(-1))[..., 0]
+    maps = sum_components(components.maps)
     if excess is not None:
         maps = shift_baseline(maps, excess * (-largest_size).exp())
-    return maps, sums(components.weights), remainder, largest_size
+    return maps, sum_components(components.weights), remainder, largest_size
 
 
 def _make_output(part: Head | None, position: int, components: Tensor | None) -> HeadOutput | None:

@@ -80,7 +80,7 @@ class PathBoundary:
 
         return self._reused(run, layer, None, components, search)
 
-    def at(self, run: Run, layer: int, target: Any) -> Tensor:
+    def find_point(self, run: Run, layer: int, target: Any) -> Tensor:
         """Return activations, of one row, at which a target is 0; without a gradient, about 0, by its components.
 
         Args:
@@ -203,7 +203,7 @@ def leave_jump(run: Run, layer: int, start: Tensor) -> Tensor:
             return start
         components = every_component(output)
         if not components:
-            change, averages = beside - features, run.averages(layer)
+            change, averages = beside - features, run.ends_in_mean(layer)
             return start + change.to(start).reshape(1, -1, *[1] * (start.dim() - 2)) if averages else start
         head_run = HeadRun(output.head, output.head(beside.unsqueeze(0)))
         goal = torch.stack([component(head_run) for component in components], -1)
@@ -231,7 +231,7 @@ def _solved(
         The activations; if the steps lead to none, None, or the start where nothing may be looked at.
     """
 
-    def at(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def measure(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return how much is missing, the size of the terms that the values are sums of, and the step to the goal."""
         here = run.replay(layer, x)
         seeds = here.output_gradients(targets)
@@ -244,7 +244,7 @@ def _solved(
         return missing.norm(), (terms * scale[0]).norm(), step.to(x).reshape(x.shape)
 
     began, steps = start_clock(), 0
-    x, (distance, terms, step) = start, at(start)
+    x, (distance, terms, step) = start, measure(start)
     eps = torch.finfo(start.dtype).eps
     damping, tolerance = torch.ones_like(size), min(max(1e-10, 64 * eps), 1e-3)
     # Values that cancel are no measure of what is nothing: the terms that they are sums of are.
@@ -254,7 +254,7 @@ def _solved(
         if can_look and bool((distance <= nothing) | (damping < eps)):  # there, or no step leads on
             break
         trial = x + damping.to(x) * step
-        ahead, _, next_step = at(trial)
+        ahead, _, next_step = measure(trial)
         better = ahead <= (1 - damping / 4) * distance  # of what a straight line promises, a quarter at least
         x, step, distance = (torch.where(better, *pair) for pair in ((trial, x), (next_step, step), (ahead, distance)))
         damping = torch.where(better, (2 * damping).clamp(max=1), damping / 4)

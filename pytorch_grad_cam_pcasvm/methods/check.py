@@ -93,7 +93,7 @@ def check_contributions(
     quantity, activations = "sum of contributions", passed.activations[target]
     start = torch.zeros_like(activations)
     try:
-        pulled = passed.pullback(seeds, target, passed.started({target: start})).dense().double()
+        pulled = passed.pullback(seeds, target, passed.run_from({target: start})).dense().double()
         ends = network_at(start)
     except NoClosedFormError as error:
         return Comparison(name, quantity, float("nan"), 0.0, f"is not available: {error}")

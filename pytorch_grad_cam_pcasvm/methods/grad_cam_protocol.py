@@ -16,7 +16,7 @@ from pytorch_grad_cam_pcasvm.methods.warn_once import warn_of_blind_tokens
 from pytorch_grad_cam_pcasvm.network.grid import upsample_maps
 from pytorch_grad_cam_pcasvm.network.inputs import Inputs, one_input, pick_images, prepare_images
 from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
-from pytorch_grad_cam_pcasvm.network.pools import is_dense
+from pytorch_grad_cam_pcasvm.network.pools import keeps_positions
 from pytorch_grad_cam_pcasvm.targets import PCATarget, PredictedScore, ScoreTarget, SVMTarget, Target
 from pytorch_grad_cam_pcasvm.targets.questions import list_targets, resolve_image_targets
 
@@ -198,7 +198,7 @@ class ClosedFormCAM(Method):
         if targets is None and isinstance(self.model, PCASVMNet) and self.model.head.decision_position is None:
             raise ValueError("targets=None needs a head with an SVM, but this one has none: use PCATarget")
         if targets is None:
-            dense = isinstance(self.model, PCASVMNet) and is_dense(self.model.pool)
+            dense = isinstance(self.model, PCASVMNet) and keeps_positions(self.model.pool)
             targets = SVMTarget() if dense else self._predicted if isinstance(self.model, PCASVMNet) else ScoreTarget()
         if not isinstance(targets, list | tuple):
             return [targets] * len(x)  # type: ignore[list-item]

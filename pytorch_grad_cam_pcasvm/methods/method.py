@@ -282,7 +282,7 @@ class Method(Named, BaseCAM):
                 at_start = replace(run, starts={layer: start})
             elif start is not None:
                 run.starts[layer] = start
-            parts.append(self._explain_start(at_start, layer, questions.take(members)))
+            parts.append(self._explain_start(at_start, layer, questions.take_targets(members)))
             order += members
             del at_start, start  # before the next: a start holds all values of the path
         return _add_tiles(run, layer, join_columns(parts, order))
@@ -307,7 +307,7 @@ class Method(Named, BaseCAM):
                 "ContributionCAM"
             )
         apart = replace(run, passed=run.passed.with_heads(), starts={})
-        columns = [self._explain_layer(apart, 0, questions.take([k])).maps for k in range(len(questions))]
+        columns = [self._explain_layer(apart, 0, questions.take_targets([k])).maps for k in range(len(questions))]
         return torch.stack(columns, 1)
 
     def _find_starts(self, run: Run, layer: int, questions: Questions) -> Iterator[tuple[list[int], Any]]:
@@ -357,7 +357,7 @@ class Method(Named, BaseCAM):
                     raise
                 if not error._autograd_helps:
                     raise
-                self._warnings.tell(AutogradFallbackWarning, f"using autograd on the path: {error.reason}")
+                self._warnings.warn(AutogradFallbackWarning, f"using autograd on the path: {error.reason}")
         return self._make_run(x, site, passed or AutogradPath(*site.parts).run(x), path.run)
 
     def _takes_blocks(self, x: Tensor, site: Site) -> bool:

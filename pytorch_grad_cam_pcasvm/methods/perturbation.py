@@ -45,7 +45,7 @@ class Players:
         self._run, self._questions, self._bytes = run, questions, max_bytes or _BYTES
         self._affine = run.passed.affine(layer)
         is_rearranged = not run.layouts[layer].is_that_of_maps
-        self._rows = self._reshaped(layer, x, over) if is_rearranged else self._affine.rows(x, over)
+        self._rows = self._reshaped(layer, x, over) if is_rearranged else self._affine.isolate_players(x, over)
         self._origin = self._affine.value
         self._position: int | None = None
         one_row = run.output.grid is None
@@ -90,13 +90,13 @@ class Players:
             row *= self._run.count  # what goes around the path may be that of every image
         return max(1, self._bytes // (row + (0 if head is None else head.bytes_per_target(1))))
 
-    def values(self, image: int, rows: Tensor) -> Tensor:
+    def evaluate_images(self, image: int, rows: Tensor) -> Tensor:
         """Return the values of the targets for changed versions (M, D) of an image, shape (M, K)."""
         run, head = self._run, self._run.head
         parts = []
         for part in rows.split(self.at_once(image)):
             if self._position is None:
-                changed = run.output_of(self._affine.rerun(part, image), len(part))
+                changed = run.output_of(self._affine.run_rows(part, image), len(part))
             else:
                 assert head is not None
                 changed = HeadRun(head, head.resume(self._position, part))
@@ -118,7 +118,7 @@ def shapley_values(players: Players, image: int, samples: int, seed: int) -> tup
     """
     origin, rows = players.of(image)
     empty = origin - rows.sum(0)
-    whole, none = players.values(image, torch.stack([origin, empty]))
+    whole, none = players.evaluate_images(image, torch.stack([origin, empty]))
     if len(rows) <= EXACT:
         shares = _over_subsets(players, image, empty, rows)
         return shares.T, torch.zeros_like(shares.T), whole, none
@@ -127,7 +127,7 @@ def shapley_values(players: Players, image: int, samples: int, seed: int) -> tup
         pair = []
         for permutation in (order, order.flip(0)):
             joined = empty + rows[permutation].cumsum(0)
-            values = torch.cat([none.unsqueeze(0), players.values(image, joined[:-1]), whole.unsqueeze(0)])
+            values = torch.cat([none.unsqueeze(0), players.evaluate_images(image, joined[:-1]), whole.unsqueeze(0)])
             pair.append(torch.zeros_like(values[1:]).index_copy(0, permutation, values.diff(dim=0)))
         means.append((pair[0] + pair[1]) / 2)
     drawn = torch.stack(means)
@@ -158,7 +158,7 @@ def _over_subsets(players: Players, image: int, empty: Tensor, rows: Tensor) -> 
     count = len(rows)
     subsets = torch.arange(1 << count, device=rows.device)
     values = torch.cat([
-        players.values(image, empty + torch.tensordot(_members(part, count).to(rows.dtype), rows, 1))
+        players.evaluate_images(image, empty + torch.tensordot(_members(part, count).to(rows.dtype), rows, 1))
         for part in subsets.split(players.at_once(image))
     ])
     chance = _list_chances(count, like=values)
@@ -194,9 +194,9 @@ class ClosedFormAblationCAM(BaselineCAM, PerturbationCAM, AblationCAM):
         values, weights = [], []
         for image in range(run.count):
             origin, rows = players.of(image)
-            value = players.values(image, origin.unsqueeze(0))
+            value = players.evaluate_images(image, origin.unsqueeze(0))
             values.append(value)
-            weights.append((value - players.values(image, origin - rows)).T)
+            weights.append((value - players.evaluate_images(image, origin - rows)).T)
         weight = torch.stack(weights).to(run.dtype)
         value = torch.cat(values)
         return MethodResult(signed_maps(weight, activations), weight, value, torch.zeros_like(value))

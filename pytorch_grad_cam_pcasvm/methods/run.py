@@ -130,7 +130,7 @@ class Run:
         """Return activations of a target layer, given in the network's layout, in the shape of maps."""
         return self.layouts[layer](activations)
 
-    def averages(self, layer: int) -> bool:
+    def ends_in_mean(self, layer: int) -> bool:
         """Return whether the path's output is the mean over all positions of a target layer, and of all tiles."""
         layout = self.layouts[layer]
         return layout.has_channels_first and self.passed.averages(layer, layout.tile_count)
@@ -265,9 +265,9 @@ class Run:
     def _find_dtype(self, position: int) -> torch.dtype:
         return self.output.head_trace.values[position].dtype if position else self.dtype
 
-    def started(self, starts: Mapping[int, Tensor]) -> dict[int, Start]:
+    def start_together(self, starts: Mapping[int, Tensor]) -> dict[int, Start]:
         """Return where secants start that begin at activations of one layer, or of one in each branch."""
-        path = self.passed.started(starts)
+        path = self.passed.run_from(starts)
         output, activations = self.output_of(path.output), self.passed.activations
         return {
             layer: Start(path, output, features, activations[layer] - features) for layer, features in starts.items()
@@ -276,10 +276,10 @@ class Run:
     def start_at(self, layer: int, activations: Tensor) -> Start:
         """Run the path from activations of one layer, as a start; for one image the result is kept."""
         if self.count != 1:  # a start holds all values of the path
-            return self.started({layer: activations})[layer]
+            return self.start_together({layer: activations})[layer]
         key = layer, id(activations)
         if key not in self._starts_by_id:
-            self._starts_by_id[key] = activations, self.started({layer: activations})[layer]
+            self._starts_by_id[key] = activations, self.start_together({layer: activations})[layer]
         return self._starts_by_id[key][1]
 
     def difference(self, layer: int) -> Tensor:

@@ -117,9 +117,9 @@ class Starts:
         for layer in layers:
             run.activations(layer)  # refuses those that no map can be made of
         if not self.neutral:
-            return run.started({layer: self.activations(run, layer) for layer in layers})
+            return run.start_together({layer: self.activations(run, layer) for layer in layers})
         # Where a value is 0 depends on all inputs: maps start at the mean.
-        return run.started({
+        return run.start_together({
             layer: self.find_undecided(run, layer, questions, None, warnings)[0][1] for layer in layers
         })
 
@@ -133,7 +133,7 @@ class Starts:
             width = _find_channels(run, layer)
             if _find_pools(run) != {"dense"} or width != slice(0, len(mean)):
                 return None
-        elif not run.averages(layer):
+        elif not run.ends_in_mean(layer):
             return None
         if self._boundary is None or not self._boundary.holds_for(head, mean):
             self._boundary = Boundary(head, mean)
@@ -153,7 +153,7 @@ class Starts:
         )
         if not has_boundary:
             start = "zero activations" if self._find_mean(run, layer) is None else "the training mean"
-            warnings.tell(
+            warnings.warn(
                 BaselineWarning,
                 f"{head.enumerated.predictor.name} has no gradient, and the head knows no variances of its training "
                 f"set at these activations, so where it is undecided cannot be found: maps start at {start}, and add "
@@ -203,7 +203,7 @@ class Starts:
             for name in names:
                 if name in without and together is None:
                     listing = ", ".join(dict.fromkeys(repr(questions[k]) for k in members))
-                    warnings.tell(
+                    warnings.warn(
                         BaselineWarning,
                         f"no activations of {run.layers[layer]!r} near the training set's mean make all components 0, "
                         f"so maps of {listing} start at this mean",
@@ -222,12 +222,12 @@ class Starts:
             NoBoundaryError: there are none for the decision about a whole image.
         """
         try:
-            return near.at(run, layer, target)
+            return near.find_point(run, layer, target)
         except NoBoundaryError:
             if run.output.grid is None:
                 raise
         # A class that few patches have may be out of reach everywhere at once.
-        warnings.tell(
+        warnings.warn(
             BaselineWarning,
             f"no activations of {run.layers[layer]!r} near the training mean make the mean of {target!r} over "
             "positions 0: its maps start at this mean, and add up to the value minus that there (baseline_values)",
@@ -307,7 +307,7 @@ class Starts:
         elif head.feature_mean is not None and layout.has_channels_first:
             # Numbers alone would tell another start for every batch.
             numbers = isinstance(self.baseline, str) and self.baseline == "mean"
-            if run.averages(layer) or (numbers and self._are_means(run, layer)):
+            if run.ends_in_mean(layer) or (numbers and self._are_means(run, layer)):
                 return _everywhere(head.feature_mean, activations, layout)
         means = head.training_set.means.get(run.layers[layer])
         return everywhere(means, layout, activations) if means is not None and layout.is_known else None

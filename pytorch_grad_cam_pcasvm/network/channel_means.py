@@ -84,7 +84,7 @@ class ChannelMeans:
         calls: Counter[str] = Counter()  # in one pass, of tiles in one block
         of_tiles = self._backbone.net if isinstance(self._backbone, Tiled) else None
 
-        def add(name: str, output: Tensor) -> None:
+        def count_call(name: str, output: Tensor) -> None:
             call = called(name)[1]
             calls[name] += 1
             if call is None and calls[name] > 1:
@@ -92,22 +92,22 @@ class ChannelMeans:
             elif call in (None, calls[name]):
                 self._add_output(name, output)
 
-        def begin(args: Any) -> None:
+        def begin_pass(args: Any) -> None:
             calls.clear()
             self._last.clear()
             self._images = len(args[0]) if of_tiles is not None else None
 
         with hooked() as hooks:
-            hooks.before(self._backbone, lambda module, args, *_: begin(args))
+            hooks.before(self._backbone, lambda module, args, *_: begin_pass(args))
             if of_tiles is not None:
                 hooks.before(of_tiles, lambda *_: calls.clear())
             for name in self.layouts:
                 module = self._backbone.get_submodule(called(name)[0])
-                hooks.after(module, lambda module, args, kwargs, output, name=name: add(name, output))
+                hooks.after(module, lambda module, args, kwargs, output, name=name: count_call(name, output))
             yield
 
     def _add_output(self, name: str, output: Tensor) -> None:
-        parts = self.layouts[name].parts(output.double())
+        parts = self.layouts[name].split_tokens(output.double())
         means = (part.mean(-1, keepdim=True) if place == len(parts) // 2 else part for place, part in enumerate(parts))
         rows = torch.cat(list(means), -1)
         self._last[name] = torch.cat([self._last[name], rows]) if name in self._last else rows
@@ -192,13 +192,13 @@ class BlockMeans:
         Yields:
             Nothing.
         """
-        self.begin(x)
+        self.begin_batch(x)
         self.count += len(x)
         assert self._means is not None
         with self._means.counting():
             yield
 
-    def begin(self, x: Any) -> None:
+    def begin_batch(self, x: Any) -> None:
         """Find the blocks for images of the kind of x, unless that was done."""
         if self._means is not None:
             return

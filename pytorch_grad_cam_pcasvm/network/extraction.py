@@ -33,7 +33,7 @@ from pytorch_grad_cam_pcasvm.network.modules import (
 from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
 from pytorch_grad_cam_pcasvm.network.patches import Patches, check_amount
 from pytorch_grad_cam_pcasvm.network.patches import coreset as coreset_of
-from pytorch_grad_cam_pcasvm.network.pools import is_dense
+from pytorch_grad_cam_pcasvm.network.pools import keeps_positions
 from pytorch_grad_cam_pcasvm.network.tiling import Tiled
 from pytorch_grad_cam_pcasvm.runtime.arguments import suggest_arguments
 
@@ -217,7 +217,7 @@ def collect_features(
     """Return the same as :func:`extract_features`; ``blocks`` counts the images in the last pass over the loader."""
     check_loader(loader)
     check_amount("coreset", coreset)
-    patches = Patches(sample, ignore_index, purity, seed, coverage, background) if is_dense(pool) else None
+    patches = Patches(sample, ignore_index, purity, seed, coverage, background) if keeps_positions(pool) else None
     typed = (sample, ignore_index, purity, coverage) != (None, None, 0.0, None)
     if patches is None and (places or coreset or typed):
         raise ValueError(

@@ -16,7 +16,7 @@ from pytorch_grad_cam_pcasvm.network.grid import Cells, on_finest
 from pytorch_grad_cam_pcasvm.network.inputs import Inputs, explained, pick_images
 from pytorch_grad_cam_pcasvm.network.layout import Layout
 from pytorch_grad_cam_pcasvm.network.modules import find_layer_name
-from pytorch_grad_cam_pcasvm.network.pools import check_pool, is_dense, make_pool
+from pytorch_grad_cam_pcasvm.network.pools import check_pool, keeps_positions, make_pool
 from pytorch_grad_cam_pcasvm.network.tiling import Tiled
 from pytorch_grad_cam_pcasvm.network.token_layout import find_token_layout
 from pytorch_grad_cam_pcasvm.runtime.device import is_traced
@@ -104,7 +104,7 @@ class FeatureSource:
         assert layer is None or isinstance(layer, str | nn.Module)
         if not checked:
             check_pool(pool)
-        is_named, dense = isinstance(pool, str | tuple), is_dense(pool)
+        is_named, dense = isinstance(pool, str | tuple), keeps_positions(pool)
         # A configuration have those whose outputs have fields.
         a_name = isinstance(layer, str) and layer.isidentifier() and layer not in backbone._modules
         if a_name and hasattr(backbone, "config"):
@@ -226,7 +226,7 @@ def output_of(
         visited.add(name)
         return visits[name](name, output)
 
-    def keep(name: str, output: Any) -> None:
+    def keep_output(name: str, output: Any) -> None:
         if name not in outputs:
             outputs[name] = tree_map_only(Tensor, copied, output) if whole else output
         if len(outputs) == len(names):
@@ -238,7 +238,7 @@ def output_of(
         for name in visits:
             own.after_call(backbone, name, visit)
         for name in names:
-            own.after_call(backbone, name, keep)
+            own.after_call(backbone, name, keep_output)
         try:
             # Tiles run in blocks, unless a layer is watched, which would run once for each.
             output = _run(backbone, x, in_blocks=not names and not visits)

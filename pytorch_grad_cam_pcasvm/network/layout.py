@@ -74,7 +74,7 @@ class Layout:
 
     def add_tiles(self, maps: Tensor) -> Tensor:
         """Return maps (N, K, H, W), of tiles side by side, added on their common grid; of others they stay."""
-        return maps if self.crops is None else self.crops.add(maps)
+        return maps if self.crops is None else self.crops.add_tiles(maps)
 
     def __call__(self, activations: Tensor) -> Tensor:
         """Return activations, or numbers in their places, as maps lie; if it is known, more dimensions may lead."""
@@ -90,9 +90,9 @@ class Layout:
         """Return each row as maps lie."""
         if self.function is not None:
             return self.function(activations)
-        return activations if self.has_channels_first else self.parts(activations)[1].unflatten(-1, self.grid)
+        return activations if self.has_channels_first else self.split_tokens(activations)[1].unflatten(-1, self.grid)
 
-    def parts(self, activations: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def split_tokens(self, activations: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the tokens before, on and after the grid, shape (..., N, T, number) each."""
         first = activations.dim() - self.dims
         channels_first = activations.movedim((first + self.batch, first + self.channels), (first, first + 1)).flatten(

@@ -26,7 +26,7 @@ from pytorch_grad_cam_pcasvm.network.modules import (
     uncompiled,
 )
 from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput, HeadRun, PlainOutput
-from pytorch_grad_cam_pcasvm.network.pools import is_dense
+from pytorch_grad_cam_pcasvm.network.pools import keeps_positions
 from pytorch_grad_cam_pcasvm.runtime.arguments import Named
 from pytorch_grad_cam_pcasvm.runtime.errors import warn
 
@@ -107,7 +107,7 @@ class PCASVMNet(Named, nn.Module):
     @property
     def is_dense(self) -> bool:
         """Whether the head decides at every position, as with ``pool="dense"``."""
-        return is_dense(self.pool)
+        return keeps_positions(self.pool)
 
     def feature_source(self, x: Tensor | None = None) -> tuple[nn.Module, FeatureSource]:
         """Return the current backbone and the source of its features, with a pool for images like x."""

@@ -30,7 +30,7 @@ def check_pool(pool: Any) -> None:
         )
 
 
-def is_dense(pool: Any) -> bool:
+def keeps_positions(pool: Any) -> bool:
     """Return whether a pool keeps positions."""
     return pool == "dense" or (isinstance(pool, tuple) and pool[:1] == ("dense",))
 

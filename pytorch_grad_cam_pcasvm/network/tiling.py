@@ -109,7 +109,7 @@ class Crops:
         """Return numbers of N T tiles, counted by a dimension, summed over the tiles of each image."""
         return of_tiles.unflatten(dim, (-1, self.count)).sum(dim + 1)
 
-    def add(self, maps: Tensor) -> Tensor:
+    def add_tiles(self, maps: Tensor) -> Tensor:
         """Return maps of tiles side by side, (N, K, T h, w), added on the common grid, (N, K, H, W)."""
         with full_precision(maps.device):
             return self._lay(maps.unflatten(2, (len(self.rows), len(self.columns), self.shape[0])), _add_along)

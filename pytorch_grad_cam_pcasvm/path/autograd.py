@@ -55,7 +55,7 @@ class Pass:
         """Return about how much memory one target takes for the batch."""
         raise NotImplementedError
 
-    def started(self, starts: Mapping[int, Tensor]) -> PathStart:
+    def run_from(self, starts: Mapping[int, Tensor]) -> PathStart:
         """Run the path from a start: activations by position of their target layer, of one row for all or N."""
         self._refuse("secants")
 
@@ -164,7 +164,7 @@ class AutogradPath:
         began, leaves, mode = start_clock(), dict[str, Tensor](), _OnlyDifferentiable()
 
         # What follows a target layer gets another tensor, with a graph that begins there.
-        def split(name: str, output: Tensor) -> Tensor:
+        def separate(name: str, output: Tensor) -> Tensor:
             if not leaves:
                 _Differentiable().__enter__()
             mode.reached = True
@@ -179,7 +179,7 @@ class AutogradPath:
             rollback.note_torch()
             rollback.go_below_autograd()
             _push_mode(mode)
-            output = run_to_features(self._backbone, self._layer, self._names, x, split, Hooks(rollback))
+            output = run_to_features(self._backbone, self._layer, self._names, x, separate, Hooks(rollback))
         log_since(began, "run of the network: for autograd behind %s", self._names)
         return AutogradPass([leaves[name] for name in self._names], output), mode.draws
 

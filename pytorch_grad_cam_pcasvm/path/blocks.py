@@ -61,12 +61,12 @@ class BlockPass(Pass):
         source, features = self.backbone.find_source(self.x), list[Tensor]()
         pieces: dict[str, list[Tensor]] = {name: [] for name in names}
 
-        def keep(name: str, output: Tensor) -> None:
+        def keep_output(name: str, output: Tensor) -> None:
             pieces[name].append(output.clone())  # what follows may write into it
 
         with torch.no_grad():
             for tiles, _ in self._split_blocks(range(len(self.x) * self._tiling.count)):
-                features.append(output_of(self.backbone.net, source, tiles, dict.fromkeys(names, keep)))
+                features.append(output_of(self.backbone.net, source, tiles, dict.fromkeys(names, keep_output)))
         dtypes = [activations.dtype for activations in self._one.activations]
         self.activations = [torch.cat(pieces[name]).to(dtype) for name, dtype in zip(names, dtypes, strict=True)]
         self.output = self._merge(torch.cat(features).to(self._one.output.dtype))
@@ -95,21 +95,21 @@ class BlockPass(Pass):
         pulled = of_tiles.new_zeros(*of_tiles.shape[:2], *self.activations[target].shape[1:])
         for tiles, numbers in self._split_blocks(self._list_seeing(of_tiles)):
             passed = self.inner.run(tiles)
-            path = None if start is None else passed.started(_take_rows(start.activations, numbers))
+            path = None if start is None else passed.run_from(_take_rows(start.activations, numbers))
             rows = _list_rows(tuple(numbers), like=pulled)
             part = passed.pullback([of_tiles[:, rows]], target, path).dense()
             pulled = pulled.index_copy(1, rows, part.to(pulled.dtype))
         return Pullback(Cotangent(pulled))
 
-    def started(self, starts: Mapping[int, Tensor]) -> Any:
+    def run_from(self, starts: Mapping[int, Tensor]) -> Any:
         """Return where secants start, with the features there."""
         alike = all(len(activations) == 1 for activations in starts.values())
         if alike and self._one.is_isolated(self.backbone.net):  # all tiles have the same features there
-            features = self._one.started(starts).output
+            features = self._one.run_from(starts).output
             features = features.expand(self._tiling.count, *features.shape[1:])  # of one image, which stands for all
         else:
             features = torch.cat([
-                self.inner.run(tiles).started(_take_rows(starts, numbers)).output
+                self.inner.run(tiles).run_from(_take_rows(starts, numbers)).output
                 for tiles, numbers in self._split_blocks(range(len(self.x) * self._tiling.count))
             ])
         return BlockStart(starts, self._merge(features))
@@ -150,7 +150,7 @@ class BlockPass(Pass):
 
     def relevance(self, seeds: Sequence[Tensor | None], target: int, start: Any) -> Tensor:
         """Return the relevance of activations, which is propagated through the mean over tiles as well."""
-        path: PathStart = self._at_once.started(start.activations)
+        path: PathStart = self._at_once.run_from(start.activations)
         return self._at_once.relevance(seeds, target, path)
 
 

@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 from pytorch_grad_cam_pcasvm.calculus.affine import AffineBeginning
 from pytorch_grad_cam_pcasvm.calculus.backward import Walk, no_rule
-from pytorch_grad_cam_pcasvm.calculus.relevance import relevance
+from pytorch_grad_cam_pcasvm.calculus.relevance import propagate_relevance
 from pytorch_grad_cam_pcasvm.calculus.secants import PathStart
 from pytorch_grad_cam_pcasvm.network.features import run_to_features
 from pytorch_grad_cam_pcasvm.network.inputs import map_input
@@ -64,7 +64,7 @@ class ClosedFormPass(Pass):
         floats = filter(has_gradient, self.tape.values)
         return 4 * max(value.numel() * max(4, value.element_size()) for value in floats)
 
-    def started(self, starts: Mapping[int, Tensor]) -> PathStart:
+    def run_from(self, starts: Mapping[int, Tensor]) -> PathStart:
         """Run the path from the activations of a start, with one row for all images or N."""
         by_root = {self._root(target): activations for target, activations in starts.items()}
         names = {root: name for name, root in self.tape.roots.items()}
@@ -127,7 +127,7 @@ class ClosedFormPass(Pass):
         """Return the relevance of activations, propagated from the output's contributions, (K, *activations.shape)."""
         pairs = zip(seeds, self.tape.leaves, _tensors(start.output), strict=True)
         of_output = [None if seed is None else seed * (y - y0).to(seed.dtype) for seed, y, y0 in pairs]
-        return relevance(self.tape, of_output, self._root(target))
+        return propagate_relevance(self.tape, of_output, self._root(target))
 
     def _root(self, target: int) -> int:
         return self.tape.roots[self.names[target]]

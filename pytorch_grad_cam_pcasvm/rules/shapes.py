@@ -233,7 +233,7 @@ def _fill_zeros(y: tuple[Tensor, ...], grad: tuple[Tensor | None, ...]) -> list[
 
 
 @_moving(*aten("cat"))
-def cat(tensors: Any, dim: int = 0, *, y: Tensor, grad: Tensor) -> Any:
+def concatenate(tensors: Any, dim: int = 0, *, y: Tensor, grad: Tensor) -> Any:
     """Each part gets its own piece."""
     return list(grad.split([part.shape[dim] for part in tensors], dim % y.dim() + 1))
 

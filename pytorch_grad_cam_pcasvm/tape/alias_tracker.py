@@ -160,7 +160,7 @@ class AliasTracker:
         if not smooth:
             self.tape.switches.add(index)
         else:
-            self._marks.add(alias.tensor)
+            self._marks.remember(alias.tensor)
         self._tensors.append(alias.tensor)
         self.tape.values.append(tensor if self._keeps_all else self._empty_like(tensor))
         if self._keeps_all:
@@ -322,7 +322,7 @@ class Marks:
         self._new: list[ref[Tensor]] = []
         self._marked: list[ref[Tensor]] = []
 
-    def add(self, tensor: Any) -> None:
+    def remember(self, tensor: Any) -> None:
         """Note the reference to a new value."""
         self._new.append(tensor)
 

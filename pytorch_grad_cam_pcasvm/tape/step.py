@@ -318,9 +318,7 @@ class Step:
                 tensor = tensor.narrow(dim, tokens.start, tokens.length)
             return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
-        def read(item: Any, here: Any, dim: int | None = None) -> Any:
-            if type(item) in (list, tuple):
-                return type(item)(read(*items) for items in zip(item, here, strict=True))
+        def read(item: Any, here: Any, dim: int | None) -> Any:
             if like is not None and not (isinstance(item, Ref) and item.index in values):
                 return here
             item = values[item.index] if isinstance(item, Ref) else item
@@ -329,15 +327,24 @@ class Step:
         dims = [None] * len(self.arguments) if tokens is None else tokens.dims
         places = zip(self.arguments, self.arguments if like is None else like.args, dims, strict=True)
         options = (self.options if like is None else like.kwargs).values()
-        kwargs = {name: read(item, here) for (name, item), here in zip(self.options.items(), options, strict=True)}
+        kwargs = {
+            name: _map_items(read, item, here) for (name, item), here in zip(self.options.items(), options, strict=True)
+        }
         y_dim = None if tokens is None else tokens.dim
         y = [cast(values[index], y_dim) if index in smooth else None for index in self.outputs]  # type: ignore[index]
-        args = tuple(read(*items) for items in places)
+        args = tuple(_map_items(read, *items) for items in places)
         eps = 0.0
         if like is not None:
             floats = [values[index].dtype for index in (*self.inputs, *self.outputs) if index in smooth]  # type: ignore[index]
             eps = max((torch.finfo(precision).eps for precision in floats), default=0.0)
         return Call(args, kwargs, y[0] if self.single else tuple(y), eps)
+
+
+def _map_items(function: Callable[[Any, Any, int | None], Any], item: Any, here: Any, dim: int | None = None) -> Any:
+    """Return a function of an argument, or of every item of a list."""
+    if type(item) in (list, tuple):
+        return type(item)(_map_items(function, *items) for items in zip(item, here, strict=True))
+    return function(item, here, dim)
 
 
 _REPLACED = (Tensor, Ref, torch.dtype)

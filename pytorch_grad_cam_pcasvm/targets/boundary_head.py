@@ -110,7 +110,7 @@ class Boundary:
         groups = questions.group_boundaries(self.head, output.device)
         starts = [self.at(boundaries, which) for _, boundaries, which in groups]
         value_dtype = starts[0].head_trace.values[until].dtype if until else dtype
-        asked = [(questions.take(members), start) for (members, *_), start in zip(groups, starts, strict=True)]
+        asked = [(questions.take_targets(members), start) for (members, *_), start in zip(groups, starts, strict=True)]
         parts = differentiate_starts(output, asked, value_dtype, until, sampling)
         for part, start in zip(parts, starts, strict=True):
             step = start.head_trace.values[until] - self.start.head_trace.values[until]
@@ -159,7 +159,7 @@ class Boundary:
         bends = next((number for number, stage in enumerate(head.stages) if not stage.linear), len(head.stages))
         position = min(bends, len(head.stages) - 1)  # what is affine before the decision changes no way
         size = float(target(near).abs())
-        nearest = _Search(head, target, position, size).nearest(values[position][0])
+        nearest = _Search(head, target, position, size).find_nearest(values[position][0])
         if not position:
             return self._in_reach(target, nearest, size)
         # The nearest features that lead there: those that stages leave out stay as they are.
@@ -175,7 +175,7 @@ class Boundary:
             return near.features[0]
         position, deviations = self._deviations or find_deviations(near.head) or (0, None)
         jumps = None if deviations is None else Jumps(near.head, target, position, deviations.to(values[0]))
-        goal = None if jumps is None else jumps.nearest(values[position][0])
+        goal = None if jumps is None else jumps.find_jump(values[position][0])
         if deviations is None or goal is None:
             return near.features[0]  # no sample is known to be decided otherwise: baseline_values say what is there
         point = features_at(near.head, values[0][0], position, goal, deviations.to(values[0]))
@@ -234,7 +234,7 @@ class _Search:
     def _run_head(self, x: Tensor) -> HeadRun:
         return HeadRun(self._head, self._head.resume(self._position, x))
 
-    def nearest(self, start: Tensor) -> Tensor:
+    def find_nearest(self, start: Tensor) -> Tensor:
         """Return the nearest zero to a start, shape (Q,)."""
         value = float(self._evaluate(start))
         candidates = self._candidates()

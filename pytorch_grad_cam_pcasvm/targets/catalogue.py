@@ -68,9 +68,9 @@ def encoded(target: Any) -> Any:
     if target_class not in _TARGETS.values():
         return target if isinstance(target, str) else getattr(target, "__name__", target_class.__name__)
 
-    def plain(value: Any) -> Any:
+    def simplify(value: Any) -> Any:
         if isinstance(value, tuple):
-            return list(map(plain, value))
+            return list(map(simplify, value))
         if isinstance(value, Region):
             return value.encoded
         native = value.item() if isinstance(value, np.generic | Tensor) else value
@@ -79,7 +79,7 @@ def encoded(target: Any) -> Any:
             raise TypeError(f"{target} cannot be saved: {reason}")
         return {"dtype": value.dtype.str, "value": native} if isinstance(value, np.generic) else native
 
-    return {"target": target_class.__name__, "fields": {name: plain(value) for name, value in vars(target).items()}}
+    return {"target": target_class.__name__, "fields": {name: simplify(value) for name, value in vars(target).items()}}
 
 
 def decoded(target: Any) -> Any:

@@ -108,7 +108,7 @@ class Jumps:
         self._head, self._target, self._position, self._deviations = head, target, position, deviations
         self._units = torch.where(deviations > 0, deviations, 1.0)  # a component may never vary
 
-    def nearest(self, start: Tensor) -> Tensor | None:
+    def find_jump(self, start: Tensor) -> Tensor | None:
         """Return the point for a start, both (B,); None if no sample of the training set is on the other side.
 
         Of the crossings on the ways to seeded samples, among those about as near as the nearest, it is the one whose

@@ -75,7 +75,7 @@ class Question:
         meant = target if which is None else _OfClass(target, which[0])
         return torch.stack([value_at(meant, row) for row in changed.target_rows()])
 
-    def name(self, image: int, output: Any) -> Any:
+    def name_target(self, image: int, output: Any) -> Any:
         """Return the target of an image, the same for every copy of it; waits for the device.
 
         Args:
@@ -157,9 +157,9 @@ class Questions(Sequence[Any]):
 
     def __getitem__(self, index: int | slice) -> Any:
         """Return a target as messages name it; of a slice, its questions."""
-        return self.take(range(len(self))[index]) if isinstance(index, slice) else self.targets[index]
+        return self.take_targets(range(len(self))[index]) if isinstance(index, slice) else self.targets[index]
 
-    def take(self, members: Sequence[int]) -> "Questions":
+    def take_targets(self, members: Sequence[int]) -> "Questions":
         """Return the questions of some targets, by their numbers."""
         if self.images is not None or list(members) == list(range(len(self))):
             return self
@@ -300,7 +300,7 @@ def fix_target(target: Any, output: Any) -> Any:
         True
     """
     if isinstance(output, OfHead):
-        return _resolve(target, output).name(0, output)
+        return _resolve(target, output).name_target(0, output)
     if isinstance(target, ScoreTarget):
         return target.name_question(None, int(output.reshape(-1).argmax()))
     return target

@@ -92,7 +92,7 @@ def relevance_of(net: Steps, *seeds: Tensor | None, names: tuple[str, ...] = ("s
     with torch.no_grad():
         passed = Path(net, None, names).run(X)
         last = len(names) - 1
-        return passed.relevance(seeds, last, passed.started({last: torch.zeros_like(X)}))
+        return passed.relevance(seeds, last, passed.run_from({last: torch.zeros_like(X)}))
 
 
 def ones(*shape: int) -> Tensor:
@@ -116,7 +116,7 @@ def test_relevance_moves_along_an_index_of_the_activations() -> None:
     weights = torch.arange(1.0, 5, dtype=torch.float64).expand(1, 2, 3, 4)
     with torch.no_grad():
         passed = Path(Steps(lambda x: x.gather(2, x.argsort(2))), None, ["start"]).run(X)
-        found = passed.relevance([weights], 0, passed.started({0: X / 2}))[0]  # in the same order
+        found = passed.relevance([weights], 0, passed.run_from({0: X / 2}))[0]  # in the same order
     ranks = X.argsort(2).argsort(2)
     assert relative(found, X / 2 * (ranks + 1)) < 1e-12
 

@@ -491,7 +491,7 @@ def test_the_short_way_is_the_whole_pullback(behind, pool, skips):
     with torch.no_grad():
         passed = Path(nn.Sequential(net, Step(pools[pool])), None, ["0.start"]).record(x)
         seeds = [torch.randn(2, *passed.output.shape, dtype=torch.float64)]
-        for at in (None, passed.started({0: x0})):
+        for at in (None, passed.run_from({0: x0})):
             whole = passed.pullback(seeds, 0, at).dense()
             for tokens in ((0, 29), (5, 24), (1, 3)):
                 sums = passed.pullback(seeds, 0, at).token_sums(1, *tokens)

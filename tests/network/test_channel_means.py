@@ -128,6 +128,6 @@ def test_the_inverse_of_a_layout():
         means = torch.randn(1, 5, layout.before + 1 + layout.after)
         filled = layout.expand_means(means)
         assert filled.shape == shape
-        before, on_grid, after = layout.parts(filled)
+        before, on_grid, after = layout.split_tokens(filled)
         assert torch.equal(torch.cat([before, on_grid[..., :1], after], -1), means)
         assert np.ptp(on_grid.numpy(), axis=-1).max() == 0

@@ -60,7 +60,7 @@ def test_a_path_of_gradients_keeps_less_and_gives_the_same(fused, share):
         assert relative(few.pullback(seeds, 0).token_sums(1, 0, 30), whole.pullback(seeds, 0).token_sums(1, 0, 30)) == 0
     assert bytes_of(few.tape) < share * bytes_of(whole.tape)
     with pytest.raises(RuntimeError, match="recorded for gradients alone"):
-        few.started({0: 0 * x})
+        few.run_from({0: 0 * x})
 
 
 def test_what_the_network_drops_is_not_held():
@@ -127,7 +127,7 @@ def test_a_users_layer_takes_part_in_sums_and_contributions_of_tokens(rules, kin
     layer_rule = registry.find_rule(kind)
     with torch.no_grad():
         passed = Path(net, None, ["start"]).record(x)
-        at, seeds = passed.started({0: x0}), [torch.randn(2, 2, 8, dtype=torch.float64)]
+        at, seeds = passed.run_from({0: x0}), [torch.randn(2, 2, 8, dtype=torch.float64)]
         passed.pullback(seeds, 0, at).contributions(x - x0, (0, 1))  # is compared with the whole pullback
         whole, of_gradients = passed.pullback(seeds, 0, at).dense(), passed.pullback(seeds, 0).dense()
         pulled = type(layer_rule).pulled
@@ -158,7 +158,7 @@ def test_a_wrong_claim_that_tokens_are_apart_is_refused(rules, claim, ask):
     x, x0 = torch.randn(2, 2, 9, 8, dtype=torch.float64)
     with torch.no_grad():
         passed = Path(net, None, ["start"]).run(x)
-        at = passed.started({0: x0}) if ask == "contributions" else None
+        at = passed.run_from({0: x0}) if ask == "contributions" else None
         with pytest.raises(NoClosedFormError, match="Rolled"):
             passed.pullback([torch.randn(2, 2, 8, dtype=torch.float64)], 0, at)
 
@@ -248,7 +248,7 @@ def test_questions_may_come_in_any_order(first):
     x, x0 = torch.randn(2, 2, 9, 8, dtype=torch.float64)
     with torch.no_grad():
         passed = Path(net, None, ["start"]).record(x)
-        at, seeds = passed.started({0: x0}), [torch.randn(3, 2, 8, dtype=torch.float64)]
+        at, seeds = passed.run_from({0: x0}), [torch.randn(3, 2, 8, dtype=torch.float64)]
         whole = passed.pullback(seeds, 0, at).dense()
         expected = {
             "token_sums": whole[:, :, 2:7].sum(2, keepdim=True),
@@ -282,7 +282,7 @@ def test_outputs_that_do_not_depend_on_the_layer_are_passed_over():
     seeds = [seed.unsqueeze(0), torch.ones(1, 2, 8, dtype=torch.float64)]
     with torch.no_grad():
         passed = Path(Two(), None, ["start"]).record(x)
-        at = passed.started({0: x0})
+        at = passed.run_from({0: x0})
         sums = passed.pullback(seeds, 0).token_sums(1, 2, 5)
         parts = passed.pullback(seeds, 0, at).contributions(x - x0, (0, 1))
     assert relative(sums[0], (seed * (1 - x.tanh() ** 2))[:, 2:7].sum(1, keepdim=True)) < 1e-12

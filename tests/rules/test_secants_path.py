@@ -27,7 +27,7 @@ def recorded(function, x):
 
 def adds_up(passed, x0, targets=2, tolerance=1e-10):
     """Hold sums of pullback, weights and products against the difference of outputs; return the pullback."""
-    base = passed.started({0: x0})
+    base = passed.run_from({0: x0})
     x = passed.activations[0]
     seeds = random(targets, *passed.output.shape, seed=7)
     pulled = passed.pullback([seeds], 0, base).dense()
@@ -68,7 +68,7 @@ def test_where_nothing_changes_the_secant_is_the_gradient(case):
     x = random(2, 4, 6, 5)
     passed = recorded(FUNCTIONS[case], x)
     seeds = random(2, *passed.output.shape, seed=7)
-    base = passed.started({0: x})
+    base = passed.run_from({0: x})
     assert relative(passed.output, base.output) == 0
     assert relative(passed.pullback([seeds], 0, base).dense(), passed.pullback([seeds], 0).dense()) < 1e-10
 
@@ -122,7 +122,7 @@ def test_max_pools_hand_on_a_share():
     x, x0 = random(2, 3, 6, 6), random(2, 3, 6, 6, seed=1)
     passed = recorded(lambda x: F.max_pool2d(x, 2), x)
     ones = torch.ones(1, *passed.output.shape, dtype=torch.float64)
-    pulled = passed.pullback([ones], 0, passed.started({0: x0})).dense()
+    pulled = passed.pullback([ones], 0, passed.run_from({0: x0})).dense()
     assert ((pulled >= 0) & (pulled <= 1)).all()
     assert ((pulled != 0).reshape(2, 3, 3, 2, 3, 2).sum((3, 5)) <= 1).all()
 
@@ -150,7 +150,7 @@ def test_what_has_no_secant_is_refused_by_name(case, rules):
     function, message = REFUSED[case]
     passed = recorded(function, random(2, 4, 6, 5))
     with pytest.raises(NoClosedFormError, match=message) as raised:
-        passed.pullback([random(2, *passed.output.shape)], 0, passed.started({0: random(2, 4, 6, 5, seed=1)})).dense()
+        passed.pullback([random(2, *passed.output.shape)], 0, passed.run_from({0: random(2, 4, 6, 5, seed=1)})).dense()
     assert "jacobian='auto'" not in str(raised.value), "autograd has no secants"
 
 
@@ -216,7 +216,7 @@ def test_contributions_of_a_whole_path_add_up(case):
     for x0 in (torch.zeros(1, 4, 4, 4).double(), random(1, 4, 4, 4, seed=1), random(3, 4, 4, 4, seed=2)):
         adds_up(passed, x0)
         rest = NETS[case][1:](x0.clone())
-        assert (passed.started({0: x0}).output - rest).abs().max() < 1e-12
+        assert (passed.run_from({0: x0}).output - rest).abs().max() < 1e-12
     assert relative(passed.rerun({0: random(7, 4, 4, 4)}), NETS[case][1:](random(7, 4, 4, 4))) < 1e-12
 
 
@@ -227,7 +227,7 @@ def test_contributions_in_other_precisions(dtype):
         with torch.no_grad():
             passed = Path(other, None, ["0"]).run(X.to(dtype))
         x, seeds = passed.activations[0], random(2, *passed.output.shape).float()
-        base = passed.started({0: torch.zeros_like(x[:1])})
+        base = passed.run_from({0: torch.zeros_like(x[:1])})
         terms = (passed.pullback([seeds], 0, base).dense() * x).flatten(1)
         expected = (seeds * (passed.output.float() - base.output.float())).flatten(1).sum(1)
         assert missing(terms, expected) < (1e-6 if dtype == torch.float32 else 0.02)
@@ -313,7 +313,7 @@ def test_comparisons_are_made_again_at_the_baseline(statements):
     module, x, x0 = Masked(statements), random(2, 3, 4, 4), random(2, 3, 4, 4, seed=1)
     with torch.no_grad():
         passed = Path(module, None, ["start"]).run(x)
-    assert relative(passed.started({0: x0}).output, statements(x0.clone())) < 1e-12
+    assert relative(passed.run_from({0: x0}).output, statements(x0.clone())) < 1e-12
     adds_up(passed, x0)
     seeds = random(2, *passed.output.shape)
     _, expected = path_by_autograd(module, None, "start", x, seeds.flatten(2))
@@ -332,7 +332,7 @@ def test_a_mask_of_what_is_in_front_of_the_layer():
     x, x0 = random(2, 3, 4, 4), random(2, 3, 4, 4, seed=1)
     with torch.no_grad():
         passed = Path(module, None, ["0", "1"]).run(x)
-        base, seeds = passed.started({1: x0}), random(2, 2, 3, 4, 4)
+        base, seeds = passed.run_from({1: x0}), random(2, 2, 3, 4, 4)
         pulled = passed.pullback([seeds], 1, base).dense()
     change = (pulled * (passed.activations[1] - x0)).flatten(1).sum(1)
     assert relative(change, (seeds * (passed.output - base.output)).flatten(1).sum(1)) < 1e-12
@@ -343,7 +343,7 @@ def test_an_output_of_whole_numbers_is_an_output():
     x, x0 = random(2, 3, 4, 4), random(1, 3, 4, 4, seed=5)
     with torch.no_grad():
         passed = Path(module, None, ["start"]).run(x)
-    base = passed.started({0: x0})
+    base = passed.run_from({0: x0})
     assert torch.equal(base.output["labels"], x0.mean((2, 3)).argmax(1).expand(2))
     seeds = {"scores": random(2, 2, 3), "labels": None}
     given = [seeds[key] for key in passed.output]
@@ -367,7 +367,7 @@ def test_what_a_tape_cannot_know_is_refused_at_the_baseline(statements):
     with torch.no_grad():
         passed = Path(Masked(statements), None, ["start"]).run(x)
         with pytest.raises(NoClosedFormError, match="another function at the baseline"):
-            passed.started({0: -x[:1] - 1})
+            passed.run_from({0: -x[:1] - 1})
 
 
 @pytest.mark.parametrize(("statements", "expected"), [(leaky, [2]), (branching, [2, 2])])
@@ -376,7 +376,7 @@ def test_only_a_network_that_branches_is_asked_at_the_baseline(statements, expec
     module.register_forward_hook(lambda module, args, output: ran.append(len(output)))
     x = random(2, 3, 4, 4).abs()
     with torch.no_grad():
-        Path(module, None, ["start"]).run(x).started({0: x[:1] / 2})
+        Path(module, None, ["start"]).run(x).run_from({0: x[:1] / 2})
     assert ran == expected
 
 
@@ -396,9 +396,9 @@ def test_a_baseline_of_no_finite_output_or_another_shape_is_refused():
     with torch.no_grad():
         passed = Path(Masked(lambda x: x.log()), None, ["start"]).run(x)
     with pytest.raises(NoClosedFormError, match="does not return finite numbers at the baseline"):
-        passed.started({0: -x})
+        passed.run_from({0: -x})
     with pytest.raises(ValueError, match=r"activations have the shape \(2, 3, 4, 4\), or one row"):
-        passed.started({0: x[:, :2]})
+        passed.run_from({0: x[:, :2]})
 
 
 def test_autograd_has_no_secants_but_products():
@@ -410,8 +410,8 @@ def test_autograd_has_no_secants_but_products():
     for dims in ([1], [2, 3]):
         expected = other.pullback([seeds], 0).times(other.activations[0], dims)
         assert relative(passed.pullback([seeds], 0).times(passed.activations[0], dims), expected) < 1e-12
-    base = other.started({0: 0 * other.activations[0]})
-    for refused in (passed.started, passed.rerun):
+    base = other.run_from({0: 0 * other.activations[0]})
+    for refused in (passed.run_from, passed.rerun):
         with pytest.raises(NoClosedFormError, match="needs the closed form"):
             refused({0: x})
     with pytest.raises(NoClosedFormError, match="needs the closed form"):
@@ -485,18 +485,18 @@ def test_players_are_what_masked_activations_give(case, over):
     last = [step.name for step in passed.tape.steps if beginning.end in step.outputs]
     assert last == ([] if AFFINE[case] is None else [AFFINE[case]])
     x = passed.activations[0]
-    rows = beginning.rows(x, over)
+    rows = beginning.isolate_players(x, over)
     count = 4 if over == "channels" else 16
     assert rows.shape == (3, count, *beginning.value.shape[1:])
-    assert relative(beginning.rows(x, over, slice(1, 3)), rows[:, 1:3]) < 1e-12
+    assert relative(beginning.isolate_players(x, over, slice(1, 3)), rows[:, 1:3]) < 1e-12
     for player in (0, count - 1):
         masked = x.clone()
         masked.flatten(2)[:, player if over == "channels" else slice(None)].mul_(0) if over == "channels" else (
             masked.flatten(2)[:, :, player].mul_(0)
         )
         changed = beginning.value - rows[:, player]
-        assert relative(beginning.rerun(changed), NETS[case][1:](masked)) < 1e-12
-        assert relative(beginning.rerun(changed[1:2], image=1), NETS[case][1:](masked)[1:2]) < 1e-12
+        assert relative(beginning.run_rows(changed), NETS[case][1:](masked)) < 1e-12
+        assert relative(beginning.run_rows(changed[1:2], image=1), NETS[case][1:](masked)[1:2]) < 1e-12
 
 
 @pytest.mark.parametrize("over", ["channels", "positions"])
@@ -507,7 +507,7 @@ def test_players_are_passed_alone_through_what_is_no_dense_layer(shape, over):
     net = nn.Sequential(nn.Identity(), nn.Flatten(), norm, nn.Linear(24, 5), nn.Tanh()).double().eval()
     x = random(*shape)
     with torch.no_grad():
-        rows = Path(net, None, ["0"]).record(x).affine(0).rows(x, over)
+        rows = Path(net, None, ["0"]).record(x).affine(0).isolate_players(x, over)
         parts = x.reshape(3, shape[1], -1)
         for player in range(parts.shape[1 if over == "channels" else 2]):
             alone = torch.zeros_like(parts)
@@ -534,13 +534,13 @@ def test_what_goes_around_the_target_layer_belongs_to_its_image():
         other = random(5, *beginning.value.shape[1:])
         for image in range(3):
             expected = skip.out((other).relu().flatten(1))
-            assert relative(beginning.rerun(other, image=image), expected) < 1e-12
+            assert relative(beginning.run_rows(other, image=image), expected) < 1e-12
         before = passed.affine(0)
         before.end = before.root
         expected = skip.out((skip.first(X)[1:2] + 2 * other).relu().flatten(1))
-        assert relative(before.rerun(other, image=1), expected) < 1e-12
+        assert relative(before.run_rows(other, image=1), expected) < 1e-12
         expected = skip.out((skip.first(X) + 2 * other[:3]).relu().flatten(1))
-        assert relative(before.rerun(other[:3]), expected) < 1e-12
+        assert relative(before.run_rows(other[:3]), expected) < 1e-12
         adds_up(passed, torch.zeros_like(passed.activations[0][:1]))
 
 
@@ -557,7 +557,7 @@ def test_what_mixes_images_has_no_players_behind():
         # What comes before, as a new shape for each image, mixes nothing.
         assert passed.tape.steps[0].name != "aten.flip" or beginning.end == passed.tape.roots["start"]
         assert not beginning.is_output
-        rows = beginning.rows(passed.activations[0], "channels")
+        rows = beginning.isolate_players(passed.activations[0], "channels")
         alone = torch.diag_embed(passed.activations[0].mT).movedim(1, -1)
         assert torch.equal(rows.reshape(alone.shape), alone)
 
@@ -668,7 +668,7 @@ def test_a_missing_or_wrong_secant_of_a_users_is_refused(rules, secant, message)
     with torch.no_grad():
         passed = Path(module, None, ["0"]).run(X)
         seeds = random(2, *passed.output.shape)
-        base = passed.started({0: torch.zeros(1, 4, 4, 4).double()})
+        base = passed.run_from({0: torch.zeros(1, 4, 4, 4).double()})
         with pytest.raises(NoClosedFormError, match=message):
             passed.pullback([seeds], 0, base).dense()
 
@@ -714,7 +714,7 @@ def test_rules_of_operations_and_of_autograd_functions(case, rules):
     adds_up(passed, x0)
     adds_up(passed, x0[:1])
 
-    base, seeds = passed.started({0: x0}), random(2, 2, 3, 4, 4)
+    base, seeds = passed.run_from({0: x0}), random(2, 2, 3, 4, 4)
     register_jacobian(call)(rule)
     passed = recorded(twice, x)
     with pytest.raises(NoClosedFormError, match=rf"{named} has no secant"):
@@ -758,7 +758,7 @@ def test_sums_stay_in_the_weight(monkeypatch):
     monkeypatch.setattr(cotangents, "through_sums", lambda *args: calls.append(args) or through_sums(*args))
     with torch.no_grad():
         passed = Path(NETS["dense, ReLU"], None, ["0"]).run(X)
-        base, seeds = passed.started({0: torch.zeros(1, 4, 4, 4).double()}), random(2, 3, 5)
+        base, seeds = passed.run_from({0: torch.zeros(1, 4, 4, 4).double()}), random(2, 3, 5)
         calls.clear()
         weights = passed.pullback([seeds], 0, base).sums()
     assert calls
@@ -857,7 +857,7 @@ def test_a_secant_that_is_wrong_a_little_everywhere_is_refused(rules):
     register_jacobian(torch.ops.aten.i0, secant="linear")(lambda x, *, y, grad: grad * torch.special.i1(x))
     x, x0 = (random(4, 32, 24, 24, seed=seed).float() for seed in (0, 1))
     passed = recorded(torch.special.i0, x)
-    base = passed.started({0: x0})
+    base = passed.run_from({0: x0})
     with pytest.raises(NoClosedFormError, match=r"the secant of aten\.i0 is wrong"):
         passed.pullback([random(1, *passed.output.shape).float()], 0, base).dense()
 
@@ -873,7 +873,7 @@ def test_a_logarithm_may_start_where_it_is_infinite():
     """What changes there is the product: x log(x) is 0 at both ends of nothing, and finite at the other."""
     x, zeros = random(2, 4, 6, 5), torch.zeros(1, 4, 6, 5, dtype=torch.float64)
     passed = recorded(lambda x: torch.xlogy(x.relu(), x.relu()), x)
-    assert passed.pullback([random(2, *passed.output.shape)], 0, passed.started({0: zeros})).dense().isfinite().all()
+    assert passed.pullback([random(2, *passed.output.shape)], 0, passed.run_from({0: zeros})).dense().isfinite().all()
     adds_up(passed, zeros)
     adds_up(passed, torch.ones_like(zeros))  # and of numbers that become 0
 
@@ -884,5 +884,5 @@ def test_both_numbers_of_a_pair_are_treated_alike():
     pulled = []
     for first, second in ((slice(0, 2), slice(2, 4)), (slice(2, 4), slice(0, 2))):
         passed = recorded(lambda x, first=first, second=second: torch.hypot(x[:, first], x[:, second]), x)
-        pulled.append(passed.pullback([seeds], 0, passed.started({0: x0})).dense())
+        pulled.append(passed.pullback([seeds], 0, passed.run_from({0: x0})).dense())
     assert relative(pulled[0], pulled[1]) < 1e-12

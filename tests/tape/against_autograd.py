@@ -143,7 +143,7 @@ def faults(
         y0 = reference.run(start)
         try:
             with torch.no_grad():
-                base = passed.started({0: start})
+                base = passed.run_from({0: start})
                 walk = passed.pullback(seeds, 0, base)
                 pulled = walk.dense()
         except NoClosedFormError as error:

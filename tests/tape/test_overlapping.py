@@ -121,7 +121,7 @@ def test_a_write_is_exact(view, write):
         if write == "round":  # a jump, which has no secant
             return
         start = 0.5 * random(1, 6, 5, 5, seed=7)
-        pulled = passed.pullback([seed], 0, passed.started({0: start})).dense()[0]
+        pulled = passed.pullback([seed], 0, passed.run_from({0: start})).dense()[0]
         change, terms = (seed * (at(h) - at(start))).sum(), (pulled * (h - start)).abs().sum()
         assert (pulled * (h - start)).sum().sub(change).abs() < 1e-12 * (terms + (seed * at(h)).abs().sum())
 

@@ -504,7 +504,7 @@ def test_numbers_read_by_python_are_looked_at_from_a_baseline(case):
     assert faults(net, "stem", X, net.starts(), gated=True) == []
     passed = run(net)
     with pytest.raises(Refused, match="another function at the baseline"):
-        passed.started({0: net.starts()[0]})
+        passed.run_from({0: net.starts()[0]})
 
 
 class Sub(torch.Tensor):

@@ -61,7 +61,7 @@ def test_gradients_are_exact_and_baselines_exact_or_refused(case):
         with torch.no_grad():
             passed = Path(net, None, ["stem"]).run(X)
             try:
-                base = passed.started({0: start})
+                base = passed.run_from({0: start})
             except Refused:
                 continue
             pulled = passed.pullback(seeds, 0, base).dense()
@@ -76,6 +76,6 @@ def test_a_size_that_stays_the_same_is_no_reason_to_refuse():
     net = Net(Way(SIZES["len of nonzero"]), "flat")
     with torch.no_grad():
         passed = Path(net, None, ["stem"]).run(X)
-        passed.started({0: 2 * passed.activations[0]})
+        passed.run_from({0: 2 * passed.activations[0]})
         with pytest.raises(Refused, match="sizes after the target layer depend on the activations"):
-            passed.started({0: passed.activations[0] + 0.5})
+            passed.run_from({0: passed.activations[0] + 0.5})

@@ -187,9 +187,9 @@ def test_what_another_thread_computes_without_a_graph_is_the_same_at_the_baselin
     assert not faults(net, "stem", X)  # as for autograd, it is a constant
     with torch.no_grad():
         passed = Path(net, None, ["stem"]).run(X)
-        passed.started({0: passed.activations[0].clone()})
+        passed.run_from({0: passed.activations[0].clone()})
         with pytest.raises(Refused, match="another thread computes on them"):
-            passed.started({0: -passed.activations[0]})
+            passed.run_from({0: -passed.activations[0]})
 
 
 def test_threads_that_wait_or_compute_before_the_network_runs_cost_nothing():

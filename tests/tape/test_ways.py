@@ -49,4 +49,4 @@ def test_a_baseline_on_another_branch_is_refused(name):
         passed = Path(net, None, ["stem"]).run(X)
         other = BRANCHES[name][1](passed.activations[0])
         with pytest.raises(Refused):
-            passed.started({0: other})
+            passed.run_from({0: other})
