@@ -222,9 +222,10 @@ def _pull_together(
     """Return gradients as :func:`_pull_back` does, for several seeds and starts: equal shapes in one pass."""
     head, count = output.head, output.count
     alike: dict[Any, list[int]] = {}
+    apart = head.enumerated is not None or is_traced()
     for number, (seeds, start) in enumerate(ways):
-        apart = start is None or head.enumerated is not None or is_traced() or any(s is None for s in seeds.values())
-        shape = number if apart else frozenset((place, seed.shape[1:]) for place, seed in seeds.items())
+        alone = apart or start is None or any(seed is None for seed in seeds.values())
+        shape = number if alone else frozenset((place, seed.shape[1:]) for place, seed in seeds.items())
         alike.setdefault(shape, []).append(number)
     most = _CACHED if output.device.type == "cpu" else _BYTES
     pulled: dict[int, tuple[Tensor, Tensor, Tensor | None]] = {}

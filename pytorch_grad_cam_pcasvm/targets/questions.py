@@ -110,11 +110,11 @@ class Question:
         which = self.which
         if which is None:
             return [target.name_question(head, 0).boundary(head)], None
-        count = target.count_questions(head)
-        numbers: Sequence[int] = range(count)
-        if may_choose(which) or count > _MANY:
+        if may_choose(which) or target.count_questions(head) > _MANY:
             chosen, which = which.unique(return_inverse=True)
-            numbers = chosen.tolist()
+            numbers: Sequence[int] = chosen.tolist()
+        else:
+            numbers = range(target.count_questions(head))
         return [target.name_question(head, number).boundary(head) for number in numbers], which
 
 
@@ -161,7 +161,7 @@ class Questions(Sequence[Any]):
 
     def take_targets(self, members: Sequence[int]) -> "Questions":
         """Return the questions of some targets, by their numbers."""
-        if self.images is not None or list(members) == list(range(len(self))):
+        if self.images is not None or list(members) == list(range(len(self.columns))):
             return self
         return Questions([self.targets[k] for k in members], [self.columns[k] for k in members])
 
