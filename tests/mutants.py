@@ -43,7 +43,7 @@ TESTS = {
     "calculus/backward.py": "token_backward facts secants_path recorder methods",
     "calculus/affine.py": "secants_path coalitions boundary baselines",
     "rules/cotangents.py": "cotangents facts recorder secants_path",
-    "rules/rule.py": "facts secants_path rules token_backward",
+    "rules/rule.py": "facts secants_path rules token_backward secants_head output_gradients head estimators",
     "rules/registry.py": "rules recorder",
     "rules/arithmetic.py": "rules recorder secants_path",
     "rules/attention.py": "rules recorder secants_path",
@@ -82,7 +82,6 @@ TESTS = {
     "methods/perturbation.py": "methods coalitions baselines",
     "maps/signed_maps.py": "maps",
     "network/layout.py": "maps token_backward channel_means tiles",
-    "runtime/numerics.py": "secants_head secants_path output_gradients head estimators",
     "targets/output_gradients.py": "output_gradients targets outputs method coalitions anomalies",
     "targets/target.py": "output_gradients method anomalies targets head",
     "head/anomalies.py": "anomalies targets",
@@ -232,12 +231,12 @@ EQUIVALENT: dict[str, str] = {
     "rules/rule.py mid: without isinstance(x, Tensor)": "only tensors are others at the baseline",
     "rules/rule.py mid: without x.is_complex()": "the package's own rules are of real numbers",
     "rules/rule.py mid: without x is not x0": "half-way between a number and itself is that number",
-    "runtime/numerics.py quotient: (dy - slope * dx).abs() <= 4 * eps * (y.abs() + y0.abs()) -> "
+    "rules/rule.py quotient: (dy - slope * dx).abs() <= 4 * eps * (y.abs() + y0.abs()) -> "
     "(dy - slope * dx).abs() < 4 * eps * (y.abs() + y0.abs())": BOUND,
-    "runtime/numerics.py quotient: 4 * eps -> eps": BOUND,
-    "runtime/numerics.py quotient: y.abs() + y0.abs() -> y.abs()": BOUND,
-    "runtime/numerics.py quotient: y.abs() + y0.abs() -> y0.abs()": BOUND,
-    "runtime/numerics.py quotient: (dx == 0) & ~slope.isfinite() -> ~slope.isfinite()": (
+    "rules/rule.py quotient: 4 * eps -> eps": BOUND,
+    "rules/rule.py quotient: y.abs() + y0.abs() -> y.abs()": BOUND,
+    "rules/rule.py quotient: y.abs() + y0.abs() -> y0.abs()": BOUND,
+    "rules/rule.py quotient: (dx == 0) & ~slope.isfinite() -> ~slope.isfinite()": (
         "where x changes, no infinite slope is near the quotient"
     ),
     "calculus/secants.py through_secant: without rule.secant == 'elementwise'": "an elementwise step has one value",

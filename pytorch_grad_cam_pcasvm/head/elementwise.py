@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.head.stage import Scaled, Stage
 from pytorch_grad_cam_pcasvm.rules.elementwise import look_up_slope
-from pytorch_grad_cam_pcasvm.runtime.numerics import quotient
+from pytorch_grad_cam_pcasvm.rules.rule import quotient
 from pytorch_grad_cam_pcasvm.runtime.rollback import without_inference
 
 # Operations by numpy's names, or those of scikit-learn's activations.

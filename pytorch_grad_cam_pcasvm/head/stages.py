@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from pytorch_grad_cam_pcasvm.head.kernels import At, Kernel, Linear
 from pytorch_grad_cam_pcasvm.head.stage import Conditions, Scaled, Stage, errors_after, pulled_through, run, scaled_sum
-from pytorch_grad_cam_pcasvm.runtime.numerics import quotient
+from pytorch_grad_cam_pcasvm.rules.rule import quotient
 
 
 class Scale(Stage):

@@ -10,13 +10,13 @@ from pytorch_grad_cam.utils.svd_on_activations import get_2d_projection
 from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.maps.scale import check_finite, divided, find_nu, warn_of_blanks
-from pytorch_grad_cam_pcasvm.methods.docstrings import completed
 from pytorch_grad_cam_pcasvm.methods.method import Method
 from pytorch_grad_cam_pcasvm.methods.warn_once import warn_of_blind_tokens
 from pytorch_grad_cam_pcasvm.network.grid import upsample_maps
 from pytorch_grad_cam_pcasvm.network.inputs import Inputs, one_input, pick_images, prepare_images
 from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
 from pytorch_grad_cam_pcasvm.network.pools import keeps_positions
+from pytorch_grad_cam_pcasvm.runtime.arguments import completed
 from pytorch_grad_cam_pcasvm.targets import PCATarget, PredictedScore, ScoreTarget, SVMTarget, Target
 from pytorch_grad_cam_pcasvm.targets.questions import list_targets, resolve_image_targets
 

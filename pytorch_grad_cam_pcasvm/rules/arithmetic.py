@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.rules.registry import aten, ratio, register_jacobian, unbroadcast
-from pytorch_grad_cam_pcasvm.rules.rule import Call, by_number, mid
+from pytorch_grad_cam_pcasvm.rules.rule import Call, by_number, mid, quotient
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError
-from pytorch_grad_cam_pcasvm.runtime.numerics import quotient
 
 
 @register_jacobian(*aten("add"), secant="linear", needs="nothing", tokens=by_number)

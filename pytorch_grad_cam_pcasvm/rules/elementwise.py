@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.rules.registry import aten, constant, register_jacobian, register_slope, unbroadcast
-from pytorch_grad_cam_pcasvm.rules.rule import Call, mid
+from pytorch_grad_cam_pcasvm.rules.rule import Call, mid, quotient
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError
-from pytorch_grad_cam_pcasvm.runtime.numerics import quotient
 
 Slope = Callable[..., Tensor]
 

@@ -10,8 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - torch's own habit
 
 from pytorch_grad_cam_pcasvm.rules.registry import aten, list_dims, ratio, register_jacobian, unbroadcast, with_dims
-from pytorch_grad_cam_pcasvm.rules.rule import Call, mid, resolution, take_first
-from pytorch_grad_cam_pcasvm.runtime.numerics import quotient
+from pytorch_grad_cam_pcasvm.rules.rule import Call, mid, quotient, resolution, take_first
 
 
 @register_jacobian(*aten("cosine_similarity"), needs="inputs")

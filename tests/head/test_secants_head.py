@@ -39,7 +39,7 @@ from pytorch_grad_cam_pcasvm.head.stages import (
     Union,
 )
 from pytorch_grad_cam_pcasvm.head.vote import one_vs_rest, regression
-from pytorch_grad_cam_pcasvm.runtime.numerics import quotient
+from pytorch_grad_cam_pcasvm.rules.rule import quotient
 
 
 def rand(*shape, seed=0):
