@@ -29,9 +29,9 @@ from pytorch_grad_cam_pcasvm.runtime.errors import Way, refuse, warn
 from pytorch_grad_cam_pcasvm.runtime.files import atomically
 from pytorch_grad_cam_pcasvm.runtime.formats import MODEL
 
-FORMAT = "pytorch_grad_cam_pcasvm head 2"
-_PREPARED = "pytorch_grad_cam_pcasvm head 3"  # says how pictures are prepared, which earlier versions would not obey
-_UNCHECKED = "pytorch_grad_cam_pcasvm maps 1"  # of version 0.2
+HEAD_2 = "pytorch_grad_cam_pcasvm head 2"
+HEAD_3 = "pytorch_grad_cam_pcasvm head 3"  # says how pictures are prepared, which earlier versions would not obey
+MAPS_1 = "pytorch_grad_cam_pcasvm maps 1"  # of version 0.2
 
 # Tensors beside those of the stages, which have numbers: earlier versions read heads without them, and they are in no
 # digest of a head, as nothing is computed with them.
@@ -126,7 +126,7 @@ def read(path: str | PathLike[str], writer: str, formats: Sequence[str]) -> tupl
         if any(file_format.startswith(accepted[:-1]) for accepted in formats):
             raise ValueError(f"{path} was written by a newer version, or is damaged: update pytorch_grad_cam_pcasvm")
         raise ValueError(f"{path} is not a file that {writer} wrote, or is damaged: write it again")
-    if file_format == _UNCHECKED:
+    if file_format == MAPS_1:
         problem = f"{path} is of version 0.2 and has no checksum, by which damage would be seen"
         warn(f"{problem}: write it again with {writer}", UserWarning)
     elif metadata.get("sha256") != _digest_file(metadata, tensors):
@@ -183,7 +183,7 @@ def save(parts: list[Stage], path: str | PathLike[str], training: TrainingSet, m
     if any(statistics):
         tensors[_FACTS] = _as_tensor(statistics)
     is_new = training.preparation is not None or isinstance(last, Enumerated)
-    strings = {"format": _PREPARED if is_new else FORMAT, "head": head}
+    strings = {"format": HEAD_3 if is_new else HEAD_2, "head": head}
     write(path, tensors, strings if model is None else strings | {"format": MODEL, "model": model})
 
 
@@ -223,7 +223,7 @@ def load(
         ValueError: the file is damaged.
     """
     _refuse_pickles(Path(path))
-    metadata, tensors = read(path, writer, [MODEL, FORMAT, _PREPARED])
+    metadata, tensors = read(path, writer, [MODEL, HEAD_2, HEAD_3])
     try:
         entries, enumerated = json.loads(metadata["head"]), None
         match entries:

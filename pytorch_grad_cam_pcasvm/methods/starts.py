@@ -188,7 +188,7 @@ class Starts:
         """Return the baselines of K targets among the activations near their mean, as :meth:`find_undecided` does."""
         head = run.head
         single = run if is_traced() else run.isolate()
-        near = self._near(run.layers[layer], mean)
+        near = self._find_boundary_near(run.layers[layer], mean)
         groups, together = questions.group_boundaries(head, mean.device), None
         without = (None, BESIDE_MEAN)  # a boundary
         if run.output.grid is None or any(
@@ -234,7 +234,7 @@ class Starts:
         )
         return near.mean
 
-    def _near(self, layer: str, mean: Tensor) -> PathBoundary:
+    def _find_boundary_near(self, layer: str, mean: Tensor) -> PathBoundary:
         """Return the boundary near a mean at a layer; starts that it keeps hold for this mean alone."""
         key = layer, mean.shape, mean.dtype, mean.device
         near = self._near_mean.get(key)
