@@ -113,6 +113,7 @@ def draw_chosen(
     from PIL import Image, ImageDraw, ImageFont
 
     from pytorch_grad_cam_pcasvm.data.images import Images
+    from pytorch_grad_cam_pcasvm.export.explainer import Panel, shorten
 
     order = [one for one in picked if one[0] in doubtful][: _MOST // 2]
     rest = [one for one in picked if one[0] not in doubtful]
@@ -133,22 +134,17 @@ def draw_chosen(
         if not batch.thumbnails:
             continue
         photo = Image.open(io.BytesIO(batch.thumbnails[0])).convert("RGB")
-        x, y = _GAP + place % _COLUMNS * (_SIDE + _GAP), _HEAD + place // _COLUMNS * (_SIDE + _LINE + _GAP)
-        sheet.paste(photo, (x, y))
-        for position in positions:
-            row, column = divmod(int(position), grid[1])
-            box = [
-                x + column * photo.width / grid[1] - 3,
-                y + row * photo.height / grid[0] - 3,
-                x + (column + 1) * photo.width / grid[1] + 3,
-                y + (row + 1) * photo.height / grid[0] + 3,
-            ]
-            draw.rectangle([box[0] - 1, box[1] - 1, box[2] + 1, box[3] + 1], outline=(0, 0, 0), width=1)
-            draw.rectangle(box, outline=_MARK, width=1)
         is_doubtful = number in doubtful
         words = ("doubtful: " if is_doubtful else f"{name}: ") + Path(images.id(number)).name
-        while draw.textlength(words, font) > _SIDE and len(words) > 9:
-            words = words[:-2].rstrip("\N{HORIZONTAL ELLIPSIS}") + "\N{HORIZONTAL ELLIPSIS}"
-        draw.text((x, y + photo.height + 3), words, _DOUBT if is_doubtful else _TEXT, font=font)
+        panel = Panel(photo, caption=shorten(words, font, _SIDE), size=_SIDE, boxes=tuple(map(int, positions)))
+        x, y = _GAP + place % _COLUMNS * (_SIDE + _GAP), _HEAD + place // _COLUMNS * (_SIDE + _LINE + _GAP)
+        sheet.paste(panel.photo, (x, y))
+        down, across = photo.height / grid[0], photo.width / grid[1]
+        for box in panel.boxes:
+            row, column = divmod(box, grid[1])
+            for margin, colour in ((4, "black"), (3, _MARK)):
+                left, top = x + column * across - margin, y + row * down - margin
+                draw.rectangle((left, top, left + across + 2 * margin, top + down + 2 * margin), outline=colour)
+        draw.text((x, y + photo.height + 3), panel.caption, _DOUBT if is_doubtful else _TEXT, font=font)
     sheet.save(file)
     return len(order)

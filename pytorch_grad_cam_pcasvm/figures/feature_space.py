@@ -9,13 +9,14 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from pytorch_grad_cam_pcasvm.export.explainer import Panel
 from pytorch_grad_cam_pcasvm.figures.style import (
     BLUE,
     MARKERS,
     RED,
     axis_or_new,
-    bare,
     class_name,
+    draw_panel,
     find_figure,
     literal,
     new_figure,
@@ -231,8 +232,8 @@ def plot_support_vectors(
     for axis in grid.flat:
         axis.set_axis_off()
     if image is not None:
-        bare(grid[0, 0]).imshow(as_pictures(np.asarray(as_array(image))[None])[0])
-        grid[0, 0].set_title("explained", fontsize="small")
+        explained = Panel(as_pictures(np.asarray(as_array(image))[None])[0], heading="explained")
+        draw_panel(grid[0, 0], explained, fontsize="small")
     for axes, chosen, colour in zip(grid, sides, (RED, BLUE), strict=True):
         for axis, i in zip(axes[first:], chosen, strict=False):
             index = int(indices[i])
@@ -242,10 +243,10 @@ def plot_support_vectors(
                 raise ValueError(
                     f"training_images has no image {index}: give the images that the head was fitted on, in their order"
                 ) from error
-            bare(axis).imshow(as_pictures(as_array(picture)[None])[0])
-            for spine in axis.spines.values():
-                spine.set(visible=True, color=colour, linewidth=3)
             name = f"no. {index}" if names is None else literal(names[index])
             text = f"{'+' if signed[i] > 0 else ''}{number(signed[i])}"
-            axis.set_title(f"{name}\n{text}", fontsize="small", color=colour)
+            panel = Panel(as_pictures(as_array(picture)[None])[0], heading=f"{name}\n{text}")
+            draw_panel(axis, panel, fontsize="small", color=colour)
+            for spine in axis.spines.values():
+                spine.set(visible=True, color=colour, linewidth=3)
     return figure

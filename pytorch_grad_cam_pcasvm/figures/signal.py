@@ -9,9 +9,10 @@ from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 
+from pytorch_grad_cam_pcasvm.export.explainer import Panel
 from pytorch_grad_cam_pcasvm.figures.blocks import caption, write_title
 from pytorch_grad_cam_pcasvm.figures.grid import check_classes, check_components, selected
-from pytorch_grad_cam_pcasvm.figures.style import draw_bar, laid_out, literal, number
+from pytorch_grad_cam_pcasvm.figures.style import frame_panel, laid_out, literal, number
 from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
 from pytorch_grad_cam_pcasvm.network.grid import upsample_maps
 from pytorch_grad_cam_pcasvm.runtime.pictures import OVER_PICTURES, as_array
@@ -86,12 +87,13 @@ def plot_signal(
             for place, k in enumerate(shown):
                 axis = axes.flat[row * across + place]
                 nu = float(maps.nu[row, k])
-                _draw_lines(axis, times, lines[row], colours[row, k] / (nu or 1.0), channels)
                 words = caption(maps, k, row, classes)
                 words = words if ":" in words else f"{write_title(maps.targets[k], maps.output, classes)}: {words}"
                 title = words if rows is None else f"{literal(rows[row])}\n{words}"
-                axis.set_title(title, loc="left", fontsize="small")
-                draw_bar(axis.inset_axes((1.015, 0, 0.02, 1)), number(nu, float(maps.log_scale[row, k])), signed=True)
+                end = number(nu, float(maps.log_scale[row, k]))
+                panel = Panel(lines[row], colours[row, k] / (nu or 1.0), title, scale=end)
+                _draw_lines(axis, times, panel, channels)
+                frame_panel(axis, panel, bar=(1.015, 0.02), loc="left", fontsize="small")
             for place in range(len(shown), across):
                 axes.flat[row * across + place].set_axis_off()
         for column in axes.T:
@@ -101,8 +103,10 @@ def plot_signal(
     return figure
 
 
-def _draw_lines(axis: Axes, times: np.ndarray, lines: np.ndarray, values: np.ndarray, channels: Any) -> None:
-    """Draw the channels of a signal below each other, with colours from -1 to 1."""
+def _draw_lines(axis: Axes, times: np.ndarray, panel: Panel, channels: Any) -> None:
+    """Draw the channels of a panel's signal, (C, L), below each other, in the colours of its map, (L,)."""
+    lines, values = panel.photo, panel.map
+    assert values is not None
     low, high = lines.min(), lines.max()
     step = 1.1 * ((high - low) or 1.0)
     colours = OVER_PICTURES(0.5 + 0.5 * (values[:-1] + values[1:]) / 2)
