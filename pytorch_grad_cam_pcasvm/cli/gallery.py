@@ -6,6 +6,7 @@ It needs no other file; only the large sheets, which a click opens, are the pict
 import base64
 import html
 import io
+import string
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,102 +17,11 @@ if TYPE_CHECKING:
     from pytorch_grad_cam_pcasvm.export.explainer import Judgement
 
 _WIDTH, _QUALITY = 560, 82  # pixels of a picture, and of JPEG
-_PAGE = """<!DOCTYPE html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{title}</title>
-<style>
-body {{ font: 16px/1.4 system-ui, sans-serif; margin: 1rem; color: #222; background: #f3f4f6 }}
-h1 {{ font-size: 1.3rem }} h2 {{ font-size: 1.05rem }} p {{ margin: .3rem 0 }}
-main {{ display: grid; gap: 1rem; grid-template-columns: repeat(auto-fill, minmax(min(100%, 20rem), 1fr)) }}
-figure {{ margin: 0; padding: .6rem; background: white; border: 1px solid #d7dae0; border-radius: .4rem }}
-img {{ width: 100%; display: block }}
-figcaption {{ margin-top: .4rem; overflow-wrap: anywhere }}
-.wrong {{ border-color: #b2182b }} .wrong b {{ color: #b2182b }} .right b {{ color: #1b7837 }}
-.unlike {{ border: 2px solid #b45309 }} .unlike b, i {{ color: #b45309 }}
-small {{ color: #555 }}
-form {{ display: flex; flex-wrap: wrap; gap: .4rem 1rem; align-items: center; margin: .6rem 0 }}
-label {{ display: inline-flex; gap: .35rem; align-items: center }}
-select {{ font: inherit; padding: .2rem; max-width: 14rem }}
-[hidden] {{ display: none !important }}
-dialog {{ max-width: 96vw; max-height: 96vh; padding: .6rem; border: 1px solid #888; border-radius: .4rem }}
-dialog::backdrop {{ background: #0009 }}
-dialog p {{ display: flex; flex-wrap: wrap; gap: .3rem .8rem; align-items: center; margin: 0 0 .5rem }}
-dialog img {{ width: auto; max-width: 100%; max-height: 84vh; margin: auto }}
-button {{ font: inherit; padding: .15rem .6rem }}
-</style></head><body>
-<h1>{title}</h1>
-<p>{summary}</p>
-<p><small>{where}In the {map}, red raises the value below a picture, and blue lowers it. Each map has a
-strongest colour of its own, so the map of a small value may look as strong as that of a large one: compare the
-values.</small></p>
-<form id="choices" hidden>{choices}<span id="count" role="status"></span></form>
-<main>
-{cards}
-</main>
-<dialog id="large"><p><button id="before">← Previous</button><button id="after">Next →</button>
-<button id="close">Close</button><span id="name"></span></p><img id="sheet" alt=""></dialog>
-<script>{script}</script></body></html>
-"""
 _WHERE = """The middle picture says where: above 0, the brighter a place, the clearer; or the class of each place. The
 outlined patch is the strongest, and the last picture says what of the photo made it so. """
 _WHERE_ANOMALIES = """The middle picture says where: a place without colour is as good ones are, and one that is bright
 orange to yellow is beyond the threshold, which its scale marks. The outlined patch is the most anomalous, and the last
 picture says what of the photo made it so. """
-_SCRIPT = """
-"use strict";
-(() => {
-  const of = (id) => document.getElementById(id), main = document.querySelector("main");
-  const figures = [...main.querySelectorAll("figure")], dialog = of("large");
-  const number = ({ dataset }) => (dataset.value === undefined ? -Infinity : Number(dataset.value));
-  const byName = (a, b) => a.dataset.name.localeCompare(b.dataset.name, undefined, { numeric: true });
-  const orders = {
-    first: (a, b) => figures.indexOf(a) - figures.indexOf(b),
-    name: byName,
-    high: (a, b) => number(b) - number(a) || byName(a, b),
-    low: (a, b) => number(a) - number(b) || byName(a, b),
-  };
-  const filters = [...document.querySelectorAll("#choices select")].filter(({ id }) => id !== "sort");
-
-  function show() {
-    for (const figure of figures) {
-      figure.hidden = filters.some(({ id, value }) => value !== "" && figure.dataset[id] !== value.slice(1));
-    }
-    main.append(...[...figures].sort(orders[of("sort").value]));
-    const count = figures.filter(({ hidden }) => !hidden).length;
-    of("count").textContent = count + " of " + figures.length + " pictures";
-  }
-
-  let shown = null;
-
-  function open(figure) {
-    shown = figure;
-    of("sheet").src = figure.querySelector("a").href;
-    of("sheet").alt = of("name").textContent = figure.dataset.name;
-    if (!dialog.open) dialog.showModal();
-  }
-
-  function step(by) {
-    const all = [...main.querySelectorAll("figure:not([hidden])")], to = all[all.indexOf(shown) + by];
-    if (to) open(to);
-  }
-
-  main.addEventListener("click", (event) => {
-    const link = event.target.closest("a");
-    if (!link || event.ctrlKey || event.metaKey || event.shiftKey) return;
-    event.preventDefault();
-    open(link.closest("figure"));
-  });
-  of("before").addEventListener("click", () => step(-1));
-  of("after").addEventListener("click", () => step(1));
-  of("close").addEventListener("click", () => dialog.close());
-  dialog.addEventListener("click", (event) => { if (event.target === dialog) dialog.close(); });
-  dialog.addEventListener("keydown", ({ key }) => step({ ArrowLeft: -1, ArrowRight: 1 }[key] || 0));
-  of("choices").hidden = false;
-  of("choices").addEventListener("change", show);
-  of("choices").addEventListener("submit", (event) => event.preventDefault());
-  show();
-})();
-"""
 
 
 @dataclass
@@ -237,8 +147,9 @@ class Gallery:
         cards = "\n".join(text for _, text in sorted(self._cards, key=lambda card: card[0]))
         title = html.escape(f"Maps of {self._name}")
         where, last = (_WHERE_ANOMALIES if self._anomalies else _WHERE, "last picture") if self.dense else ("", "map")
-        page = _PAGE.format(
-            title=title, summary=summary, choices=self._controls(), cards=cards, script=_SCRIPT, where=where, map=last
+        template = string.Template((Path(__file__).parent / "gallery.html").read_text(encoding="utf-8"))
+        page = template.substitute(
+            title=title, summary=summary, choices=self._controls(), cards=cards, where=where, map=last
         )
         path.write_text(page, encoding="utf-8")
 

@@ -13,6 +13,7 @@ from pytorch_grad_cam_pcasvm import __version__
 from pytorch_grad_cam_pcasvm.model.description import Description, read_description
 
 _MEANT = {"gpu": "cuda"}  # what no spelling leads to
+_METAVARS = {Path: "FOLDER", int: "NUMBER", float: "NUMBER", str: "NAME"}  # of values of these types
 _EARLIER = {"--images": "the folder of photos alone, without an option", "--head": "--model"}  # options of version 0.4
 
 
@@ -31,7 +32,7 @@ def option(
         text: its help; empty: it is not shown.
         default: its value where it is not typed; a list if it may be repeated.
         flag: what is typed, with spaces between several; None: the field's name, with dashes.
-        metavar: what stands for its value in the help.
+        metavar: what stands for its value in the help; None: NUMBER, NAME or FOLDER, by the field's type.
         parse: makes its value of the text; None: the field's type does.
         group: the heading under which it is listed.
     """
@@ -154,19 +155,17 @@ def add_options(parser: Parser, options_class: type) -> None:
         if about.get("group"):
             where = groups.setdefault(about["group"], None) or parser.add_argument_group(about["group"])
             groups[about["group"]] = where
-        arguments: dict[str, Any] = {"help": about["text"] or argparse.SUPPRESS, "metavar": about["metavar"]}
-        parse, hint = about.get("parse"), hints[entry.name]
-        base = next((part for part in (Path, int, float) if part in (hint, *getattr(hint, "__args__", ()))), None)
-        if parse or base:
-            arguments["type"] = parse or base
+        hint = hints[entry.name]
+        base = next((part for part in _METAVARS if part in (hint, *getattr(hint, "__args__", ()))), str)
+        arguments: dict[str, Any] = {"help": about["text"] or argparse.SUPPRESS, "type": about.get("parse") or base}
+        arguments["metavar"] = about["metavar"] or _METAVARS.get(base)
         if about.get("in_place"):
             if entry.default is not MISSING:
                 arguments |= {"nargs": "?", "default": entry.default}
             where.add_argument(entry.name, **arguments)
             continue
         if hint is bool:
-            del arguments["metavar"]
-            where.add_argument(*list_flags(entry), dest=entry.name, action="store_true", **arguments)
+            where.add_argument(*list_flags(entry), dest=entry.name, action="store_true", help=arguments["help"])
         elif entry.default is MISSING:
             where.add_argument(*list_flags(entry), dest=entry.name, action="append", default=None, **arguments)
         else:
