@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import pytorch_grad_cam_pcasvm
-from pytorch_grad_cam_pcasvm.atlas import engines, manifest
+from pytorch_grad_cam_pcasvm.atlas import disk, engines
 from pytorch_grad_cam_pcasvm.atlas.columns import HEAD
 from pytorch_grad_cam_pcasvm.atlas.explainer import Explainer, PatchExplainer
 from pytorch_grad_cam_pcasvm.atlas.run import (
@@ -155,7 +155,7 @@ def build(
         images,
         explainer,
         folder.absolute(),
-        manifest.digest_manifest(entries),
+        disk.digest_manifest(entries),
         shard_size,
         batch_size,
         tuple(first.images.shape[1:]),
@@ -165,7 +165,7 @@ def build(
     refuse_child()
     net.head.tell_of_fit(always=True)
     refuse_other(folder, entries)  # at once, before waiting for another build
-    with manifest.alone(folder):
+    with disk.alone(folder):
         begin(folder, entries)
         if not (folder / HEAD).exists():
             net.head.save(folder / HEAD)
@@ -249,7 +249,7 @@ def _entries(
     if takes and (mean := training_set.means.get(explainer.target_layer)) is not None:
         options = options | {"mean": mean}
     return {
-        "format": manifest.FORMAT,
+        "format": disk.FORMAT,
         "versions": {library.__name__: library.__version__ for library in libraries},
         "backbone": type(backbone).__name__,
         "weights": digests.digest_of_module(backbone),

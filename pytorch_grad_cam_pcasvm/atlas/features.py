@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import pytorch_grad_cam_pcasvm
-from pytorch_grad_cam_pcasvm.atlas import engines, manifest, shards
+from pytorch_grad_cam_pcasvm.atlas import disk, engines
 from pytorch_grad_cam_pcasvm.atlas.columns import Table
 from pytorch_grad_cam_pcasvm.atlas.explainer import fill_block
 from pytorch_grad_cam_pcasvm.atlas.run import (
@@ -158,7 +158,7 @@ def extract(
     label = probe["label"][0]
     kinds = {} if label is None else {"label": find_kind(label, "label")}
     entries = {
-        "format": manifest.OF_FEATURES,
+        "format": disk.OF_FEATURES,
         "versions": {lib.__name__: lib.__version__ for lib in (pytorch_grad_cam_pcasvm, torch, np)},
         "backbone": type(network).__name__,
         **_describe_source(network, source),
@@ -177,12 +177,12 @@ def extract(
     }
     folder = Path(out)
     job = engines.Job(
-        images, extractor, folder.absolute(), manifest.digest_manifest(entries), shard_size, batch_size,  # type: ignore[arg-type]
+        images, extractor, folder.absolute(), disk.digest_manifest(entries), shard_size, batch_size,  # type: ignore[arg-type]
         () if varies else tuple(first.images.shape[1:]), kinds, skip_bad_images,
     )  # fmt: skip
     refuse_child()
     refuse_other(folder, entries)  # at once, before waiting for another run
-    with manifest.alone(folder):
+    with disk.alone(folder):
         begin(folder, entries)
         missing = list_missing(job)
         compare(job, missing, verify, workers, progress)
@@ -222,7 +222,7 @@ class Features:
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
-        self.manifest = manifest.read(self.folder, manifest.OF_FEATURES)
+        self.manifest = disk.read_manifest(self.folder, disk.OF_FEATURES)
         if not self.manifest["complete"]:
             raise ValueError(f"the features in {folder} are not finished: run the same extraction again to resume it")
         self._table = Table(self.folder, self.manifest)
@@ -302,12 +302,12 @@ class Features:
             )
         names = ["features", *(["label"] if "label" in self.manifest["kinds"] else [])]
         for number in range(-(-self.manifest["images"] // self.manifest["shard_size"])):
-            path = self.folder / shards.name_shard(number)
-            with shards.open_shard(path) as file:
+            path = self.folder / disk.name_shard(number)
+            with disk.open_shard(path) as file:
                 if not file.metadata.num_rows:  # none of its images can be read
                     continue
                 for group in range(file.num_row_groups):
-                    columns = shards.read(path, file, names, [group])
+                    columns = disk.read_shard(path, file, names, [group])
                     labels = columns.get("label")
                     features = torch.from_numpy(columns["features"].copy())  # mapped memory is not to be written
                     yield features, None if labels is None else self._name_labels(labels)

@@ -5,14 +5,14 @@ Before more shards are made, the data set is compared with the one that the exis
 
 import multiprocessing
 import traceback
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 
 import torch
 
-from pytorch_grad_cam_pcasvm.atlas import engines, manifest, shards
+from pytorch_grad_cam_pcasvm.atlas import disk, engines
 from pytorch_grad_cam_pcasvm.atlas.engines import Told, tell
 from pytorch_grad_cam_pcasvm.data.images import Batch, Images
 from pytorch_grad_cam_pcasvm.methods.warn_once import WarnOnce
@@ -67,30 +67,30 @@ def refuse_other(folder: Path, entries: Mapping[str, Any]) -> None:
     """Raise an error for a folder with something else in it."""
     # Hidden files are a lock, or what a killed build left. The manifest comes before all others: look for it last.
     occupied = folder.is_file() or (folder.is_dir() and any(not path.name.startswith(".") for path in folder.iterdir()))
-    if occupied and not (folder / manifest.NAME).exists():
-        refuse(ValueError, f"{folder} is not empty and not an atlas", manifest.ANOTHER_FOLDER)
+    if occupied and not (folder / disk.NAME).exists():
+        refuse(ValueError, f"{folder} is not empty and not an atlas", disk.ANOTHER_FOLDER)
     if occupied:
-        manifest.check_same(folder, manifest.read(folder, entries["format"]), entries)
+        disk.check_same(folder, disk.read_manifest(folder, entries["format"]), entries)
 
 
 def begin(folder: Path, entries: Mapping[str, Any]) -> None:
     """Put the manifest into a folder unless it is there; raise an error if it contains something else."""
     refuse_other(folder, entries)
     files.remove_leftovers(folder)
-    if not (folder / manifest.NAME).exists():
-        manifest.write(folder, entries)
+    if not (folder / disk.NAME).exists():
+        disk.write_manifest(folder, entries)
 
 
 def list_missing(job: engines.Job) -> list[int]:
     """Return the numbers of the shards that are to be made; refuse one that is broken."""
     missing = []
     for number in job.shards:
-        path = job.folder / shards.name_shard(number)
+        path = job.folder / disk.name_shard(number)
         if not path.exists():
             missing.append(number)
             continue
-        with shards.open_shard(path, job.atlas, number) as file:
-            marks = shards.read_marks(file)
+        with disk.open_shard(path, job.atlas, number) as file:
+            marks = disk.read_marks(file)
         bad = [int(row) for row in marks["bad"]]
         if bad and (not job.skip_bad_images or job.images.read(bad).rows):
             missing.append(number)  # they are to be read now, or can be
@@ -106,7 +106,7 @@ def make(
     messages: list[Told] = []
     with progress_bar(progress, total=total, initial=total - count, desc=name, unit="image") as bar:
         try:
-            for done in _make_shards(job, missing, engine, processes, workers, messages):
+            for done in engines.make_shards(job, missing, engine, processes, workers, messages):
                 bar.update(done)
         except KeyboardInterrupt as error:
             # An interactive session keeps it, and its frames keep the processes that read images.
@@ -115,28 +115,18 @@ def make(
     tell(messages, register)  # below the bar, not in it
 
 
-def _make_shards(
-    job: engines.Job, missing: Sequence[int], engine: str, processes: int | None, workers: int, messages: list[Told]
-) -> Iterator[int]:
-    if engine == "ray":
-        return engines.ray(job, missing, processes, workers, messages)
-    if processes is not None and processes > 1:
-        return engines.processes(job, missing, processes, workers, messages)
-    return engines.local(job, missing, workers)
-
-
 def finish(job: engines.Job, entries: dict[str, Any]) -> None:
     """Mark the manifest as complete, with the images left out."""
     rows = 0
     bad: dict[str, str] = {}
     for number in job.shards:
-        with shards.open_shard(job.folder / shards.name_shard(number), job.atlas, number) as file:
+        with disk.open_shard(job.folder / disk.name_shard(number), job.atlas, number) as file:
             rows += file.metadata.num_rows
-            bad |= shards.read_marks(file)["bad"]
+            bad |= disk.read_marks(file)["bad"]
     if not rows:
         raise RuntimeError(f"none of the {len(job.images)} images can be read")
     bad_images = {job.images.id(int(row)): why for row, why in bad.items()}
-    manifest.write(job.folder, {**entries, "rows": rows, "bad": bad_images, "complete": True})
+    disk.write_manifest(job.folder, {**entries, "rows": rows, "bad": bad_images, "complete": True})
 
 
 class _Image(NamedTuple):
@@ -185,7 +175,7 @@ def compare(job: engines.Job, missing: Collection[int], verify: bool, workers: i
         refuse(
             ValueError,
             f"{job.folder} was made from other images or labels: {next(iter(different.values()))} (compared: {extent})",
-            manifest.ANOTHER_FOLDER,
+            disk.ANOTHER_FOLDER,
             f"delete {files}, and run the same build again",
             *([] if verify else [Way("compare every image before that, with verify=True", "verify")]),
         )
@@ -193,12 +183,12 @@ def compare(job: engines.Job, missing: Collection[int], verify: bool, workers: i
 
 def _list_images(job: engines.Job, number: int, verify: bool, different: dict[str, str]) -> list[_Image]:
     """Return the images of a shard that are to be read and compared; compare the labels that are known without."""
-    shard = shards.name_shard(number)
+    shard = disk.name_shard(number)
     path = job.folder / shard
-    with shards.open_shard(path) as file:
-        first = shards.read_marks(file).get("first")
+    with disk.open_shard(path) as file:
+        first = disk.read_marks(file).get("first")
         names = [name for name in ("row", "label", "digest", "file_size") if name in file.schema_arrow.names]
-        columns = {name: values.tolist() for name, values in shards.read(path, file, names).items()}
+        columns = {name: values.tolist() for name, values in disk.read_shard(path, file, names).items()}
     rows = columns["row"]
     labels = columns.get("label", [None] * len(rows))
     for row, stored, current in zip(rows, labels, job.images.labels(rows) or labels, strict=True):
@@ -210,7 +200,7 @@ def _list_images(job: engines.Job, number: int, verify: bool, different: dict[st
                 ValueError,
                 f"{job.folder / shard} cannot be verified, as version 0.2.0 made it",
                 Way("leave out verify=True", "not verify"),
-                manifest.ANOTHER_FOLDER,
+                disk.ANOTHER_FOLDER,
             )
         return [_Image(shard, *first)]
     # The same images every time: what was refused once is not accepted by chance.

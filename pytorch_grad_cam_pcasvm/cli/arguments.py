@@ -580,7 +580,7 @@ class CheckOptions(Command):
     name = "check"
     text = "look at photos before any work: what is broken, odd or doubled; nothing is written"
     examples = ("photos", "photos/test --masks photos/masks")
-    runs = "checking:check"
+    runs = "folders:check"
 
     images: Path = place("folder of photos, or with one subfolder for each class", metavar="PHOTOS")
     masks: Path | None = option("folder of masks, whose names are compared with the photos'", metavar="DIR")

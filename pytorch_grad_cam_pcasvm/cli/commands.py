@@ -255,7 +255,7 @@ def export(options: Any) -> None:
 
     from pytorch_grad_cam_pcasvm import export
     from pytorch_grad_cam_pcasvm.data.images import Images
-    from pytorch_grad_cam_pcasvm.export.web_page import MARK, runtime_files
+    from pytorch_grad_cam_pcasvm.export.files import MARK, runtime_files
     from pytorch_grad_cam_pcasvm.runtime.files import check_folder
 
     if options.page:

@@ -197,7 +197,7 @@ def _stored(
 @contextmanager
 def _told_of_temporary(folder: Path) -> Iterator[None]:
     """Say of errors where features are stored for this command alone, of which nothing is kept."""
-    from pytorch_grad_cam_pcasvm.atlas.shards import KEPT
+    from pytorch_grad_cam_pcasvm.atlas.disk import KEPT
     from pytorch_grad_cam_pcasvm.runtime.files import with_reason
 
     try:
@@ -220,7 +220,7 @@ def _are_bad(stored: Any, images: Any) -> bool:
 
 
 def _tell_not_kept(error: OSError) -> None:
-    from pytorch_grad_cam_pcasvm.atlas.shards import KEPT
+    from pytorch_grad_cam_pcasvm.atlas.disk import KEPT
 
     reason = str(getattr(error, "reason", error)).removesuffix(KEPT)
     print(f"features are not kept for the next command: {reason}", file=sys.stderr)

@@ -12,13 +12,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from pytorch_grad_cam_pcasvm.evaluation.consistency import completeness, stability
 from pytorch_grad_cam_pcasvm.evaluation.faithfulness import faithfulness, ranks
 from pytorch_grad_cam_pcasvm.evaluation.localisation import localisation
 from pytorch_grad_cam_pcasvm.evaluation.positions import POSITIONS, draw_masks, read_regions, values_of_positions
 from pytorch_grad_cam_pcasvm.evaluation.report_page import FORMAT, as_png, judge_methods, page
 from pytorch_grad_cam_pcasvm.evaluation.result import Result
-from pytorch_grad_cam_pcasvm.evaluation.sensitivity import sensitivity
+from pytorch_grad_cam_pcasvm.evaluation.sanity import completeness, sensitivity, stability
 from pytorch_grad_cam_pcasvm.evaluation.subject import Subject
 from pytorch_grad_cam_pcasvm.evaluation.turns import Budget, Course, reason, take_turns
 from pytorch_grad_cam_pcasvm.figures import plot_maps, plot_positions

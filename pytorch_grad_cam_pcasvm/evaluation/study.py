@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from pytorch_grad_cam_pcasvm.evaluation.consistency import completeness as _completeness
-from pytorch_grad_cam_pcasvm.evaluation.consistency import stability as _stability
 from pytorch_grad_cam_pcasvm.evaluation.faithfulness import faithfulness as _faithfulness
 from pytorch_grad_cam_pcasvm.evaluation.localisation import localisation as _localisation
 from pytorch_grad_cam_pcasvm.evaluation.report import report as _report
-from pytorch_grad_cam_pcasvm.evaluation.sensitivity import sensitivity as _sensitivity
+from pytorch_grad_cam_pcasvm.evaluation.sanity import completeness as _completeness
+from pytorch_grad_cam_pcasvm.evaluation.sanity import sensitivity as _sensitivity
+from pytorch_grad_cam_pcasvm.evaluation.sanity import stability as _stability
 from pytorch_grad_cam_pcasvm.evaluation.subject import Subject, explained, find_target_layer, heat, name_methods
 from pytorch_grad_cam_pcasvm.methods.grad_cam_protocol import ClosedFormCAM
 from pytorch_grad_cam_pcasvm.network.modules import find_device

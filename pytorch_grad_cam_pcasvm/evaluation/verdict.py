@@ -8,13 +8,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from pytorch_grad_cam_pcasvm.evaluation.consistency import CONTRADICTING, ERROR, NOISE, SHIFT
 from pytorch_grad_cam_pcasvm.evaluation.faithfulness import KINDS
 from pytorch_grad_cam_pcasvm.evaluation.localisation import CHANCE, SHARE
 from pytorch_grad_cam_pcasvm.evaluation.positions import POINT
 from pytorch_grad_cam_pcasvm.evaluation.result import (
     BLANK,
     FAILED,
+    FEW,
     PASSED,
     TOO_FEW,
     UNDECIDED,
@@ -24,7 +24,7 @@ from pytorch_grad_cam_pcasvm.evaluation.result import (
     number,
 )
 from pytorch_grad_cam_pcasvm.evaluation.rivals import BLIND, RANDOM
-from pytorch_grad_cam_pcasvm.evaluation.statistics import FEW
+from pytorch_grad_cam_pcasvm.evaluation.sanity import CONTRADICTING, ERROR, NOISE, SHIFT
 from pytorch_grad_cam_pcasvm.evaluation.turns import HOPELESS, chance_of_clarity
 
 USE, DO_NOT, OPEN = "use", "do not use", "undecided"

@@ -500,7 +500,7 @@ def test_a_cache_that_cannot_be_written_is_no_reason_to_fail(fitted, tmp_path):
 
 @pytest.mark.slow
 def test_a_full_disk_is_no_reason_to_fail(fitted, tmp_path, monkeypatch):
-    write = engines.shards.write
+    write = engines.shards.write_shard
 
     def full(folder, *rest):
         if (tmp_path / "cache") in folder.parents:
