@@ -108,15 +108,19 @@ def _tell_choice(options: FitOptions, choice: Any, wanted: Sequence[str], count:
     )
 
 
-def describe_choice(options: FitOptions, choice: Any) -> dict[str, Any]:
+def describe_choice(choice: Any) -> dict[str, Any]:
     """Return the chosen settings and their candidates, as a model's file holds them; empty: no choice was made."""
     if choice is None or len(choice.candidates) == 1:
         return {}
+    return {"chosen": describe_candidates(choice.chosen, choice.candidates)}
+
+
+def describe_candidates(chosen: Any, candidates: Sequence[Any]) -> dict[str, Any]:
+    """Return the chosen settings among the candidates, as a model's file holds them."""
     table = [
-        {"components": one.components, **one.settings, "auroc": one.score, "error": one.error}
-        for one in choice.candidates
+        {"components": one.components, **one.settings, "auroc": one.score, "error": one.error} for one in candidates
     ]
-    return {"chosen": {"components": choice.chosen.components, **choice.chosen.settings, "compared": table}}
+    return {"components": chosen.components, **chosen.settings, "compared": table}
 
 
 def tell_score(options: FitOptions, choice: Any, labels: Any) -> dict[str, Any]:
@@ -126,7 +130,7 @@ def tell_score(options: FitOptions, choice: Any, labels: Any) -> dict[str, Any]:
     anew = ", each with a choice of its own" if len(choice.candidates) > 1 else ""
     if choice.score == choice.score:
         print(f"AUROC of these folds{anew}: {choice.score:.3f} \N{PLUS-MINUS SIGN} {choice.error:.3f}")
-    score = {"auroc": choice.score, "error": choice.error, "balanced_accuracy": _balance(own, choice.predicted)}
+    score = {"auroc": choice.score, "error": choice.error, "balanced_accuracy": balance(own, choice.predicted)}
     return {"score": score | {"folds": len(choice.folds), "photos": len(own), "groups": options.groups}}
 
 
@@ -135,7 +139,8 @@ def list_recalls(labels: Any, guessed: Any) -> dict[str, float]:
     return {str(name): float((guessed[labels == name] == name).mean()) for name in sorted(set(labels.tolist()))}
 
 
-def _balance(labels: Any, guessed: Any) -> float:
+def balance(labels: Any, guessed: Any) -> float:
+    """Return the balanced accuracy of predictions."""
     recalls = list_recalls(labels, guessed).values()
     return sum(recalls) / len(recalls)
 
@@ -147,7 +152,7 @@ def explain_poor(labels: Any, guessed: Any) -> str | None:
     missed = [name for name, recall in recalls.items() if recall < min(_HARDLY, chance)]
     if missed:
         return f"{' and '.join(missed)} hardly found"
-    if _balance(labels, guessed) < (1 + chance) / 2:
+    if balance(labels, guessed) < (1 + chance) / 2:
         return f"a balanced accuracy below {(1 + chance) / 2:.0%} is poor"
     return None
 
@@ -175,10 +180,10 @@ def tell_next_step(
     if not can_choose(own, part):
         print(f"hint: {why}. More photos are most likely to help: each class needs 10 to choose, or to try, anything")
         return
-    accuracy_so_far, tried = _balance(own, choice.predicted), dict[str, float]()
+    accuracy_so_far, tried = balance(own, choice.predicted), dict[str, float]()
     for words, (classifier, settings) in _list_tries(typed, own, make).items():
         other = choose_head(features[choice.rows], own, classifier, settings, [choice.chosen.components], groups=part)
-        tried[words] = _balance(own, other.predicted)
+        tried[words] = balance(own, other.predicted)
     best = max(tried, key=lambda words: tried[words], default="")
     if best and tried[best] > accuracy_so_far + _BETTER:
         flags = {

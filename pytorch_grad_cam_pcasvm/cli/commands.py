@@ -283,7 +283,7 @@ def export(options: Any) -> None:
             warnings.simplefilter("ignore", package.OutsideTrainingWarning)
             x = torch.stack([transform(picture.rotate(90 * turn)) for turn in range(_TRIED)])
         else:
-            x = _some(Images(preparation.folder(options.images), thumbnails=0), options.images)
+            x = Images(preparation.folder(options.images), thumbnails=0).first(_TRIED)
         metadata = export.onnx(
             cam, x, options.out, choose_targets(options, net), **steps, **preparation.reading, progress=True
         )
@@ -303,17 +303,3 @@ def _list_titles(titles: list[str]) -> str:
     count = len(titles) - len(decision_titles)
     components = [titles[0] if count == 1 else f"{count} components"] if count else []
     return ", ".join([*components, *decision_titles])
-
-
-def _some(images: Any, folder: Any) -> Any:
-    """Return a few images of a folder that can be read."""
-    import torch
-
-    some: list[Any] = []
-    for row in range(len(images)):
-        some += images.read([row]).images.unbind()
-        if len(some) == _TRIED:
-            break
-    if not some:
-        raise ValueError(f"none of the {len(images)} images in {folder} can be read")
-    return torch.stack(some)

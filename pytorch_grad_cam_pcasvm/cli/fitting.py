@@ -12,12 +12,12 @@ from pytorch_grad_cam_pcasvm.cli.arguments import CLASSIFIERS, FitOptions
 from pytorch_grad_cam_pcasvm.cli.choosing import (
     GOOD_PARTS,
     assemble_pipeline,
+    balance,
     choose,
     describe_choice,
     explain_poor,
     fit_classifier,
     learns_from_good_parts,
-    list_recalls,
     make_classifier,
     tell_next_step,
     tell_score,
@@ -326,7 +326,7 @@ def _with_labels(
         as_typed, make = replace(options), partial(make_classifier, count=len(labels))
         choice = choose(options, features, labels, own, make, typed=typed)
         pipeline, fitted = fit_classifier(options, features, labels, 0)
-        about = {} if choice is None else describe_choice(options, choice) | tell_score(options, choice, labels)
+        about = {} if choice is None else describe_choice(choice) | tell_score(options, choice, labels)
         if choice is not None:
             tell_next_step(as_typed, choice, features, labels, own, make, preparation.resize)
     share = pipeline.score(features, labels)
@@ -379,8 +379,7 @@ def _fit_unchosen(
         )
     elif why is not None:
         print(f"hint: {why}. Leave out --search, and more is chosen, and tried")
-    recalls = list_recalls(labels, guessed).values()
-    return pipeline, fitted, {"score": {"balanced_accuracy": sum(recalls) / len(recalls), "folds": len(folds)}}
+    return pipeline, fitted, {"score": {"balanced_accuracy": balance(labels, guessed), "folds": len(folds)}}
 
 
 def _check(options: FitOptions) -> None:

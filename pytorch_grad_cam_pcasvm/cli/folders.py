@@ -235,9 +235,13 @@ def _describe_sizes(sizes: Sequence[tuple[int, int]]) -> str:
 
 
 def _name_some(root: Path, paths: Iterable[Path]) -> str:
-    names = [path.relative_to(root).as_posix() for path in paths]
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more
+    return name_first([path.relative_to(root).as_posix() for path in paths])
+
+
+def name_first(names: Sequence[str], most: int = _SHOWN) -> str:
+    """Return the first names, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def _tell_broken(root: Path, looked: dict[Path, dict[str, Any]]) -> list[str]:

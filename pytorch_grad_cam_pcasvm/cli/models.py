@@ -179,10 +179,7 @@ def choose_layers(options: Any, model: Any, methods: Sequence[type] = ()) -> lis
     from pytorch_grad_cam_pcasvm.network.modules import find_device
 
     images = Images(preparation.folder(options.images), thumbnails=0)
-    x = next((batch.images for row in range(len(images)) if (batch := images.read([row])).rows), None)
-    if x is None:
-        raise ValueError(f"none of the {len(images)} images in {options.images} can be read")
-    x = x.to(find_device(net))
+    x = images.first().to(find_device(net))
     backbone, features = net.feature_source(x)
     candidates = layers_for_maps(backbone, features, x)
     if images.names is None:

@@ -6,7 +6,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pytorch_grad_cam_pcasvm.cli.arguments import RUN, FitOptions
-from pytorch_grad_cam_pcasvm.cli.choosing import describe_head, fit_classifier, list_settings, make_classifier
+from pytorch_grad_cam_pcasvm.cli.choosing import (
+    describe_candidates,
+    describe_head,
+    fit_classifier,
+    list_settings,
+    make_classifier,
+)
+from pytorch_grad_cam_pcasvm.cli.folders import name_first
 from pytorch_grad_cam_pcasvm.cli.patches import PatchOptions, draw_chosen
 from pytorch_grad_cam_pcasvm.cli.photos import LeftOut, Photos, compare_areas, measure_error
 from pytorch_grad_cam_pcasvm.cli.teaching import Teacher, choose_pooled, name_layers
@@ -240,10 +247,7 @@ def _fit_all(options: FitOptions, own: Patches, photos: Photos, *, typed: bool) 
             f"chose {describe_head(chosen)}, by cross-validation of patches: AUROC of patches {best.score:.3f} "
             f"\N{PLUS-MINUS SIGN} {best.error:.3f}; choose yourself: {', '.join(wanted)}"
         )
-        table = [
-            {"components": one.components, **one.settings, "auroc": one.score, "error": one.error} for one in candidates
-        ]
-        about["chosen"] = {"components": chosen.components, **best.settings, "compared": table}
+        about["chosen"] = describe_candidates(best, candidates)
     options.components, options.C, options.class_weight = chosen.components, chosen.C, chosen.class_weight
     pipeline, head = fit_classifier(options, own.rows, own.labels, 0)
     return head, {"estimator": describe_estimator(pipeline)} | about
@@ -301,10 +305,9 @@ def _show_chosen(
     images = Images(folder, thumbnails=0)
     names = [images.id(number) for number in doubtful]
     if names:
-        more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
         print(
             f"doubtful: {len(names)} of {len(picked)} photos with a fault have no patch that is beyond those of good "
-            f"photos: {', '.join(names[:_SHOWN])}{more}. Is there a fault, and can it be seen at this size?"
+            f"photos: {name_first(names, _SHOWN)}. Is there a fault, and can it be seen at this size?"
         )
     file = options.out.with_name(f"{options.out.stem}-patches.png")
     grid = tuple(next(iter(training.read_all()))[0].shape[2:])

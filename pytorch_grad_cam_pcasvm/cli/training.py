@@ -95,7 +95,7 @@ def training_set(
     from pytorch_grad_cam_pcasvm.network.modules import find_device
 
     images = Images(preparation.folder(root), thumbnails=0)
-    first = _first(images, root)
+    first = images.first()
     source = FeatureSource.of(backbone, layer, pool)
     x = first.to(find_device(backbone))
     blocks = BlockMeans(backbone, source, also)
@@ -128,15 +128,6 @@ def _read_all(stored: Any, backbone: Any, source: Any) -> Iterator[tuple[Any, li
     for features, _ in stored.stored_batches(backbone, source):
         yield features, rows[start : start + len(features)]
         start += len(features)
-
-
-def _first(images: Any, root: Path) -> Any:
-    """Return the first picture that can be read, (1, C, H, W)."""
-    for row in range(len(images)):
-        batch = images.read([row])
-        if batch.rows:
-            return batch.images
-    raise ValueError(f"none of the {len(images)} images in {root} can be read")
 
 
 class _Labelled:

@@ -179,6 +179,22 @@ class Images:
         small = [_thumbnail(image, self.picture, self.thumbnails) if self.thumbnails else b"" for image in images]
         return Batch(read, torch.stack(images) if images else torch.empty(0), labels, small, bad)
 
+    def first(self, count: int = 1) -> Tensor:
+        """Return the first images that can be read, (n, C, ...), at most as many as these.
+
+        Raises:
+            ValueError: there are none.
+        """
+        images: list[Tensor] = []
+        for row in range(len(self)):
+            images += self.read([row]).images.unbind()
+            if len(images) == count:
+                break
+        if not images:
+            where = f" in {self.data.root}" if hasattr(self.data, "root") else ""
+            raise ValueError(f"none of the {len(self)} images{where} can be read")
+        return torch.stack(images)
+
     def _item(self, row: int) -> tuple[Tensor, Any]:
         image, label = image_and_label(self.data[row])
         if self.transform is not None:
