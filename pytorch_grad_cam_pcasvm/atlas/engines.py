@@ -422,8 +422,8 @@ def _hand_to_actors(
         while missing:
             (done,), _ = ray.wait(list(waiting))
             actor = waiting.pop(done)
-            if (made := ray.get(done)) is not None:
-                images, warned = made
+            if (outcome := ray.get(done)) is not None:
+                images, warned = outcome
                 messages += [Told(*warning) for warning in warned]
                 missing -= 1
                 yield images

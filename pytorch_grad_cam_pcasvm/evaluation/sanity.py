@@ -1,4 +1,4 @@
-"""Sanity: do maps change with what was learned, add up to the value, move with the image, and stay under noise?"""
+"""Sanity: do maps depend on the learned numbers, add up to the value, move with the image, and stay under noise?"""
 
 import copy
 import itertools

@@ -74,7 +74,7 @@ _SHARE = "puts {share:.0%} of the evidence {place}"
 _SENTENCES = {
     USE: "Use {method} {where}: it {praise}{unmeasured}{but}.",
     DO_NOT: "Do not use {method} {where}: {reasons}.",
-    "few": "It is unclear whether to use {method} {where}: {few} are too few; at least {least} are needed.",
+    "few": "It is unclear whether to use {method} {where}: {count} are too few; at least {least} are needed.",
     "missing": "It is unclear whether to use {method} {where}: {missing} against random maps {were} not measured.",
     OPEN: "Undecided whether to use {method} {where}: {reasons}. {more}",
 }
@@ -121,8 +121,8 @@ def verdict(method: str, where: str, results: Mapping[str, Result]) -> Verdict:
     evidence = _Evidence(method, where, results)
     judged = [(check, row) for check, row in evidence.rows if row.verdict]
     required = [(check, row) for check, row in judged if (check, row.measure, row.against) in _REQUIRED]
-    kinds = UNDECIDED, TOO_FEW, BLANK
-    unclear, too_few, unseen = ([(check, row) for check, row in required if row.verdict == kind] for kind in kinds)
+    words = UNDECIDED, TOO_FEW, BLANK
+    unclear, too_few, unseen = ([(check, row) for check, row in required if row.verdict == word] for word in words)
     against = [(check, row) for check, row in evidence.rows if row.verdict == FAILED and _can_veto(check, row)]
     most_blank = evidence.blank > MOST_BLANK
     measured = {(check, row.measure, row.against) for check, row in required}
@@ -135,8 +135,8 @@ def verdict(method: str, where: str, results: Mapping[str, Result]) -> Verdict:
         return evidence.judge(DO_NOT, DO_NOT, against + unclear, reasons="; ".join(clauses))
     if 0 < evidence.images < FEW or too_few:
         counts = {evidence.count_images(check, row) for check, row in too_few}
-        few = f"{evidence.images} images" if evidence.images < FEW else " and ".join(sorted(counts))
-        return evidence.judge(OPEN, "few", too_few if evidence.images >= FEW else [], few=few, least=FEW)
+        count = f"{evidence.images} images" if evidence.images < FEW else " and ".join(sorted(counts))
+        return evidence.judge(OPEN, "few", too_few if evidence.images >= FEW else [], count=count, least=FEW)
     if missing:
         return evidence.judge(OPEN, "missing", [], missing=_list(missing), were=_was(missing))
     if unclear:

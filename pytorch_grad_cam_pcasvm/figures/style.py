@@ -161,7 +161,7 @@ def frame_panel(
     marks: Sequence[float] = (),
     **style: Any,
 ) -> None:
-    """Draw what is around a panel with Matplotlib: its heading, and a bar with marks; see :func:`draw_panel`."""
+    """Draw the heading of a panel, and the bar of its scale with marks, by Matplotlib; see :func:`draw_panel`."""
     if panel.heading:
         axis.set_title(panel.heading, **style)
     if bar is not None:
