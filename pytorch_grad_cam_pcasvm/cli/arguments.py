@@ -15,15 +15,22 @@ from pytorch_grad_cam_pcasvm.cli.options import (
     number_from,
     option,
     parse_amount,
+    parse_gamma,
     parse_name,
+    parse_place,
+    parse_share,
+    parse_size,
+    parse_tiles,
     place,
     read_options,
 )
-from pytorch_grad_cam_pcasvm.cli.patches import COVERAGE
 
 # What the commands need is imported when they run: help is asked for more often.
 METHODS = sorted(package._NAMES["methods"].split())
 CLASSIFIERS = ("svm", "forest", "boosting", "neighbours", "residual")
+BACKGROUND = "background"  # outside of masks
+COVERAGE = 0.2  # of a patch
+GOOD_PARTS = ("neighbours", "residual")  # classifiers that learn from good parts alone
 POOLS = ("mean", "max", "gem", "cls", "cls+mean", "dense", "none")
 RUN = "pcasvm-cam"
 MODEL = Path("model.safetensors")
@@ -37,6 +44,7 @@ _DEVICE = parse_name(
     "cpu", "cuda", "mps", form="cuda:NUMBER", fits=lambda text: text[:5] == "cuda:" and text[5:].isdigit()
 )
 _NAMED_POOL = parse_name(*POOLS, form="dense:NUMBER", fits=lambda text: text.partition(":")[0] in ("dense", "gem"))
+_RATE = parse_share("0.01 for one in a hundred", above=True)
 _RESIZE = parse_name("stretch", "pad", "crop")
 _CLASSIFIER = parse_name(*CLASSIFIERS, form="module:Class", fits=lambda text: ":" in text)
 
@@ -54,56 +62,6 @@ def parse_pool(text: str) -> str:
         expected = "an odd size, as in dense:3" if name == "dense" else "a positive power, as in gem:3"
         raise argparse.ArgumentTypeError(f"{name}:NUMBER takes {expected}, got {text!r}")
     return text
-
-
-def parse_gamma(text: str) -> Any:
-    """Return the width of a kernel."""
-    if text in ("scale", "auto"):
-        return text
-    try:
-        return number_from(0, above=True)(text)
-    except argparse.ArgumentTypeError as error:
-        raise argparse.ArgumentTypeError(f"scale, auto or a positive number is expected: {error}") from None
-
-
-def parse_place(text: str) -> str | tuple[int, ...]:
-    """Return a position: max, or ROW,COLUMN."""
-    parts = text.split(",")
-    if text != "max" and not all(part.strip().isdigit() for part in parts):
-        raise argparse.ArgumentTypeError(f"a position such as 3,4, or max, is expected, got {text!r}")
-    return text if text == "max" else tuple(map(int, parts))
-
-
-def parse_size(text: str) -> tuple[int, int]:
-    """Return (H, W) of a size that is typed as photos are named, WIDTHxHEIGHT, or as one side."""
-    sides = text.lower().split("x")
-    if not 1 <= len(sides) <= 2 or not all(side.isdigit() and int(side) for side in sides):
-        raise argparse.ArgumentTypeError(f"a side such as 448, or WIDTHxHEIGHT such as 672x448 is expected: {text!r}")
-    return int(sides[-1]), int(sides[0])
-
-
-def parse_tiles(text: str) -> tuple[int, int]:
-    """Return the numbers of columns and rows."""
-    numbers = text.lower().split("x")
-    if len(numbers) != 2 or not all(number.isdigit() and int(number) for number in numbers):
-        raise argparse.ArgumentTypeError(f"COLUMNSxROWS such as 3x2 is expected, got {text!r}")
-    return int(numbers[0]), int(numbers[1])
-
-
-def parse_overlap(text: str) -> float:
-    """Return a share from 0 and below 1."""
-    overlap: float = number_from(0)(text)
-    if overlap >= 1:
-        raise argparse.ArgumentTypeError(f"it must be below 1, such as 0.25 for a quarter of a tile, got {text}")
-    return overlap
-
-
-def parse_rate(text: str) -> float:
-    """Return a share above 0 and below 1."""
-    rate: float = number_from(0, above=True)(text)
-    if rate >= 1:
-        raise argparse.ArgumentTypeError(f"it must be below 1, such as 0.01 for one in a hundred, got {text}")
-    return rate
 
 
 @dataclass(kw_only=True)
@@ -164,13 +122,19 @@ class EngineOptions(Reading):
 
 @dataclass(kw_only=True)
 class FitOptions(EngineOptions):
-    """The options of ``fit``."""
+    """The options of ``fit``.
+
+    Attributes:
+        chooses_components: whether the number of components is to be chosen, as none was typed; no option.
+    """
 
     name = "fit"
     text = "learn from folders of photos: one model file"
     examples = ("photos/train", "photos/good --pool dense:3 --classifier neighbours")
     runs = "fitting:fit"
     writes_file = resumes = True
+
+    chooses_components: bool = field(default=False, compare=False)
 
     images: Path = place("folder with one subfolder of photos for each class", metavar="PHOTOS")
     out: Path = option("file for the model (default: model.safetensors)", MODEL, flag="--out --model", metavar="FILE")
@@ -224,7 +188,7 @@ class FitOptions(EngineOptions):
     overlap: float | None = option(
         "least share of a tile that the next one sees, too (default: 0.25)",
         metavar="SHARE",
-        parse=parse_overlap,
+        parse=parse_share("0.25 for a quarter of a tile", above=False),
         group=_NET,
     )
     white_level: float | None = option(
@@ -248,7 +212,7 @@ class FitOptions(EngineOptions):
     rate: float | None = option(
         "of good parts alone: how many good photos may fail (default: 0.01)",
         metavar="SHARE",
-        parse=parse_rate,
+        parse=_RATE,
         group=_GOOD,
     )
     normal: str | None = option(
@@ -473,7 +437,7 @@ class EvaluateOptions(ModelOptions):
     out: Path = option("folder for the page and its JSON (default: evaluation)", Path("evaluation"))
     masks: Path | None = option("pictures of where defects are, named as the photos; none where is none", metavar="DIR")
     rate: float = option(
-        "--masks: how many good photos may raise a false alarm (default: 0.01)", 0.01, metavar="SHARE", parse=parse_rate
+        "--masks: how many good photos may raise a false alarm (default: 0.01)", 0.01, metavar="SHARE", parse=_RATE
     )
     method: list[str] = option(
         "method; may be repeated (default: ClosedFormGradCAM and ContributionCAM; without a "

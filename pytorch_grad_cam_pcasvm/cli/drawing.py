@@ -15,9 +15,8 @@ from urllib.parse import quote
 
 import pytorch_grad_cam_pcasvm as package
 from pytorch_grad_cam_pcasvm.cli.folders import find_normal, refuse_bad, tell_bad
-from pytorch_grad_cam_pcasvm.cli.models import choose_layers, choose_options, choose_targets, open_model
 from pytorch_grad_cam_pcasvm.cli.preparation import check_photos, tell_whites
-from pytorch_grad_cam_pcasvm.data.photo_files import list_photos, name_classes
+from pytorch_grad_cam_pcasvm.data import list_photos, name_classes
 from pytorch_grad_cam_pcasvm.runtime.files import name_path
 
 if TYPE_CHECKING:
@@ -340,6 +339,7 @@ def _rank_components(net: Any, x: Any, decision: Any, most: int) -> list[list[in
 
 def _with_network(options: Any, bad: list[str]) -> tuple[int, Iterator[Card]]:
     """Return the number of pictures, and their explanations by a network; unreadable ones go to ``bad``."""
+    from pytorch_grad_cam_pcasvm.cli.models import choose_layers, choose_options, choose_targets, open_model
     from pytorch_grad_cam_pcasvm.data.images import Images, as_picture
     from pytorch_grad_cam_pcasvm.export.explainer import WHOLE, Sheets, find_frame
     from pytorch_grad_cam_pcasvm.export.outputs import about, name_outputs

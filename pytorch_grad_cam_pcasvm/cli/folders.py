@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pytorch_grad_cam_pcasvm.cli.arguments import RUN, CheckOptions
-from pytorch_grad_cam_pcasvm.data.photo_files import SUFFIXES, arranged, class_folders, list_photos, name_classes
+from pytorch_grad_cam_pcasvm.data import SUFFIXES, arranged, class_folders, list_photos, name_classes
 
 # Folders of these names are hardly classes.
 _BLOCK = 16  # images that are read at once

@@ -103,6 +103,52 @@ def parse_amount(text: str) -> int | float:
     return amount
 
 
+def parse_share(example: str, *, above: bool) -> Callable[[str], float]:
+    """Return a parser of shares from 0, or above it, and below 1."""
+
+    def parse(text: str) -> float:
+        share: float = number_from(0, above=above)(text)
+        if share >= 1:
+            raise argparse.ArgumentTypeError(f"it must be below 1, such as {example}, got {text}")
+        return share
+
+    return parse
+
+
+def parse_gamma(text: str) -> Any:
+    """Return the width of a kernel."""
+    if text in ("scale", "auto"):
+        return text
+    try:
+        return number_from(0, above=True)(text)
+    except argparse.ArgumentTypeError as error:
+        raise argparse.ArgumentTypeError(f"scale, auto or a positive number is expected: {error}") from None
+
+
+def parse_place(text: str) -> str | tuple[int, ...]:
+    """Return a position: max, or ROW,COLUMN."""
+    parts = text.split(",")
+    if text != "max" and not all(part.strip().isdigit() for part in parts):
+        raise argparse.ArgumentTypeError(f"a position such as 3,4, or max, is expected, got {text!r}")
+    return text if text == "max" else tuple(map(int, parts))
+
+
+def parse_size(text: str) -> tuple[int, int]:
+    """Return (H, W) of a size that is typed as photos are named, WIDTHxHEIGHT, or as one side."""
+    sides = text.lower().split("x")
+    if not 1 <= len(sides) <= 2 or not all(side.isdigit() and int(side) for side in sides):
+        raise argparse.ArgumentTypeError(f"a side such as 448, or WIDTHxHEIGHT such as 672x448 is expected: {text!r}")
+    return int(sides[-1]), int(sides[0])
+
+
+def parse_tiles(text: str) -> tuple[int, int]:
+    """Return the numbers of columns and rows."""
+    numbers = text.lower().split("x")
+    if len(numbers) != 2 or not all(number.isdigit() and int(number) for number in numbers):
+        raise argparse.ArgumentTypeError(f"COLUMNSxROWS such as 3x2 is expected, got {text!r}")
+    return int(numbers[0]), int(numbers[1])
+
+
 def list_flags(entry: "Field[Any]") -> list[str]:
     """Return the flags of a field, the usual one first."""
     return (entry.metadata.get("flag") or f"--{entry.name.replace('_', '-')}").split()

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 from torchvision.datasets import DatasetFolder, ImageFolder
 
-from pytorch_grad_cam_pcasvm.data.photo_files import arranged, class_folders, list_photos, name_classes
+from pytorch_grad_cam_pcasvm.data import arranged, class_folders, list_photos, name_classes
 from pytorch_grad_cam_pcasvm.export.explainer import read_orientation, read_picture
 from pytorch_grad_cam_pcasvm.network.inputs import LABEL_KEYS, image_and_label
 
