@@ -2393,7 +2393,7 @@ FILES = [
         ANOTHER | {"leave out verify=True": lambda: build(of_version_0_2_0())},
     ),
     Row(
-        BUILT + "engines.py: cannot be read",
+        BUILT + "run.py: cannot be read",
         missing_row,
         "image 3 (3) cannot be read",
         {

@@ -11,12 +11,13 @@ import torch
 from torch import Tensor, nn
 
 import pytorch_grad_cam_pcasvm
-from pytorch_grad_cam_pcasvm.atlas import disk, engines
+from pytorch_grad_cam_pcasvm.atlas import disk
 from pytorch_grad_cam_pcasvm.atlas.columns import HEAD
 from pytorch_grad_cam_pcasvm.atlas.explainer import Explainer, PatchExplainer
 from pytorch_grad_cam_pcasvm.atlas.run import (
     BLOCK,
     SHARD_BYTES,
+    Job,
     begin,
     compare,
     find_kind,
@@ -151,7 +152,7 @@ def build(
             kinds[name] = find_kind(probe[name][0], name)
     entries = _entries(images, explainer, first, probe, kinds, shard_size)
     folder = Path(out)
-    job = engines.Job(
+    job = Job(
         images,
         explainer,
         folder.absolute(),

@@ -14,27 +14,23 @@ import signal
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from threading import Thread
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset
 
 from pytorch_grad_cam_pcasvm.atlas import disk
-from pytorch_grad_cam_pcasvm.atlas.explainer import Explainer
-from pytorch_grad_cam_pcasvm.data.images import Batch, Images
 from pytorch_grad_cam_pcasvm.methods.warn_once import TOLD_ONCE, WarnOnce
 from pytorch_grad_cam_pcasvm.network.modules import find_device
-from pytorch_grad_cam_pcasvm.runtime.digests import digest_of_tensor
-from pytorch_grad_cam_pcasvm.runtime.errors import AutogradFallbackWarning, Way, refuse, warn
+from pytorch_grad_cam_pcasvm.runtime.errors import AutogradFallbackWarning, warn
+
+if TYPE_CHECKING:
+    from pytorch_grad_cam_pcasvm.atlas.run import Job
 
 
 class Told(NamedTuple):
@@ -72,151 +68,7 @@ def tell(collection: Iterable[Told], register: WarnOnce) -> None:
             warn(warning.message, category)
 
 
-@dataclass
-class Job:
-    """What every process needs to make shards.
-
-    Attributes:
-        images: the data set.
-        explainer: from batches to columns.
-        folder: folder of the atlas.
-        atlas: digest of the atlas.
-        shard_size: rows per shard.
-        batch_size: number of images to read at a time.
-        shape: shape of an image; (): not the same for all.
-        kinds: kinds of labels and predictions.
-        skip_bad_images: continue without images that cannot be read.
-    """
-
-    images: Images
-    explainer: Explainer
-    folder: Path
-    atlas: str
-    shard_size: int
-    batch_size: int
-    shape: tuple[int, ...]
-    kinds: Mapping[str, str]
-    skip_bad_images: bool
-
-    @property
-    def shards(self) -> range:
-        """The numbers of all shards."""
-        return range(-(-len(self.images) // self.shard_size))
-
-    def list_rows(self, shard: int) -> range:
-        """Return the rows of a shard."""
-        return range(shard * self.shard_size, min((shard + 1) * self.shard_size, len(self.images)))
-
-    def run(self, numbers: Sequence[int], workers: int = 0) -> Iterator[int]:
-        """Make shards one after the other.
-
-        Args:
-            numbers: numbers of the shards.
-            workers: number of processes that read images.
-
-        Yields:
-            The number of images of each step.
-
-        Raises:
-            RuntimeError: an image cannot be read.
-            OSError: a shard cannot be written.
-        """
-        blocks = [(shard, block) for shard in numbers for block in self._list_blocks(self.list_rows(shard))]
-        columns: list[dict[str, Any]] = []
-        bad: dict[int, str] = {}
-        device = find_device(self.explainer.net)
-        read = self.read([block for _, block in blocks], workers)
-        for (shard, rows), (batch, digests) in zip(blocks, read, strict=True):
-            self._check(batch)
-            bad |= batch.bad
-            if batch.rows:
-                batch.images = batch.images.to(device)
-                block_columns = self.explainer(batch)
-                rows_of_image = len(block_columns["row"]) // len(digests)
-                columns.append(block_columns | {"digest": [digest for digest in digests for _ in range(rows_of_image)]})
-            yield len(rows)
-            if rows[-1] == self.list_rows(shard)[-1]:
-                self._write(shard, columns, bad)
-                columns, bad = [], {}
-
-    def read(self, blocks: Sequence[Sequence[int]], workers: int) -> Iterator[tuple[Batch, list[str]]]:
-        """Return an iterator over blocks of rows, each with the digests of its images."""
-        loader = DataLoader(
-            _Blocks(self.images, blocks),
-            batch_size=None,  # a block is a batch
-            num_workers=workers,
-            prefetch_factor=max(1, math.ceil(self.batch_size / self.explainer.block)) if workers else None,
-        )
-        return _whole(lambda: iter(loader))
-
-    def _list_blocks(self, rows: range) -> list[range]:
-        return [rows[start : start + self.explainer.block] for start in range(0, len(rows), self.explainer.block)]
-
-    def _check(self, batch: Batch) -> None:
-        if batch.bad and not self.skip_bad_images:
-            row, reason = next(iter(batch.bad.items()))
-            refuse(
-                RuntimeError,
-                f"image {row} ({self.images.id(row)}) cannot be read: {reason}{disk.KEPT}",
-                "mend the image and run the same again",
-                Way("pass skip_bad_images=True to list it in the manifest", "skip_bad_images"),
-            )
-        if batch.rows and self.shape and batch.images.shape[1:] != self.shape:
-            raise ValueError(
-                f"image {self.images.id(batch.rows[0])} has the shape {tuple(batch.images.shape[1:])}, but the first "
-                f"one {self.shape}: bring all to one size in the transform, for example with Resize((224, 224))"
-            )
-
-    def _write(self, shard: int, parts: list[dict[str, Any]], bad: Mapping[int, str]) -> None:
-        columns: dict[str, Any] = {"row": np.empty(0, np.int64)}
-        for name in parts[0] if parts else ():
-            values = [part[name] for part in parts]
-            columns[name] = np.concatenate(values) if isinstance(values[0], np.ndarray) else list(chain(*values))
-        if parts:
-            rows = columns["row"].tolist()
-            columns["id"] = [self.images.id(row) for row in rows]
-            if "place" in columns:
-                columns["id"] = [
-                    f"{name} {tuple(at)}" for name, at in zip(columns["id"], columns["place"].tolist(), strict=True)
-                ]
-            sizes = [self.images.file_size(row) for row in rows]
-            columns |= {"file_size": sizes} if sizes[0] is not None else {}
-            self._check_labels(columns["id"], columns["label"])
-            if "label" not in self.kinds:
-                del columns["label"]
-        marks = {"atlas": self.atlas, "number": shard, "bad": {str(row): why for row, why in bad.items()}}
-        kinds = {**self.kinds, "id": "str", "digest": "str", "file_size": "int"}
-        disk.write_shard(self.folder, shard, columns, kinds, marks)
-
-    def _check_labels(self, ids: Sequence[str], labels: Sequence[Any]) -> None:
-        expected_type = self.kinds.get("label")
-        for name, label in zip(ids, labels, strict=True):
-            label_type = None if label is None else type(label).__name__
-            if label_type != expected_type and (expected_type, label_type) != ("float", "int"):
-                one, other = (
-                    "no label" if type_name is None else f"a label of type {type_name}"
-                    for type_name in (label_type, expected_type)
-                )
-                raise ValueError(
-                    f"image {name} has {one}, but the first one {other}: give all of them labels of one kind"
-                )
-
-
-class _Blocks(Dataset[tuple[Batch, list[str]]]):
-    """Blocks of rows with the digests of their images, for the workers of a DataLoader."""
-
-    def __init__(self, images: Images, blocks: Sequence[Sequence[int]]) -> None:
-        self.images, self.blocks = images, blocks
-
-    def __len__(self) -> int:
-        return len(self.blocks)
-
-    def __getitem__(self, number: int) -> tuple[Batch, list[str]]:
-        batch = self.images.read(self.blocks[number])
-        return batch, [digest_of_tensor(image) for image in batch.images]
-
-
-def _whole(start: Callable[[], Any]) -> Any:
+def start_whole(start: Callable[[], Any]) -> Any:
     """Start processes in a thread: Ctrl-C would stop this one between two of them, and nothing would end the first."""
     with ThreadPoolExecutor(1) as pool:
         pool.submit(int).result()  # only a thread that has begun is waited for
@@ -250,7 +102,7 @@ class Worker:
         threads: to compute with; None: as many as there are.
     """
 
-    def __init__(self, job: Job, workers: int, threads: int | None) -> None:
+    def __init__(self, job: "Job", workers: int, threads: int | None) -> None:
         if threads is not None:
             torch.set_num_threads(threads)
         self.job, self.workers = job, workers
@@ -272,7 +124,7 @@ class Worker:
 
 
 def make_shards(
-    job: Job, numbers: Sequence[int], engine: str, count: int | None, workers: int, messages: list[Told]
+    job: "Job", numbers: Sequence[int], engine: str, count: int | None, workers: int, messages: list[Told]
 ) -> Iterator[int]:
     """Make shards in this process, in several, or on a Ray cluster; all of them give the same numbers.
 
@@ -300,7 +152,7 @@ def make_shards(
 
 
 def _run_in_processes(
-    job: Job, numbers: Sequence[int], count: int, workers: int, messages: list[Told]
+    job: "Job", numbers: Sequence[int], count: int, workers: int, messages: list[Told]
 ) -> Iterator[int]:
     """Make shards in several processes on this machine, each with its share of the threads, or a GPU."""
     try:
@@ -322,7 +174,7 @@ def _run_in_processes(
         path.write_bytes(sent)
         with ProcessPoolExecutor(count, context, _start_worker, (path, threads, identities, workers)) as pool:
             try:
-                waiting = _whole(lambda: _submit_shards(pool, numbers))
+                waiting = start_whole(lambda: _submit_shards(pool, numbers))
                 for done in as_completed(waiting):
                     images, warned = done.result()
                     messages += warned
@@ -367,7 +219,7 @@ def _make_shard(number: int) -> tuple[int, list[Told]]:
 
 
 def _run_on_ray(
-    job: Job, numbers: Sequence[int], count: int | None, workers: int, messages: list[Told]
+    job: "Job", numbers: Sequence[int], count: int | None, workers: int, messages: list[Told]
 ) -> Iterator[int]:
     """Make shards on a Ray cluster, or on this machine, with a pool of actors."""
     # Not with Ray Data: its threads outlive an iteration that is broken off, and Ray ends a process in which they call
@@ -397,7 +249,7 @@ def _start_ray(ray: Any) -> Iterator[None]:
 
 
 def _hand_to_actors(
-    ray: Any, job: Job, numbers: Sequence[int], count: int | None, workers: int, messages: list[Told]
+    ray: Any, job: "Job", numbers: Sequence[int], count: int | None, workers: int, messages: list[Told]
 ) -> Iterator[int]:
     actors: list[Any] = []
     try:

@@ -9,12 +9,13 @@ import torch
 from torch import Tensor, nn
 
 import pytorch_grad_cam_pcasvm
-from pytorch_grad_cam_pcasvm.atlas import disk, engines
+from pytorch_grad_cam_pcasvm.atlas import disk
 from pytorch_grad_cam_pcasvm.atlas.columns import Table
 from pytorch_grad_cam_pcasvm.atlas.explainer import fill_block
 from pytorch_grad_cam_pcasvm.atlas.run import (
     BLOCK,
     SHARD_BYTES,
+    Job,
     begin,
     compare,
     find_kind,
@@ -176,7 +177,7 @@ def extract(
         **({"exif": True} if images.exif else {}),
     }
     folder = Path(out)
-    job = engines.Job(
+    job = Job(
         images, extractor, folder.absolute(), disk.digest_manifest(entries), shard_size, batch_size,  # type: ignore[arg-type]
         () if varies else tuple(first.images.shape[1:]), kinds, skip_bad_images,
     )  # fmt: skip
