@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 import pytorch_grad_cam_pcasvm
 from pytorch_grad_cam_pcasvm.atlas import disk, run
-from pytorch_grad_cam_pcasvm.atlas.columns import HEAD
 from pytorch_grad_cam_pcasvm.atlas.explainer import Explainer, PatchExplainer
 from pytorch_grad_cam_pcasvm.atlas.store import Atlas, load
 from pytorch_grad_cam_pcasvm.data.images import THUMBNAIL, Batch, Images
@@ -151,16 +150,8 @@ def build(
     )
     run.refuse_child()
     net.head.tell_of_fit(always=True)
-    run.refuse_other(folder, entries)  # at once, before waiting for another build
-    with disk.alone(folder):
-        run.begin(folder, entries)
-        if not (folder / HEAD).exists():
-            net.head.save(folder / HEAD)
-        missing = run.list_missing(job)
-        run.compare(job, missing, verify, workers, progress)
-        if missing:
-            run.make(job, missing, engine, processes, workers, progress, explainer.cam._warnings)
-        run.finish(job, entries)
+    making = run.Making(engine, processes, workers, verify, progress)
+    with run.completed(folder, job, entries, making, explainer.cam._warnings, net.head):
         return load(folder, trusted=storage.own_types(net.head.stages))
 
 

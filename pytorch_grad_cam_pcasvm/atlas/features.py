@@ -168,15 +168,9 @@ def extract(
         () if varies else tuple(first.images.shape[1:]), kinds, skip_bad_images,
     )  # fmt: skip
     run.refuse_child()
-    run.refuse_other(folder, entries)  # at once, before waiting for another run
-    with disk.alone(folder):
-        run.begin(folder, entries)
-        missing = run.list_missing(job)
-        run.compare(job, missing, verify, workers, progress)
-        if missing:
-            run.make(job, missing, engine, processes, workers, progress, WarnOnce(), "features")
-        run.finish(job, entries)
-    return Features(folder)
+    making = run.Making(engine, processes, workers, verify, progress, "features")
+    with run.completed(folder, job, entries, making, WarnOnce()):
+        return Features(folder)
 
 
 def _describe_source(backbone: nn.Module, source: FeatureSource) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import math
 import multiprocessing
 import traceback
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -18,9 +19,11 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from pytorch_grad_cam_pcasvm.atlas import disk, engines
+from pytorch_grad_cam_pcasvm.atlas.columns import HEAD
 from pytorch_grad_cam_pcasvm.atlas.engines import Told, tell
 from pytorch_grad_cam_pcasvm.atlas.explainer import Explainer
 from pytorch_grad_cam_pcasvm.data.images import Batch, Images
+from pytorch_grad_cam_pcasvm.head import Head
 from pytorch_grad_cam_pcasvm.methods.warn_once import WarnOnce
 from pytorch_grad_cam_pcasvm.network.modules import find_device
 from pytorch_grad_cam_pcasvm.runtime import files
@@ -249,16 +252,63 @@ def list_missing(job: Job) -> list[int]:
     return missing
 
 
-def make(
-    job: Job, missing: Sequence[int], engine: str, processes: int | None, workers: int, progress: bool,
-    register: WarnOnce, name: str = "atlas",
-) -> None:  # fmt: skip
+class Making(NamedTuple):
+    """How shards are made.
+
+    Attributes:
+        engine: ``"local"`` or ``"ray"``.
+        processes: number of processes; None: one, or of Ray as many as suit the cluster.
+        workers: number of processes that read images, for each of these.
+        verify: compare every image with existing shards.
+        progress: show progress bars.
+        name: in front of the bar.
+    """
+
+    engine: str
+    processes: int | None
+    workers: int
+    verify: bool
+    progress: bool
+    name: str = "atlas"
+
+
+@contextmanager
+def completed(
+    folder: Path, job: Job, entries: dict[str, Any], making: Making, register: WarnOnce, head: Head | None = None
+) -> Iterator[None]:
+    """Hold a folder in which all shards are there, those that were missing made now.
+
+    Args:
+        folder: as it was typed, for messages.
+        job: what to make.
+        entries: of the manifest.
+        making: how.
+        register: knows which warnings were given.
+        head: is stored beside the shards.
+
+    Yields:
+        Nothing, while the folder is held.
+    """
+    refuse_other(folder, entries)  # at once, before waiting for another run
+    with disk.alone(folder):
+        begin(folder, entries)
+        if head is not None and not (folder / HEAD).exists():
+            head.save(folder / HEAD)
+        missing = list_missing(job)
+        compare(job, missing, making.verify, making.workers, making.progress)
+        if missing:
+            _make(job, missing, making, register)
+        finish(job, entries)
+        yield
+
+
+def _make(job: Job, missing: Sequence[int], making: Making, register: WarnOnce) -> None:
     """Make the missing shards, and pass on their warnings unless ``register`` knows them."""
     total, count = len(job.images), sum(len(job.list_rows(number)) for number in missing)
     messages: list[Told] = []
-    with progress_bar(progress, total=total, initial=total - count, desc=name, unit="image") as bar:
+    with progress_bar(making.progress, total=total, initial=total - count, desc=making.name, unit="image") as bar:
         try:
-            for done in engines.make_shards(job, missing, engine, processes, workers, messages):
+            for done in engines.make_shards(job, missing, making.engine, making.processes, making.workers, messages):
                 bar.update(done)
         except KeyboardInterrupt as error:
             # An interactive session keeps it, and its frames keep the processes that read images.
