@@ -160,7 +160,7 @@ def _refuse_training(options: FitOptions) -> None:
         )
     classes = classes_in(options.images, ("train", "training"))
     if of_good_parts:
-        _one_class(options, classes)
+        _refuse_several_classes(options, classes)
     elif options.masks is None:
         classes = two_classes(options.images, classes)
     _check_normal(options, classes, of_good_parts)
@@ -181,7 +181,7 @@ def learns_from_good_parts(options: FitOptions) -> bool:
     return is_outlier_detector(estimator) or not hasattr(estimator, "predict")
 
 
-def _one_class(options: FitOptions, classes: Sequence[str] | None) -> None:
+def _refuse_several_classes(options: FitOptions, classes: Sequence[str] | None) -> None:
     """Refuse images of several classes for an estimator that learns from good parts alone."""
     if options.masks is not None:
         raise ValueError(
