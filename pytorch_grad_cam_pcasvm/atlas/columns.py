@@ -49,6 +49,13 @@ class Table:
         """Return a whole column."""
         return np.concatenate([block[name] for _, block in self.blocks([name])])
 
+    def groups(self, names: Sequence[str]) -> Iterator[dict[str, Any]]:
+        """Yield columns of the files, one row group at a time."""
+        for number in np.flatnonzero(np.diff(self._starts)).tolist():
+            path = self.folder / disk.name_shard(number)
+            with disk.open_shard(path) as file:
+                yield from (disk.read_shard(path, file, names, [group]) for group in range(file.num_row_groups))
+
     def blocks(self, names: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
         """Yield columns of the files, one shard at a time, each with the position of its first row."""
         for number, start in enumerate(self._starts[:-1]):

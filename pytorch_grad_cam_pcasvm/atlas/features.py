@@ -282,13 +282,7 @@ class Features:
                 "extract them anew, atlas.extract(..., out=) with another folder",
             )
         names = ["features", *(["label"] if "label" in self.manifest["kinds"] else [])]
-        for number in range(-(-self.manifest["images"] // self.manifest["shard_size"])):
-            path = self.folder / disk.name_shard(number)
-            with disk.open_shard(path) as file:
-                if not file.metadata.num_rows:  # none of its images can be read
-                    continue
-                for group in range(file.num_row_groups):
-                    columns = disk.read_shard(path, file, names, [group])
-                    labels = columns.get("label")
-                    features = torch.from_numpy(columns["features"].copy())  # mapped memory is not to be written
-                    yield features, None if labels is None else self._name_labels(labels)
+        for columns in self._table.groups(names):
+            labels = columns.get("label")
+            features = torch.from_numpy(columns["features"].copy())  # mapped memory is not to be written
+            yield features, None if labels is None else self._name_labels(labels)
