@@ -767,7 +767,7 @@ def test_each_thread_has_temporaries_of_its_own(tmp_path):
 def test_large_maps_make_smaller_shards(tmp_path, monkeypatch):
     small = {"shard_size": None, "block": 1}
     assert build(tmp_path / "few", **small).manifest["shard_size"] == 6  # a sixteenth of 90 images
-    monkeypatch.setattr(sys.modules["pytorch_grad_cam_pcasvm.atlas.build"], "SHARD_BYTES", 1_000)
+    monkeypatch.setattr(sys.modules["pytorch_grad_cam_pcasvm.atlas.run"], "SHARD_BYTES", 1_000)
     assert build(tmp_path / "large", **small).manifest["shard_size"] == 2
 
 
