@@ -32,7 +32,7 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
 from pytorch_grad_cam_pcasvm import PCASVMNet, SVMTarget, atlas, extract_features
-from pytorch_grad_cam_pcasvm.atlas import manifest, shards
+from pytorch_grad_cam_pcasvm.atlas import disk
 from pytorch_grad_cam_pcasvm.network.features import compute_features
 
 COMPONENTS, SIDE, SHARD = 16, 7, 2048
@@ -124,7 +124,7 @@ def synthetic(out: Path, rows: int) -> Path:
         "remainder": ["float64", COMPONENTS],
     }
     entries = {
-        **{"format": manifest.FORMAT, "versions": {}, "columns": columns, "images": rows, "shard_size": SHARD},
+        **{"format": disk.FORMAT, "versions": {}, "columns": columns, "images": rows, "shard_size": SHARD},
         **{"kinds": {"label": "int", "prediction": "int"}, "classes": [0, 1], "names": None, "linear": True},
         **{"adds_up": True, "method": "ContributionCAM", "target_layer": "features", "targets": [], "thumbnails": 0},
         **{"backbone": "none", "complete": True, "rows": rows, "bad": {}, "head": net.head.digest(), "first": {}},
@@ -141,9 +141,9 @@ def synthetic(out: Path, rows: int) -> Path:
         names = ("label", "prediction")
         block |= {name: random.integers(0, 2, count).tolist() for name in names} | {"thumbnail": [b""] * count}
         block["id"] = [str(row) for row in range(start, start + count)]
-        marks = {"atlas": manifest.digest_manifest(entries), "number": number, "bad": {}}
-        shards.write(out, number, block, {"label": "int", "prediction": "int", "id": "str"}, marks)
-    manifest.write(out, entries)
+        marks = {"atlas": disk.digest_manifest(entries), "number": number, "bad": {}}
+        disk.write_shard(out, number, block, {"label": "int", "prediction": "int", "id": "str"}, marks)
+    disk.write_manifest(out, entries)
     return out
 
 

@@ -12,8 +12,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from scipy.stats import t as student
 
-from pytorch_grad_cam_pcasvm.evaluation.result import FAILED, PASSED, Row
-from pytorch_grad_cam_pcasvm.evaluation.statistics import ANYTHING, Estimate
+from pytorch_grad_cam_pcasvm.evaluation.result import ANYTHING, FAILED, PASSED, Estimate, Row
 from pytorch_grad_cam_pcasvm.evaluation.turns import EARLY, list_looks, settled
 from pytorch_grad_cam_pcasvm.runtime.amounts import LAST
 

@@ -113,15 +113,15 @@ def _converted_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
     """Convert equal programs to ONNX once: files of one explanation differ in what they say of pictures alone."""
     if not request.node.get_closest_marker("optional"):
         return
-    from pytorch_grad_cam_pcasvm.export import onnx_file
+    from pytorch_grad_cam_pcasvm.export import files
 
-    convert, table = onnx_file._converted, onnx_file.decompositions
+    convert, table = files._converted, files.decompositions
 
     def converted(program: Any, names: Any, opset: Any) -> Any:
         weights = [(name, value.dtype, value.numpy(force=True).tobytes())
                    for name, value in sorted((program.state_dict | program.constants).items())]  # fmt: skip
         key = program.graph_module.code, *weights, *names, opset
-        if onnx_file.decompositions is not table:  # a test has another one
+        if files.decompositions is not table:  # a test has another one
             return convert(program, names, opset)
         if key not in _MODELS:
             _MODELS[key] = convert(program, names, opset)
@@ -129,7 +129,7 @@ def _converted_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
         model.CopyFrom(_MODELS[key])
         return model
 
-    monkeypatch.setattr(onnx_file, "_converted", converted)
+    monkeypatch.setattr(files, "_converted", converted)
 
 
 @pytest.fixture

@@ -94,7 +94,7 @@ from pytorch_grad_cam_pcasvm import (
     register_jacobian,
     stage_for,
 )
-from pytorch_grad_cam_pcasvm.export import graph, onnx_file
+from pytorch_grad_cam_pcasvm.export import files, graph
 from pytorch_grad_cam_pcasvm.head.elementwise import Elementwise
 from pytorch_grad_cam_pcasvm.head.stage import Stage
 from pytorch_grad_cam_pcasvm.methods.grad_cam_protocol import ClosedFormCAM
@@ -162,12 +162,11 @@ WITHOUT = {
     "tape/tape.py: half precision is too coarse": "no step is known here that fails in single precision",
     "head/stack.py: the pullback of": "says that a pullback is wrong, and names no way out",
     "head/estimators/ensembles.py: {type(estimator).__name__} of {type(member).__name__}": "has a row for each call",
-    "atlas/engines.py: refuse(_ERRORS[error_name], *wrong)": "passes on what another process has refused",
-    "export/web_page.py: {runtime} has no {name}": "needs npm and a connection",
+    "export/files.py: {runtime} has no {name}": "needs npm and a connection",
     "methods/boundary_path.py: there are no activations of": "as targets/boundary_head.py, which has a row",
     "evaluation/subject.py: the network must be a PCASVMNet": "as atlas/build.py, which has a row",
     "export/explainer.py: is a model, but not an explanation": "as the rows of export.onnx, which it names",
-    "export/onnx_file.py: does not fit into one ONNX file": "needs a network of 2 GB",
+    "export/files.py: does not fit into one ONNX file": "needs a network of 2 GB",
 }
 
 
@@ -2156,10 +2155,10 @@ def in_single_and_double() -> SignedMaps:
 
 def with_wrong_numbers(export_with: Callable[[], Any]) -> Any:
     """Export with an operator that computes something else."""
-    table = onnx_file.decompositions()
+    table = files.decompositions()
     with pytest.MonkeyPatch.context() as patch:
         wrong = {torch.ops.aten.tanh.default: lambda x: 1 + x}
-        patch.setattr(onnx_file, "decompositions", lambda: table | wrong)
+        patch.setattr(files, "decompositions", lambda: table | wrong)
         patch.setattr(graph, "plain_zeros", twisted)
         return export_with()
 
@@ -2363,7 +2362,7 @@ FILES = [
         },
     ),
     Row(
-        "export/onnx_file.py: torch cannot bring this network to ONNX",
+        "export/files.py: torch cannot bring this network to ONNX",
         lambda: (bessel(), onnx(torch.special.i0, folder())),
         "torch cannot bring this network to ONNX",
         {
@@ -2394,7 +2393,7 @@ FILES = [
         ANOTHER | {"leave out verify=True": lambda: build(of_version_0_2_0())},
     ),
     Row(
-        BUILT + "engines.py: cannot be read",
+        BUILT + "run.py: cannot be read",
         missing_row,
         "image 3 (3) cannot be read",
         {
@@ -2403,19 +2402,19 @@ FILES = [
         },
     ),
     Row(
-        BUILT + "manifest.py: there is no atlas in",
+        BUILT + "disk.py: there is no atlas in",
         lambda: atlas.load(fresh("nothing")),
         "there is no atlas in",
         {"make one with atlas.build(": lambda: atlas.load(built("made"))},
     ),
     Row(
-        BUILT + "manifest.py: has {noun} of something else ({differences})",
+        BUILT + "disk.py: has {noun} of something else ({differences})",
         lambda: build(built("head"), net=atlas_problem("linear")[0]),
         "has an atlas of something else",
         ANOTHER | {"delete it": lambda: rebuilt(built("head"), net=atlas_problem("linear")[0])},
     ),
     Row(
-        BUILT + "manifest.py: have hooks, attributes or functions",
+        BUILT + "disk.py: have hooks, attributes or functions",
         lambda: build(built("hooks"), net=hooked_net()),
         "have hooks, attributes or functions of the network changed?",
         ANOTHER | {"delete it": lambda: rebuilt(built("hooks"), net=hooked_net())},
@@ -2912,13 +2911,13 @@ OTHERS = [
         },
     ),
     Row(
-        "atlas/manifest.py: there are no features in",
+        "atlas/disk.py: there are no features in",
         lambda: atlas.Features(folder()),
         "there are no features in",
         {"extract them, atlas.extract(..., out=": extracted_anew},
     ),
     Row(
-        "atlas/manifest.py: has {('features' if file_format",
+        "atlas/disk.py: has {('features' if file_format",
         lambda: atlas.load(stored_features().folder),
         "has features, and not an atlas",
         {"give another folder as out=": extracted_anew},

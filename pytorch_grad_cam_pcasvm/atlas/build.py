@@ -11,22 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import pytorch_grad_cam_pcasvm
-from pytorch_grad_cam_pcasvm.atlas import engines, manifest
-from pytorch_grad_cam_pcasvm.atlas.columns import HEAD
+from pytorch_grad_cam_pcasvm.atlas import disk, run
 from pytorch_grad_cam_pcasvm.atlas.explainer import Explainer, PatchExplainer
-from pytorch_grad_cam_pcasvm.atlas.run import (
-    BLOCK,
-    SHARD_BYTES,
-    begin,
-    compare,
-    find_kind,
-    finish,
-    list_missing,
-    make,
-    read_first,
-    refuse_child,
-    refuse_other,
-)
 from pytorch_grad_cam_pcasvm.atlas.store import Atlas, load
 from pytorch_grad_cam_pcasvm.data.images import THUMBNAIL, Batch, Images
 from pytorch_grad_cam_pcasvm.head import storage
@@ -128,8 +114,8 @@ def build(
     turned = net.head.exif if exif is None else exif
     images = Images(dataset, transform, picture, thumbnails=THUMBNAIL if thumbnails else 0, exif=turned)
     # The components of several patches are many targets already.
-    block = block or (1 if net.is_dense else BLOCK.get(find_device(net).type, BLOCK["cuda"]))
-    first = read_first(images)
+    block = block or (1 if net.is_dense else run.BLOCK.get(find_device(net).type, run.BLOCK["cuda"]))
+    first = run.read_first(images)
     with evaluation_mode(net), torch.no_grad():
         output = net(first.images.to(find_device(net)))
     if output.components is None:
@@ -148,32 +134,24 @@ def build(
     kinds: dict[str, str] = {}
     for name in ("label", "prediction"):
         if name in probe and probe[name][0] is not None:
-            kinds[name] = find_kind(probe[name][0], name)
+            kinds[name] = run.find_kind(probe[name][0], name)
     entries = _entries(images, explainer, first, probe, kinds, shard_size)
     folder = Path(out)
-    job = engines.Job(
+    job = run.Job(
         images,
         explainer,
         folder.absolute(),
-        manifest.digest_manifest(entries),
+        disk.digest_manifest(entries),
         shard_size,
         batch_size,
         tuple(first.images.shape[1:]),
         kinds,
         skip_bad_images,
     )
-    refuse_child()
+    run.refuse_child()
     net.head.tell_of_fit(always=True)
-    refuse_other(folder, entries)  # at once, before waiting for another build
-    with manifest.alone(folder):
-        begin(folder, entries)
-        if not (folder / HEAD).exists():
-            net.head.save(folder / HEAD)
-        missing = list_missing(job)
-        compare(job, missing, verify, workers, progress)
-        if missing:
-            make(job, missing, engine, processes, workers, progress, explainer.cam._warnings)
-        finish(job, entries)
+    making = run.Making(engine, processes, workers, verify, progress)
+    with run.completed(folder, job, entries, making, explainer.cam._warnings, net.head):
         return load(folder, trusted=storage.own_types(net.head.stages))
 
 
@@ -216,7 +194,7 @@ def _shard_size(wanted: int | None, probe: Mapping[str, Any], images: int, block
     """Return the number of images per shard, a multiple of ``block``."""
     if wanted is None:
         of_image = sum(array.nbytes for array in probe.values() if isinstance(array, np.ndarray))
-        wanted = max(1, min(2048, SHARD_BYTES // of_image, -(-images // 16)))  # a stop loses a 16th at most
+        wanted = max(1, min(2048, run.SHARD_BYTES // of_image, -(-images // 16)))  # a stop loses a 16th at most
     return -(-wanted // block) * block
 
 
@@ -249,7 +227,7 @@ def _entries(
     if takes and (mean := training_set.means.get(explainer.target_layer)) is not None:
         options = options | {"mean": mean}
     return {
-        "format": manifest.FORMAT,
+        "format": disk.FORMAT,
         "versions": {library.__name__: library.__version__ for library in libraries},
         "backbone": type(backbone).__name__,
         "weights": digests.digest_of_module(backbone),

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from pytorch_grad_cam_pcasvm.atlas import manifest, shards
+from pytorch_grad_cam_pcasvm.atlas import disk
 from pytorch_grad_cam_pcasvm.head import Head
 
 HEAD = "head.safetensors"
@@ -30,12 +30,12 @@ class Table:
 
     def __init__(self, folder: Path, entries: Mapping[str, Any]) -> None:
         self.folder, self.columns = folder, entries["columns"]
-        digest, counts = manifest.digest_manifest(entries), []
+        digest, counts = disk.digest_manifest(entries), []
         for number in range(-(-entries["images"] // entries["shard_size"])):
-            path = folder / shards.name_shard(number)
+            path = folder / disk.name_shard(number)
             if not path.exists():
                 raise ValueError(f"the shard {path} is missing: run the same build again to make it")
-            with shards.open_shard(path, digest, number) as file:
+            with disk.open_shard(path, digest, number) as file:
                 counts.append(file.metadata.num_rows)
         # Positions where each shard begins.
         self._starts = np.concatenate([[0], np.cumsum(counts)])
@@ -49,13 +49,20 @@ class Table:
         """Return a whole column."""
         return np.concatenate([block[name] for _, block in self.blocks([name])])
 
+    def groups(self, names: Sequence[str]) -> Iterator[dict[str, Any]]:
+        """Yield columns of the files, one row group at a time."""
+        for number in np.flatnonzero(np.diff(self._starts)).tolist():
+            path = self.folder / disk.name_shard(number)
+            with disk.open_shard(path) as file:
+                yield from (disk.read_shard(path, file, names, [group]) for group in range(file.num_row_groups))
+
     def blocks(self, names: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
         """Yield columns of the files, one shard at a time, each with the position of its first row."""
         for number, start in enumerate(self._starts[:-1]):
             if self._starts[number + 1] > start:
-                path = self.folder / shards.name_shard(number)
-                with shards.open_shard(path) as file:
-                    yield int(start), shards.read(path, file, names)
+                path = self.folder / disk.name_shard(number)
+                with disk.open_shard(path) as file:
+                    yield int(start), disk.read_shard(path, file, names)
 
     def of_rows(self, positions: np.ndarray, names: Sequence[str]) -> dict[str, np.ndarray]:
         """Return columns of some rows; only the row groups that contain one of them are read."""
@@ -65,11 +72,11 @@ class Table:
         for number in np.unique(shard):
             (places,) = np.nonzero(shard == number)
             offsets = positions[places] - self._starts[number]
-            groups, of_place = np.unique(offsets // shards.ROW_GROUP, return_inverse=True)
-            path = self.folder / shards.name_shard(int(number))
-            with shards.open_shard(path) as file:
-                read = shards.read(path, file, names, groups.tolist())
-            chosen = of_place * shards.ROW_GROUP + offsets % shards.ROW_GROUP
+            groups, of_place = np.unique(offsets // disk.ROW_GROUP, return_inverse=True)
+            path = self.folder / disk.name_shard(int(number))
+            with disk.open_shard(path) as file:
+                read = disk.read_shard(path, file, names, groups.tolist())
+            chosen = of_place * disk.ROW_GROUP + offsets % disk.ROW_GROUP
             for name in names:
                 values = read[name]
                 values = np.array(values, dtype=object) if isinstance(values, list) else values
@@ -94,7 +101,7 @@ class Columns:
 
     def __init__(self, folder: str | Path, trusted: Sequence[str] = ()) -> None:
         self.folder = Path(folder)
-        self.manifest: dict[str, Any] = manifest.read(self.folder)
+        self.manifest: dict[str, Any] = disk.read_manifest(self.folder)
         if not self.manifest["complete"]:
             count = len(list(self.folder.glob("part-*.parquet")))
             total = -(-self.manifest["images"] // self.manifest["shard_size"])

@@ -14,27 +14,23 @@ import signal
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from threading import Thread
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset
 
-from pytorch_grad_cam_pcasvm.atlas import shards
-from pytorch_grad_cam_pcasvm.atlas.explainer import Explainer
-from pytorch_grad_cam_pcasvm.data.images import Batch, Images
+from pytorch_grad_cam_pcasvm.atlas import disk
 from pytorch_grad_cam_pcasvm.methods.warn_once import TOLD_ONCE, WarnOnce
 from pytorch_grad_cam_pcasvm.network.modules import find_device
-from pytorch_grad_cam_pcasvm.runtime.digests import digest_of_tensor
-from pytorch_grad_cam_pcasvm.runtime.errors import AutogradFallbackWarning, Way, refuse, warn
+from pytorch_grad_cam_pcasvm.runtime.errors import AutogradFallbackWarning, warn
+
+if TYPE_CHECKING:
+    from pytorch_grad_cam_pcasvm.atlas.run import Job
 
 
 class Told(NamedTuple):
@@ -72,151 +68,7 @@ def tell(collection: Iterable[Told], register: WarnOnce) -> None:
             warn(warning.message, category)
 
 
-@dataclass
-class Job:
-    """What every process needs to make shards.
-
-    Attributes:
-        images: the data set.
-        explainer: from batches to columns.
-        folder: folder of the atlas.
-        atlas: digest of the atlas.
-        shard_size: rows per shard.
-        batch_size: number of images to read at a time.
-        shape: shape of an image; (): not the same for all.
-        kinds: kinds of labels and predictions.
-        skip_bad_images: continue without images that cannot be read.
-    """
-
-    images: Images
-    explainer: Explainer
-    folder: Path
-    atlas: str
-    shard_size: int
-    batch_size: int
-    shape: tuple[int, ...]
-    kinds: Mapping[str, str]
-    skip_bad_images: bool
-
-    @property
-    def shards(self) -> range:
-        """The numbers of all shards."""
-        return range(-(-len(self.images) // self.shard_size))
-
-    def list_rows(self, shard: int) -> range:
-        """Return the rows of a shard."""
-        return range(shard * self.shard_size, min((shard + 1) * self.shard_size, len(self.images)))
-
-    def run(self, numbers: Sequence[int], workers: int = 0) -> Iterator[int]:
-        """Make shards one after the other.
-
-        Args:
-            numbers: numbers of the shards.
-            workers: number of processes that read images.
-
-        Yields:
-            The number of images of each step.
-
-        Raises:
-            RuntimeError: an image cannot be read.
-            OSError: a shard cannot be written.
-        """
-        blocks = [(shard, block) for shard in numbers for block in self._list_blocks(self.list_rows(shard))]
-        columns: list[dict[str, Any]] = []
-        bad: dict[int, str] = {}
-        device = find_device(self.explainer.net)
-        read = self.read([block for _, block in blocks], workers)
-        for (shard, rows), (batch, digests) in zip(blocks, read, strict=True):
-            self._check(batch)
-            bad |= batch.bad
-            if batch.rows:
-                batch.images = batch.images.to(device)
-                block_columns = self.explainer(batch)
-                rows_of_image = len(block_columns["row"]) // len(digests)
-                columns.append(block_columns | {"digest": [digest for digest in digests for _ in range(rows_of_image)]})
-            yield len(rows)
-            if rows[-1] == self.list_rows(shard)[-1]:
-                self._write(shard, columns, bad)
-                columns, bad = [], {}
-
-    def read(self, blocks: Sequence[Sequence[int]], workers: int) -> Iterator[tuple[Batch, list[str]]]:
-        """Return an iterator over blocks of rows, each with the digests of its images."""
-        loader = DataLoader(
-            _Blocks(self.images, blocks),
-            batch_size=None,  # a block is a batch
-            num_workers=workers,
-            prefetch_factor=max(1, math.ceil(self.batch_size / self.explainer.block)) if workers else None,
-        )
-        return _whole(lambda: iter(loader))
-
-    def _list_blocks(self, rows: range) -> list[range]:
-        return [rows[start : start + self.explainer.block] for start in range(0, len(rows), self.explainer.block)]
-
-    def _check(self, batch: Batch) -> None:
-        if batch.bad and not self.skip_bad_images:
-            row, reason = next(iter(batch.bad.items()))
-            refuse(
-                RuntimeError,
-                f"image {row} ({self.images.id(row)}) cannot be read: {reason}{shards.KEPT}",
-                "mend the image and run the same again",
-                Way("pass skip_bad_images=True to list it in the manifest", "skip_bad_images"),
-            )
-        if batch.rows and self.shape and batch.images.shape[1:] != self.shape:
-            raise ValueError(
-                f"image {self.images.id(batch.rows[0])} has the shape {tuple(batch.images.shape[1:])}, but the first "
-                f"one {self.shape}: bring all to one size in the transform, for example with Resize((224, 224))"
-            )
-
-    def _write(self, shard: int, parts: list[dict[str, Any]], bad: Mapping[int, str]) -> None:
-        columns: dict[str, Any] = {"row": np.empty(0, np.int64)}
-        for name in parts[0] if parts else ():
-            values = [part[name] for part in parts]
-            columns[name] = np.concatenate(values) if isinstance(values[0], np.ndarray) else list(chain(*values))
-        if parts:
-            rows = columns["row"].tolist()
-            columns["id"] = [self.images.id(row) for row in rows]
-            if "place" in columns:
-                columns["id"] = [
-                    f"{name} {tuple(at)}" for name, at in zip(columns["id"], columns["place"].tolist(), strict=True)
-                ]
-            sizes = [self.images.file_size(row) for row in rows]
-            columns |= {"file_size": sizes} if sizes[0] is not None else {}
-            self._check_labels(columns["id"], columns["label"])
-            if "label" not in self.kinds:
-                del columns["label"]
-        marks = {"atlas": self.atlas, "number": shard, "bad": {str(row): why for row, why in bad.items()}}
-        kinds = {**self.kinds, "id": "str", "digest": "str", "file_size": "int"}
-        shards.write(self.folder, shard, columns, kinds, marks)
-
-    def _check_labels(self, ids: Sequence[str], labels: Sequence[Any]) -> None:
-        expected_type = self.kinds.get("label")
-        for name, label in zip(ids, labels, strict=True):
-            label_type = None if label is None else type(label).__name__
-            if label_type != expected_type and (expected_type, label_type) != ("float", "int"):
-                one, other = (
-                    "no label" if type_name is None else f"a label of type {type_name}"
-                    for type_name in (label_type, expected_type)
-                )
-                raise ValueError(
-                    f"image {name} has {one}, but the first one {other}: give all of them labels of one kind"
-                )
-
-
-class _Blocks(Dataset[tuple[Batch, list[str]]]):
-    """Blocks of rows with the digests of their images, for the workers of a DataLoader."""
-
-    def __init__(self, images: Images, blocks: Sequence[Sequence[int]]) -> None:
-        self.images, self.blocks = images, blocks
-
-    def __len__(self) -> int:
-        return len(self.blocks)
-
-    def __getitem__(self, number: int) -> tuple[Batch, list[str]]:
-        batch = self.images.read(self.blocks[number])
-        return batch, [digest_of_tensor(image) for image in batch.images]
-
-
-def _whole(start: Callable[[], Any]) -> Any:
+def start_whole(start: Callable[[], Any]) -> Any:
     """Start processes in a thread: Ctrl-C would stop this one between two of them, and nothing would end the first."""
     with ThreadPoolExecutor(1) as pool:
         pool.submit(int).result()  # only a thread that has begun is waited for
@@ -241,23 +93,68 @@ def _apart(start: Callable[[], Any]) -> Any:
     return outcome.result()
 
 
-def local(job: Job, numbers: Sequence[int], workers: int) -> Iterator[int]:
-    """Make shards in this process, with the workers of a DataLoader to read images."""
-    return job.run(numbers, workers)
+class Worker:
+    """Makes shards in a process of its own, with a part of the threads, and collects its warnings.
+
+    Args:
+        job: what to make.
+        workers: number of processes that read images.
+        threads: to compute with; None: as many as there are.
+    """
+
+    def __init__(self, job: "Job", workers: int, threads: int | None) -> None:
+        if threads is not None:
+            torch.set_num_threads(threads)
+        self.job, self.workers = job, workers
+
+    def make(self, number: int) -> tuple[int, list[Told]]:
+        """Return the number of images of a shard that is made now, and the warnings.
+
+        Raises:
+            OSError: this machine does not see the folder.
+        """
+        if not self.job.folder.is_dir():
+            raise OSError(
+                errno.ENOENT,
+                f"{self.job.folder} is not there on {platform.node()}: out= must be a folder that all machines share",
+            )
+        with collected() as messages:
+            images = sum(self.job.run([number], self.workers))
+        return images, messages
 
 
-def processes(job: Job, numbers: Sequence[int], count: int, workers: int, messages: list[Told]) -> Iterator[int]:
-    """Make shards in several processes on this machine, each with its share of the threads, or a GPU.
+def make_shards(
+    job: "Job", numbers: Sequence[int], engine: str, count: int | None, workers: int, messages: list[Told]
+) -> Iterator[int]:
+    """Make shards in this process, in several, or on a Ray cluster; all of them give the same numbers.
 
-    ``messages`` receives the warnings of these processes.
+    Args:
+        job: what to make.
+        numbers: numbers of the shards.
+        engine: ``"local"`` or ``"ray"``.
+        count: number of processes or actors; None: one, or of Ray as many as suit the cluster.
+        workers: number of processes that read images, for each of these.
+        messages: receives the warnings of other processes.
 
-    Yields:
-        The number of images of each shard.
+    Returns:
+        An iterator over the numbers of images of what is made.
 
     Raises:
+        ImportError: Ray is not installed.
         TypeError: the network or the data set cannot be sent to another process.
         RuntimeError: a process died.
     """
+    if engine == "ray":
+        return _run_on_ray(job, numbers, count, workers, messages)
+    if count is not None and count > 1:
+        return _run_in_processes(job, numbers, count, workers, messages)
+    return job.run(numbers, workers)
+
+
+def _run_in_processes(
+    job: "Job", numbers: Sequence[int], count: int, workers: int, messages: list[Told]
+) -> Iterator[int]:
+    """Make shards in several processes on this machine, each with its share of the threads, or a GPU."""
     try:
         sent = pickle.dumps(job)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
@@ -277,7 +174,7 @@ def processes(job: Job, numbers: Sequence[int], count: int, workers: int, messag
         path.write_bytes(sent)
         with ProcessPoolExecutor(count, context, _start_worker, (path, threads, identities, workers)) as pool:
             try:
-                waiting = _whole(lambda: _submitted(pool, numbers))
+                waiting = start_whole(lambda: _submit_shards(pool, numbers))
                 for done in as_completed(waiting):
                     images, warned = done.result()
                     messages += warned
@@ -287,35 +184,56 @@ def processes(job: Job, numbers: Sequence[int], count: int, workers: int, messag
                     "a process of the build died (killed, or out of memory); a script that starts processes must do so "
                     "under if __name__ == '__main__'"
                 )
-                raise RuntimeError(f"{reason}{shards.KEPT}: run the same build again") from error
+                raise RuntimeError(f"{reason}{disk.KEPT}: run the same build again") from error
             finally:
                 pool.shutdown(wait=True, cancel_futures=True)
 
 
-def ray(job: Job, numbers: Sequence[int], count: int | None, workers: int, messages: list[Told]) -> Iterator[int]:
-    """Make shards on a Ray cluster, or on this machine, with a pool of actors, whose warnings ``messages`` receives.
+_worker: Worker  # of this process, if it is one of a pool
 
-    Not with Ray Data: its threads outlive an iteration that is broken off, and Ray ends a process in which they call it
-    after :func:`ray.shutdown`.
 
-    Yields:
-        The number of images of each shard.
+def _submit_shards(pool: ProcessPoolExecutor, numbers: Sequence[int]) -> list[Future[tuple[int, list[Told]]]]:
+    """Start processes that Ctrl-C ends in the midst of a shard, but not before the first one."""
+    # If one of them dies while others are being started, the executor may wait for these forever.
+    if hasattr(signal, "pthread_sigmask"):  # of this thread, and of the processes that it starts
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    return [pool.submit(_make_shard, number) for number in numbers]
 
-    Raises:
-        ImportError: Ray is not installed.
-        RuntimeError: an image cannot be read, or an actor died.
-        OSError: a shard cannot be written, or an actor does not see the folder.
-    """
+
+def _start_worker(path: Path, threads: int, identities: Any, workers: int) -> None:
+    global _worker
+    _worker = Worker(pickle.loads(path.read_bytes()), workers, threads)
+    net, number = _worker.job.explainer.net, identities.get()
+    if find_device(net).type == "cuda":
+        net.to(torch.device("cuda", number % torch.cuda.device_count()))
+
+
+def _make_shard(number: int) -> tuple[int, list[Told]]:
     try:
-        import ray as ray_
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        if hasattr(signal, "pthread_sigmask"):
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+        return _worker.make(number)
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _run_on_ray(
+    job: "Job", numbers: Sequence[int], count: int | None, workers: int, messages: list[Told]
+) -> Iterator[int]:
+    """Make shards on a Ray cluster, or on this machine, with a pool of actors."""
+    # Not with Ray Data: its threads outlive an iteration that is broken off, and Ray ends a process in which they call
+    # it after ray.shutdown.
+    try:
+        import ray
     except ImportError as error:
         raise ImportError("engine='ray' needs Ray: pip install 'pytorch_grad_cam_pcasvm[ray]'") from error
-    with nullcontext() if ray_.is_initialized() else _started(ray_):
-        yield from _on_ray(ray_, job, numbers, count, workers, messages)
+    with nullcontext() if ray.is_initialized() else _start_ray(ray):
+        yield from _hand_to_actors(ray, job, numbers, count, workers, messages)
 
 
 @contextmanager
-def _started(ray_: Any) -> Iterator[None]:
+def _start_ray(ray: Any) -> Iterator[None]:
     """Let Ray run on this machine.
 
     In a thread: Ctrl-C would stop this one between two of Ray's processes. The thread stays, as they end with it.
@@ -324,18 +242,18 @@ def _started(ray_: Any) -> Iterator[None]:
         thread.submit(int).result()  # only a thread that has begun is waited for
         try:
             options = {"include_dashboard": False, "log_to_driver": False, "logging_level": logging.ERROR}
-            thread.submit(ray_.init, **options).result()
+            thread.submit(ray.init, **options).result()
             yield
         finally:
-            thread.submit(ray_.shutdown).result()
+            thread.submit(ray.shutdown).result()
 
 
-def _on_ray(
-    ray_: Any, job: Job, numbers: Sequence[int], count: int | None, workers: int, messages: list[Told]
+def _hand_to_actors(
+    ray: Any, job: "Job", numbers: Sequence[int], count: int | None, workers: int, messages: list[Told]
 ) -> Iterator[int]:
     actors: list[Any] = []
     try:
-        resources = ray_.cluster_resources()
+        resources = ray.cluster_resources()
         gpus = int(resources.get("GPU", 0)) if find_device(job.explainer.net).type == "cuda" else 0
         cpus = resources.get("CPU", 1)
         count = min(len(numbers), count or gpus or max(1, int(cpus) // 2))
@@ -345,115 +263,56 @@ def _on_ray(
             "max_restarts": 3,  # not without end: a shard may need more memory than there is
             "max_task_retries": -1,  # those to a lost machine fail before Ray knows that it is lost
         }
-        here = (os.getcwd(), list(sys.path))
-        threads = max(1, int(cpus) // count) if not gpus else None
-        shared = [ray_.put(job)]  # in a list: each actor unpacks it once
-        make = ray_.remote(Actor).options(**options)
-        actors += [make.remote(here, threads, workers) for _ in range(count)]
+        threads = None if gpus else max(1, int(cpus) // count)
+        shared = [ray.put(job)]  # in a list: each actor unpacks it once
+        make = ray.remote(_Actor).options(**options)
+        actors += [make.remote(os.getcwd(), sys.path, workers, threads) for _ in range(count)]
         # What each actor is about; an actor for which there is no room yet gets no shard that another could make.
         waiting = {actor.begin.remote(): actor for actor in actors}
         left = list(reversed(numbers))
         missing = len(numbers)
         while missing:
-            (done,), _ = ray_.wait(list(waiting))
+            (done,), _ = ray.wait(list(waiting))
             actor = waiting.pop(done)
-            images, wrong, error_name, warned = ray_.get(done)
-            messages += [Told(*warning) for warning in warned]
-            if wrong:
-                refuse(_ERRORS[error_name], *wrong)
-            if images is not None:
+            if (outcome := ray.get(done)) is not None:
+                images, warned = outcome
+                messages += [Told(*warning) for warning in warned]
                 missing -= 1
                 yield images
             if left:
-                waiting[actor.run.remote(shared, left.pop())] = actor
+                waiting[actor.make.remote(shared, left.pop())] = actor
             else:
-                ray_.kill(actor)  # another, begun again after its death, may be waiting for this one's room
-    except ray_.exceptions.RayError as error:
+                ray.kill(actor)  # another, begun again after its death, may be waiting for this one's room
+    except ray.exceptions.RayError as error:
+        if isinstance(cause := getattr(error, "cause", None), Exception):  # of a shard, as any process raises it
+            raise cause from None
         reason = (
             f"Ray could not make the shards: {str(error).strip().splitlines()[-1]}. Modules that the network or the "
             "data set come from must be installed on every machine"
         )
-        raise RuntimeError(f"{reason}{shards.KEPT}: run the same build again") from error
+        raise RuntimeError(f"{reason}{disk.KEPT}: run the same build again") from error
     finally:
         for actor in actors:
-            ray_.kill(actor)
+            ray.kill(actor)
 
 
-_ERRORS: dict[str, type[Exception]] = {"os": OSError, "value": ValueError, "type": TypeError, "other": RuntimeError}
+class _Actor:
+    """The worker of an actor of Ray, which gets the job with its first shard."""
 
-
-class Actor:
-    """Makes the shards that Ray hands it."""
-
-    def __init__(self, here: tuple[str, list[str]], threads: int | None, workers: int) -> None:
+    def __init__(self, folder: str, paths: Sequence[str], workers: int, threads: int | None) -> None:
         # As multiprocessing does it: images are found, and what the network is made of is imported, where they were.
-        folder, paths = here
         if os.path.isdir(folder):
             os.chdir(folder)
         sys.path += [path for path in paths if path not in sys.path]
-        self.job: Job | None = None
-        self.workers = workers
-        if threads is not None:
-            torch.set_num_threads(threads)
+        self.options = workers, threads
+        self.worker: Worker | None = None
 
-    def begin(self) -> tuple[None, list[str], str, list[Told]]:
+    def begin(self) -> None:
         """Say that there is room for this actor."""
-        return None, [], "", []
 
-    def run(self, shared: list[Any], number: int) -> tuple[int, list[str], str, list[Told]]:
-        """Make a shard; return the number of images, an error with its ways out and kind, and warnings."""
-        import ray as ray_
+    def make(self, shared: Sequence[Any], number: int) -> tuple[int, list[Told]]:
+        """Make a shard; see :meth:`Worker.make`."""
+        import ray
 
-        self.job = self.job or ray_.get(shared[0])
-        try:
-            if not self.job.folder.is_dir():
-                raise OSError(
-                    errno.ENOENT,
-                    f"{self.job.folder} is not there on {platform.node()}: out= must be a folder that all "
-                    "machines share",
-                )
-            with collected() as messages:
-                images = sum(self.job.run([number], self.workers))
-            return images, [], "", messages
-        # Not raised here: Ray would wrap what it says.
-        except Exception as caught:
-            error_name = next(
-                name for name, error_class in _ERRORS.items() if isinstance(caught, error_class) or name == "other"
-            )
-            ways = getattr(caught, "ways_out", ())
-            reason = getattr(caught, "reason", None) if ways else str(caught)
-            return 0, [reason or type(caught).__name__, *ways], error_name, []
-
-
-_of_process: tuple[Job, int]
-
-
-def _submitted(pool: ProcessPoolExecutor, numbers: Sequence[int]) -> list[Future[tuple[int, list[Told]]]]:
-    """Start processes that Ctrl-C ends in the midst of a shard, but not before the first one."""
-    # If one of them dies while others are being started, the executor may wait for these forever.
-    if hasattr(signal, "pthread_sigmask"):  # of this thread, and of the processes that it starts
-        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-    return [pool.submit(_make, number) for number in numbers]
-
-
-def _start_worker(path: Path, threads: int, identities: Any, workers: int) -> None:
-    global _of_process
-    torch.set_num_threads(threads)
-    job: Job = pickle.loads(path.read_bytes())
-    number = identities.get()
-    if find_device(job.explainer.net).type == "cuda":
-        job.explainer.net.to(torch.device("cuda", number % torch.cuda.device_count()))
-    _of_process = job, workers
-
-
-def _make(number: int) -> tuple[int, list[Told]]:
-    job, workers = _of_process
-    try:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        if hasattr(signal, "pthread_sigmask"):
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
-        with collected() as messages:
-            images = sum(job.run([number], workers))
-    finally:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-    return images, messages
+        self.worker = self.worker or Worker(ray.get(shared[0]), *self.options)
+        return self.worker.make(number)

@@ -9,22 +9,9 @@ import torch
 from torch import Tensor, nn
 
 import pytorch_grad_cam_pcasvm
-from pytorch_grad_cam_pcasvm.atlas import engines, manifest, shards
+from pytorch_grad_cam_pcasvm.atlas import disk, run
 from pytorch_grad_cam_pcasvm.atlas.columns import Table
 from pytorch_grad_cam_pcasvm.atlas.explainer import fill_block
-from pytorch_grad_cam_pcasvm.atlas.run import (
-    BLOCK,
-    SHARD_BYTES,
-    begin,
-    compare,
-    find_kind,
-    finish,
-    list_missing,
-    make,
-    read_first,
-    refuse_child,
-    refuse_other,
-)
 from pytorch_grad_cam_pcasvm.data.images import Batch, Images
 from pytorch_grad_cam_pcasvm.methods.warn_once import WarnOnce
 from pytorch_grad_cam_pcasvm.network.channel_means import ChannelMeans
@@ -144,21 +131,21 @@ def extract(
     network = find_network(backbone)
     images = Images(dataset, transform, thumbnails=0, exif=exif)
     varies = isinstance(network, TiledNet) and network.canvas is None  # with the size of photos, which come one by one
-    block = 1 if varies else block or BLOCK.get(find_device(network).type, BLOCK["cuda"])
+    block = 1 if varies else block or run.BLOCK.get(find_device(network).type, run.BLOCK["cuda"])
     source = FeatureSource.of(network, layer, pool)
-    first = read_first(images)
+    first = run.read_first(images)
     extractor = Extractor(network, source.where, pool, block, means, first.images.to(find_device(network)))
     for _ in range(2):  # only the first pass runs what is behind the features, whose means would be those of one image
         probe = extractor(Batch(first.rows, first.images.to(find_device(network)), first.labels, [], {}))
     extractor.kept = [name.removeprefix(OF_MEANS) for name in probe if name.startswith(OF_MEANS)]
     if shard_size is None:
-        shard_size = max(1, min(2048, SHARD_BYTES // probe["features"].nbytes, -(-len(images) // 16)))
+        shard_size = max(1, min(2048, run.SHARD_BYTES // probe["features"].nbytes, -(-len(images) // 16)))
     shard_size = -(-shard_size // block) * block
     columns = {name: values for name, values in probe.items() if isinstance(values, np.ndarray)}
     label = probe["label"][0]
-    kinds = {} if label is None else {"label": find_kind(label, "label")}
+    kinds = {} if label is None else {"label": run.find_kind(label, "label")}
     entries = {
-        "format": manifest.OF_FEATURES,
+        "format": disk.OF_FEATURES,
         "versions": {lib.__name__: lib.__version__ for lib in (pytorch_grad_cam_pcasvm, torch, np)},
         "backbone": type(network).__name__,
         **_describe_source(network, source),
@@ -176,20 +163,14 @@ def extract(
         **({"exif": True} if images.exif else {}),
     }
     folder = Path(out)
-    job = engines.Job(
-        images, extractor, folder.absolute(), manifest.digest_manifest(entries), shard_size, batch_size,  # type: ignore[arg-type]
+    job = run.Job(
+        images, extractor, folder.absolute(), disk.digest_manifest(entries), shard_size, batch_size,  # type: ignore[arg-type]
         () if varies else tuple(first.images.shape[1:]), kinds, skip_bad_images,
     )  # fmt: skip
-    refuse_child()
-    refuse_other(folder, entries)  # at once, before waiting for another run
-    with manifest.alone(folder):
-        begin(folder, entries)
-        missing = list_missing(job)
-        compare(job, missing, verify, workers, progress)
-        if missing:
-            make(job, missing, engine, processes, workers, progress, WarnOnce(), "features")
-        finish(job, entries)
-    return Features(folder)
+    run.refuse_child()
+    making = run.Making(engine, processes, workers, verify, progress, "features")
+    with run.completed(folder, job, entries, making, WarnOnce()):
+        return Features(folder)
 
 
 def _describe_source(backbone: nn.Module, source: FeatureSource) -> dict[str, Any]:
@@ -222,7 +203,7 @@ class Features:
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
-        self.manifest = manifest.read(self.folder, manifest.OF_FEATURES)
+        self.manifest = disk.read_manifest(self.folder, disk.OF_FEATURES)
         if not self.manifest["complete"]:
             raise ValueError(f"the features in {folder} are not finished: run the same extraction again to resume it")
         self._table = Table(self.folder, self.manifest)
@@ -301,13 +282,7 @@ class Features:
                 "extract them anew, atlas.extract(..., out=) with another folder",
             )
         names = ["features", *(["label"] if "label" in self.manifest["kinds"] else [])]
-        for number in range(-(-self.manifest["images"] // self.manifest["shard_size"])):
-            path = self.folder / shards.name_shard(number)
-            with shards.open_shard(path) as file:
-                if not file.metadata.num_rows:  # none of its images can be read
-                    continue
-                for group in range(file.num_row_groups):
-                    columns = shards.read(path, file, names, [group])
-                    labels = columns.get("label")
-                    features = torch.from_numpy(columns["features"].copy())  # mapped memory is not to be written
-                    yield features, None if labels is None else self._name_labels(labels)
+        for columns in self._table.groups(names):
+            labels = columns.get("label")
+            features = torch.from_numpy(columns["features"].copy())  # mapped memory is not to be written
+            yield features, None if labels is None else self._name_labels(labels)

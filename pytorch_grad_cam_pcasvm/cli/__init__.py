@@ -9,7 +9,7 @@ from typing import Any
 
 from pytorch_grad_cam_pcasvm.cli.arguments import RUN, parse_arguments
 from pytorch_grad_cam_pcasvm.cli.options import translate
-from pytorch_grad_cam_pcasvm.cli.refusals import refuse_missing, refuse_model, refuse_unwritable
+from pytorch_grad_cam_pcasvm.cli.refusals import refuse_missing, refuse_model, refuse_photos, refuse_unwritable
 from pytorch_grad_cam_pcasvm.runtime.errors import Way, compose_message
 
 _STARTED = time.monotonic()  # of the process, but for Python itself
@@ -52,6 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             options.check()
             refuse_model(options)
             _limit_threads(options.threads)
+            refuse_photos(options)
             options.run()
         except KeyboardInterrupt:
             has_cache = options.resumes and not getattr(options, "no_cache", False)

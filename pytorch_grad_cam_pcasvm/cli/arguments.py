@@ -15,15 +15,22 @@ from pytorch_grad_cam_pcasvm.cli.options import (
     number_from,
     option,
     parse_amount,
+    parse_gamma,
     parse_name,
+    parse_place,
+    parse_share,
+    parse_size,
+    parse_tiles,
     place,
     read_options,
 )
-from pytorch_grad_cam_pcasvm.cli.patches import COVERAGE
 
 # What the commands need is imported when they run: help is asked for more often.
 METHODS = sorted(package._NAMES["methods"].split())
 CLASSIFIERS = ("svm", "forest", "boosting", "neighbours", "residual")
+BACKGROUND = "background"  # outside of masks
+COVERAGE = 0.2  # of a patch
+GOOD_PARTS = ("neighbours", "residual")  # classifiers that learn from good parts alone
 POOLS = ("mean", "max", "gem", "cls", "cls+mean", "dense", "none")
 RUN = "pcasvm-cam"
 MODEL = Path("model.safetensors")
@@ -37,6 +44,7 @@ _DEVICE = parse_name(
     "cpu", "cuda", "mps", form="cuda:NUMBER", fits=lambda text: text[:5] == "cuda:" and text[5:].isdigit()
 )
 _NAMED_POOL = parse_name(*POOLS, form="dense:NUMBER", fits=lambda text: text.partition(":")[0] in ("dense", "gem"))
+_RATE = parse_share("0.01 for one in a hundred", above=True)
 _RESIZE = parse_name("stretch", "pad", "crop")
 _CLASSIFIER = parse_name(*CLASSIFIERS, form="module:Class", fits=lambda text: ":" in text)
 
@@ -54,56 +62,6 @@ def parse_pool(text: str) -> str:
         expected = "an odd size, as in dense:3" if name == "dense" else "a positive power, as in gem:3"
         raise argparse.ArgumentTypeError(f"{name}:NUMBER takes {expected}, got {text!r}")
     return text
-
-
-def parse_gamma(text: str) -> Any:
-    """Return the width of a kernel."""
-    if text in ("scale", "auto"):
-        return text
-    try:
-        return number_from(0, above=True)(text)
-    except argparse.ArgumentTypeError as error:
-        raise argparse.ArgumentTypeError(f"scale, auto or a positive number is expected: {error}") from None
-
-
-def parse_place(text: str) -> str | tuple[int, ...]:
-    """Return a position: max, or ROW,COLUMN."""
-    parts = text.split(",")
-    if text != "max" and not all(part.strip().isdigit() for part in parts):
-        raise argparse.ArgumentTypeError(f"a position such as 3,4, or max, is expected, got {text!r}")
-    return text if text == "max" else tuple(map(int, parts))
-
-
-def parse_size(text: str) -> tuple[int, int]:
-    """Return (H, W) of a size that is typed as photos are named, WIDTHxHEIGHT, or as one side."""
-    sides = text.lower().split("x")
-    if not 1 <= len(sides) <= 2 or not all(side.isdigit() and int(side) for side in sides):
-        raise argparse.ArgumentTypeError(f"a side such as 448, or WIDTHxHEIGHT such as 672x448 is expected: {text!r}")
-    return int(sides[-1]), int(sides[0])
-
-
-def parse_tiles(text: str) -> tuple[int, int]:
-    """Return the numbers of columns and rows."""
-    numbers = text.lower().split("x")
-    if len(numbers) != 2 or not all(number.isdigit() and int(number) for number in numbers):
-        raise argparse.ArgumentTypeError(f"COLUMNSxROWS such as 3x2 is expected, got {text!r}")
-    return int(numbers[0]), int(numbers[1])
-
-
-def parse_overlap(text: str) -> float:
-    """Return a share from 0 and below 1."""
-    overlap: float = number_from(0)(text)
-    if overlap >= 1:
-        raise argparse.ArgumentTypeError(f"it must be below 1, such as 0.25 for a quarter of a tile, got {text}")
-    return overlap
-
-
-def parse_rate(text: str) -> float:
-    """Return a share above 0 and below 1."""
-    rate: float = number_from(0, above=True)(text)
-    if rate >= 1:
-        raise argparse.ArgumentTypeError(f"it must be below 1, such as 0.01 for one in a hundred, got {text}")
-    return rate
 
 
 @dataclass(kw_only=True)
@@ -145,18 +103,30 @@ class Command:
 class Reading(Command):
     """How photos are read."""
 
-    device: str | None = option("cuda or cpu (default: cuda if available)", metavar="NAME", parse=_DEVICE, group=_RUNS)
-    batch_size: int = option("photos at a time (default: 16)", 16, metavar="NUMBER", parse=_COUNT, group=_RUNS)
-    workers: int = option(
-        "processes that read photos (default: 0)", 0, metavar="NUMBER", parse=number_from(0, whole=True), group=_RUNS
-    )
+    device: str | None = option("cuda or cpu (default: cuda if available)", parse=_DEVICE, group=_RUNS)
+    batch_size: int = option("photos at a time (default: 16)", 16, parse=_COUNT, group=_RUNS)
+    workers: int = option("processes that read photos (default: 0)", 0, parse=number_from(0, whole=True), group=_RUNS)
     no_cache: bool = option("do not keep features, or use those that were kept", False, group=_RUNS)
     skip_bad_images: bool = option("leave out photos that cannot be read, and list them", False, group=_RUNS)
 
 
 @dataclass(kw_only=True)
-class FitOptions(Reading):
-    """The options of ``fit``."""
+class EngineOptions(Reading):
+    """Where a whole folder is computed."""
+
+    engine: str = option("where to run: local (default) or ray", "local", parse=parse_name("local", "ray"), group=_RUNS)
+    processes: int | None = option(
+        "number of processes, each with its share of the threads or a GPU", parse=_COUNT, group=_RUNS
+    )
+
+
+@dataclass(kw_only=True)
+class FitOptions(EngineOptions):
+    """The options of ``fit``.
+
+    Attributes:
+        chooses_components: whether the number of components is to be chosen, as none was typed; no option.
+    """
 
     name = "fit"
     text = "learn from folders of photos: one model file"
@@ -164,30 +134,29 @@ class FitOptions(Reading):
     runs = "fitting:fit"
     writes_file = resumes = True
 
+    chooses_components: bool = field(default=False, compare=False)
+
     images: Path = place("folder with one subfolder of photos for each class", metavar="PHOTOS")
     out: Path = option("file for the model (default: model.safetensors)", MODEL, flag="--out --model", metavar="FILE")
     backbone: str = option(
         "a torchvision model, timm:NAME, or module:function that returns your own (default: mobilenet_v2)",
         "mobilenet_v2",
-        metavar="NAME",
         group=_NET,
     )
     weights: Path | None = option(
         "its weights, a state dict (default: the library's, downloaded)", metavar="FILE", group=_NET
     )
     features: list[str] = option(
-        "layer that the features come from; may be repeated (default: the last block)", [], metavar="NAME", group=_NET
+        "layer that the features come from; may be repeated (default: the last block)", [], group=_NET
     )
     pool: str | None = option(
         "feature pooling: mean (default), max, gem, cls, cls+mean, none; dense: decide at every "
         "position (dense:3: of means over 3x3 neighbours)",
-        metavar="NAME",
         parse=parse_pool,
     )
     layer: list[str] = option(
         "layer of the maps that the model draws; may be repeated (default: the last block before the features)",
         [],
-        metavar="NAME",
         group=_NET,
     )
     resize: str | None = option(
@@ -219,24 +188,20 @@ class FitOptions(Reading):
     overlap: float | None = option(
         "least share of a tile that the next one sees, too (default: 0.25)",
         metavar="SHARE",
-        parse=parse_overlap,
+        parse=parse_share("0.25 for a quarter of a tile", above=False),
         group=_NET,
     )
     white_level: float | None = option(
-        "white in photos of 16 bits, such as 4095 (default: 65535)",
-        metavar="NUMBER",
-        parse=number_from(0, above=True),
-        group=_NET,
+        "white in photos of 16 bits, such as 4095 (default: 65535)", parse=number_from(0, above=True), group=_NET
     )
     classifier: str = option(
         "svm (default), forest, boosting, or module:Class of scikit-learn's kind; of good parts "
         "alone: neighbours (distance to the nearest), residual (what a PCA leaves out)",
         "svm",
-        metavar="NAME",
         parse=_CLASSIFIER,
     )
     components: int | None = option(
-        "number of principal components (default: chosen by cross-validation)", metavar="NUMBER", parse=_COUNT
+        "number of principal components (default: chosen by cross-validation)", parse=_COUNT
     )
     groups: int | None = option(
         "photos of one object are in one folder: its level below PHOTOS, 2 for PHOTOS/crack/part07/3.jpg; they are "
@@ -247,7 +212,7 @@ class FitOptions(Reading):
     rate: float | None = option(
         "of good parts alone: how many good photos may fail (default: 0.01)",
         metavar="SHARE",
-        parse=parse_rate,
+        parse=_RATE,
         group=_GOOD,
     )
     normal: str | None = option(
@@ -274,47 +239,32 @@ class FitOptions(Reading):
         "--pool dense on class folders without masks: patches of each faulty photo that are taken for its faults "
         "(default: 3)",
         3,
-        metavar="NUMBER",
         parse=_COUNT,
         group=_PATCH,
     )
     sample: float | None = option(
         "--pool dense: patches of each photo, a number or a fraction (default: as many as "
         "are 20,000 in all, for neighbours 50,000)",
-        metavar="NUMBER",
         parse=parse_amount,
         group=_PATCH,
     )
     coreset: float | None = option(
         "patches to keep, far from each other, a number or a fraction (default: all; of neighbours 0.1)",
-        metavar="NUMBER",
         parse=parse_amount,
         group=_PATCH,
     )
     kernel: str | None = option(
-        "SVM kernel: rbf (default), linear or poly",
-        metavar="NAME",
-        parse=parse_name("rbf", "linear", "poly"),
-        group=_SVM,
+        "SVM kernel: rbf (default), linear or poly", parse=parse_name("rbf", "linear", "poly"), group=_SVM
     )
-    C: float | None = option(
-        "SVM: cost of a mistake (default: chosen)", metavar="NUMBER", parse=number_from(0, above=True), group=_SVM
-    )
+    C: float | None = option("SVM: cost of a mistake (default: chosen)", parse=number_from(0, above=True), group=_SVM)
     gamma: Any = option("SVM: width of the kernel (default: scale)", metavar="NUMBER", parse=parse_gamma, group=_SVM)
     search: bool = option("choose C and gamma among twelve pairs, by cross-validation", False, group=_SVM)
     class_weight: str | None = option(
         "balanced: every class counts the same, however few photos it has; none (default, of SVMs: chosen)",
-        metavar="NAME",
         parse=parse_name("balanced", "none"),
         group=_SVM,
     )
     no_pictures: bool = option("do not store names and small pictures of the support vectors", False, group=_SVM)
-    engine: str = option(
-        "where to run: local (default) or ray", "local", metavar="NAME", parse=parse_name("local", "ray"), group=_RUNS
-    )
-    processes: int | None = option(
-        "number of processes, each with its share of the threads or a GPU", metavar="NUMBER", parse=_COUNT, group=_RUNS
-    )
 
     @property
     def is_dense(self) -> bool:
@@ -376,13 +326,11 @@ class ModelOptions(Reading):
         "layer of the maps; may be repeated: finer ones say where; auto: compare layers on the "
         "photos (default: as stored in the model)",
         [],
-        metavar="NAME",
     )
     baseline: str = option(
         "start of contributions: where a target is undecided (neutral, the default), the mean of the "
         "training photos, or zeros (zero)",
         "neutral",
-        metavar="NAME",
         parse=parse_name("neutral", "mean", "zero"),
     )
     trust: list[str] = option(
@@ -392,21 +340,15 @@ class ModelOptions(Reading):
     )
     weights: Path | None = option("the backbone's weights, if their file was moved", metavar="FILE")
     backbone: str | None = option(
-        "the backbone that it was fitted behind; of a model, module:function again", metavar="NAME", group=OF_HEADS
+        "the backbone that it was fitted behind; of a model, module:function again", group=OF_HEADS
     )
-    features: list[str] = option(
-        "layer that its features come from; may be repeated", [], metavar="NAME", group=OF_HEADS
-    )
-    pool: str | None = option("their pooling (default: mean)", metavar="NAME", parse=parse_pool, group=OF_HEADS)
+    features: list[str] = option("layer that its features come from; may be repeated", [], group=OF_HEADS)
+    pool: str | None = option("their pooling (default: mean)", parse=parse_pool, group=OF_HEADS)
     resize: str | None = option(
         "stretch, pad or crop: what the network saw", metavar="HOW", parse=_RESIZE, group=OF_HEADS
     )
-    white_level: float | None = option(
-        "white in photos of 16 bits", metavar="NUMBER", group=OF_HEADS, parse=number_from(0, above=True)
-    )
-    train: Path | None = option(
-        "photos that it was fitted on: for layers whose means it lacks", metavar="FOLDER", group=OF_HEADS
-    )
+    white_level: float | None = option("white in photos of 16 bits", group=OF_HEADS, parse=number_from(0, above=True))
+    train: Path | None = option("photos that it was fitted on: for layers whose means it lacks", group=OF_HEADS)
     tokens: bool = option("of a transformer: find the grid of the patches", False, group=OF_HEADS)
 
 
@@ -415,10 +357,7 @@ class MethodOptions(ModelOptions):
     """By which method."""
 
     method: str = option(
-        "ContributionCAM (default), ClosedFormGradCAM, ...",
-        "ContributionCAM",
-        metavar="NAME",
-        parse=parse_name(*METHODS),
+        "ContributionCAM (default), ClosedFormGradCAM, ...", "ContributionCAM", parse=parse_name(*METHODS)
     )
 
 
@@ -436,7 +375,6 @@ class TargetOptions(MethodOptions):
     components: int | None = option(
         "number of components (default: 3, those that carry most of the decision; in a file "
         "all; of models at every position none)",
-        metavar="NUMBER",
         parse=number_from(0, whole=True),
     )
     at: Any = option(
@@ -456,9 +394,9 @@ class ExplainOptions(TargetOptions):
     runs = "drawing:explain"
 
     images: Path = place("folder of photos, or with one subfolder for each class", metavar="PHOTOS")
-    out: Path = option("folder for pictures and values.csv (default: maps)", Path("maps"), metavar="FOLDER")
+    out: Path = option("folder for pictures and values.csv (default: maps)", Path("maps"))
     outline: bool = option("surround the strongest evidence by lines, in place of colours over it", False)
-    batch_size: int = option("photos at a time (default: 4)", 4, metavar="NUMBER", parse=_COUNT, group=_RUNS)
+    batch_size: int = option("photos at a time (default: 4)", 4, parse=_COUNT, group=_RUNS)
 
     def check(self) -> None:
         """Refuse options that contradict each other.
@@ -496,25 +434,21 @@ class EvaluateOptions(ModelOptions):
     runs = "commands:evaluate"
 
     images: Path = place("folder of photos, or with one subfolder for each class", metavar="PHOTOS")
-    out: Path = option("folder for the page and its JSON (default: evaluation)", Path("evaluation"), metavar="FOLDER")
+    out: Path = option("folder for the page and its JSON (default: evaluation)", Path("evaluation"))
     masks: Path | None = option("pictures of where defects are, named as the photos; none where is none", metavar="DIR")
     rate: float = option(
-        "--masks: how many good photos may raise a false alarm (default: 0.01)", 0.01, metavar="SHARE", parse=parse_rate
+        "--masks: how many good photos may raise a false alarm (default: 0.01)", 0.01, metavar="SHARE", parse=_RATE
     )
     method: list[str] = option(
         "method; may be repeated (default: ClosedFormGradCAM and ContributionCAM; without a "
         "gradient ContributionCAM and LIFTCAM)",
         [],
-        metavar="NAME",
         parse=parse_name(*METHODS),
     )
-    count: int = option("number of photos, chosen at random (default: 200)", 200, metavar="NUMBER", parse=_COUNT)
-    seed: int = option("random seed (default: 0)", 0, metavar="NUMBER", parse=number_from(0, whole=True))
+    count: int = option("number of photos, chosen at random (default: 200)", 200, parse=_COUNT)
+    seed: int = option("random seed (default: 0)", 0, parse=number_from(0, whole=True))
     minutes: float = option(
-        "how long it may take (default: 2); the page stands after the first look",
-        2.0,
-        metavar="NUMBER",
-        parse=number_from(0, above=True),
+        "how long it may take (default: 2); the page stands after the first look", 2.0, parse=number_from(0, above=True)
     )
     all_images: bool = option(
         "measure all of these, also where a part of them gives a clear answer, however long it takes", False
@@ -531,7 +465,7 @@ class EvaluateOptions(ModelOptions):
 
 
 @dataclass(kw_only=True)
-class AtlasOptions(MethodOptions):
+class AtlasOptions(MethodOptions, EngineOptions):
     """The options of ``atlas``."""
 
     name = "atlas"
@@ -541,17 +475,9 @@ class AtlasOptions(MethodOptions):
     resumes = True
 
     images: Path = place("folder of photos, or with one subfolder for each class", metavar="PHOTOS")
-    out: Path = option("folder for the atlas (default: atlas)", Path("atlas"), metavar="FOLDER")
-    page: Path | None = option("folder for the page (default: explorer, in that of the atlas)", metavar="FOLDER")
-    patches: int = option(
-        "models at every position: patches to keep of each photo (default: 4)", 4, metavar="NUMBER", parse=_COUNT
-    )
-    engine: str = option(
-        "where to run: local (default) or ray", "local", metavar="NAME", parse=parse_name("local", "ray")
-    )
-    processes: int | None = option(
-        "number of processes, each with its share of the threads or a GPU", metavar="NUMBER", parse=_COUNT
-    )
+    out: Path = option("folder for the atlas (default: atlas)", Path("atlas"))
+    page: Path | None = option("folder for the page (default: explorer, in that of the atlas)")
+    patches: int = option("models at every position: patches to keep of each photo (default: 4)", 4, parse=_COUNT)
     verify: bool = option("compare all photos with existing files, not a sample", False)
 
 
@@ -589,13 +515,10 @@ class ExportOptions(TargetOptions):
     out: Path = option("file to write (default: explainer.onnx)", Path("explainer.onnx"), metavar="FILE")
     page: Path | None = option(
         "also write a page that explains photos, which needs onnxruntime-web: 'npm install onnxruntime-web' first "
-        "(npm is part of Node.js)",
-        metavar="FOLDER",
+        "(npm is part of Node.js)"
     )
     runtime: Path = option(
-        "for --page: from npm install (default: node_modules/onnxruntime-web)",
-        Path("node_modules/onnxruntime-web"),
-        metavar="FOLDER",
+        "for --page: from npm install (default: node_modules/onnxruntime-web)", Path("node_modules/onnxruntime-web")
     )
 
     def check(self) -> None:
@@ -621,7 +544,7 @@ class CheckOptions(Command):
     name = "check"
     text = "look at photos before any work: what is broken, odd or doubled; nothing is written"
     examples = ("photos", "photos/test --masks photos/masks")
-    runs = "checking:check"
+    runs = "folders:check"
 
     images: Path = place("folder of photos, or with one subfolder for each class", metavar="PHOTOS")
     masks: Path | None = option("folder of masks, whose names are compared with the photos'", metavar="DIR")

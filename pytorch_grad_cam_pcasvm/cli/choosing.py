@@ -3,12 +3,23 @@
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
-from pytorch_grad_cam_pcasvm.cli.arguments import CLASSIFIERS, FitOptions
+import numpy as np
+from sklearn.decomposition import PCA
+from sklearn.model_selection import GridSearchCV, StratifiedKFold
+from sklearn.neighbors import NearestNeighbors
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.svm import SVC
+
+from pytorch_grad_cam_pcasvm.cli.arguments import FitOptions
 from pytorch_grad_cam_pcasvm.cli.folders import accuracy
 from pytorch_grad_cam_pcasvm.model.backbones import call_by_name
+from pytorch_grad_cam_pcasvm.model.choices import COMPONENTS, can_choose, choose_head, split_folds
+from pytorch_grad_cam_pcasvm.model.fitting import fitted_on_words, name_head
 
 _COSTS = {"linear": (0.001, 0.01, 0.1, 1.0)}  # its kernel is not scaled by the number of components
 _USUAL_COSTS = 1.0, 10.0  # more is the same wherever the classes can be separated
@@ -20,7 +31,7 @@ _BETTER = 0.02  # balanced accuracy, less than which is no advice
 Make = Callable[[FitOptions], Any]  # makes the classifier of options, not fitted
 
 
-def choose(options: FitOptions, features: Any, labels: Any, groups: Any, make: Make, *, typed: bool) -> Any:
+def choose(options: FitOptions, features: Any, labels: Any, groups: Any, make: Make) -> Any:
     """Return the choice of settings that are not typed, and set them in ``options``; None: no cross-validation.
 
     Args:
@@ -29,13 +40,10 @@ def choose(options: FitOptions, features: Any, labels: Any, groups: Any, make: M
         labels: its class, shape (N,).
         groups: the number of its object, shape (N,); None: all are different.
         make: makes the classifier.
-        typed: whether the number of components was.
     """
-    from pytorch_grad_cam_pcasvm.model.choices import COMPONENTS, can_choose, choose_head, split_folds
-
     components: Sequence[int] = [options.components or 1]
     settings: list[dict[str, Any]] = [{}]
-    wanted = _list_chosen(options, labels, typed=typed)
+    wanted = _list_chosen(options, labels)
     if wanted and not can_choose(labels, groups):
         objects = "" if groups is None else " in 3 folders of --groups" if options.groups else ", of 3 different files"
         print(
@@ -64,9 +72,9 @@ def choose(options: FitOptions, features: Any, labels: Any, groups: Any, make: M
     return choice
 
 
-def _list_chosen(options: FitOptions, labels: Any, *, typed: bool) -> list[str]:
+def _list_chosen(options: FitOptions, labels: Any) -> list[str]:
     """Return the options that are to be chosen."""
-    wanted = [] if typed else ["--components"]
+    wanted = ["--components"] * options.chooses_components
     if options.classifier == "svm":
         counts = Counter(labels.tolist()).values()
         wanted += ["--C"] * (options.C is None)
@@ -108,15 +116,19 @@ def _tell_choice(options: FitOptions, choice: Any, wanted: Sequence[str], count:
     )
 
 
-def describe_choice(options: FitOptions, choice: Any) -> dict[str, Any]:
+def describe_choice(choice: Any) -> dict[str, Any]:
     """Return the chosen settings and their candidates, as a model's file holds them; empty: no choice was made."""
     if choice is None or len(choice.candidates) == 1:
         return {}
+    return {"chosen": describe_candidates(choice.chosen, choice.candidates)}
+
+
+def describe_candidates(chosen: Any, candidates: Sequence[Any]) -> dict[str, Any]:
+    """Return the chosen settings among the candidates, as a model's file holds them."""
     table = [
-        {"components": one.components, **one.settings, "auroc": one.score, "error": one.error}
-        for one in choice.candidates
+        {"components": one.components, **one.settings, "auroc": one.score, "error": one.error} for one in candidates
     ]
-    return {"chosen": {"components": choice.chosen.components, **choice.chosen.settings, "compared": table}}
+    return {"components": chosen.components, **chosen.settings, "compared": table}
 
 
 def tell_score(options: FitOptions, choice: Any, labels: Any) -> dict[str, Any]:
@@ -126,7 +138,7 @@ def tell_score(options: FitOptions, choice: Any, labels: Any) -> dict[str, Any]:
     anew = ", each with a choice of its own" if len(choice.candidates) > 1 else ""
     if choice.score == choice.score:
         print(f"AUROC of these folds{anew}: {choice.score:.3f} \N{PLUS-MINUS SIGN} {choice.error:.3f}")
-    score = {"auroc": choice.score, "error": choice.error, "balanced_accuracy": _balance(own, choice.predicted)}
+    score = {"auroc": choice.score, "error": choice.error, "balanced_accuracy": balance(own, choice.predicted)}
     return {"score": score | {"folds": len(choice.folds), "photos": len(own), "groups": options.groups}}
 
 
@@ -135,7 +147,8 @@ def list_recalls(labels: Any, guessed: Any) -> dict[str, float]:
     return {str(name): float((guessed[labels == name] == name).mean()) for name in sorted(set(labels.tolist()))}
 
 
-def _balance(labels: Any, guessed: Any) -> float:
+def balance(labels: Any, guessed: Any) -> float:
+    """Return the balanced accuracy of predictions."""
     recalls = list_recalls(labels, guessed).values()
     return sum(recalls) / len(recalls)
 
@@ -147,7 +160,7 @@ def explain_poor(labels: Any, guessed: Any) -> str | None:
     missed = [name for name, recall in recalls.items() if recall < min(_HARDLY, chance)]
     if missed:
         return f"{' and '.join(missed)} hardly found"
-    if _balance(labels, guessed) < (1 + chance) / 2:
+    if balance(labels, guessed) < (1 + chance) / 2:
         return f"a balanced accuracy below {(1 + chance) / 2:.0%} is poor"
     return None
 
@@ -166,8 +179,6 @@ def tell_next_step(
         make: as for :func:`choose`.
         resize: how photos become images.
     """
-    from pytorch_grad_cam_pcasvm.model.choices import can_choose, choose_head
-
     own, part = labels[choice.rows], None if groups is None else groups[choice.rows]
     why = explain_poor(own, choice.predicted)
     if why is None:
@@ -175,10 +186,10 @@ def tell_next_step(
     if not can_choose(own, part):
         print(f"hint: {why}. More photos are most likely to help: each class needs 10 to choose, or to try, anything")
         return
-    accuracy_so_far, tried = _balance(own, choice.predicted), dict[str, float]()
+    accuracy_so_far, tried = balance(own, choice.predicted), dict[str, float]()
     for words, (classifier, settings) in _list_tries(typed, own, make).items():
         other = choose_head(features[choice.rows], own, classifier, settings, [choice.chosen.components], groups=part)
-        tried[words] = _balance(own, other.predicted)
+        tried[words] = balance(own, other.predicted)
     best = max(tried, key=lambda words: tried[words], default="")
     if best and tried[best] > accuracy_so_far + _BETTER:
         flags = {
@@ -207,8 +218,6 @@ def tell_next_step(
 
 def _list_tries(options: FitOptions, labels: Any, make: Make) -> Mapping[str, tuple[Any, Sequence[Mapping[str, Any]]]]:
     """Return alternatives to the typed options, each with its classifier and the settings to choose from."""
-    from dataclasses import replace
-
     tries: dict[str, tuple[Any, Sequence[Mapping[str, Any]]]] = {}
     counts = Counter(labels.tolist()).values()
     classifier = make(options)
@@ -230,17 +239,6 @@ _CLASSIFIERS = (
     "a classifier is svm, forest, boosting, neighbours, residual, or module:Class such as "
     "sklearn.ensemble:ExtraTreesClassifier"
 )
-GOOD_PARTS = ("neighbours", "residual")
-
-
-def learns_from_good_parts(options: Any) -> bool:
-    """Return whether the estimator learns from good parts alone, without classes."""
-    if options.classifier in CLASSIFIERS:
-        return options.classifier in GOOD_PARTS
-    from sklearn.base import is_outlier_detector
-
-    estimator = make_classifier(options, 0)
-    return is_outlier_detector(estimator) or not hasattr(estimator, "predict")
 
 
 def make_classifier(options: Any, count: int) -> Any:
@@ -258,12 +256,8 @@ def make_classifier(options: Any, count: int) -> Any:
         # With its own 20, a tree of few images has no branch.
         return HistGradientBoostingClassifier(min_samples_leaf=min(20, max(2, count // 10)), **settings)
     if options.classifier == "neighbours":
-        from sklearn.neighbors import NearestNeighbors
-
         return NearestNeighbors(n_neighbors=1)
     if options.classifier == "svm":
-        from sklearn.svm import SVC
-
         return SVC(
             C=options.C or 1.0, kernel=options.kernel or "rbf", gamma=options.gamma or "scale",
             class_weight=weight,
@@ -283,10 +277,6 @@ def make_classifier(options: Any, count: int) -> Any:
 
 def assemble_pipeline(options: Any, count: int) -> Any:
     """Return a scaler, a PCA, and a classifier behind it, not fitted, for a number of rows."""
-    from sklearn.decomposition import PCA
-    from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import StandardScaler
-
     reduction = StandardScaler(), PCA(options.components, random_state=0)
     return make_pipeline(*reduction, *([] if options.classifier == "residual" else [make_classifier(options, count)]))
 
@@ -303,12 +293,6 @@ def fit_classifier(options: Any, features: Any, labels: Any, folds: int) -> tupl
     Raises:
         ValueError: it is no classifier, or a class has too few images for a search.
     """
-    import numpy as np
-    from sklearn.model_selection import GridSearchCV, StratifiedKFold
-    from sklearn.pipeline import make_pipeline
-
-    from pytorch_grad_cam_pcasvm.model.fitting import fitted_on_words, name_head
-
     *reduction, classifier = (step for _, step in assemble_pipeline(options, len(labels)).steps)
     if options.search:
         smallest = min(Counter(labels.tolist()).values())

@@ -1,5 +1,6 @@
 """The commands that explain, evaluate, browse and export: each takes its options, and imports modules when it runs."""
 
+import json
 import shlex
 import time
 import warnings
@@ -7,9 +8,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+from PIL import Image
+
 import pytorch_grad_cam_pcasvm as package
 from pytorch_grad_cam_pcasvm.cli.arguments import RUN, AtlasOptions, EvaluateOptions, ExploreOptions
-from pytorch_grad_cam_pcasvm.cli.folders import accuracy, classes_in, list_bad, naming_all_bad, tell_bad
+from pytorch_grad_cam_pcasvm.cli.folders import accuracy, list_bad, naming_all_bad, tell_bad
 from pytorch_grad_cam_pcasvm.cli.models import (
     anomaly_target,
     choose_layers,
@@ -20,15 +25,17 @@ from pytorch_grad_cam_pcasvm.cli.models import (
     read_head,
 )
 from pytorch_grad_cam_pcasvm.cli.preparation import check_photos, resize_of_masks, tell_whites
-from pytorch_grad_cam_pcasvm.data.photo_files import list_photos, name_classes
+from pytorch_grad_cam_pcasvm.cli.refusals import refuse_few
+from pytorch_grad_cam_pcasvm.data.images import Images
+from pytorch_grad_cam_pcasvm.data.masks import MaskFolder
 from pytorch_grad_cam_pcasvm.model.description import read_description
 from pytorch_grad_cam_pcasvm.model.preparation import read_steps
-from pytorch_grad_cam_pcasvm.runtime.amounts import least_images
+from pytorch_grad_cam_pcasvm.network.inputs import image_and_label
+from pytorch_grad_cam_pcasvm.runtime.files import check_folder
 
 
 def atlas(options: AtlasOptions) -> None:
     """Explain a folder, keep the maps, and write a page."""
-    classes_in(options.images, ("test", "testing"))
     from pytorch_grad_cam_pcasvm import atlas
 
     model = open_model(options)
@@ -69,14 +76,9 @@ def atlas(options: AtlasOptions) -> None:
 
 def evaluate(options: EvaluateOptions) -> None:
     """Write a report of whether maps can be believed."""
-    classes_in(options.images, ("test", "testing"))
-    description = read_description(options.model)
-    if description is not None and not description.is_dense:
-        _refuse_few(options)
     from torch.utils.data import Subset
 
     from pytorch_grad_cam_pcasvm import evaluation
-    from pytorch_grad_cam_pcasvm.data.images import Images
     from pytorch_grad_cam_pcasvm.evaluation.report import CHECKS
 
     model = open_model(options)
@@ -105,7 +107,7 @@ def evaluate(options: EvaluateOptions) -> None:
         minutes=None if options.all_images else options.minutes,
     )
     if not dense:
-        _refuse_few(options)
+        refuse_few(options)
         with naming_all_bad(options, folder):
             _tell_accuracy(study)
     if study.minutes is not None:  # those of imports, of the network and of reading count, too
@@ -150,20 +152,8 @@ def _choose_methods(options: EvaluateOptions, model: Any) -> tuple[str, dict[str
     return layer, {name: (method, method_options.get(method, {})) for name, method in methods.items()}
 
 
-def _refuse_few(options: EvaluateOptions) -> None:
-    """Refuse photos that are too few for the first look, before anything is computed."""
-    count = min(options.count, len(list_photos(options.images)))
-    if not options.all_images and count < least_images(shares=False):
-        raise ValueError(
-            f"{count} photos are too few for an answer: give at least {least_images(shares=True)}, in the "
-            "folder and with --count; or measure these all the same, with --all-images"
-        )
-
-
 def _tell_verdicts(file: Path, ways: Mapping[str, str]) -> None:
     """Say a report's verdicts, and which commands draw maps that may be used."""
-    import json
-
     from pytorch_grad_cam_pcasvm import evaluation
     from pytorch_grad_cam_pcasvm.evaluation.positions import found_in_words
 
@@ -197,12 +187,6 @@ def _to_explain(options: EvaluateOptions, method: str, layers: Any) -> str:
 
 def _masks(options: Any, preparation: Any, folder: Any, rows: Sequence[int]) -> Any:
     """Return where masks of some images are inside, as the network sees them, boolean, (R, H, W)."""
-    import numpy as np
-
-    from pytorch_grad_cam_pcasvm.data.images import Images
-    from pytorch_grad_cam_pcasvm.data.masks import MaskFolder
-    from pytorch_grad_cam_pcasvm.network.inputs import image_and_label
-
     images, resize = Images(folder, thumbnails=0), resize_of_masks(preparation)
     names = [images.id(row) for row in range(len(images))]
     masks = MaskFolder(options.masks, names, folder.paths, exif=preparation.exif, only_inside=True)
@@ -247,16 +231,8 @@ _OTHER = "the backbone's transform does more than resize, crop and normalise: us
 
 def export(options: Any) -> None:
     """Write an explanation as one file, and a page around it."""
-    if options.images is not None:
-        name_classes(options.images)
-    import numpy as np
-    import torch
-    from PIL import Image
-
     from pytorch_grad_cam_pcasvm import export
-    from pytorch_grad_cam_pcasvm.data.images import Images
-    from pytorch_grad_cam_pcasvm.export.web_page import MARK, runtime_files
-    from pytorch_grad_cam_pcasvm.runtime.files import check_folder
+    from pytorch_grad_cam_pcasvm.export.files import MARK, runtime_files
 
     if options.page:
         runtime_files(options.runtime)  # before anything takes long
@@ -283,7 +259,7 @@ def export(options: Any) -> None:
             warnings.simplefilter("ignore", package.OutsideTrainingWarning)
             x = torch.stack([transform(picture.rotate(90 * turn)) for turn in range(_TRIED)])
         else:
-            x = _some(Images(preparation.folder(options.images), thumbnails=0), options.images)
+            x = Images(preparation.folder(options.images), thumbnails=0).first(_TRIED)
         metadata = export.onnx(
             cam, x, options.out, choose_targets(options, net), **steps, **preparation.reading, progress=True
         )
@@ -303,17 +279,3 @@ def _list_titles(titles: list[str]) -> str:
     count = len(titles) - len(decision_titles)
     components = [titles[0] if count == 1 else f"{count} components"] if count else []
     return ", ".join([*components, *decision_titles])
-
-
-def _some(images: Any, folder: Any) -> Any:
-    """Return a few images of a folder that can be read."""
-    import torch
-
-    some: list[Any] = []
-    for row in range(len(images)):
-        some += images.read([row]).images.unbind()
-        if len(some) == _TRIED:
-            break
-    if not some:
-        raise ValueError(f"none of the {len(images)} images in {folder} can be read")
-    return torch.stack(some)

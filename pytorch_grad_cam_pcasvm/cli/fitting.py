@@ -7,17 +7,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from sklearn.base import clone
+from sklearn.model_selection import cross_val_predict
+
 import pytorch_grad_cam_pcasvm as package
-from pytorch_grad_cam_pcasvm.cli.arguments import CLASSIFIERS, FitOptions
+from pytorch_grad_cam_pcasvm.cli.arguments import BACKGROUND, CLASSIFIERS, FitOptions
 from pytorch_grad_cam_pcasvm.cli.choosing import (
-    GOOD_PARTS,
     assemble_pipeline,
+    balance,
     choose,
     describe_choice,
     explain_poor,
     fit_classifier,
-    learns_from_good_parts,
-    list_recalls,
     make_classifier,
     tell_next_step,
     tell_score,
@@ -25,17 +27,13 @@ from pytorch_grad_cam_pcasvm.cli.choosing import (
 )
 from pytorch_grad_cam_pcasvm.cli.folders import (
     accuracy,
-    classes_in,
-    find_normal,
     group_photos,
     name_objects,
     tell_bad,
     tell_empty,
-    two_classes,
 )
 from pytorch_grad_cam_pcasvm.cli.models import check_layers, choose_device, first_image, make_named
 from pytorch_grad_cam_pcasvm.cli.patch_fitting import RATE, fit_labelled, teach_patches
-from pytorch_grad_cam_pcasvm.cli.patches import BACKGROUND, PatchOptions
 from pytorch_grad_cam_pcasvm.cli.photos import keep_left_out, split_good
 from pytorch_grad_cam_pcasvm.cli.preparation import (
     apply_tiles,
@@ -46,9 +44,19 @@ from pytorch_grad_cam_pcasvm.cli.preparation import (
     tell_stretched,
     with_whites,
 )
-from pytorch_grad_cam_pcasvm.cli.training import TrainingSet, training_set
-from pytorch_grad_cam_pcasvm.data.photo_files import list_photos
+from pytorch_grad_cam_pcasvm.cli.refusals import learns_from_good_parts
+from pytorch_grad_cam_pcasvm.cli.training import PatchOptions, TrainingSet, training_set
+from pytorch_grad_cam_pcasvm.data import name_classes
+from pytorch_grad_cam_pcasvm.data.images import Images
+from pytorch_grad_cam_pcasvm.data.mask_classes import UNLABELLED
+from pytorch_grad_cam_pcasvm.data.masks import MaskFolder
+from pytorch_grad_cam_pcasvm.head.storage import Example
+from pytorch_grad_cam_pcasvm.model.choices import split_folds
+from pytorch_grad_cam_pcasvm.model.fitting import assemble_model, describe_estimator
 from pytorch_grad_cam_pcasvm.model.preparation import Preparation
+from pytorch_grad_cam_pcasvm.network.auto_layers import fine_features, last_features, refuse_unmappable
+from pytorch_grad_cam_pcasvm.network.features import FeatureSource, parse_pool
+from pytorch_grad_cam_pcasvm.network.modules import find_device
 
 _COMPONENTS = {"svm": 16, "neighbours": 64, "residual": 16}  # of others 8, whose coalitions are few
 _MOST_NEIGHBOURS = 50_000  # patches to choose from
@@ -59,27 +67,10 @@ _IMBALANCED = 0.8  # the share of the largest class from which accuracy says lit
 
 def fit(options: FitOptions) -> None:
     """Fit scaler, PCA and classifier on a folder of images, and write a model."""
-    typed = options.components is not None
-    of_good_parts = learns_from_good_parts(options)
-    if options.rate is not None and not of_good_parts and options.masks is None:
-        raise ValueError(
-            f"--rate is for what learns from good parts alone, such as --classifier {GOOD_PARTS[0]}, or is fitted with "
-            "--masks"
-        )
-    classes = classes_in(options.images, ("train", "training"))
-    if of_good_parts:
-        _one_class(options, classes)
-    elif options.masks is None:
-        classes = two_classes(options.images, classes)
-    _check_normal(options, classes, of_good_parts)
+    of_good_parts, classes = learns_from_good_parts(options), name_classes(options.images)
     has_classes = classes is not None and not of_good_parts
-    _name_objects(options, list_photos(options.images), has_classes=has_classes)
     is_taught = _is_taught(options, of_good_parts)
     _check(options)
-    from pytorch_grad_cam_pcasvm.network.auto_layers import refuse_unmappable
-    from pytorch_grad_cam_pcasvm.network.features import FeatureSource
-    from pytorch_grad_cam_pcasvm.network.modules import find_device
-
     network = make_named(options, options.size)
     check_layers(network.net, [*options.features, *options.layer])
     network.net.to(choose_device(options.device))
@@ -102,12 +93,10 @@ def fit(options: FitOptions) -> None:
     ) as training:
         if is_taught:
             tell_bad(training.bad)
-            fitted, about = teach_patches(
-                options, training, network, preparation, folder, layer, classes or [], groups, typed=typed
-            )
+            fitted, about = teach_patches(options, training, network, preparation, folder, layer, classes or [], groups)
         else:
             fitted, about = _fit_head(
-                options, training, classes, patches, preparation, groups, typed=typed, of_good_parts=of_good_parts
+                options, training, classes, patches, preparation, groups, of_good_parts=of_good_parts
             )
     _write_model(options, network, fitted, layer, pool, training, preparation, about)
     if of_good_parts:
@@ -118,20 +107,20 @@ def fit(options: FitOptions) -> None:
 
 def _fit_head(
     options: FitOptions, training: TrainingSet, classes: Sequence[str] | None, patches: PatchOptions | None,
-    preparation: Preparation, groups: Any, *, typed: bool, of_good_parts: bool,
+    preparation: Preparation, groups: Any, *, of_good_parts: bool,
 ) -> tuple[Any, dict[str, Any]]:  # fmt: skip
     """Return the fitted head, and the model's description of its fit."""
-    from pytorch_grad_cam_pcasvm.model.fitting import describe_estimator
-
     features = training.features.numpy()
     tell_bad(training.bad)
     unit = "images" if patches is None else "patches"
     if patches is not None:
         print(f"{len(features)} patches of {len(set(training.rows))} images")
     most = max(1, min(features.shape) - 1)
-    fewest = len(features) if typed else _count_fewest(training, groups, of_good_parts=of_good_parts, unit=unit)
+    fewest = len(features)
+    if options.chooses_components:
+        fewest = _count_fewest(training, groups, of_good_parts=of_good_parts, unit=unit)
     allowed = max(1, min(most, fewest - 1))
-    if options.components > allowed and not typed:
+    if options.components > allowed and options.chooses_components:
         options.components = allowed
         if of_good_parts or patches is not None or options.search:
             some = f", of which {fewest} are fitted on where others are left out" if allowed < most else ""
@@ -150,8 +139,8 @@ def _fit_head(
         names = list(classes or []) if patches is None else patches.names(classes)
         if patches is not None and patches.masks is not None:
             options.normal = names[0]
-            return fit_labelled(options, training, patches, names, groups, typed=typed)
-        pipeline, fitted, about = _with_labels(options, training, names, unit, preparation, groups, typed=typed)
+            return fit_labelled(options, training, patches, names, groups)
+        pipeline, fitted, about = _with_labels(options, training, names, unit, preparation, groups)
     svm = pipeline[-1].best_estimator_ if options.search else pipeline[-1]
     if not options.no_pictures and patches is None and hasattr(svm, "support_"):
         rows = {i: training.rows[i] for i in svm.support_.tolist()}
@@ -167,10 +156,6 @@ def _is_taught(options: FitOptions, of_good_parts: bool) -> bool:
 
 def _count_fewest(training: TrainingSet, groups: Any, *, of_good_parts: bool, unit: str) -> int:
     """Return the number of rows that the smallest part of a cross-validation is fitted on; all where there is none."""
-    import numpy as np
-
-    from pytorch_grad_cam_pcasvm.model.choices import split_folds
-
     rows, numbers = np.array(training.rows), training.numbers.numpy()
     own = rows if groups is None else groups[rows]
     if len(set(own.tolist())) < 2:
@@ -188,8 +173,6 @@ def _write_model(
     preparation: Preparation, about: Mapping[str, Any],
 ) -> None:  # fmt: skip
     """Write the model, and say so."""
-    from pytorch_grad_cam_pcasvm.model.fitting import assemble_model
-
     model = assemble_model(
         network, fitted, training.blocks.first, layer, pool, layers=options.layer or training.blocks.last,
         means=training.means, preparation=preparation, normal=options.normal, about=about,
@@ -214,9 +197,6 @@ def _choose_features(options: FitOptions, backbone: Any, preparation: Preparatio
     Raises:
         ValueError: no block has positions.
     """
-    from pytorch_grad_cam_pcasvm.network.auto_layers import fine_features, last_features
-    from pytorch_grad_cam_pcasvm.network.modules import find_device
-
     if options.features:
         return options.features[0] if len(options.features) == 1 else options.features
     x = first_image(preparation).to(find_device(backbone))
@@ -230,8 +210,6 @@ def _choose_features(options: FitOptions, backbone: Any, preparation: Preparatio
 
 
 def _parse_pool(options: FitOptions) -> Any:
-    from pytorch_grad_cam_pcasvm.network.pools import parse_pool
-
     return parse_pool(options.pool or "mean")
 
 
@@ -241,52 +219,12 @@ def _tell_left_out(left_out: Mapping[str, str]) -> None:
         print(f"no mean activations of {name} are kept: {reason}")
 
 
-def _one_class(options: Any, classes: Sequence[str] | None) -> None:
-    """Refuse images of several classes for an estimator that learns from good parts alone."""
-    if options.masks is not None:
-        raise ValueError(
-            f"--classifier {options.classifier} learns from good parts alone: leave out --masks, and measure with "
-            "evaluate --masks"
-        )
-    if classes is not None and len(classes) > 1 and options.groups != 1:
-        raise ValueError(
-            f"--classifier {options.classifier} learns from good parts alone, but {options.images} has folders of "
-            f"{', '.join(classes)}: name that of the good ones, such as {options.images / classes[0]}"
-        )
-
-
-def _check_normal(options: Any, classes: Sequence[str] | None, of_good_parts: bool) -> None:
-    """Refuse a normal class that there is not; say that one may be it."""
-    if options.normal is None:
-        likely = find_normal(classes)
-        if options.masks is not None:  # what is outside of them is the background
-            return
-        if likely and not of_good_parts and (options.pool or "").startswith("dense"):
-            options.normal = likely
-            print(f"{likely!r} is taken for the class of good photos (another: --normal)")
-        elif likely and not of_good_parts:
-            print(
-                f"hint: if {likely!r} means that there is no defect, add --normal {likely}: maps then show what "
-                "speaks against it"
-            )
-        return
-    if of_good_parts:
-        raise ValueError(f"--classifier {options.classifier} learns from good parts alone: leave out --normal")
-    if options.normal not in (classes or ()):
-        folders = f"the folders are {', '.join(classes)}" if classes else "there are no folders of classes"
-        raise ValueError(f"--normal: there is no class {options.normal!r}, {folders}")
-
-
 def _patches(options: Any, preparation: Preparation, folder: Any) -> PatchOptions | None:
     """Return which patches are kept, and the source of their labels; None: there is one row for each image."""
     if not options.is_dense:
         return None
     masks, resize = None, None
     if options.masks is not None:
-        from pytorch_grad_cam_pcasvm.data.images import Images
-        from pytorch_grad_cam_pcasvm.data.mask_classes import UNLABELLED
-        from pytorch_grad_cam_pcasvm.data.masks import MaskFolder
-
         resize = resize_of_masks(preparation)
         images = Images(folder, thumbnails=0)
         names = [images.id(row) for row in range(len(images))]
@@ -303,11 +241,8 @@ def _patches(options: Any, preparation: Preparation, folder: Any) -> PatchOption
 
 def _with_labels(
     options: FitOptions, training: TrainingSet, names: Sequence[str], unit: str, preparation: Preparation, groups: Any,
-    *, typed: bool,
 ) -> tuple[Any, Any, dict[str, Any]]:  # fmt: skip
     """Return the fitted pipeline of a classifier, its head, and its choices and scores, having said them."""
-    import numpy as np
-
     features = training.features.numpy()
     labels = np.array(names)[training.numbers.numpy()]
     counts = Counter(labels.tolist())
@@ -324,9 +259,9 @@ def _with_labels(
         if options.classifier not in CLASSIFIERS:  # another may be none, which is told before anything is chosen
             fit_classifier(options, features, labels, 0)
         as_typed, make = replace(options), partial(make_classifier, count=len(labels))
-        choice = choose(options, features, labels, own, make, typed=typed)
+        choice = choose(options, features, labels, own, make)
         pipeline, fitted = fit_classifier(options, features, labels, 0)
-        about = {} if choice is None else describe_choice(options, choice) | tell_score(options, choice, labels)
+        about = {} if choice is None else describe_choice(choice) | tell_score(options, choice, labels)
         if choice is not None:
             tell_next_step(as_typed, choice, features, labels, own, make, preparation.resize)
     share = pipeline.score(features, labels)
@@ -344,12 +279,6 @@ def _fit_unchosen(
     options: FitOptions, training: TrainingSet, labels: Any, unit: str, groups: Any
 ) -> tuple[Any, Any, dict[str, Any]]:
     """Return the fitted pipeline of patches, or of a search, its head and its score, having said how good it is."""
-    import numpy as np
-    from sklearn.base import clone
-    from sklearn.model_selection import cross_val_predict
-
-    from pytorch_grad_cam_pcasvm.model.choices import split_folds
-
     assert options.components is not None
     features, folds = training.features.numpy(), None
     if unit == "patches" and groups is None:
@@ -379,12 +308,12 @@ def _fit_unchosen(
         )
     elif why is not None:
         print(f"hint: {why}. Leave out --search, and more is chosen, and tried")
-    recalls = list_recalls(labels, guessed).values()
-    return pipeline, fitted, {"score": {"balanced_accuracy": sum(recalls) / len(recalls), "folds": len(folds)}}
+    return pipeline, fitted, {"score": {"balanced_accuracy": balance(labels, guessed), "folds": len(folds)}}
 
 
 def _check(options: FitOptions) -> None:
     """Refuse classifiers that there are not, or whose library is missing, before anything takes long."""
+    options.chooses_components = options.components is None
     if options.components is None:
         options.components = _COMPONENTS.get(options.classifier, 8)
     options.rate = options.rate or RATE
@@ -396,8 +325,5 @@ def _check(options: FitOptions) -> None:
 
 def _make_examples(folder: Any, rows: Mapping[int, int]) -> dict[int, Any]:
     """Return the names and small pictures of the support vectors, by their position in the training set."""
-    from pytorch_grad_cam_pcasvm.data.images import Images
-    from pytorch_grad_cam_pcasvm.head.storage import Example
-
     images = Images(folder, thumbnails=_PICTURE)
     return {i: Example(images.id(row), *images.read([row]).thumbnails) for i, row in rows.items()}

@@ -5,13 +5,25 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import torch
+from PIL import Image
+
 import pytorch_grad_cam_pcasvm as package
-from pytorch_grad_cam_pcasvm.cli.arguments import OF_HEADS, FitOptions, ModelOptions
-from pytorch_grad_cam_pcasvm.cli.patches import BACKGROUND
+from pytorch_grad_cam_pcasvm.cli.arguments import BACKGROUND, OF_HEADS, FitOptions, ModelOptions
 from pytorch_grad_cam_pcasvm.cli.preparation import choose_preparation
 from pytorch_grad_cam_pcasvm.cli.refusals import refuse_targets
-from pytorch_grad_cam_pcasvm.cli.training import layers_for_maps, training_set
+from pytorch_grad_cam_pcasvm.data.images import Images
+from pytorch_grad_cam_pcasvm.head import storage
+from pytorch_grad_cam_pcasvm.head.anomalies import tells_anomalies
+from pytorch_grad_cam_pcasvm.methods.starts import BaselineCAM
+from pytorch_grad_cam_pcasvm.model.backbones import allow_own_modules, make_backbone
 from pytorch_grad_cam_pcasvm.model.description import read_description
+from pytorch_grad_cam_pcasvm.network.auto_layers import refuse_unmappable
+from pytorch_grad_cam_pcasvm.network.channel_means import BlockMeans
+from pytorch_grad_cam_pcasvm.network.features import FeatureSource, parse_pool, write_pool
+from pytorch_grad_cam_pcasvm.network.modules import find_device, find_layer_name, find_network
+from pytorch_grad_cam_pcasvm.network.tiles import TiledNet
+from pytorch_grad_cam_pcasvm.targets import default_decision
 
 
 def open_model(options: ModelOptions) -> Any:
@@ -20,10 +32,6 @@ def open_model(options: ModelOptions) -> Any:
     Raises:
         ValueError: it is a head alone, and what is needed besides is not typed; or an option contradicts the model.
     """
-    from pytorch_grad_cam_pcasvm.network.modules import find_layer_name
-    from pytorch_grad_cam_pcasvm.network.pools import parse_pool, write_pool
-    from pytorch_grad_cam_pcasvm.network.tiles import TiledNet
-
     description = read_description(options.model)
     if description is None:
         return _put_together(options)
@@ -74,9 +82,6 @@ def _write(value: Any) -> str:
 def _put_together(options: ModelOptions) -> Any:
     """Return the model of a head alone, behind a backbone that is typed."""
     from pytorch_grad_cam_pcasvm.model.fitting import assemble_model
-    from pytorch_grad_cam_pcasvm.network.channel_means import BlockMeans
-    from pytorch_grad_cam_pcasvm.network.features import FeatureSource
-    from pytorch_grad_cam_pcasvm.network.pools import parse_pool
 
     head = read_head(options.model, options.trust)  # before weights are downloaded
     recorded = head.training_set.preparation if isinstance(head, package.Head) else None  # skops says nothing
@@ -117,39 +122,28 @@ def _agree(name: str, typed: Any, of_head: Any) -> Any:
 
 def first_image(preparation: Any) -> Any:
     """Return an image of a black photo, (1, C, H, W), to try a network on."""
-    from PIL import Image
-
     return preparation.transform(Image.new("RGB", preparation.enlarge(480, 320)))[None]
 
 
 def check_layers(backbone: Any, layers: Sequence[str]) -> None:
     """Refuse names of layers that there are not, before anything else takes long."""
-    from pytorch_grad_cam_pcasvm.network.modules import find_layer_name, find_network
-
     for layer in layers if layers != ["auto"] else ():
         find_layer_name(find_network(backbone), layer)
 
 
 def choose_device(typed: str | None) -> str:
     """Return the device that was typed, or the usual one."""
-    import torch
-
     return typed or ("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def make_named(options: ModelOptions | FitOptions, size: tuple[int, int] | None = None) -> Any:
     """Return the backbone that was typed, for images (H, W), on the CPU."""
-    from pytorch_grad_cam_pcasvm.model.backbones import make_backbone
-
     assert options.backbone is not None
     return make_backbone(options.backbone, options.weights, size=size)
 
 
 def read_head(path: Path, trusted: Sequence[str] = ()) -> Any:
     """Return the head in a file, which may have estimators of trusted types."""
-    from pytorch_grad_cam_pcasvm.head import storage
-    from pytorch_grad_cam_pcasvm.model.backbones import allow_own_modules
-
     allow_own_modules()
     return (
         storage.from_skops(path.read_bytes(), trusted) if path.suffix == ".skops" else package.Head.load(path, trusted)
@@ -176,14 +170,10 @@ def choose_layers(options: Any, model: Any, methods: Sequence[type] = ()) -> lis
         raise ValueError("--layer auto compares layers on photos: name their folder")
     net, preparation = model.net, model.preparation
     from pytorch_grad_cam_pcasvm import evaluation
-    from pytorch_grad_cam_pcasvm.data.images import Images
-    from pytorch_grad_cam_pcasvm.network.modules import find_device
+    from pytorch_grad_cam_pcasvm.cli.training import layers_for_maps
 
     images = Images(preparation.folder(options.images), thumbnails=0)
-    x = next((batch.images for row in range(len(images)) if (batch := images.read([row])).rows), None)
-    if x is None:
-        raise ValueError(f"none of the {len(images)} images in {options.images} can be read")
-    x = x.to(find_device(net))
+    x = images.first().to(find_device(net))
     backbone, features = net.feature_source(x)
     candidates = layers_for_maps(backbone, features, x)
     if images.names is None:
@@ -209,8 +199,6 @@ def choose_options(
     options: Any, methods: Sequence[type], model: Any, layers: Sequence[str]
 ) -> dict[type, dict[str, Any]]:
     """Return the options of each method; the head gets the means of the layers if it lacks them."""
-    from pytorch_grad_cam_pcasvm.methods.starts import BaselineCAM
-
     common = {"reshape_transform": "tokens"} if model.tokens else {}
     start = {"baseline": options.baseline}
     if options.baseline != "zero" and any(issubclass(method, BaselineCAM) for method in methods):
@@ -230,9 +218,6 @@ def choose_targets(options: Any, net: Any) -> list[Any]:
     Raises:
         ValueError: an option is out of range, names no class, or is only for heads that decide at every position.
     """
-    from pytorch_grad_cam_pcasvm.head.anomalies import tells_anomalies
-    from pytorch_grad_cam_pcasvm.targets import default_decision
-
     dense, anomalies = net.is_dense, tells_anomalies(net.head)
     position, classes = net.head.component_position, net.head.classes_
     most = 0 if position is None else net.head.stages[position - 1].n_outputs
@@ -258,8 +243,6 @@ def choose_targets(options: Any, net: Any) -> list[Any]:
 
 def anomaly_target(head: Any, at: Any = None) -> Any:
     """Return the target of how anomalous an image, or a position of it, is; None of a head that does not tell."""
-    from pytorch_grad_cam_pcasvm.head.anomalies import tells_anomalies
-
     if not tells_anomalies(head):
         return None
     return package.ResidualTarget(at=at) if head.decision_position is None else package.SVMTarget(sign="-", at=at)
@@ -271,9 +254,6 @@ def add_means(options: Any, model: Any, layers: Sequence[str]) -> None:
     Raises:
         ValueError: there are no training images to take them from, or a layer does not run before the features.
     """
-    from pytorch_grad_cam_pcasvm.network.auto_layers import refuse_unmappable
-    from pytorch_grad_cam_pcasvm.network.modules import find_device
-
     net, means = model.net, model.net.head.training_set.means
     derived = None if model.tokens or net.pool != "mean" else net.layer
     missing = [layer for layer in layers if layer not in means and layer != derived]
@@ -290,6 +270,8 @@ def add_means(options: Any, model: Any, layers: Sequence[str]) -> None:
             f"{options.model} does not hold{_held(means)}: name the folder it was fitted on, --train FOLDER, or start "
             "elsewhere, --baseline zero"
         )
+    from pytorch_grad_cam_pcasvm.cli.training import training_set  # with the atlas, which is not needed before
+
     backbone, _ = net.feature_source()
     layer = list(net.layer) if isinstance(net.layer, tuple) else net.layer
     with training_set(options, options.train, backbone, model.preparation, layer, net.pool, missing) as training:

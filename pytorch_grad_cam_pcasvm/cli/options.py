@@ -13,6 +13,7 @@ from pytorch_grad_cam_pcasvm import __version__
 from pytorch_grad_cam_pcasvm.model.description import Description, read_description
 
 _MEANT = {"gpu": "cuda"}  # what no spelling leads to
+_METAVARS = {Path: "FOLDER", int: "NUMBER", float: "NUMBER", str: "NAME"}  # of values of these types
 _EARLIER = {"--images": "the folder of photos alone, without an option", "--head": "--model"}  # options of version 0.4
 
 
@@ -31,7 +32,7 @@ def option(
         text: its help; empty: it is not shown.
         default: its value where it is not typed; a list if it may be repeated.
         flag: what is typed, with spaces between several; None: the field's name, with dashes.
-        metavar: what stands for its value in the help.
+        metavar: what stands for its value in the help; None: NUMBER, NAME or FOLDER, by the field's type.
         parse: makes its value of the text; None: the field's type does.
         group: the heading under which it is listed.
     """
@@ -102,6 +103,52 @@ def parse_amount(text: str) -> int | float:
     return amount
 
 
+def parse_share(example: str, *, above: bool) -> Callable[[str], float]:
+    """Return a parser of shares from 0, or above it, and below 1."""
+
+    def parse(text: str) -> float:
+        share: float = number_from(0, above=above)(text)
+        if share >= 1:
+            raise argparse.ArgumentTypeError(f"it must be below 1, such as {example}, got {text}")
+        return share
+
+    return parse
+
+
+def parse_gamma(text: str) -> Any:
+    """Return the width of a kernel."""
+    if text in ("scale", "auto"):
+        return text
+    try:
+        return number_from(0, above=True)(text)
+    except argparse.ArgumentTypeError as error:
+        raise argparse.ArgumentTypeError(f"scale, auto or a positive number is expected: {error}") from None
+
+
+def parse_place(text: str) -> str | tuple[int, ...]:
+    """Return a position: max, or ROW,COLUMN."""
+    parts = text.split(",")
+    if text != "max" and not all(part.strip().isdigit() for part in parts):
+        raise argparse.ArgumentTypeError(f"a position such as 3,4, or max, is expected, got {text!r}")
+    return text if text == "max" else tuple(map(int, parts))
+
+
+def parse_size(text: str) -> tuple[int, int]:
+    """Return (H, W) of a size that is typed as photos are named, WIDTHxHEIGHT, or as one side."""
+    sides = text.lower().split("x")
+    if not 1 <= len(sides) <= 2 or not all(side.isdigit() and int(side) for side in sides):
+        raise argparse.ArgumentTypeError(f"a side such as 448, or WIDTHxHEIGHT such as 672x448 is expected: {text!r}")
+    return int(sides[-1]), int(sides[0])
+
+
+def parse_tiles(text: str) -> tuple[int, int]:
+    """Return the numbers of columns and rows."""
+    numbers = text.lower().split("x")
+    if len(numbers) != 2 or not all(number.isdigit() and int(number) for number in numbers):
+        raise argparse.ArgumentTypeError(f"COLUMNSxROWS such as 3x2 is expected, got {text!r}")
+    return int(numbers[0]), int(numbers[1])
+
+
 def list_flags(entry: "Field[Any]") -> list[str]:
     """Return the flags of a field, the usual one first."""
     return (entry.metadata.get("flag") or f"--{entry.name.replace('_', '-')}").split()
@@ -154,19 +201,17 @@ def add_options(parser: Parser, options_class: type) -> None:
         if about.get("group"):
             where = groups.setdefault(about["group"], None) or parser.add_argument_group(about["group"])
             groups[about["group"]] = where
-        arguments: dict[str, Any] = {"help": about["text"] or argparse.SUPPRESS, "metavar": about["metavar"]}
-        parse, hint = about.get("parse"), hints[entry.name]
-        base = next((part for part in (Path, int, float) if part in (hint, *getattr(hint, "__args__", ()))), None)
-        if parse or base:
-            arguments["type"] = parse or base
+        hint = hints[entry.name]
+        base = next((part for part in _METAVARS if part in (hint, *getattr(hint, "__args__", ()))), str)
+        arguments: dict[str, Any] = {"help": about["text"] or argparse.SUPPRESS, "type": about.get("parse") or base}
+        arguments["metavar"] = about["metavar"] or _METAVARS.get(base)
         if about.get("in_place"):
             if entry.default is not MISSING:
                 arguments |= {"nargs": "?", "default": entry.default}
             where.add_argument(entry.name, **arguments)
             continue
         if hint is bool:
-            del arguments["metavar"]
-            where.add_argument(*list_flags(entry), dest=entry.name, action="store_true", **arguments)
+            where.add_argument(*list_flags(entry), dest=entry.name, action="store_true", help=arguments["help"])
         elif entry.default is MISSING:
             where.add_argument(*list_flags(entry), dest=entry.name, action="append", default=None, **arguments)
         else:

@@ -1,17 +1,34 @@
 """The fit of heads that decide at every position: masks label patches, or the maps of photos teach which are faults."""
 
+import io
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+from PIL import Image, ImageDraw, ImageFont
+
 from pytorch_grad_cam_pcasvm.cli.arguments import RUN, FitOptions
-from pytorch_grad_cam_pcasvm.cli.choosing import describe_head, fit_classifier, list_settings, make_classifier
-from pytorch_grad_cam_pcasvm.cli.patches import PatchOptions, draw_chosen
+from pytorch_grad_cam_pcasvm.cli.choosing import (
+    describe_candidates,
+    describe_head,
+    fit_classifier,
+    list_settings,
+    make_classifier,
+)
+from pytorch_grad_cam_pcasvm.cli.folders import name_first
 from pytorch_grad_cam_pcasvm.cli.photos import LeftOut, Photos, compare_areas, measure_error
 from pytorch_grad_cam_pcasvm.cli.teaching import Teacher, choose_pooled, name_layers
-from pytorch_grad_cam_pcasvm.cli.training import TrainingSet, training_set
+from pytorch_grad_cam_pcasvm.cli.training import PatchOptions, TrainingSet, training_set
+from pytorch_grad_cam_pcasvm.data.images import Images
+from pytorch_grad_cam_pcasvm.export.explainer import Panel, shorten
+from pytorch_grad_cam_pcasvm.model.choices import COMPONENTS_OF_PATCHES, choose_candidate, measure_evidence
+from pytorch_grad_cam_pcasvm.model.fitting import describe_estimator
 from pytorch_grad_cam_pcasvm.model.preparation import Preparation
+from pytorch_grad_cam_pcasvm.model.teaching import GOOD, draw_places, gather_rows
 
 RATE = 0.01  # of false alarms
 _SHOWN = 10  # names of photos in a line
@@ -33,8 +50,6 @@ class Patches:
 
     def select(self, photos: Any) -> "Patches":
         """Return the patches of some photos."""
-        import numpy as np
-
         some = np.isin(self.photos, photos)
         return Patches(self.rows[some], self.labels[some], self.photos[some])
 
@@ -56,7 +71,6 @@ class Patches:
 
 def fit_labelled(
     options: FitOptions, training: TrainingSet, patches: PatchOptions, names: Sequence[str], objects: Any,
-    *, typed: bool,
 ) -> tuple[Any, dict[str, Any]]:  # fmt: skip
     """Return the head of patches that masks label, and the model's description of its fit.
 
@@ -66,10 +80,7 @@ def fit_labelled(
         patches: the masks.
         names: of their labels, the background's first.
         objects: the number of the object of each photo; None: they all differ.
-        typed: whether the number of components was.
     """
-    import numpy as np
-
     own = Patches(training.features.numpy(), np.array(names)[training.numbers.numpy()], np.array(training.rows))
     own.tell()
     numbers, size = np.unique(own.photos), tuple(training.blocks.first.shape[2:])
@@ -86,16 +97,16 @@ def fit_labelled(
     _tell_unlearned(options, own, marked, len(unlearned), len(unlearned) + sum(map(bool, counted)))
     photos = Photos.split(numbers, labels, objects, names[0])
     left_out = LeftOut(photos, options.rate or RATE, patches, size)
-    heads = [_fit_fold(options, own.select(fit), photos, typed=typed) for fit, _ in photos.folds]
+    heads = [_fit_fold(options, own.select(fit), photos) for fit, _ in photos.folds]
     left_out.score(training.read_all, heads, training.spread)
     score = left_out.tell("photo" if options.groups is None else "object")
-    head, about = _fit_all(options, own, photos, typed=typed)
+    head, about = _fit_all(options, own, photos)
     return head, training.describe() | about | score
 
 
 def teach_patches(
     options: FitOptions, training: TrainingSet, network: Any, preparation: Preparation, folder: Any, layer: Any,
-    names: Sequence[str], objects: Any, *, typed: bool,
+    names: Sequence[str], objects: Any,
 ) -> tuple[Any, dict[str, Any]]:  # fmt: skip
     """Return the head of patches that the maps of photos teach, and the model's description of its fit.
 
@@ -108,10 +119,7 @@ def teach_patches(
         layer: where the features of patches come from.
         names: of the classes.
         objects: the number of the object of each photo; None: they all differ.
-        typed: whether the number of components was.
     """
-    import numpy as np
-
     whole, last, pool = choose_pooled(network, preparation)
     fine = name_layers(network.net, layer)
     with training_set(options, options.images, whole.net, preparation, last, pool, fine) as pooled:
@@ -123,13 +131,13 @@ def teach_patches(
     suspicions, doubtful = teacher.pick(lessons)
     all_patches = _gather(training, photos, lessons, suspicions, options.faults)
     all_patches[-1].tell()
-    heads = [_fit_fold(options, own, photos, typed=typed) for own in all_patches[:-1]]
+    heads = [_fit_fold(options, own, photos) for own in all_patches[:-1]]
     left_out = LeftOut(photos, options.rate or RATE)
     left_out.score(training.read_all, heads, training.spread)
     score = left_out.tell("photo" if options.groups is None else "object")
     if score:
         score["score"] |= _compare_heads(options, left_out, photos, pooled, lessons)
-    head, about = _fit_all(options, all_patches[-1], photos, typed=typed)
+    head, about = _fit_all(options, all_patches[-1], photos)
     _show_chosen(options, folder, training, suspicions[-1], doubtful)
     return head, training.describe() | about | score
 
@@ -156,10 +164,6 @@ def _gather(
     training: TrainingSet, photos: Photos, lessons: Sequence[Any], suspicions: Sequence[Any], count: int
 ) -> list[Patches]:
     """Return for each lesson the patches that are faults, and patches of its good photos."""
-    import numpy as np
-
-    from pytorch_grad_cam_pcasvm.model.teaching import GOOD, draw_places, gather_rows
-
     is_good = photos.labels == photos.normal
     positions = next(iter(suspicions[-1].values())).contributions.shape[1]
     good = draw_places(photos.numbers[is_good], positions, GOOD)
@@ -186,11 +190,6 @@ def _compare_heads(
     options: FitOptions, left_out: LeftOut, photos: Photos, pooled: TrainingSet, lessons: Sequence[Any]
 ) -> dict[str, Any]:
     """Say whether patches or pooled features tell photos better that were left out; return it for the model's file."""
-    import numpy as np
-    import torch
-
-    from pytorch_grad_cam_pcasvm.model.choices import measure_evidence
-
     evidence = dict[int, float]()
     for lesson, (_, test) in zip(lessons, photos.folds, strict=False):
         rows = pooled.features[torch.from_numpy(photos.index(test))]
@@ -213,21 +212,17 @@ def _compare_heads(
     return {"pooled_image_auroc": mean}
 
 
-def _fit_fold(options: FitOptions, own: Patches, photos: Photos, *, typed: bool) -> Any:
+def _fit_fold(options: FitOptions, own: Patches, photos: Photos) -> Any:
     """Return the head that is fitted on the patches of some photos; None: they are too few, or of one class."""
-    import numpy as np
-
     if len(np.unique(own.labels)) < 2:
         return None
-    chosen, _ = _choose(options, own, photos, typed=typed)
+    chosen, _ = _choose(options, own, photos)
     return None if chosen is None else fit_classifier(chosen, own.rows, own.labels, 0)[1]
 
 
-def _fit_all(options: FitOptions, own: Patches, photos: Photos, *, typed: bool) -> tuple[Any, dict[str, Any]]:
+def _fit_all(options: FitOptions, own: Patches, photos: Photos) -> tuple[Any, dict[str, Any]]:
     """Return the head that is fitted on all patches, and its choices, having said them."""
-    from pytorch_grad_cam_pcasvm.model.fitting import describe_estimator
-
-    chosen, candidates = _choose(options, own, photos, typed=typed)
+    chosen, candidates = _choose(options, own, photos)
     if chosen is None:
         chosen = replace(options, components=min(options.components or 1, len(own.rows) - 1, own.rows.shape[1]),
                          class_weight=_weight(options))  # fmt: skip
@@ -235,34 +230,29 @@ def _fit_all(options: FitOptions, own: Patches, photos: Photos, *, typed: bool) 
     if len(candidates) > 1:
         best = next(one for one in candidates if (one.components, one.settings.get("C", chosen.C))
                     == (chosen.components, chosen.C))  # fmt: skip
-        wanted = ["--components"] * (not typed) + ["--C"] * (options.C is None and options.classifier == "svm")
+        wanted = ["--components"] * options.chooses_components + ["--C"] * (
+            options.C is None and options.classifier == "svm"
+        )
         print(
             f"chose {describe_head(chosen)}, by cross-validation of patches: AUROC of patches {best.score:.3f} "
             f"\N{PLUS-MINUS SIGN} {best.error:.3f}; choose yourself: {', '.join(wanted)}"
         )
-        table = [
-            {"components": one.components, **one.settings, "auroc": one.score, "error": one.error} for one in candidates
-        ]
-        about["chosen"] = {"components": chosen.components, **best.settings, "compared": table}
+        about["chosen"] = describe_candidates(best, candidates)
     options.components, options.C, options.class_weight = chosen.components, chosen.C, chosen.class_weight
     pipeline, head = fit_classifier(options, own.rows, own.labels, 0)
     return head, {"estimator": describe_estimator(pipeline)} | about
 
 
-def _choose(
-    options: FitOptions, own: Patches, photos: Photos, *, typed: bool
-) -> tuple[FitOptions | None, Sequence[Any]]:
+def _choose(options: FitOptions, own: Patches, photos: Photos) -> tuple[FitOptions | None, Sequence[Any]]:
     """Return the options with a number of components and settings for some patches, and the candidates.
 
     None is returned in place of the options where there are too few photos.
     """
-    from pytorch_grad_cam_pcasvm.model.choices import COMPONENTS_OF_PATCHES, choose_candidate
-
     options = replace(options, class_weight=_weight(options))
     settings: Sequence[Any] = [{}]
     components: Sequence[int] = [options.components or 1]
     if options.classifier == "svm":
-        components = components if typed else COMPONENTS_OF_PATCHES
+        components = COMPONENTS_OF_PATCHES if options.chooses_components else components
         settings = list_settings(options, ["--C"] * (options.C is None))
     if len(settings) == 1 and len(components) == 1:
         fits = components[0] < min(own.rows.shape)
@@ -288,8 +278,6 @@ def _show_chosen(
     options: FitOptions, folder: Any, training: TrainingSet, suspicions: Mapping[str, Any], doubtful: Sequence[int]
 ) -> None:
     """Draw the patches that are taken for faults, and name the photos of which they are hardly suspicious."""
-    from pytorch_grad_cam_pcasvm.data.images import Images
-
     picked = [
         (float(ranks.max()), int(number), name, positions)
         for name, suspicion in suspicions.items()
@@ -301,12 +289,68 @@ def _show_chosen(
     images = Images(folder, thumbnails=0)
     names = [images.id(number) for number in doubtful]
     if names:
-        more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
         print(
             f"doubtful: {len(names)} of {len(picked)} photos with a fault have no patch that is beyond those of good "
-            f"photos: {', '.join(names[:_SHOWN])}{more}. Is there a fault, and can it be seen at this size?"
+            f"photos: {name_first(names, _SHOWN)}. Is there a fault, and can it be seen at this size?"
         )
     file = options.out.with_name(f"{options.out.stem}-patches.png")
     grid = tuple(next(iter(training.read_all()))[0].shape[2:])
     count = draw_chosen(file, folder, [one[1:] for one in picked], grid, doubtful)
     print(f"wrote {file}: what is taken for faults, in {count} photos; look at it before you use the model")
+
+
+_MOST_DRAWN = 40  # photos
+_COLUMNS = 5
+_SIDE = 226  # pixels of a photo
+_GAP, _LINE, _HEAD = 10, 20, 58
+_MARK, _DOUBT, _TEXT = (255, 210, 0), (180, 30, 40), (30, 30, 30)
+
+
+def draw_chosen(
+    file: Path, folder: Any, picked: Sequence[tuple[int, str, Any]], grid: Sequence[int], doubtful: Sequence[int]
+) -> int:
+    """Draw photos with the outlines of the patches that are taken for their faults, doubtful ones first.
+
+    Args:
+        file: where to write.
+        folder: the photos.
+        picked: number, class and positions of the patches of each faulty photo, the most suspicious photo first.
+        grid: (h, w), the shape of the positions.
+        doubtful: the numbers of the photos whose patches are hardly suspicious.
+
+    Returns:
+        The number of photos that are drawn.
+    """
+    order = [one for one in picked if one[0] in doubtful][: _MOST_DRAWN // 2]
+    rest = [one for one in picked if one[0] not in doubtful]
+    rest = rest[:: max(1, -(-len(rest) // (_MOST_DRAWN - len(order))))]  # from the most to the least suspicious
+    order += rest
+    images = Images(folder, thumbnails=_SIDE)
+    columns, lines = min(_COLUMNS, len(order)), -(-len(order) // _COLUMNS)
+    width = max(760, columns * (_SIDE + _GAP) + _GAP)
+    sheet = Image.new("RGB", (width, _HEAD + lines * (_SIDE + _LINE + _GAP) + _GAP), "white")
+    draw, font, large = ImageDraw.Draw(sheet), ImageFont.load_default(13), ImageFont.load_default(17)
+    draw.text((_GAP, 8), "Outlined: the patches that are taken for faults. Look before you believe them.",
+              _TEXT, font=large)  # fmt: skip
+    doubtful_words = f", {len(doubtful)} doubtful, which come first" if doubtful else ""
+    summary = f"{len(order)} of {len(picked)} photos with a fault{doubtful_words}"
+    draw.text((_GAP, 33), summary, _TEXT, font=font)
+    for place, (number, name, positions) in enumerate(order):
+        batch = images.read([number])
+        if not batch.thumbnails:
+            continue
+        photo = Image.open(io.BytesIO(batch.thumbnails[0])).convert("RGB")
+        is_doubtful = number in doubtful
+        words = ("doubtful: " if is_doubtful else f"{name}: ") + Path(images.id(number)).name
+        panel = Panel(photo, caption=shorten(words, font, _SIDE), size=_SIDE, boxes=tuple(map(int, positions)))
+        x, y = _GAP + place % _COLUMNS * (_SIDE + _GAP), _HEAD + place // _COLUMNS * (_SIDE + _LINE + _GAP)
+        sheet.paste(panel.photo, (x, y))
+        down, across = photo.height / grid[0], photo.width / grid[1]
+        for box in panel.boxes:
+            row, column = divmod(box, grid[1])
+            for margin, colour in ((4, "black"), (3, _MARK)):
+                left, top = x + column * across - margin, y + row * down - margin
+                draw.rectangle((left, top, left + across + 2 * margin, top + down + 2 * margin), outline=colour)
+        draw.text((x, y + photo.height + 3), panel.caption, _DOUBT if is_doubtful else _TEXT, font=font)
+    sheet.save(file)
+    return len(order)

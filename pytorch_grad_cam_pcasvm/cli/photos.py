@@ -4,8 +4,17 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+import numpy as np
+import torch
+from sklearn.base import clone
+from sklearn.metrics import roc_auc_score
+from sklearn.model_selection import GroupKFold
+
 from pytorch_grad_cam_pcasvm.cli.arguments import FitOptions
 from pytorch_grad_cam_pcasvm.cli.training import TrainingSet
+from pytorch_grad_cam_pcasvm.head import Head
+from pytorch_grad_cam_pcasvm.head.anomalies import measure_anomaly, measure_reach
+from pytorch_grad_cam_pcasvm.model.choices import choose_threshold, count_needed, score_left_out, split_folds
 
 _MOST_PHOTOS = 500  # photos of which all pixels are compared
 
@@ -31,8 +40,6 @@ class Photos:
     @classmethod
     def split(cls, numbers: Any, labels: Any, objects: Any, normal: Any) -> "Photos":
         """Return them with folds, having said if there are none."""
-        from pytorch_grad_cam_pcasvm.model.choices import split_folds
-
         try:
             parts = split_folds(labels, None if objects is None else objects[numbers])
         except ValueError:
@@ -42,14 +49,10 @@ class Photos:
 
     def index(self, numbers: Any) -> Any:
         """Return the places of photos among these, by their numbers in the folder."""
-        import numpy as np
-
         return np.searchsorted(self.numbers, numbers)
 
     def number_labels(self) -> Any:
         """Return the labels as numbers from 0 on, (N,)."""
-        import numpy as np
-
         return np.unique(self.labels, return_inverse=True)[1]
 
     def name_objects(self, numbers: Any) -> Any:
@@ -85,10 +88,6 @@ class LeftOut:
             heads: of each fold; None: there is none.
             spread: takes evidence, (1, 1, *grid), to the size of the network's input.
         """
-        import numpy as np
-
-        from pytorch_grad_cam_pcasvm.model.choices import score_left_out
-
         some = set(np.random.default_rng(0).permutation(self.photos.numbers)[:_MOST_PHOTOS].tolist())
 
         def keep(photo: int, evidence: Any) -> None:
@@ -101,8 +100,6 @@ class LeftOut:
 
     def tell(self, unit: str) -> dict[str, Any]:
         """Say how well photos are told, and pixels where there are masks; return it as a model's file holds it."""
-        import numpy as np
-
         if not self.evidence:
             if self.photos.folds:
                 print("no cross-validation: it needs patches of each class in two photos or more")
@@ -114,7 +111,7 @@ class LeftOut:
         faults = None
         truths = np.stack(self._truths) if self._truths else np.zeros(0, bool)
         if truths.any() and not truths.all():
-            from pytorch_grad_cam_pcasvm.evaluation import pixel_scores
+            from pytorch_grad_cam_pcasvm.evaluation import pixel_scores  # with all figures, which take a second
 
             scores = pixel_scores(np.stack(self._maps), truths, rate=self.rate)
             words += f", of pixels {scores.auroc.mean:.3f}, AUPRO {scores.aupro.mean:.3f}"
@@ -127,9 +124,6 @@ class LeftOut:
 
     def measure_folds(self, evidence: Any) -> Any:
         """Return the AUROC of the photos of each fold, by the evidence for any fault; NaN: it has one kind only."""
-        import numpy as np
-        from sklearn.metrics import roc_auc_score
-
         areas = []
         for _, test in self.photos.folds:
             faulty = self.photos.labels[self.photos.index(test)] != self.photos.normal
@@ -140,16 +134,12 @@ class LeftOut:
 
 def measure_error(values: Any) -> float:
     """Return the standard error of the mean of the known values."""
-    import numpy as np
-
     finite = values[~np.isnan(values)]
     return float(finite.std(ddof=1) / np.sqrt(len(finite))) if len(finite) > 1 else float("nan")
 
 
 def compare_areas(first: Any, second: Any) -> tuple[float, float]:
     """Return by how much the first areas of folds are larger than the second, and the standard error of that."""
-    import numpy as np
-
     return float(np.nanmean(first - second)), measure_error(first - second)
 
 
@@ -168,10 +158,6 @@ def keep_left_out(head: Any, pipeline: Any, training: TrainingSet, groups: Any, 
         groups: the number of the object of each photo of the folder, which are left out together; None: all differ.
         options: those of ``fit``.
     """
-    import numpy as np
-
-    from pytorch_grad_cam_pcasvm.model.choices import count_needed
-
     assert options.rate is not None
     photos = np.array(training.rows)
     own = photos if groups is None else groups[photos]
@@ -201,17 +187,11 @@ def split_good(groups: Any) -> list[tuple[Any, Any]]:
     Args:
         groups: the number of the object of each row, whose rows are left out together, of two or more objects.
     """
-    from sklearn.model_selection import GroupKFold
-
     return list(GroupKFold(min(_FOLDS, len(set(groups.tolist())))).split(groups, groups=groups))
 
 
 def _fit_others(pipeline: Any, rows: Any) -> Any:
     """Return the head that is fitted on some of the rows; None: it cannot be."""
-    from sklearn.base import clone
-
-    from pytorch_grad_cam_pcasvm.head import Head
-
     try:
         return Head.of(clone(pipeline).fit(rows))
     except ValueError:  # too few, or all alike
@@ -220,10 +200,6 @@ def _fit_others(pipeline: Any, rows: Any) -> Any:
 
 def _keep_scale(head: Any, training: TrainingSet, heads: list[Any], folds: list[Any]) -> None:
     """Keep with a head where the colours of positions start and end, by positions that were left out."""
-    import numpy as np
-
-    from pytorch_grad_cam_pcasvm.head.anomalies import measure_reach
-
     drawn, values = np.random.default_rng(0), []
     for fitted, rows in zip(heads, folds, strict=True):
         some = drawn.permutation(rows)[:_MOST_PATCHES]
@@ -236,8 +212,6 @@ def _keep_scale(head: Any, training: TrainingSet, heads: list[Any], folds: list[
 
 def _keep_threshold(head: Any, scores: dict[int, float], groups: Any, options: FitOptions) -> None:
     """Keep with a head the largest score that passes, by photos that were left out, and say so."""
-    from pytorch_grad_cam_pcasvm.model.choices import choose_threshold
-
     assert options.rate is not None
     threshold = choose_threshold([*scores.values()], options.rate, groups)
     head.training_set.preparation = (head.training_set.preparation or {}) | {"threshold": asdict(threshold)}
@@ -246,10 +220,6 @@ def _keep_threshold(head: Any, scores: dict[int, float], groups: Any, options: F
 
 def _ask(head: Any, rows: Any) -> Any:
     """Return the anomalies of rows of features, shape (R,)."""
-    import torch
-
-    from pytorch_grad_cam_pcasvm.head.anomalies import measure_anomaly
-
     return torch.cat([measure_anomaly(head, head.values_of(part.double())) for part in rows.split(_ROWS)]).numpy()
 
 

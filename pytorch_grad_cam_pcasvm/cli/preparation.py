@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pytorch_grad_cam_pcasvm.cli.arguments import FitOptions
+from pytorch_grad_cam_pcasvm.cli.folders import name_first
 from pytorch_grad_cam_pcasvm.model.backbones import Backbone
 from pytorch_grad_cam_pcasvm.model.preparation import Preparation, Scaled, bring_to_size, measure_size, read_steps
 
@@ -184,19 +185,10 @@ def _tell_depth(deep: Mapping[Path, float], paths: Sequence[Path], root: Path) -
 
 def tell_crop(preparation: Preparation, paths: Sequence[Path]) -> None:
     """Say how large a share of the pictures the network sees, if it does not see them whole."""
-    from pytorch_grad_cam_pcasvm.data.images import size_and_orientation
-    from pytorch_grad_cam_pcasvm.export.explainer import ON_ITS_SIDE
-
     if preparation.resize in ("stretch", "pad", "scale"):
         return
-    sizes = []
-    for path in paths[:: max(1, len(paths) // 20)]:
-        try:
-            size, orientation = size_and_orientation(path)
-            sizes.append(size[::-1] if preparation.exif and orientation in ON_ITS_SIDE else size)
-        except Exception:  # who reads it says so
-            continue
-    shares = [preparation.share_seen(*size) for size in dict.fromkeys(sizes)]
+    sizes = _read_sizes(preparation, paths[:: max(1, len(paths) // 20)])
+    shares = [preparation.share_seen(*size) for size in dict.fromkeys(sizes.values())]
     if shares and min(shares) < _SEEN:
         share = f"{min(shares):.0%}" + (
             f" to {max(shares):.0%}" if f"{min(shares):.0%}" != f"{max(shares):.0%}" else ""
@@ -266,6 +258,11 @@ def _read_sizes(preparation: Preparation, paths: Sequence[Path]) -> dict[Path, t
     return sizes
 
 
+def _list_sizes(sizes: Mapping[Path, tuple[int, int]]) -> list[str]:
+    """Return the names of photos with their sizes."""
+    return [f"{path.name} ({width}x{height})" for path, (width, height) in sizes.items()]
+
+
 def check_photos(options: Any, preparation: Preparation, paths: Sequence[Path], *, one_size: str = "") -> None:
     """Refuse photos that cannot be cut, by name, before anything takes long; say which ones are stretched.
 
@@ -284,11 +281,10 @@ def check_photos(options: Any, preparation: Preparation, paths: Sequence[Path], 
     sizes = _read_sizes(preparation, paths)
     small = {path: size for path, size in sizes.items() if min(size) < transform.tile}
     if small and not options.skip_bad_images:
-        shown = ", ".join(f"{path.name} ({width}x{height})" for path, (width, height) in [*small.items()][:_SHOWN])
-        more = f" and {len(small) - _SHOWN} more" if len(small) > _SHOWN else ""
+        shown = name_first(_list_sizes(small))
         raise ValueError(
             f"{len(small)} of {len(paths)} photos are smaller than a tile of {transform.tile} pixels on a side: {shown}"
-            f"{more}; fit with a smaller --tile, or with --tiles, or add --skip-bad-images"
+            "; fit with a smaller --tile, or with --tiles, or add --skip-bad-images"
         )
     canvases = {transform.measure_canvas(*size): path for path, size in sizes.items() if path not in small}
     if one_size and len(canvases) > 1:
@@ -311,7 +307,7 @@ def tell_stretched(net: Any, preparation: Preparation, paths: Sequence[Path]) ->
         if not 1 / _STRETCHED < width / height / shape < _STRETCHED:
             long[path] = width, height
     if long:
-        shown = ", ".join(f"{path.name} ({width}x{height})" for path, (width, height) in [*long.items()][:_SHOWN])
+        shown = ", ".join(_list_sizes(long)[:_SHOWN])
         print(
             f"hint: {len(long)} of {len(paths)} photos are of another shape than {_write_size(canvas)}, and are "
             f"stretched: {shown}; choose --tiles as wide and high as photos are, or add --resize pad"

@@ -4,8 +4,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pytorch_grad_cam_pcasvm.cli.arguments import MODEL, RUN
+from pytorch_grad_cam_pcasvm.cli.arguments import CLASSIFIERS, GOOD_PARTS, MODEL, RUN, EvaluateOptions, FitOptions
+from pytorch_grad_cam_pcasvm.cli.folders import classes_in, find_normal, name_objects, two_classes
+from pytorch_grad_cam_pcasvm.data import list_photos, name_classes
 from pytorch_grad_cam_pcasvm.model.description import read_description, read_header
+from pytorch_grad_cam_pcasvm.runtime.amounts import least_images
 
 _WRITER = "pytorch_grad_cam_pcasvm"  # of all its files
 
@@ -127,3 +130,98 @@ def refuse_targets(options: Any, classes: Sequence[Any], components: int, *, den
             raise ValueError(f"{flag}: this head has no class {typed!r}, {known_classes}")
     if getattr(options, "category", None) is not None and options.category == options.versus:
         raise ValueError(f"--class and --versus are both {options.category}: name two classes")
+
+
+def refuse_photos(options: Any) -> None:
+    """Refuse photos that a command has no use for, by how many there are, and by the names of their folders.
+
+    Raises:
+        ValueError: they are arranged otherwise than they must be, or too few.
+    """
+    if options.name == "fit":
+        _refuse_training(options)
+    elif options.name in ("atlas", "evaluate"):
+        classes_in(options.images, ("test", "testing"))
+    elif options.name == "export" and options.images is not None:
+        name_classes(options.images)
+    if options.name == "evaluate":
+        description = read_description(options.model)
+        if description is not None and not description.is_dense:
+            refuse_few(options)
+
+
+def _refuse_training(options: FitOptions) -> None:
+    """Refuse photos that a head cannot be fitted on; name the class of good photos, if one is called so."""
+    of_good_parts = learns_from_good_parts(options)
+    if options.rate is not None and not of_good_parts and options.masks is None:
+        raise ValueError(
+            f"--rate is for what learns from good parts alone, such as --classifier {GOOD_PARTS[0]}, or is fitted with "
+            "--masks"
+        )
+    classes = classes_in(options.images, ("train", "training"))
+    if of_good_parts:
+        _refuse_several_classes(options, classes)
+    elif options.masks is None:
+        classes = two_classes(options.images, classes)
+    _check_normal(options, classes, of_good_parts)
+    if options.groups is not None:
+        has_classes = classes is not None and not of_good_parts
+        name_objects(list_photos(options.images), options.images, options.groups, has_classes=has_classes)
+
+
+def learns_from_good_parts(options: FitOptions) -> bool:
+    """Return whether the estimator learns from good parts alone, without classes."""
+    if options.classifier in CLASSIFIERS:
+        return options.classifier in GOOD_PARTS
+    from sklearn.base import is_outlier_detector
+
+    from pytorch_grad_cam_pcasvm.cli.choosing import make_classifier
+
+    estimator = make_classifier(options, 0)
+    return is_outlier_detector(estimator) or not hasattr(estimator, "predict")
+
+
+def _refuse_several_classes(options: FitOptions, classes: Sequence[str] | None) -> None:
+    """Refuse images of several classes for an estimator that learns from good parts alone."""
+    if options.masks is not None:
+        raise ValueError(
+            f"--classifier {options.classifier} learns from good parts alone: leave out --masks, and measure with "
+            "evaluate --masks"
+        )
+    if classes is not None and len(classes) > 1 and options.groups != 1:
+        raise ValueError(
+            f"--classifier {options.classifier} learns from good parts alone, but {options.images} has folders of "
+            f"{', '.join(classes)}: name that of the good ones, such as {options.images / classes[0]}"
+        )
+
+
+def _check_normal(options: FitOptions, classes: Sequence[str] | None, of_good_parts: bool) -> None:
+    """Refuse a normal class that there is not; say that one may be it."""
+    if options.normal is None:
+        likely = find_normal(classes)
+        if options.masks is not None:  # what is outside of them is the background
+            return
+        if likely and not of_good_parts and (options.pool or "").startswith("dense"):
+            options.normal = likely
+            print(f"{likely!r} is taken for the class of good photos (another: --normal)")
+        elif likely and not of_good_parts:
+            print(
+                f"hint: if {likely!r} means that there is no defect, add --normal {likely}: maps then show what "
+                "speaks against it"
+            )
+        return
+    if of_good_parts:
+        raise ValueError(f"--classifier {options.classifier} learns from good parts alone: leave out --normal")
+    if options.normal not in (classes or ()):
+        folders = f"the folders are {', '.join(classes)}" if classes else "there are no folders of classes"
+        raise ValueError(f"--normal: there is no class {options.normal!r}, {folders}")
+
+
+def refuse_few(options: EvaluateOptions) -> None:
+    """Refuse photos that are too few for the first look, before anything is computed."""
+    count = min(options.count, len(list_photos(options.images)))
+    if not options.all_images and count < least_images(shares=False):
+        raise ValueError(
+            f"{count} photos are too few for an answer: give at least {least_images(shares=True)}, in the "
+            "folder and with --count; or measure these all the same, with --all-images"
+        )

@@ -5,12 +5,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+import torch
+from tqdm.auto import tqdm
+
+from pytorch_grad_cam_pcasvm import ContributionCAM, PCASVMNet
 from pytorch_grad_cam_pcasvm.cli.arguments import FitOptions
 from pytorch_grad_cam_pcasvm.cli.choosing import choose, fit_classifier, make_classifier
 from pytorch_grad_cam_pcasvm.cli.models import first_image
 from pytorch_grad_cam_pcasvm.cli.photos import Photos
 from pytorch_grad_cam_pcasvm.cli.training import TrainingSet
+from pytorch_grad_cam_pcasvm.data.images import Images
+from pytorch_grad_cam_pcasvm.model.choices import compare_candidates, pick_simplest, split_folds
 from pytorch_grad_cam_pcasvm.model.preparation import Preparation
+from pytorch_grad_cam_pcasvm.model.teaching import Suspicion, explain_faults, measure_distances, reduce_patches
+from pytorch_grad_cam_pcasvm.network.auto_layers import last_features
+from pytorch_grad_cam_pcasvm.network.modules import find_device
+from pytorch_grad_cam_pcasvm.network.tiles import TiledNet
 
 _BATCH = 16  # photos that are explained at once
 _TRUSTED = (
@@ -73,10 +84,10 @@ class Teacher:
         fewest = min((len(fit) for fit, _ in photos.folds), default=len(features))
         plain = replace(
             self._options, classifier="svm", kernel=None, C=None, gamma=None, class_weight=None,
-            components=max(1, min(_USUAL, fewest - 1, features.shape[1] - 1)),
+            chooses_components=True, components=max(1, min(_USUAL, fewest - 1, features.shape[1] - 1)),
         )  # fmt: skip
         print("a head on pooled features, whose maps say where to look:")
-        choice = choose(plain, features, labels, objects, make_svm, typed=False)
+        choice = choose(plain, features, labels, objects, make_svm)
         trusted = choice is None or _is_trusted(choice)
         if not trusted:
             print(
@@ -94,8 +105,6 @@ class Teacher:
 
     def _choose_again(self, options: FitOptions, choice: Any, own: Any) -> tuple[FitOptions, bool]:
         """Return the options of a head chosen by some photos alone, and whether it tells them well enough."""
-        from pytorch_grad_cam_pcasvm.model.choices import compare_candidates, pick_simplest, split_folds
-
         if len(choice.candidates) == 1:
             return options, _is_trusted(choice)
         features, labels = self._pooled.features.double().numpy()[own], self._photos.number_labels()[own]
@@ -109,8 +118,6 @@ class Teacher:
 
     def _make_lesson(self, options: FitOptions, fit: Any, fold: int | None, trusted: bool) -> Lesson:
         """Return the head that is fitted on the pooled features of some photos, and its method."""
-        from pytorch_grad_cam_pcasvm import ContributionCAM, PCASVMNet
-
         own = self._photos.index(fit)
         _, head = fit_classifier(options, self._pooled.features.numpy()[own], self._photos.labels[own], 0)
         head.training_set.means |= self._pooled.means
@@ -119,13 +126,6 @@ class Teacher:
 
     def _explain(self, lessons: Sequence[Lesson]) -> None:
         """Compute the maps of all lessons; each photo is read once."""
-        import torch
-        from tqdm.auto import tqdm
-
-        from pytorch_grad_cam_pcasvm.data.images import Images
-        from pytorch_grad_cam_pcasvm.model.teaching import explain_faults
-        from pytorch_grad_cam_pcasvm.network.modules import find_device
-
         images, normal = Images(self._folder, thumbnails=0), self._photos.normal
         label_of = dict(zip(self._photos.numbers.tolist(), self._photos.labels.tolist(), strict=True))
         grid = tuple(next(iter(self._training.read_all()))[0].shape[2:])
@@ -158,11 +158,6 @@ class Teacher:
 
     def pick(self, lessons: Sequence[Lesson]) -> tuple[list[dict[str, Any]], list[int]]:
         """Return the suspicion of the photos of each lesson, by class, and the doubtful ones of all photos."""
-        import numpy as np
-        import torch
-
-        from pytorch_grad_cam_pcasvm.model.teaching import Suspicion, measure_distances, reduce_patches
-
         photos = self._photos
         total = int(photos.numbers.max()) + 1
         parts, objects = np.zeros(total, int), np.arange(total)
@@ -210,10 +205,6 @@ def choose_pooled(network: Any, preparation: Preparation) -> tuple[Any, Any, Any
         network: the backbone of the features of patches, which may be on tiles.
         preparation: of the photos.
     """
-    from pytorch_grad_cam_pcasvm.network.auto_layers import last_features
-    from pytorch_grad_cam_pcasvm.network.modules import find_device
-    from pytorch_grad_cam_pcasvm.network.tiles import TiledNet
-
     x = first_image(preparation).to(find_device(network.net))
     if not isinstance(network.net, TiledNet):
         return network, last_features(network.net, x), "mean"
@@ -223,8 +214,6 @@ def choose_pooled(network: Any, preparation: Preparation) -> tuple[Any, Any, Any
 
 def name_layers(net: Any, layer: Any) -> list[str]:
     """Return the names of the layers of patches' features; on tiles, the names inside of the tiled network."""
-    from pytorch_grad_cam_pcasvm.network.tiles import TiledNet
-
     if isinstance(net, TiledNet):
         return [net.prefix + part.layer for part in net.source.parts or (net.source,) if part.layer]
     return [layer] if isinstance(layer, str) else [*layer]

@@ -1,4 +1,4 @@
-"""Training sets: the features of a folder and the means of layers, extracted once and kept for the next command."""
+"""Training sets: features and labels of a folder, and means of layers, extracted once and kept for the next command."""
 
 import hashlib
 import json
@@ -7,18 +7,102 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+from PIL import Image
+
+from pytorch_grad_cam_pcasvm import atlas, extract_features
+from pytorch_grad_cam_pcasvm.atlas.disk import KEPT
+from pytorch_grad_cam_pcasvm.cli.arguments import BACKGROUND, COVERAGE
 from pytorch_grad_cam_pcasvm.cli.folders import refuse_bad
-from pytorch_grad_cam_pcasvm.cli.patches import PatchOptions
+from pytorch_grad_cam_pcasvm.data.images import Images
 from pytorch_grad_cam_pcasvm.model.preparation import Preparation
+from pytorch_grad_cam_pcasvm.network.auto_layers import find_last_blocks
+from pytorch_grad_cam_pcasvm.network.channel_means import BlockMeans
+from pytorch_grad_cam_pcasvm.network.features import FeatureSource, compute_features
+from pytorch_grad_cam_pcasvm.network.grid import upsample_maps
+from pytorch_grad_cam_pcasvm.network.modules import evaluation_mode, find_device
+from pytorch_grad_cam_pcasvm.runtime.digests import described, digest_of_module
+from pytorch_grad_cam_pcasvm.runtime.files import with_reason
 
 _AMONG = 4  # layers that are compared, the coarsest
 _SAME = 1e-4  # relative difference of features that is rounding, on a GPU as well
 _FORMAT = "pytorch_grad_cam_pcasvm features 3"
+
+
+@dataclass(frozen=True)
+class PatchOptions:
+    """Which rows of dense features are kept, and the source of their labels.
+
+    Attributes:
+        masks: a :class:`.MaskFolder`; None: the label of a patch is that of its image.
+        resize: how pictures are resized, as in ``export.onnx``; for masks.
+        purity: the least share of a patch that its label must have.
+        coverage: the least share of a patch that a class of small things needs.
+        normal: the name of what is outside of masks.
+        sample: how many patches of each image: a number or a fraction; None: as many as ``most`` in all.
+        coreset: how many are kept of all; None: all.
+        most: number of patches, if ``sample`` is not given.
+    """
+
+    masks: Any = None
+    resize: Any = None
+    purity: float = 0.0
+    coverage: float = COVERAGE
+    normal: str = BACKGROUND
+    sample: float | None = None
+    coreset: float | None = None
+    most: int = 20_000
+
+    def at(self, count: int, backbone: Any, source: Any, x: Any) -> "PatchOptions":
+        """Return it with the number of patches of each of so many images."""
+        if self.sample is not None:
+            return self
+        with evaluation_mode(backbone), torch.no_grad():
+            positions = compute_features(backbone, source, x)[0, 0].numel()
+        return self if count * positions <= self.most else replace(self, sample=max(1, self.most // count))
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """What it is for ``extract_features``."""
+        amounts = {"sample": self.sample, "coreset": self.coreset, "places": True}
+        if self.masks is None:
+            return amounts
+        return amounts | {"purity": self.purity, "coverage": self.coverage, "ignore_index": self.masks.unlabelled}
+
+    def labels(self, rows: Sequence[int], numbers: Sequence[Any], size: Any) -> Any:
+        """Return the labels of images: their classes, or masks (N, H, W); None without classes."""
+        if self.masks is None:
+            return None if numbers[0] is None else torch.tensor(numbers)
+        masks = np.stack([self.masks.of(row, size, self.resize) for row in rows]).astype(np.int64)
+        if self.masks.values == [1] and numbers[0] is not None:  # the class is that of the folder
+            masks *= 1 + np.reshape(numbers, (-1, 1, 1))
+        return torch.from_numpy(masks)
+
+    def find_faults(self, row: int, size: Any) -> Any:
+        """Return the inside of a picture's mask, boolean, (H, W); unlabelled pixels are outside."""
+        return self.masks.find_inside(row, size, self.resize)
+
+    def names(self, classes: Sequence[str] | None) -> list[str]:
+        """Return the names of the labels from 0 on, of pictures in the folders of some classes."""
+        if self.masks is None:
+            return list(classes or [])
+        if self.masks.values == [1]:
+            return [self.normal, *(classes or [self.masks.classes.names.get(1, "defect")])]
+        last = max(number for number in self.masks.values if number != self.masks.unlabelled)
+        return [self.normal, *(self.masks.titles.get(number, str(number)) for number in range(1, 1 + last))]
+
+    def name_marked(self, names: Sequence[str]) -> list[str]:
+        """Return the labels, without the background, that masks show anywhere."""
+        if self.masks.values != [1] or len(names) <= 2:
+            return list(names[1:])
+        marked = {name.split("/")[0] for name, file in zip(self.masks.names, self.masks.files, strict=True) if file}
+        return [name for name in names[1:] if name in marked]
 
 
 @dataclass
@@ -55,9 +139,6 @@ class TrainingSet:
 
 def layers_for_maps(backbone: Any, source: Any, x: Any) -> list[str]:
     """Return the layers that ``--layer auto`` compares, from the finest to the coarsest."""
-    from pytorch_grad_cam_pcasvm.network.auto_layers import find_last_blocks
-    from pytorch_grad_cam_pcasvm.network.modules import evaluation_mode
-
     with evaluation_mode(backbone):
         return find_last_blocks(backbone, source, x)[-_AMONG:]
 
@@ -84,18 +165,8 @@ def training_set(
         OSError: a picture cannot be read, and is not to be skipped.
         ValueError: none can be read.
     """
-    import numpy as np
-    import torch
-
-    from pytorch_grad_cam_pcasvm import extract_features
-    from pytorch_grad_cam_pcasvm.data.images import Images
-    from pytorch_grad_cam_pcasvm.network.channel_means import BlockMeans
-    from pytorch_grad_cam_pcasvm.network.features import FeatureSource
-    from pytorch_grad_cam_pcasvm.network.grid import upsample_maps
-    from pytorch_grad_cam_pcasvm.network.modules import find_device
-
     images = Images(preparation.folder(root), thumbnails=0)
-    first = _first(images, root)
+    first = images.first()
     source = FeatureSource.of(backbone, layer, pool)
     x = first.to(find_device(backbone))
     blocks = BlockMeans(backbone, source, also)
@@ -128,15 +199,6 @@ def _read_all(stored: Any, backbone: Any, source: Any) -> Iterator[tuple[Any, li
     for features, _ in stored.stored_batches(backbone, source):
         yield features, rows[start : start + len(features)]
         start += len(features)
-
-
-def _first(images: Any, root: Path) -> Any:
-    """Return the first picture that can be read, (1, C, H, W)."""
-    for row in range(len(images)):
-        batch = images.read([row])
-        if batch.rows:
-            return batch.images
-    raise ValueError(f"none of the {len(images)} images in {root} can be read")
 
 
 class _Labelled:
@@ -197,9 +259,6 @@ def _stored(
 @contextmanager
 def _told_of_temporary(folder: Path) -> Iterator[None]:
     """Say of errors where features are stored for this command alone, of which nothing is kept."""
-    from pytorch_grad_cam_pcasvm.atlas.shards import KEPT
-    from pytorch_grad_cam_pcasvm.runtime.files import with_reason
-
     try:
         yield
     except Exception as error:
@@ -220,8 +279,6 @@ def _are_bad(stored: Any, images: Any) -> bool:
 
 
 def _tell_not_kept(error: OSError) -> None:
-    from pytorch_grad_cam_pcasvm.atlas.shards import KEPT
-
     reason = str(getattr(error, "reason", error)).removesuffix(KEPT)
     print(f"features are not kept for the next command: {reason}", file=sys.stderr)
 
@@ -230,7 +287,6 @@ def _extracted(
     options: Any, images: Any, backbone: Any, layer: Any, pool: Any, wanted: Sequence[str], folder: Path
 ) -> Any:
     """Return the features, extracted into a folder; an interrupted command's are not extracted again."""
-    from pytorch_grad_cam_pcasvm import atlas
 
     def extract() -> Any:
         return atlas.extract(
@@ -262,13 +318,6 @@ def _probe(backbone: Any, source: Any, preparation: Preparation, first: Any) -> 
 
     A folder's name cannot say what hooks, attributes and transforms do.
     """
-    import numpy as np
-    import torch
-    from PIL import Image
-
-    from pytorch_grad_cam_pcasvm.network.features import compute_features
-    from pytorch_grad_cam_pcasvm.network.modules import evaluation_mode, find_device
-
     noise = np.random.default_rng(0).integers(0, 256, (64, 96, 3), np.uint8)
     rows = []
     with evaluation_mode(backbone), torch.no_grad():
@@ -281,8 +330,6 @@ def _probe(backbone: Any, source: Any, preparation: Preparation, first: Any) -> 
 
 def cache_folder() -> Path:
     """Return the folder in which features are kept, beside the weights that torch downloads."""
-    import torch
-
     return Path(torch.hub.get_dir()).parent / "pytorch_grad_cam_pcasvm"
 
 
@@ -290,10 +337,6 @@ def _name_for(
     backbone: Any, source: Any, pool: Any, preparation: Preparation, images: Any, wanted: Sequence[str]
 ) -> str:
     """Return a name made of everything that decides the features, but for code."""
-    import torch
-
-    from pytorch_grad_cam_pcasvm.runtime.digests import described, digest_of_module
-
     paths = images.data.paths
     stats = [path.stat() if path.exists() else path.lstat() for path in paths]
     classes = {type(module) for module in backbone.modules()}
@@ -321,8 +364,6 @@ def _file_of_probe(folder: Path) -> Path:
 
 def _can_keep(folder: Path, probe: Any) -> bool:
     """Return whether features can be kept in a folder; another network's are removed."""
-    import numpy as np
-
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         if folder.is_file():
@@ -338,8 +379,6 @@ def _can_keep(folder: Path, probe: Any) -> bool:
 
 def _fits_probe(folder: Path, probe: Any) -> bool:
     """Return whether the network still makes the same of two pictures as when a folder was begun."""
-    import numpy as np
-
     try:
         before = np.load(_file_of_probe(folder))
     except (OSError, ValueError, EOFError):
@@ -349,8 +388,6 @@ def _fits_probe(folder: Path, probe: Any) -> bool:
 
 def _read_stored(folder: Path, probe: Any) -> Any:
     """Return the features in a folder, if all are there and the network still makes the same of pictures; or None."""
-    from pytorch_grad_cam_pcasvm import atlas
-
     if not _fits_probe(folder, probe):
         return None
     try:

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 from torchvision.datasets import DatasetFolder, ImageFolder
 
-from pytorch_grad_cam_pcasvm.data.photo_files import arranged, class_folders, list_photos, name_classes
+from pytorch_grad_cam_pcasvm.data import arranged, class_folders, list_photos, name_classes
 from pytorch_grad_cam_pcasvm.export.explainer import read_orientation, read_picture
 from pytorch_grad_cam_pcasvm.network.inputs import LABEL_KEYS, image_and_label
 
@@ -178,6 +178,22 @@ class Images:
             )
         small = [_thumbnail(image, self.picture, self.thumbnails) if self.thumbnails else b"" for image in images]
         return Batch(read, torch.stack(images) if images else torch.empty(0), labels, small, bad)
+
+    def first(self, count: int = 1) -> Tensor:
+        """Return the first images that can be read, (n, C, ...), at most as many as these.
+
+        Raises:
+            ValueError: there are none.
+        """
+        images: list[Tensor] = []
+        for row in range(len(self)):
+            images += self.read([row]).images.unbind()
+            if len(images) == count:
+                break
+        if not images:
+            where = f" in {self.data.root}" if hasattr(self.data, "root") else ""
+            raise ValueError(f"none of the {len(self)} images{where} can be read")
+        return torch.stack(images)
 
     def _item(self, row: int) -> tuple[Tensor, Any]:
         image, label = image_and_label(self.data[row])

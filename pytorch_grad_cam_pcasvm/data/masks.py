@@ -10,6 +10,7 @@ import numpy as np
 from PIL import Image
 from scipy import ndimage
 
+from pytorch_grad_cam_pcasvm.data import is_photo
 from pytorch_grad_cam_pcasvm.data.images import size_and_orientation
 from pytorch_grad_cam_pcasvm.data.mask_classes import MOST_CLASSES, UNLABELLED, MaskClasses, MaskFacts
 from pytorch_grad_cam_pcasvm.data.mask_files import (
@@ -21,7 +22,6 @@ from pytorch_grad_cam_pcasvm.data.mask_files import (
     turned,
     turned_back,
 )
-from pytorch_grad_cam_pcasvm.data.photo_files import is_photo
 from pytorch_grad_cam_pcasvm.export.explainer import ON_ITS_SIDE, framed
 from pytorch_grad_cam_pcasvm.runtime.errors import warn
 

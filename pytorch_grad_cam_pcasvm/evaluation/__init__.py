@@ -1,14 +1,13 @@
 """Evaluation: can these maps be believed? Measured on your own network and images, against controls."""
 
-from pytorch_grad_cam_pcasvm.evaluation.layers import layers
 from pytorch_grad_cam_pcasvm.evaluation.pixels import FoundFaults, PixelScores, pixel_scores
 from pytorch_grad_cam_pcasvm.evaluation.report_page import page
-from pytorch_grad_cam_pcasvm.evaluation.result import Result, Row
-from pytorch_grad_cam_pcasvm.evaluation.statistics import Estimate
+from pytorch_grad_cam_pcasvm.evaluation.result import Estimate, Result, Row
 from pytorch_grad_cam_pcasvm.evaluation.study import (
     Study,
     completeness,
     faithfulness,
+    layers,
     localisation,
     quantus_explainer,
     report,

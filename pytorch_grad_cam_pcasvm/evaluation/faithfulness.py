@@ -11,9 +11,8 @@ from pytorch_grad_cam.metrics.road import NoisyLinearImputer
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - torch's own habit
 
-from pytorch_grad_cam_pcasvm.evaluation.result import Result, Row
+from pytorch_grad_cam_pcasvm.evaluation.result import ANYTHING, SAME, Estimate, Result, Row
 from pytorch_grad_cam_pcasvm.evaluation.rivals import RANDOM, RIVALS, SHARED, Rivals
-from pytorch_grad_cam_pcasvm.evaluation.statistics import ANYTHING, SAME, Estimate
 from pytorch_grad_cam_pcasvm.evaluation.subject import Subject, heat, seeded
 from pytorch_grad_cam_pcasvm.evaluation.turns import Steps, measured_whole
 from pytorch_grad_cam_pcasvm.network.modules import evaluation_mode

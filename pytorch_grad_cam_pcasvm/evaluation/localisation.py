@@ -22,9 +22,8 @@ from pytorch_grad_cam_pcasvm.evaluation.positions import (
     measure_positions,
     read_regions,
 )
-from pytorch_grad_cam_pcasvm.evaluation.result import Result, Row
+from pytorch_grad_cam_pcasvm.evaluation.result import SAME, Estimate, Result, Row
 from pytorch_grad_cam_pcasvm.evaluation.rivals import BLIND, RANDOM, RIVALS, Rivals
-from pytorch_grad_cam_pcasvm.evaluation.statistics import SAME, Estimate
 from pytorch_grad_cam_pcasvm.evaluation.subject import Subject, generator, heat
 from pytorch_grad_cam_pcasvm.evaluation.turns import Steps, measured_whole
 from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from scipy import ndimage
 
-from pytorch_grad_cam_pcasvm.evaluation.statistics import Estimate
+from pytorch_grad_cam_pcasvm.evaluation.result import Estimate
 from pytorch_grad_cam_pcasvm.model.choices import choose_threshold
 from pytorch_grad_cam_pcasvm.runtime.pictures import as_array
 

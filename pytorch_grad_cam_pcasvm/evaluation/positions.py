@@ -20,9 +20,8 @@ from pytorch_grad_cam_pcasvm.evaluation.pixels import (
     pixel_scores,
     pointing,
 )
-from pytorch_grad_cam_pcasvm.evaluation.result import Result, Row, in_words
+from pytorch_grad_cam_pcasvm.evaluation.result import Estimate, Result, Row, in_words
 from pytorch_grad_cam_pcasvm.evaluation.rivals import BLIND
-from pytorch_grad_cam_pcasvm.evaluation.statistics import Estimate
 from pytorch_grad_cam_pcasvm.evaluation.subject import Subject, heat
 from pytorch_grad_cam_pcasvm.evaluation.turns import Steps
 from pytorch_grad_cam_pcasvm.head.anomalies import tells_anomalies

@@ -12,13 +12,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from pytorch_grad_cam_pcasvm.evaluation.consistency import completeness, stability
 from pytorch_grad_cam_pcasvm.evaluation.faithfulness import faithfulness, ranks
 from pytorch_grad_cam_pcasvm.evaluation.localisation import localisation
 from pytorch_grad_cam_pcasvm.evaluation.positions import POSITIONS, draw_masks, read_regions, values_of_positions
 from pytorch_grad_cam_pcasvm.evaluation.report_page import FORMAT, as_png, judge_methods, page
 from pytorch_grad_cam_pcasvm.evaluation.result import Result
-from pytorch_grad_cam_pcasvm.evaluation.sensitivity import sensitivity
+from pytorch_grad_cam_pcasvm.evaluation.sanity import completeness, sensitivity, stability
 from pytorch_grad_cam_pcasvm.evaluation.subject import Subject
 from pytorch_grad_cam_pcasvm.evaluation.turns import Budget, Course, reason, take_turns
 from pytorch_grad_cam_pcasvm.figures import plot_maps, plot_positions
@@ -165,7 +164,7 @@ def _entries(study: Subject, checks: Sequence[str], commands: Mapping[str, str] 
         "verdicts": [],
         "network": type(study.net.backbone).__name__,
         "layer": str(study.layer),
-        "layers": {method: _layers(study, study.named[method][1]) for method in methods},
+        "layers": {method: _join(_layers(study, study.named[method][1])) for method in methods},
         "target": _in_words(study.target),
         "methods": methods,
         "commands": {method: (commands or {}).get(method) or _line(study, method) for method in methods},
@@ -267,9 +266,7 @@ def _in_words(target: Any) -> str:
 def _line(study: Subject, method: str) -> str:
     """Return the line of Python that makes a method's maps."""
     cam_class, options = study.named[method]
-    layers = options.get("target_layers", [study.layer])
-    backbone = study.net.feature_source()[0]
-    names = layers if isinstance(layers, str) else [find_layer_name(backbone, layer) or str(layer) for layer in layers]
+    names = _layers(study, options)
     option_words = [
         f", {name}={option!r}" if isinstance(option, str | int | float | bool) else f", {name}=..."
         for name, option in options.items()
@@ -304,15 +301,15 @@ def _write(file: Path, entries: Mapping[str, Any]) -> None:
         whole.write(text.encode())
 
 
-def _layers(study: Subject, options: Mapping[str, Any]) -> str:
-    """Return the names of the layers that a method's maps come from."""
+def _layers(study: Subject, options: Mapping[str, Any]) -> str | list[str]:
+    """Return the names of the layers that a method's maps come from, or a word for them."""
     layers = options.get("target_layers", [study.layer])
     backbone = study.net.feature_source()[0]
-    return (
-        layers
-        if isinstance(layers, str)
-        else " + ".join(str(find_layer_name(backbone, layer) or layer) for layer in layers)
-    )
+    return layers if isinstance(layers, str) else [find_layer_name(backbone, layer) or str(layer) for layer in layers]
+
+
+def _join(layers: str | list[str]) -> str:
+    return layers if isinstance(layers, str) else " + ".join(layers)
 
 
 def _pictures(result: Result) -> dict[str, str]:

@@ -45,6 +45,16 @@ IF_IT_FAILS = {
     "contradict the decision are mostly blue for the class that is predicted: do not use this method here.",
     "stability": "small changes to the image change the map: average over noise (smoothed), or use a coarser layer.",
 }
+_TIMES = {  # by the state of a report
+    "running": "So far, after {spent:.0f} s of at most {whole:.0f} s; this page is written again after each look",
+    "late": "The time of {whole:.0f} s was over before {late} had measured all that may be needed",
+    "ended": "Measured in {spent:.0f} s, of at most {whole:.0f} s: the time ended nothing",
+}
+_LEADS = {  # by verdict: its look, what its rows did, and what is said before a command; none: there is no command
+    USE: (PASSED, "Decided by", "To draw such maps:"),
+    DO_NOT: (FAILED, "Decided by", ""),
+    OPEN: ("open", "Open:", "To draw such maps all the same:"),
+}
 
 
 def page(written: str | Path) -> Path:
@@ -102,13 +112,8 @@ def _time(seconds: Mapping[str, Any] | None, results: Mapping[str, Any]) -> str:
         f"{name} {result['settings']['measured'] if 'settings' in result else 'none'}"
         for name, result in results.items()
     ]
-    spent, of = f"{seconds['seconds']:.0f} s", f"{seconds['of']:.0f} s"
-    if seconds["running"]:
-        how = f"So far, after {spent} of at most {of}; this page is written again after each look"
-    elif seconds["late"]:
-        how = f"The time of {of} was over before {', '.join(seconds['late'])} had measured all that may be needed"
-    else:
-        how = f"Measured in {spent}, of at most {of}: the time ended nothing"
+    state = "running" if seconds["running"] else "late" if seconds["late"] else "ended"
+    how = _TIMES[state].format(spent=seconds["seconds"], whole=seconds["of"], late=", ".join(seconds["late"]))
     return f"{how}. Measured: {'; '.join(counts)}."
 
 
@@ -140,8 +145,7 @@ def judge_methods(entries: Mapping[str, Any]) -> list[Verdict]:
 def _write_verdict(judgement: Verdict, entries: Mapping[str, Any], results: Mapping[str, Any]) -> str:
     """Return a verdict as HTML, with a picture, and a command if the method may be used."""
     examples, commands, localised = entries["examples"], entries["commands"], results.get("localisation")
-    mark = {USE: PASSED, DO_NOT: FAILED}.get(judgement.verdict, "open")
-    lead = "Open:" if judgement.verdict == OPEN else "Decided by"
+    mark, lead, before_command = _LEADS[judgement.verdict]
     parts = [f"<p>{html.escape(judgement.sentence)}</p>"]
     if isinstance(localised, Result):
         of_method = [row for row in localised.rows if row.method.split(ABOUT)[0] in (judgement.method, BLIND, CENTRE)]
@@ -150,9 +154,8 @@ def _write_verdict(judgement: Verdict, entries: Mapping[str, Any], results: Mapp
         ]
     if judgement.method in examples:
         parts.append(_image(examples[judgement.method], f"an image and its map by {judgement.method}"))
-    if judgement.verdict != DO_NOT:
-        lead_in = "To draw such maps:" if judgement.verdict == USE else "To draw such maps all the same:"
-        parts.append(f"<div>{lead_in}</div><pre>{html.escape(commands[judgement.method])}</pre>")
+    if before_command:
+        parts.append(f"<div>{before_command}</div><pre>{html.escape(commands[judgement.method])}</pre>")
     if judgement.decided_by:
         reasons = html.escape("; ".join(judgement.decided_by))
         parts.append(f"<details><summary>the numbers</summary><p>{lead} {reasons}.</p></details>")

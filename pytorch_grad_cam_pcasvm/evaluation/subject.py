@@ -17,8 +17,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import TensorDataset
 
 from pytorch_grad_cam_pcasvm.data.images import Images
-from pytorch_grad_cam_pcasvm.evaluation.result import Pictures, Result, Row
-from pytorch_grad_cam_pcasvm.evaluation.statistics import LEVEL
+from pytorch_grad_cam_pcasvm.evaluation.result import LEVEL, Pictures, Result, Row
 from pytorch_grad_cam_pcasvm.evaluation.turns import Step, list_looks
 from pytorch_grad_cam_pcasvm.maps.scale import check_finite
 from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps

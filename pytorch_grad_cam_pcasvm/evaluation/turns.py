@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from scipy.stats import norm
 
-from pytorch_grad_cam_pcasvm.evaluation.result import BLANK, FAILED, PASSED, UNDECIDED, Result, Row
-from pytorch_grad_cam_pcasvm.evaluation.statistics import FEW
+from pytorch_grad_cam_pcasvm.evaluation.result import BLANK, FAILED, FEW, PASSED, UNDECIDED, Result, Row
 from pytorch_grad_cam_pcasvm.runtime.amounts import LAST, LEAST
 
 if TYPE_CHECKING:

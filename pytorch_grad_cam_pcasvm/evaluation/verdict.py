@@ -1,17 +1,20 @@
-"""Verdicts: may a method be used for a head? One sentence each, decided by a few of the checks."""
+"""Verdicts: may a method be used for a head? One sentence each, decided by a few of the checks.
+
+Tables say which words belong to which measures, and templates make a sentence of them.
+"""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from pytorch_grad_cam_pcasvm.evaluation.consistency import CONTRADICTING, ERROR, NOISE
 from pytorch_grad_cam_pcasvm.evaluation.faithfulness import KINDS
 from pytorch_grad_cam_pcasvm.evaluation.localisation import CHANCE, SHARE
 from pytorch_grad_cam_pcasvm.evaluation.positions import POINT
 from pytorch_grad_cam_pcasvm.evaluation.result import (
     BLANK,
     FAILED,
+    FEW,
     PASSED,
     TOO_FEW,
     UNDECIDED,
@@ -21,7 +24,7 @@ from pytorch_grad_cam_pcasvm.evaluation.result import (
     number,
 )
 from pytorch_grad_cam_pcasvm.evaluation.rivals import BLIND, RANDOM
-from pytorch_grad_cam_pcasvm.evaluation.statistics import FEW
+from pytorch_grad_cam_pcasvm.evaluation.sanity import CONTRADICTING, ERROR, NOISE, SHIFT
 from pytorch_grad_cam_pcasvm.evaluation.turns import HOPELESS, chance_of_clarity
 
 USE, DO_NOT, OPEN = "use", "do not use", "undecided"
@@ -29,6 +32,58 @@ MOST_BLANK = 0.5  # of the maps, beyond which a method is of no use
 _FAITHFUL = [("faithfulness", measure, RANDOM) for measure in KINDS]
 _LOCAL = [("localisation", SHARE, CHANCE), ("localisation", SHARE, BLIND)]
 _REQUIRED = [*_FAITHFUL, *_LOCAL, ("completeness", CONTRADICTING, "")]
+
+
+class _Clause(NamedTuple):
+    """What is said of the rows of a check.
+
+    Attributes:
+        check: the check.
+        measures: of these rows; empty: all of the check.
+        text: a template. ``{measures}`` and ``{rivals}`` are listed as the rows have them, ``{all_rivals}`` by name;
+            ``{mean}`` is that of the last row; ``{than}``, ``{share}``, ``{place}`` and ``{blank}`` are of the verdict.
+    """
+
+    check: str
+    measures: Collection[str]
+    text: str
+
+
+_DECIDING = (  # of rows that failed, or are unclear, and decide
+    _Clause("completeness", (CONTRADICTING,), "{mean:.0%} of its maps contradict the decision"),
+    _Clause("faithfulness", (), "{measures} {are} {than} with random maps"),
+    _Clause("localisation", (SHARE,), "it puts {share:.0%} of the evidence {place}, {than} {rivals}"),
+    _Clause("localisation", (POINT,), "it has its largest value {place}, {than} {rivals}"),
+    _Clause("stability", (), "its maps are {than} random maps in stability ({measures})"),
+)
+_BESIDES = (  # of rows that failed, and do not decide
+    *(_Clause("faithfulness", (measure,), "{measures} is worse than with {rivals}") for measure in KINDS),
+    _Clause("localisation", (), "it localises worse than {all_rivals}"),
+    _Clause("completeness", (), "its maps do not add up"),
+    _Clause("sensitivity", (), "its maps hardly change with {measures}"),
+    _Clause("stability", (NOISE,), "its maps change under noise"),
+    _Clause("stability", (SHIFT,), "its maps do not move with the image"),
+)
+_UNMEASURED = {  # by check, where it was not made
+    "localisation": "whether it tells classes apart",
+    "completeness": "whether its maps contradict the decision",
+}
+_BLANK = "{blank:.0%} of its maps are blank"
+_ALL_BLANK = "none of its maps has evidence for it"
+_SHARE = "puts {share:.0%} of the evidence {place}"
+_SENTENCES = {
+    USE: "Use {method} {where}: it {praise}{unmeasured}{but}.",
+    DO_NOT: "Do not use {method} {where}: {reasons}.",
+    "few": "It is unclear whether to use {method} {where}: {count} are too few; at least {least} are needed.",
+    "missing": "It is unclear whether to use {method} {where}: {missing} against random maps {were} not measured.",
+    OPEN: "Undecided whether to use {method} {where}: {reasons}. {more}",
+}
+_MORE = {  # images
+    "time": "The time was over before all images were measured: --minutes {minutes} may do.",
+    "hopeless": "Even twice as many images would hardly settle it.",
+    "images": "More images may settle it.",
+}
+_TILES = {2: ("two", "pairs"), 4: ("four", "groups of four")}
 
 
 @dataclass(frozen=True)
@@ -48,21 +103,6 @@ class Verdict:
     decided_by: list[str]
 
 
-class _Found:
-    """What all checks found about one method."""
-
-    def __init__(self, method: str, results: Mapping[str, Result]) -> None:
-        self.method, self.results = method, results
-        self.rows = [(check, row) for check, result in results.items() for row in result.rows if row.method == method]
-        judged = [(check, row) for check, row in self.rows if row.verdict]
-        self.required = [(check, row) for check, row in judged if (check, row.measure, row.against) in _REQUIRED]
-        self.blank = max((result.blank.get(method, 0.0) for result in results.values()), default=0.0)
-        self.images = min((int(result.settings.get("images", FEW)) for result in results.values()), default=0)
-
-    def with_verdict(self, verdict: str, rows: Iterable[tuple[str, Row]]) -> list[tuple[str, Row]]:
-        return [(check, row) for check, row in rows if row.verdict == verdict]
-
-
 def verdict(method: str, where: str, results: Mapping[str, Result]) -> Verdict:
     """Return the verdict about a method.
 
@@ -78,44 +118,38 @@ def verdict(method: str, where: str, results: Mapping[str, Result]) -> Verdict:
         map, and the share of maps that contradict a decision. *Undecided*: anything else, in particular with fewer than
         ten images. No other check decides; those that failed, or were not run, are added to *use*.
     """
-    evidence = _Found(method, results)
+    evidence = _Evidence(method, where, results)
+    judged = [(check, row) for check, row in evidence.rows if row.verdict]
+    required = [(check, row) for check, row in judged if (check, row.measure, row.against) in _REQUIRED]
+    words = UNDECIDED, TOO_FEW, BLANK
+    unclear, too_few, unseen = ([(check, row) for check, row in required if row.verdict == word] for word in words)
     against = [(check, row) for check, row in evidence.rows if row.verdict == FAILED and _can_veto(check, row)]
-    unclear = evidence.with_verdict(UNDECIDED, evidence.required)
-    too_few = evidence.with_verdict(TOO_FEW, evidence.required)
-    blank = evidence.images >= FEW and (
-        evidence.blank > MOST_BLANK or bool(evidence.with_verdict(BLANK, evidence.required))
-    )
-    measured = {(check, row.measure, row.against) for check, row in evidence.required}
+    most_blank = evidence.blank > MOST_BLANK
+    measured = {(check, row.measure, row.against) for check, row in required}
     missing = [measure for _, measure, _ in _FAITHFUL if ("faithfulness", measure, RANDOM) not in measured]
-    whether = f"whether to use {method} {where}"
+    blank = evidence.images >= FEW and (most_blank or bool(unseen))
     if blank or against:
-        all_blank = f"{evidence.blank:.0%} of its maps are blank"
-        clauses = (
-            [all_blank if evidence.blank > MOST_BLANK else "none of its maps has evidence for it"] if blank else []
-        )
-        clauses += _clauses(evidence, against, "worse than") + _clauses(evidence, unclear, "no better than")
-        return _make_verdict(evidence, DO_NOT, f"Do not use {method} {where}: {'; '.join(clauses)}.", against + unclear)
+        clauses = [evidence.write(_BLANK) if most_blank else _ALL_BLANK] if blank else []
+        clauses += evidence.list_clauses(_DECIDING, against, than="worse than")
+        clauses += evidence.list_clauses(_DECIDING, unclear, than="no better than")
+        return evidence.judge(DO_NOT, DO_NOT, against + unclear, reasons="; ".join(clauses))
     if 0 < evidence.images < FEW or too_few:
-        counts = {_counted(evidence, check, row) for check, row in too_few}
-        few_of = f"{evidence.images} images" if evidence.images < FEW else " and ".join(sorted(counts))
-        sentence = f"It is unclear {whether}: {few_of} are too few; at least {FEW} are needed."
-        return _make_verdict(evidence, OPEN, sentence, too_few if evidence.images >= FEW else [])
+        counts = {evidence.count_images(check, row) for check, row in too_few}
+        count = f"{evidence.images} images" if evidence.images < FEW else " and ".join(sorted(counts))
+        return evidence.judge(OPEN, "few", too_few if evidence.images >= FEW else [], count=count, least=FEW)
     if missing:
-        sentence = f"It is unclear {whether}: {_listed(missing)} against random maps {_was(missing)} not measured."
-        return _make_verdict(evidence, OPEN, sentence, [])
+        return evidence.judge(OPEN, "missing", [], missing=_list(missing), were=_was(missing))
     if unclear:
-        clauses = _clauses(evidence, unclear, "not clearly better than")
-        hopeless = any(chance_of_clarity(row, 0.5) < HOPELESS for _, row in unclear)
+        clauses = evidence.list_clauses(_DECIDING, unclear, than="not clearly better than")
         seconds = sum(result.settings.get("seconds_for_all", 0.0) for result in results.values())
-        more = "More images may settle it."
-        if seconds:
-            more = f"The time was over before all images were measured: --minutes {math.ceil(seconds / 40) + 1} may do."
-        elif hopeless:
-            more = "Even twice as many images would hardly settle it."
-        sentence = f"Undecided {whether}: {'; '.join(clauses)}. {more}"
-        return _make_verdict(evidence, OPEN, sentence, unclear)
-    sentence = f"Use {method} {where}: it {_praise(evidence)}{_but(evidence)}."
-    return _make_verdict(evidence, USE, sentence, evidence.required)
+        hopeless = any(chance_of_clarity(row, 0.5) < HOPELESS for _, row in unclear)
+        more = _MORE["time" if seconds else "hopeless" if hopeless else "images"]
+        more = more.format(minutes=math.ceil(seconds / 40) + 1)
+        return evidence.judge(OPEN, OPEN, unclear, reasons="; ".join(clauses), more=more)
+    return evidence.judge(
+        USE, USE, required, praise=_list(evidence.list_praise()), unmeasured=evidence.name_unmeasured(),
+        but=evidence.name_failures(),
+    )  # fmt: skip
 
 
 def _can_veto(check: str, row: Row) -> bool:
@@ -124,96 +158,90 @@ def _can_veto(check: str, row: Row) -> bool:
     return local or row.against == RANDOM or row.measure == CONTRADICTING
 
 
-def _make_verdict(evidence: _Found, verdict: str, sentence: str, rows: Sequence[tuple[str, Row]]) -> Verdict:
-    reasons = []
-    for _, row in rows:
-        against = f" against {in_words(row.against)}" if row.against else ""
-        reasons.append(f"{in_words(row.measure)}{against}: {number(row)}, n = {row.estimate.n} ({row.verdict})")
-    if evidence.blank:
-        reasons.append(f"{evidence.blank:.0%} of the maps are blank")
-    return Verdict(evidence.method, verdict, sentence, reasons)
+class _Evidence:
+    """What all checks found about one method, in words."""
 
+    def __init__(self, method: str, where: str, results: Mapping[str, Result]) -> None:
+        self.method, self.where, self.results = method, where, results
+        self.rows = [(check, row) for check, result in results.items() for row in result.rows if row.method == method]
+        self.blank = max((result.blank.get(method, 0.0) for result in results.values()), default=0.0)
+        self.images = min((int(result.settings.get("images", FEW)) for result in results.values()), default=0)
 
-def _clauses(evidence: _Found, rows: Sequence[tuple[str, Row]], than: str) -> list[str]:
-    """Return clauses about rows that did not pass, one for each check and measure, or each rival."""
-    clauses = []
-    share = [row for _, row in rows if row.measure == CONTRADICTING]
-    clauses += [f"{row.estimate.mean:.0%} of its maps contradict the decision" for row in share]
-    kinds = [row.measure for check, row in rows if check == "faithfulness"]
-    clauses += [f"{_listed(kinds)} {'is' if len(kinds) == 1 else 'are'} {than} with random maps"] if kinds else []
-    for measure in (SHARE, POINT):
-        rivals = [in_words(row.against) for check, row in rows if check == "localisation" and row.measure == measure]
-        if rivals:
-            phrase = _describe_share(evidence) if measure == SHARE else f"has its largest value {_place(evidence)}"
-            clauses.append(f"it {phrase}, {than} {_listed(rivals)}")
-    stability_measures = [row.measure for check, row in rows if check == "stability"]
-    clauses += (
-        [f"its maps are {than} random maps in stability ({_listed(stability_measures)})"] if stability_measures else []
-    )
-    return clauses
+    def judge(self, verdict: str, sentence: str, rows: Sequence[tuple[str, Row]], **words: Any) -> Verdict:
+        """Return a verdict, decided by rows, with one of the sentences and the words in it."""
+        reasons = []
+        for _, row in rows:
+            against = f" against {in_words(row.against)}" if row.against else ""
+            reasons.append(f"{in_words(row.measure)}{against}: {number(row)}, n = {row.estimate.n} ({row.verdict})")
+        reasons += [f"{self.blank:.0%} of the maps are blank"] if self.blank else []
+        text = _SENTENCES[sentence].format(method=self.method, where=self.where, **words)
+        return Verdict(self.method, verdict, text, reasons)
 
+    def write(self, template: str, **words: Any) -> str:
+        """Return a template with its words, of which the share and the place of the evidence are known where needed."""
+        if "{share" in template:
+            words["share"] = self.results["localisation"][self.method, SHARE].mean
+        if "{place" in template:
+            words["place"] = self._name_place()
+        return template.format(blank=self.blank, **words)
 
-def _praise(evidence: _Found) -> str:
-    """Return the praise of a method that may be used."""
-    error = [row for _, row in evidence.rows if row.measure == ERROR and not row.against]
-    parts = ["beats random maps in deletion and insertion"]
-    parts += ["adds up"] if error and error[0].verdict == PASSED else []
-    local = "localisation" in evidence.results
-    unknown = [] if local else ["whether it tells classes apart"]
-    unknown += [] if "completeness" in evidence.results else ["whether its maps contradict the decision"]
-    praise = _listed([*parts, _describe_share(evidence)] if local else parts)
-    return f"{praise}; {_listed(unknown)} {_was(unknown)} not measured" if unknown else praise
+    def list_clauses(self, table: Sequence[_Clause], rows: Sequence[tuple[str, Row]], than: str = "") -> list[str]:
+        """Return the clauses of a table that some of the rows belong to."""
+        clauses = []
+        for check, measures, text in table:
+            own = [row for name, row in rows if name == check and (not measures or row.measure in measures)]
+            if not own:
+                continue
+            names = list(dict.fromkeys(in_words(row.measure) for row in own))
+            rivals = list(dict.fromkeys(in_words(row.against) for row in own))
+            clauses.append(self.write(
+                text, measures=_list(names), are="is" if len(names) == 1 else "are", rivals=_list(rivals),
+                all_rivals=_list(sorted(rivals)), mean=own[-1].estimate.mean, than=than,
+            ))  # fmt: skip
+        return clauses
 
+    def list_praise(self) -> list[str]:
+        """Return the parts of the praise of a method that may be used."""
+        sums = [row for _, row in self.rows if row.measure == ERROR and not row.against]
+        parts = ["beats random maps in deletion and insertion"]
+        parts += ["adds up"] if sums and sums[0].verdict == PASSED else []
+        return [*parts, self.write(_SHARE)] if "localisation" in self.results else parts
 
-def _but(evidence: _Found) -> str:
-    """Return the failures that do not decide; empty if there are none."""
-    failed = evidence.with_verdict(FAILED, evidence.rows)
-    parts = []
-    for measure in KINDS:
-        rivals = [in_words(row.against) for check, row in failed if check == "faithfulness" and row.measure == measure]
-        parts += [f"{measure} is worse than with {_listed(rivals)}"] if rivals else []
-    rivals = sorted({in_words(row.against) for check, row in failed if check == "localisation"})
-    parts += [f"it localises worse than {_listed(rivals)}"] if rivals else []
-    parts += ["its maps do not add up"] if any(check == "completeness" for check, _ in failed) else []
-    unchanged = [in_words(row.measure) for check, row in failed if check == "sensitivity"]
-    parts += [f"its maps hardly change with {_listed(unchanged)}"] if unchanged else []
-    stability_measures = {row.measure for check, row in failed if check == "stability"}
-    parts += [
-        f"its maps {'change under noise' if measure == NOISE else 'do not move with the image'}"
-        for measure in stability_measures
-    ]
-    parts += [f"{evidence.blank:.0%} of its maps are blank"] if evidence.blank >= 0.005 else []
-    return f"; but {_listed(sorted(parts))}" if parts else ""
+    def name_unmeasured(self) -> str:
+        """Return the questions that no check has answered; empty if there are none."""
+        parts = [words for check, words in _UNMEASURED.items() if check not in self.results]
+        return f"; {_list(parts)} {_was(parts)} not measured" if parts else ""
 
+    def name_failures(self) -> str:
+        """Return the failures that do not decide; empty if there are none."""
+        parts = self.list_clauses(_BESIDES, [(check, row) for check, row in self.rows if row.verdict == FAILED])
+        parts += [self.write(_BLANK)] if self.blank >= 0.005 else []
+        return f"; but {_list(sorted(parts))}" if parts else ""
 
-def _place(evidence: _Found) -> str:
-    settings = evidence.results["localisation"].settings
-    if settings.get("pasted"):
-        return "on the pasted image"
-    tiles = {2: "two", 4: "four"}.get(settings.get("tiles"))  # type: ignore[arg-type]
-    return f"on the right one of {tiles} images" if tiles else "inside the masks"
+    def count_images(self, check: str, row: Row) -> str:
+        """Return how many images a row is of."""
+        settings = self.results[check].settings
+        unit = "images"
+        if check == "localisation":
+            tiles = _TILES.get(settings.get("tiles", 0))
+            unit = f"{tiles[1]} of images" if tiles else "images with a mask"
+            unit = "pasted images" if settings.get("pasted") and not tiles else unit
+        return f"{row.estimate.n} {unit}"
 
-
-def _describe_share(evidence: _Found) -> str:
-    share = evidence.results["localisation"][evidence.method, SHARE].mean
-    return f"puts {share:.0%} of the evidence {_place(evidence)}"
-
-
-def _counted(evidence: _Found, check: str, row: Row) -> str:
-    """Return how many images a row is of."""
-    if check != "localisation":
-        return f"{row.estimate.n} images"
-    settings = evidence.results[check].settings
-    tiles = {2: "pairs", 4: "groups of four"}.get(settings.get("tiles"))  # type: ignore[arg-type]
-    unit = f"{tiles} of images" if tiles else "pasted images" if settings.get("pasted") else "images with a mask"
-    return f"{row.estimate.n} {unit}"
+    def _name_place(self) -> str:
+        """Return where the evidence for a class should be."""
+        settings = self.results["localisation"].settings
+        if settings.get("pasted"):
+            return "on the pasted image"
+        tiles = _TILES.get(settings.get("tiles", 0))
+        return f"on the right one of {tiles[0]} images" if tiles else "inside the masks"
 
 
 def _was(parts: Sequence[Any]) -> str:
     return "was" if len(parts) == 1 else "were"
 
 
-def _listed(parts: Sequence[str]) -> str:
+def _list(parts: Sequence[str]) -> str:
     """Return parts as people list them."""
     if len(parts) < 2:
         return "".join(parts)

@@ -5,12 +5,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pytorch_grad_cam_pcasvm.export.explainer import Explainer
+    from pytorch_grad_cam_pcasvm.export.files import onnx, page
     from pytorch_grad_cam_pcasvm.export.graph import program
-    from pytorch_grad_cam_pcasvm.export.onnx_file import onnx
-    from pytorch_grad_cam_pcasvm.export.web_page import page
 
 # Imported when asked for: an Explainer needs no torch.
-_PLACES = {"Explainer": "explainer", "onnx": "onnx_file", "page": "web_page", "program": "graph"}
+_PLACES = {"Explainer": "explainer", "onnx": "files", "page": "files", "program": "graph"}
 
 __all__ = ["Explainer", "onnx", "page", "program"]
 

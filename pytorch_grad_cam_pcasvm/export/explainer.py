@@ -678,7 +678,7 @@ class Sheets(Answers):
             x = GAP
             for panel in row:
                 for line, text in enumerate(panel.lines(font)):
-                    draw.text((x, y + line * (TEXT + 3)), _short(text, font, panel.size), "black", font)
+                    draw.text((x, y + line * (TEXT + 3)), shorten(text, font, panel.size), "black", font)
                 sheet.paste(next(painted), (x, y + count * (TEXT + 3)))
                 self._draw_scale(sheet, draw, panel, x, y + count * (TEXT + 3) + panel.photo.height + 4, font)
                 x += panel.size + GAP
@@ -699,7 +699,7 @@ class Sheets(Answers):
             for colour, name in end[:3]:
                 draw.rectangle((x, y + 2, x + TEXT - 4, y + TEXT - 2), colour)
                 name = name if len(end) <= 3 or name != end[2][1] else f"{name}, and {len(end) - 3} more"
-                draw.text((x + TEXT, y), _short(name, font, size), "black", font)
+                draw.text((x + TEXT, y), shorten(name, font, size), "black", font)
                 y += TEXT + 2
         elif isinstance(end, Scale):
             ramp = end.paint(np.linspace(end.low, end.high, size)[None], _rgb(self.about["heat"]))
@@ -711,7 +711,7 @@ class Sheets(Answers):
             y += TEXT // 2 + 2
             draw.text((x, y), end.words, "black", font)
             draw.text((x + size, y), f"{end.high:.3g}", "black", font, anchor="ra")
-            draw.text((x, y + TEXT + 2), _short(end.note, font, size), "black", font)
+            draw.text((x, y + TEXT + 2), shorten(end.note, font, size), "black", font)
         elif end:
             scale = self.overlay(Image.new("RGB", (size, TEXT // 2), "white"), np.linspace(-1, 1, size)[None])
             if not self.outline:
@@ -719,7 +719,7 @@ class Sheets(Answers):
             y += TEXT // 2 + 2
             draw.text((x, y), "lowers", "#2166ac", font)
             draw.text((x + size, y), "raises", WRONG, font, anchor="ra")
-            draw.text((x + size // 2, y + TEXT + 2), _short(end, font, size), "black", font, anchor="ma")
+            draw.text((x + size // 2, y + TEXT + 2), shorten(end, font, size), "black", font, anchor="ma")
 
 
 class Explainer(Sheets):
@@ -980,7 +980,8 @@ def _font(size: int) -> Any:
     return ImageFont.load_default(size + 1)
 
 
-def _short(text: str, font: Any, width: int) -> str:
+def shorten(text: str, font: Any, width: int) -> str:
+    """Return a text, or its beginning and an ellipsis, of at most a width in pixels."""
     while font.getlength(text) > width:
         text = text[:-2].rstrip("\N{HORIZONTAL ELLIPSIS}") + "\N{HORIZONTAL ELLIPSIS}"
     return text

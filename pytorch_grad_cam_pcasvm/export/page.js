@@ -221,6 +221,21 @@ const explainer = (() => {
   const labelOf = ({ found }) => (found.label?.data.length === 1 && about.classes ? String(about.classes[found.label.data[0]]) : "");
   const sizeOf = ({ found }, k) => Math.log(found.nu.data[k]) + found.log_scale.data[k];
 
+  /** Returns a panel: a heading, a caption, and a picture, or several parts; below a bar of colours, what its ends mean. */
+  function panel(heading, caption, parts, colour, ends) {
+    const figure = element("figure", "", "tile");
+    figure.append(element("b", heading), element("span", caption), ...[parts].flat());
+    if (!colour) return figure;
+    const bar = canvasOf(TILE, 1, colour), words = element("div", "", "ends");
+    bar.className = "bar";
+    words.append(...ends);
+    figure.append(bar, words);
+    return figure;
+  }
+
+  /** Returns the grey of a photo at a place. */
+  const greyOf = (pixel) => (x, y) => 255 * 0.35 + 0.65 * (pixel(x, y, 0) + pixel(x, y, 1) + pixel(x, y, 2)) / 3;
+
   function tile(photo, pixel, k) {
     const { found } = photo, [, , height, width] = found.maps.dims, first = k * height * width;
     const signed = Array.from({ length: height * width }, (_, i) => {
@@ -234,8 +249,7 @@ const explainer = (() => {
     const size = blank ? 1 : nu * Math.exp(scale - found.log_scale.data[k]);
     const map = between(signed.map((value) => value / size), height, width, TILE, TILE);
     const strength = Number($("opacity").value);
-    const grey = (x, y) => 255 * 0.35 + 0.65 * (pixel(x, y, 0) + pixel(x, y, 1) + pixel(x, y, 2)) / 3;
-    const figure = element("figure", "", "tile");
+    const grey = greyOf(pixel);
     const baseline = found.baseline_values?.data[k] ?? 0, value = found.values.data[k];
     const meaning = about.meanings?.[k] ?? "value {}";
     const strongest = (about.strongest || []).indexOf(k), change = value - baseline;
@@ -244,14 +258,11 @@ const explainer = (() => {
     const box = about.strongest?.length > 1 ? `patch ${strongest + 1}` : "the outlined patch";
     const title = strongest >= 0 && found.evidence ? `Why: what of the photo made ${box} so`
       : about.titles[k].replace("predicted class", () => (labelOf(photo) ? `${labelOf(photo)} (predicted)` : "commonest class"));
-    figure.append(element("b", title), element("span", meaning.replace("{}", number(value)).replaceAll("predicted class", () => labelOf(photo) || "commonest class") + from));
-    figure.append(boxed(canvasOf(TILE, TILE, (x, y) => over(grey(x, y), map(x, y), strength)), photo, strongest));
-    const bar = canvasOf(TILE, 1, (x) => over(255, (2 * x) / (TILE - 1) - 1, 1));
-    bar.className = "bar";
-    const words = element("div", "", "ends"), end = number(nu) + (scale ? ` × exp(${number(scale)})` : "");
-    words.append(element("b", blank ? "blank: all zero" : "lowers", "blue"), element("b", blank ? "" : `raises, to ${end}`, "red"));
-    figure.append(bar, words);
-    return figure;
+    const caption = meaning.replace("{}", number(value)).replaceAll("predicted class", () => labelOf(photo) || "commonest class") + from;
+    const canvas = boxed(canvasOf(TILE, TILE, (x, y) => over(grey(x, y), map(x, y), strength)), photo, strongest);
+    const end = number(nu) + (scale ? ` × exp(${number(scale)})` : "");
+    const below = [element("b", blank ? "blank: all zero" : "lowers", "blue"), element("b", blank ? "" : `raises, to ${end}`, "red")];
+    return panel(title, caption, canvas, (x) => over(255, (2 * x) / (TILE - 1) - 1, 1), below);
   }
 
   /** Outlines the positions of a photo that maps explain, or one of them, and numbers them if there are several. */
@@ -308,38 +319,39 @@ const explainer = (() => {
   function positions(photo, pixel) {
     const { found } = photo, one = about.strongest?.length === 1 && about.classes?.length === 2 && found.evidence;
     if (!about.heat || !(found.anomaly || found.label)) return [];
-    const figure = element("figure", "", "tile"), grey = (x, y) => 255 * 0.35 + 0.65 * (pixel(x, y, 0) + pixel(x, y, 1) + pixel(x, y, 2)) / 3;
+    const grey = greyOf(pixel);
     const mixed = (opacity, colour, shade) => colour.map((part) => Math.round(opacity * part + (1 - opacity) * shade));
-    const [height, width] = (found.anomaly || found.label).dims.slice(-2), words = element("div", "", "ends");
+    const [height, width] = (found.anomaly || found.label).dims.slice(-2);
     let [name, meaning] = (about.meanings?.[about.strongest?.[0]] ?? "value {}").split("{}").map((part) => part.replace(/[\s:]+$|^[\s:]+/g, ""));
     if (found.anomaly) [name, meaning] = ["anomaly", about.anomaly ?? ""];
     else if (["margin", "log-ratio"].includes(name)) name += ` of ${about.titles[about.strongest[0]].replace(" where strongest", "")}`;
     const told = about.strongest?.length && found.evidence ? "outlined: the strongest, explained beside" : `${height} × ${width} positions`;
-    figure.append(element("b", `Where: ${found.anomaly || one ? name : "class"} at every position`), element("span", [(found.anomaly || one) && meaning, told].filter(Boolean).join("; ")));
+    const heading = `Where: ${found.anomaly || one ? name : "class"} at every position`;
+    const caption = [(found.anomaly || one) && meaning, told].filter(Boolean).join("; ");
+    const shares = () => [...new Set(found.label.data)].sort((a, b) => a - b).map((label) => shareOf(found.label.data, label));
     if (found.anomaly || one) {
       const values = found.anomaly || found.evidence, scale = scaleOf(photo);
       const at = between(values.data, height, width, TILE, TILE);
-      figure.append(boxed(canvasOf(TILE, TILE, (x, y) => hot(at(x, y), scale, grey(x, y))), photo));
+      const canvas = boxed(canvasOf(TILE, TILE, (x, y) => hot(at(x, y), scale, grey(x, y))), photo);
       const place = scale.mark === null ? -9 : Math.round(((scale.mark - scale.low) / (scale.high - scale.low || 1)) * (TILE - 1));
-      const bar = canvasOf(TILE, 1, (x) => (Math.abs(x - place) < 2 ? [0, 0, 0] : hot(scale.low + (x / (TILE - 1)) * (scale.high - scale.low), scale, 255)));
-      bar.className = "bar";
-      words.append(element("b", scale.words), element("b", number(scale.high)));
-      figure.append(bar, words, ...(scale.told ? [element("span", scale.told)] : []));
-      if (found.anomaly) return [figure];
+      const colour = (x) => (Math.abs(x - place) < 2 ? [0, 0, 0] : hot(scale.low + (x / (TILE - 1)) * (scale.high - scale.low), scale, 255));
+      const figure = panel(heading, caption, canvas, colour, [element("b", scale.words), element("b", number(scale.high))]);
+      figure.append(...(scale.told ? [element("span", scale.told)] : []), ...(found.anomaly ? [] : shares()));
+      return [figure];
     }
-    const colours = about.label_colours, colour = (label) => colours[label % colours.length];
     const place = (x, size) => Math.floor(((x + 0.5) * size) / TILE);
-    if (!one) {
-      const painted = (x, y) => mixed(0.55, colour(found.label.data[place(y, height) * width + place(x, width)]), grey(x, y));
-      figure.append(boxed(canvasOf(TILE, TILE, painted), photo));
-    }
-    for (const label of [...new Set(found.label.data)].sort((a, b) => a - b)) {
-      const mark = canvasOf(12, 12, () => colour(label)), line = element("div", "", "class");
-      const share = found.label.data.filter((other) => other === label).length / found.label.data.length;
-      line.append(mark, element("span", `${about.classes[label]}, ${(100 * share).toFixed(1)}%`));
-      figure.append(line);
-    }
-    return [figure];
+    const painted = (x, y) => mixed(0.55, labelColour(found.label.data[place(y, height) * width + place(x, width)]), grey(x, y));
+    return [panel(heading, caption, [boxed(canvasOf(TILE, TILE, painted), photo), ...shares()])];
+  }
+
+  /** Returns the colour of a class. */
+  const labelColour = (label) => about.label_colours[label % about.label_colours.length];
+
+  /** Returns the line of a legend: the colour of a class, its name, and its share of all positions. */
+  function shareOf(labels, label) {
+    const line = element("div", "", "class"), share = labels.filter((other) => other === label).length / labels.length;
+    line.append(canvasOf(12, 12, () => labelColour(label)), element("span", `${about.classes[label]}, ${(100 * share).toFixed(1)}%`));
+    return line;
   }
 
   function scoresOf({ found }) {
@@ -362,9 +374,8 @@ const explainer = (() => {
       const card = element("section", "", "photo"), tiles = element("div", "", "tiles");
       const at = between(photo.seen, height, width, TILE, TILE, channels);
       const pixel = (x, y, c) => at(x, y, channels === 3 ? c : 0);
-      const original = element("figure", "", "tile");
-      original.append(element("b", "What the network sees"), element("span", `${width} × ${height} pixels`));
-      original.append(canvasOf(TILE, TILE, (x, y) => [0, 1, 2].map((c) => Math.round(pixel(x, y, c)))), scoresOf(photo));
+      const seen = canvasOf(TILE, TILE, (x, y) => [0, 1, 2].map((c) => Math.round(pixel(x, y, c))));
+      const original = panel("What the network sees", `${width} × ${height} pixels`, [seen, scoresOf(photo)]);
       tiles.append(original, ...positions(photo, pixel), ...about.titles.map((_, k) => tile(photo, pixel, k)));
       card.append(element("h2", [photo.name, labelOf(photo)].filter(Boolean).join(": ")), tiles);
       return card;

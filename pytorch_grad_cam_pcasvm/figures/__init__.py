@@ -6,18 +6,17 @@ Every function returns a :class:`matplotlib.figure.Figure` without opening a win
 
 from pytorch_grad_cam_pcasvm.figures.component import plot_component
 from pytorch_grad_cam_pcasvm.figures.decision import plot_decision
-from pytorch_grad_cam_pcasvm.figures.feature_space import (
+from pytorch_grad_cam_pcasvm.figures.grid import plot_maps
+from pytorch_grad_cam_pcasvm.figures.head import (
     plot_contribution_ratios,
     plot_feature_space,
+    plot_jacobian,
     plot_support_vector_effect,
     plot_support_vectors,
 )
-from pytorch_grad_cam_pcasvm.figures.grid import plot_maps
-from pytorch_grad_cam_pcasvm.figures.jacobian import plot_jacobian
 from pytorch_grad_cam_pcasvm.figures.mistake import plot_mistake
+from pytorch_grad_cam_pcasvm.figures.other_inputs import plot_signal, plot_volume
 from pytorch_grad_cam_pcasvm.figures.positions import plot_labels, plot_positions, plot_rgb
-from pytorch_grad_cam_pcasvm.figures.signal import plot_signal
-from pytorch_grad_cam_pcasvm.figures.volume import plot_volume
 
 __all__ = [
     "plot_component",

@@ -13,8 +13,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from pytorch_grad_cam_pcasvm.export.explainer import Panel
 from pytorch_grad_cam_pcasvm.figures.blocks import GAP, Block, Column, draw_remarks
-from pytorch_grad_cam_pcasvm.figures.style import FONT, Way, bare, captioned, draw_panel, fitted, new_figure, wrap_text
+from pytorch_grad_cam_pcasvm.figures.style import FONT, Way, captioned, draw_panel, fitted, new_figure, wrap_text
 
 _WIDEST, _PICTURE, _EDGE = 22, 1.5, 0.1  # in inches: the widest figure, a picture, what is around all
 _HEADING = 0.7  # for "input"
@@ -113,7 +114,7 @@ class Layout:
                 bottom = top - self._caption(line) - self.picture[1]
                 if is_first:
                     axis = self._axis(figure, left, bottom)
-                    bare(axis).imshow(picture)
+                    draw_panel(axis, Panel(picture))
                     if self.titles:
                         axis.set_ylabel(self.titles[row], fontsize=FONT * self.shrink)
                 if self.compared:

@@ -10,10 +10,11 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
+from pytorch_grad_cam_pcasvm.export.explainer import Panel
 from pytorch_grad_cam_pcasvm.figures.blocks import OUTLINE
 from pytorch_grad_cam_pcasvm.figures.component import choose_method, values_of
 from pytorch_grad_cam_pcasvm.figures.decision import COLUMN, PICTURE, Steps, how_to_read, stand_below
-from pytorch_grad_cam_pcasvm.figures.style import bare, laid_out, literal, number, plain_name, wrap_text
+from pytorch_grad_cam_pcasvm.figures.style import draw_panel, laid_out, literal, number, plain_name, wrap_text
 from pytorch_grad_cam_pcasvm.head import Head
 from pytorch_grad_cam_pcasvm.maps.recombination import at_place
 from pytorch_grad_cam_pcasvm.methods.grad_cam_protocol import ClosedFormCAM
@@ -262,10 +263,10 @@ def _draw_figure(
                 axis.contour(outline, [0.5], colors=OUTLINE, linewidths=1.2)
         grid, font = below.add_gridspec(1, columns), mpl.rcParams["font.size"]
         for first, text, (_, pictures, distances) in zip((0, second), words, near, strict=True):
-            row = [bare(below.add_subplot(grid[column])) for column in range(first, first + len(pictures))]
+            row = [below.add_subplot(grid[column]) for column in range(first, first + len(pictures))]
             for axis, neighbour, distance in zip(row, pictures, distances, strict=True):
-                axis.imshow(neighbour)
-                axis.set_title("\n" * (lines + 1) + f"distance {number(distance)}", fontsize="small", pad=0.3 * font)
+                heading = "\n" * (lines + 1) + f"distance {number(distance)}"
+                draw_panel(axis, Panel(neighbour, heading=heading), fontsize="small", pad=0.3 * font)
             # Words may be wider than a picture: the titles leave them room.
             place: dict[str, Any] = {"xytext": (0, 1.6 * font), "textcoords": "offset points"}
             row[0].annotate(text, (0, 1), xycoords="axes fraction", weight="bold", in_layout=False, **place)

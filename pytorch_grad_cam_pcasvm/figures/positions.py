@@ -1,7 +1,7 @@
 """Figures of dense heads: the decisions at every position, over the pictures."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,8 +14,9 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from pytorch_grad_cam_pcasvm.export.explainer import Panel
 from pytorch_grad_cam_pcasvm.figures.blocks import OUTLINE
-from pytorch_grad_cam_pcasvm.figures.style import bare, class_name, laid_out, literal, number
+from pytorch_grad_cam_pcasvm.figures.style import bare, class_name, draw_panel, laid_out, literal, number
 from pytorch_grad_cam_pcasvm.network.grid import AnomalyMaps, upsample_maps
 from pytorch_grad_cam_pcasvm.runtime.pictures import (
     COLOURS,
@@ -81,17 +82,14 @@ def plot_positions(
     ends = _known_scale(values, scale, anomaly)
     low, high = ends or ((low, high) if anomaly else (-max(abs(low), abs(high)), max(abs(low), abs(high))))
     large = _at_pictures(numbers, drawn, getattr(values, "cells", None))
-
-    def over(axis: Axes, image: int) -> None:
-        if anomaly:
-            shares = ((large[image] - low) / ((high - low) or 1)).clip(0, 1)
-            axis.imshow(heated(drawn[image], shares))
-        else:
-            axis.imshow(overlaid(drawn[image], large[image] / (high or 1)))
-
+    if anomaly:
+        shares = ((large - low) / ((high - low) or 1)).clip(0, 1)
+        painted = [heated(picture, share) for picture, share in zip(drawn, shares, strict=True)]
+    else:
+        painted = [overlaid(picture, values / (high or 1)) for picture, values in zip(drawn, large, strict=True)]
     bright = "Bright: unlike the training set." if ends else "Bright: the most anomalous positions of these pictures."
     note = bright if anomaly else "Red: positive. Blue: negative."
-    with _panels(drawn, over, masks, titles, note, size) as (figure, axes):
+    with _draw_pairs(drawn, painted, masks, titles, note, size) as (figure, axes):
         colours = ScalarMappable(Normalize(low, high), HEAT if anomaly else DIVERGING)
         beyond = "max" if float(numbers.max()) > high else "neither"
         bar = figure.colorbar(colours, ax=axes, fraction=0.04, pad=0.02, aspect=30, extend=beyond)
@@ -142,12 +140,11 @@ def plot_labels(
     rows = np.arange(height) * labels.shape[1] // height
     columns = np.arange(width) * labels.shape[2] // width
     palette = np.array([mpl.colors.to_rgb(colour) for colour in COLOURS])
-
-    def over(axis: Axes, image: int) -> None:
-        colours = palette[index[image][np.ix_(rows, columns)]]
-        axis.imshow(0.55 * colours + 0.45 * greyed(drawn[image])[..., None])
-
-    with _panels(drawn, over, masks, titles, "", size) as (figure, _):
+    painted = [
+        0.55 * palette[numbers[np.ix_(rows, columns)]] + 0.45 * greyed(picture)[..., None]
+        for picture, numbers in zip(drawn, index, strict=True)
+    ]
+    with _draw_pairs(drawn, painted, masks, titles, "", size) as (figure, _):
         names = [class_name(label, place, classes) for place, label in enumerate(present.tolist())]
         patches = [Patch(color=colour, label=name) for colour, name in zip(COLOURS, names, strict=False)]
         figure.legend(handles=patches, loc="outside right center", frameon=False)
@@ -193,7 +190,7 @@ def plot_rgb(
     shares = ((numbers[:, :3] - low) / np.where(high > low, high - low, 1)).clip(0, 1)
     large = np.stack([_at_pictures(shares[:, channel], drawn) for channel in range(3)], -1)
     note = "Components 1, 2 and 3 as red, green and blue, on one scale for all pictures."
-    with _panels(drawn, lambda axis, image: axis.imshow(large[image]), masks, titles, note, size) as (figure, _):
+    with _draw_pairs(drawn, large, masks, titles, note, size) as (figure, _):
         return figure
 
 
@@ -235,33 +232,30 @@ def _check(drawn: np.ndarray, count: tuple[int, ...], masks: Any, titles: Sequen
 
 
 @contextmanager
-def _panels(
+def _draw_pairs(
     drawn: np.ndarray,
-    over: Callable[[Axes, int], Any],
+    painted: Sequence[np.ndarray] | np.ndarray,
     masks: Any,
     titles: Sequence[str] | None,
     note: str,
     size: tuple[float, float] | None,
 ) -> Iterator[tuple[Figure, list[Axes]]]:
-    """Draw pairs of panels, a picture and the same with colours, outlines of masks on both; yield the figure."""
+    """Draw pairs of panels, a photo and the same with colours, outlines of masks on both; yield the figure."""
     height, width = drawn.shape[1:3]
-    panel = _SIDE, _SIDE * min(height / width, 2.0)
-    columns = max(1, min(len(drawn), int(_ACROSS // (2 * panel[0]))))
+    side = _SIDE, _SIDE * min(height / width, 2.0)
+    columns = max(1, min(len(drawn), int(_ACROSS // (2 * side[0]))))
     rows = math.ceil(len(drawn) / columns)
-    needed = 2 * columns * panel[0] + 1.8, rows * (panel[1] + (0.4 if titles else 0.1)) + 0.1
+    needed = 2 * columns * side[0] + 1.8, rows * (side[1] + (0.4 if titles else 0.1)) + 0.1
     note += "" if masks is None else " Yellow: the true outline."
     outlines = None if masks is None else as_array(masks) > 0
     with laid_out(needed, size, note.strip()) as figure:
         axes = figure.subplots(rows, 2 * columns, squeeze=False)
         for axis in axes.flat:
             bare(axis)
-        for image, picture in enumerate(drawn):
-            pair = axes.reshape(-1, 2)[image]
-            pair[0].imshow(picture)
-            over(pair[1], image)
-            if titles is not None:
-                pair[0].set_title(literal(titles[image]), loc="left", fontsize="small")
-            if outlines is not None and outlines[image].any():
-                for axis in pair:
+        for image, pair in enumerate(axes.reshape(-1, 2)[: len(drawn)]):
+            heading = "" if titles is None else literal(titles[image])
+            for axis, panel in zip(pair, (Panel(drawn[image], heading=heading), Panel(painted[image])), strict=True):
+                draw_panel(axis, panel, loc="left", fontsize="small")
+                if outlines is not None and outlines[image].any():
                     axis.contour(outlines[image], [0.5], colors=OUTLINE, linewidths=1.2)
         yield figure, list(axes.flat)

@@ -149,6 +149,19 @@ def draw_panel(
         bare(axis).imshow(overlaid(panel.photo, panel.map))
     else:
         bare(axis).imshow(panel.map, cmap=HEAT, vmin=0, vmax=1)
+    frame_panel(axis, panel, signed=signed, bar=bar, marks=marks, **style)
+
+
+def frame_panel(
+    axis: Axes,
+    panel: Panel,
+    *,
+    signed: bool = True,
+    bar: tuple[float, float] | None = None,
+    marks: Sequence[float] = (),
+    **style: Any,
+) -> None:
+    """Draw the heading of a panel, and the bar of its scale with marks, by Matplotlib; see :func:`draw_panel`."""
     if panel.heading:
         axis.set_title(panel.heading, **style)
     if bar is not None:

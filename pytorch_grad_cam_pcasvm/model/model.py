@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from pytorch_grad_cam_pcasvm.data.photo_files import image_paths
+from pytorch_grad_cam_pcasvm.data import image_paths
 from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
 from pytorch_grad_cam_pcasvm.methods import ContributionCAM
 from pytorch_grad_cam_pcasvm.methods.grad_cam_protocol import ClosedFormCAM

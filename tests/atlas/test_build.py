@@ -47,7 +47,7 @@ from pytorch_grad_cam_pcasvm import (
     SVMTarget,
     atlas,
 )
-from pytorch_grad_cam_pcasvm.atlas import manifest
+from pytorch_grad_cam_pcasvm.atlas import disk
 from pytorch_grad_cam_pcasvm.atlas.engines import Told, tell
 from pytorch_grad_cam_pcasvm.data.images import Images
 from pytorch_grad_cam_pcasvm.methods.warn_once import WarnOnce
@@ -546,7 +546,7 @@ def test_a_damaged_manifest_is_refused(built, tmp_path):
     for content in damaged((built.folder / "manifest.json").read_bytes()):
         (tmp_path / "manifest.json").write_bytes(content)
         try:
-            assert manifest.read(tmp_path) == built.manifest  # a capital E in a number
+            assert disk.read_manifest(tmp_path) == built.manifest  # a capital E in a number
         except ValueError as error:
             told = f"{type(error).__name__}: {error}"
             assert re.match("ValueError: .*(damaged|changed since)", told)
@@ -606,12 +606,12 @@ def test_what_no_digest_knows_is_seen_in_the_numbers(tmp_path):
 
 def test_the_rounding_of_another_machine_is_no_change(tmp_path):
     first = {"components": [31.0, -1e-3, 4.0], "scores": [-1.2, 0.3], "nu": [0.7, 0.2, 0.1]}
-    manifest.check_same(tmp_path, {"first": first, "versions": {}}, {"first": first, "versions": {}})
+    disk.check_same(tmp_path, {"first": first, "versions": {}}, {"first": first, "versions": {}})
     moved = first | {"components": [31.0 + 4e-6, -1e-3 + 4e-5, 4.0]}
-    manifest.check_same(tmp_path, {"first": first, "versions": {}}, {"first": moved, "versions": {}})
+    disk.check_same(tmp_path, {"first": first, "versions": {}}, {"first": moved, "versions": {}})
     moved = first | {"components": [31.0, 1e-2, 4.0]}
     with pytest.raises(ValueError, match="first image's components"):
-        manifest.check_same(tmp_path, {"first": first, "versions": {}}, {"first": moved, "versions": {}})
+        disk.check_same(tmp_path, {"first": first, "versions": {}}, {"first": moved, "versions": {}})
 
 
 def _sample(out, x, y):
@@ -767,13 +767,13 @@ def test_each_thread_has_temporaries_of_its_own(tmp_path):
 def test_large_maps_make_smaller_shards(tmp_path, monkeypatch):
     small = {"shard_size": None, "block": 1}
     assert build(tmp_path / "few", **small).manifest["shard_size"] == 6  # a sixteenth of 90 images
-    monkeypatch.setattr(sys.modules["pytorch_grad_cam_pcasvm.atlas.build"], "SHARD_BYTES", 1_000)
+    monkeypatch.setattr(sys.modules["pytorch_grad_cam_pcasvm.atlas.run"], "SHARD_BYTES", 1_000)
     assert build(tmp_path / "large", **small).manifest["shard_size"] == 2
 
 
 def test_another_version_is_told(tmp_path):
     store = build(tmp_path / "atlas")
-    manifest.write(store.folder, store.manifest | {"versions": store.manifest["versions"] | {"torch": "1.0"}})
+    disk.write_manifest(store.folder, store.manifest | {"versions": store.manifest["versions"] | {"torch": "1.0"}})
     with pytest.warns(UserWarning, match=r"started with torch 1.0 \(now"):
         build(store.folder)
 
@@ -933,7 +933,7 @@ def test_builders_of_one_folder_take_turns(tmp_path, who):
 def test_a_build_waits_for_another_and_says_so(built):
     before = contents(built.folder)
     other = ExitStack()
-    other.enter_context(manifest.alone(built.folder))
+    other.enter_context(disk.alone(built.folder))
     with pytest.raises(ValueError, match="something else"):  # there is nothing to wait for
         build(built.folder, shard_size=64)
     ends = threading.Timer(0.3, other.close)
@@ -947,7 +947,7 @@ def test_a_build_waits_for_another_and_says_so(built):
 
 def test_the_lock_of_a_killed_build_is_free(tmp_path):
     def hold():
-        with manifest.alone(tmp_path):
+        with disk.alone(tmp_path):
             os.kill(os.getpid(), signal.SIGKILL)
 
     joined(forked(hold))

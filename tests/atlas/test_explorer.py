@@ -42,8 +42,8 @@ from pytorch_grad_cam_pcasvm import (
     recombined,
 )
 from pytorch_grad_cam_pcasvm.atlas.explorer import write_page
-from pytorch_grad_cam_pcasvm.atlas.explorer.contents import SAVED, decided
 from pytorch_grad_cam_pcasvm.atlas.explorer.machine import json_text, machine_data, packed, rows_of_points
+from pytorch_grad_cam_pcasvm.atlas.explorer.page import SAVED, decided
 from pytorch_grad_cam_pcasvm.figures.decision import Steps
 from pytorch_grad_cam_pcasvm.head import Head
 from pytorch_grad_cam_pcasvm.head.stages import KernelMap

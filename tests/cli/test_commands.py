@@ -28,7 +28,7 @@ from torchvision.transforms.functional import normalize, to_tensor
 
 import pytorch_grad_cam_pcasvm as package
 from pytorch_grad_cam_pcasvm import ContributionCAM, Head, PCASVMNet, atlas, evaluation, extract_features
-from pytorch_grad_cam_pcasvm.atlas.manifest import ANOTHER_FOLDER
+from pytorch_grad_cam_pcasvm.atlas.disk import ANOTHER_FOLDER
 from pytorch_grad_cam_pcasvm.cli import _TYPED, main
 from pytorch_grad_cam_pcasvm.cli.arguments import parse_arguments
 from pytorch_grad_cam_pcasvm.cli.commands import _to_explain

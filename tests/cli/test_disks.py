@@ -65,6 +65,7 @@ def test_where_nothing_can_be_written_is_said_before_the_work(command, network, 
     (tmp_path / "folder").mkdir()
     options = [str(tmp_path)] if command == "explore" else [*network, *(["--head", head] if command != "fit" else [])]
     monkeypatch.setattr(cli, "refuse_missing", lambda options: options.__dict__.update(run=lambda: 1 / 0))
+    monkeypatch.setattr(cli, "refuse_photos", lambda options: None)
 
     def said(out):
         return error_of(capsys, main([command, *options, "--out", str(tmp_path / out)]))
@@ -155,6 +156,7 @@ def test_only_what_can_be_resumed_is_said_to_be(command, kept, network, head, tm
         options.run = run
 
     monkeypatch.setattr(cli, "refuse_missing", interrupt)
+    monkeypatch.setattr(cli, "refuse_photos", lambda options: None)
     name, *more = command.split()
     heads = [] if name == "fit" else ["--head", head]
     out = tmp_path / ("out.safetensors" if name == "fit" else "out")

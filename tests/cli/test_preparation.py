@@ -20,7 +20,8 @@ from torchvision.transforms.functional import normalize, resize, to_tensor
 
 import pytorch_grad_cam_pcasvm as package
 from pytorch_grad_cam_pcasvm import ContributionCAM, Head, PCASVMNet, SVMTarget, atlas, extract_features
-from pytorch_grad_cam_pcasvm.atlas import engines
+from pytorch_grad_cam_pcasvm.atlas import disk
+from pytorch_grad_cam_pcasvm.atlas.run import Job
 from pytorch_grad_cam_pcasvm.cli import main, training
 from pytorch_grad_cam_pcasvm.cli.preparation import _tell_depth
 from pytorch_grad_cam_pcasvm.model.preparation import Preparation
@@ -395,7 +396,7 @@ def test_a_second_head_does_not_run_the_network(fitted, long_photos, tmp_path, m
 def test_an_interrupted_fit_goes_on_where_it_stopped(fitted, run, tmp_path, monkeypatch):
     for number in range(20):
         save(tmp_path / "p" / "ab"[number % 2] / f"{number:02}.png", noise(number) // (1 + number % 2))
-    write, written = engines.Job._write, []
+    write, written = Job._write, []
 
     def stopping(job, shard, columns, bad):
         if written == [0]:
@@ -404,9 +405,9 @@ def test_an_interrupted_fit_goes_on_where_it_stopped(fitted, run, tmp_path, monk
         written.append(shard)
 
     with monkeypatch.context() as patch:
-        patch.setattr(engines.Job, "_write", stopping)
+        patch.setattr(Job, "_write", stopping)
         assert run("fit", tmp_path / "p", "--components", "3", "--out", tmp_path / "no.safetensors").code == 2
-    monkeypatch.setattr(engines.Job, "_write", lambda *args: (write(*args), written.append(args[1]))[0])
+    monkeypatch.setattr(Job, "_write", lambda *args: (write(*args), written.append(args[1]))[0])
     again, _ = fitted(photos=tmp_path / "p", name="again.safetensors")
     assert written == [0, 1]
     assert again.read_bytes() == fitted("--no-cache", photos=tmp_path / "p")[0].read_bytes()
@@ -500,14 +501,14 @@ def test_a_cache_that_cannot_be_written_is_no_reason_to_fail(fitted, tmp_path):
 
 @pytest.mark.slow
 def test_a_full_disk_is_no_reason_to_fail(fitted, tmp_path, monkeypatch):
-    write = engines.shards.write
+    write = disk.write_shard
 
     def full(folder, *rest):
         if (tmp_path / "cache") in folder.parents:
             raise OSError(errno.ENOSPC, "No space left on device")
         write(folder, *rest)
 
-    monkeypatch.setattr(engines.shards, "write", full)
+    monkeypatch.setattr(disk, "write_shard", full)
     assert fitted()[1].endswith("(leave out with --no-pictures)\n")
     assert not list((tmp_path / "cache").glob("*/"))
 

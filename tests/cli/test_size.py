@@ -13,7 +13,7 @@ from torchvision.transforms.functional import normalize, to_tensor
 
 from pytorch_grad_cam_pcasvm import ContributionCAM, SVMTarget, extract_features, load_model
 from pytorch_grad_cam_pcasvm.cli import main, training
-from pytorch_grad_cam_pcasvm.cli.arguments import parse_size
+from pytorch_grad_cam_pcasvm.cli.options import parse_size
 from pytorch_grad_cam_pcasvm.model.backbones import make_backbone
 
 IMAGENET = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]

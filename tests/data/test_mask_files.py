@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageDraw, ImageFilter
 
-from pytorch_grad_cam_pcasvm.cli.patches import PatchOptions
+from pytorch_grad_cam_pcasvm.cli.training import PatchOptions
 from pytorch_grad_cam_pcasvm.data.masks import MaskFolder
 
 H, W = 80, 120

@@ -32,24 +32,22 @@ from pytorch_grad_cam_pcasvm import (
     mean_activations,
 )
 from pytorch_grad_cam_pcasvm.data.images import stretched
-from pytorch_grad_cam_pcasvm.evaluation.consistency import CONTRADICTING, ERROR, NOISE, SHIFT
 from pytorch_grad_cam_pcasvm.evaluation.faithfulness import FILLS, ranks, without
-from pytorch_grad_cam_pcasvm.evaluation.localisation import (
-    NONE,
-    NOWHERE,
-    POINT,
-    SHARE,
-    _chosen,
-    _points,
-    _scene,
-    _tile_masks,
-)
-from pytorch_grad_cam_pcasvm.evaluation.positions import found_in_words
+from pytorch_grad_cam_pcasvm.evaluation.localisation import NONE, NOWHERE, SHARE, _chosen, _points, _scene, _tile_masks
+from pytorch_grad_cam_pcasvm.evaluation.positions import POINT, found_in_words
 from pytorch_grad_cam_pcasvm.evaluation.report import CHECKS
-from pytorch_grad_cam_pcasvm.evaluation.result import Result, Row
+from pytorch_grad_cam_pcasvm.evaluation.result import Estimate, Result, Row, rank_correlations
 from pytorch_grad_cam_pcasvm.evaluation.rivals import ANOTHER, BLIND, HEAD, RANDOM, RIVALS, Rivals
-from pytorch_grad_cam_pcasvm.evaluation.sensitivity import COMPONENTS, DRAWS, LABELS, LIKENESS
-from pytorch_grad_cam_pcasvm.evaluation.statistics import Estimate, rank_correlations
+from pytorch_grad_cam_pcasvm.evaluation.sanity import (
+    COMPONENTS,
+    CONTRADICTING,
+    DRAWS,
+    ERROR,
+    LABELS,
+    LIKENESS,
+    NOISE,
+    SHIFT,
+)
 from pytorch_grad_cam_pcasvm.evaluation.subject import Subject
 from pytorch_grad_cam_pcasvm.maps.scale import MethodResult
 from pytorch_grad_cam_pcasvm.methods import ClosedFormHiResCAM, ClosedFormLayerCAM

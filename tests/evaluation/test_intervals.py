@@ -11,11 +11,14 @@ import pytest
 from scipy import stats
 
 from pytorch_grad_cam_pcasvm import evaluation
-from pytorch_grad_cam_pcasvm.evaluation.result import FAILED, PASSED, UNDECIDED, Row
-from pytorch_grad_cam_pcasvm.evaluation.statistics import (
+from pytorch_grad_cam_pcasvm.evaluation.result import (
     ANYTHING,
+    FAILED,
     LEVEL,
+    PASSED,
+    UNDECIDED,
     Estimate,
+    Row,
     differing,
     interval_of_any,
     interval_of_bounded,

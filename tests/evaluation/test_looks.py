@@ -8,9 +8,8 @@ from test_evaluation import Corner, problem
 
 from pytorch_grad_cam_pcasvm import ContributionCAM, PCATarget, SVMTarget, evaluation
 from pytorch_grad_cam_pcasvm.evaluation.report import _line, expected, in_minutes
-from pytorch_grad_cam_pcasvm.evaluation.result import FAILED, PASSED, UNDECIDED, Row, number
+from pytorch_grad_cam_pcasvm.evaluation.result import FAILED, PASSED, UNDECIDED, Estimate, Row, number
 from pytorch_grad_cam_pcasvm.evaluation.rivals import RANDOM
-from pytorch_grad_cam_pcasvm.evaluation.statistics import Estimate
 from pytorch_grad_cam_pcasvm.evaluation.subject import Subject
 from pytorch_grad_cam_pcasvm.evaluation.turns import EARLY, chance_of_clarity, list_looks, settled
 from pytorch_grad_cam_pcasvm.runtime.amounts import LAST

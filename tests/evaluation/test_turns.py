@@ -8,8 +8,7 @@ import pytest
 from test_evaluation import Corner, problem
 
 from pytorch_grad_cam_pcasvm import ContributionCAM, evaluation
-from pytorch_grad_cam_pcasvm.evaluation.result import Result, Row
-from pytorch_grad_cam_pcasvm.evaluation.statistics import Estimate
+from pytorch_grad_cam_pcasvm.evaluation.result import Estimate, Result, Row
 from pytorch_grad_cam_pcasvm.evaluation.turns import EARLY, Budget, Course, Step, list_looks, take_turns
 from pytorch_grad_cam_pcasvm.runtime.amounts import LAST, least_images
 

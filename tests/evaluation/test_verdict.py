@@ -7,13 +7,12 @@ import pytest
 from test_evaluation import Corner, Turned, problem
 
 from pytorch_grad_cam_pcasvm import ContributionCAM, PCATarget, evaluation
-from pytorch_grad_cam_pcasvm.evaluation.consistency import CONTRADICTING, ERROR, NOISE, SHIFT
-from pytorch_grad_cam_pcasvm.evaluation.localisation import CHANCE, POINT, SHARE
+from pytorch_grad_cam_pcasvm.evaluation.localisation import CHANCE, SHARE
+from pytorch_grad_cam_pcasvm.evaluation.positions import POINT
 from pytorch_grad_cam_pcasvm.evaluation.report_page import _shorten_path
-from pytorch_grad_cam_pcasvm.evaluation.result import Result, Row
+from pytorch_grad_cam_pcasvm.evaluation.result import Estimate, Result, Row
 from pytorch_grad_cam_pcasvm.evaluation.rivals import ANOTHER, BLIND, HEAD, RANDOM
-from pytorch_grad_cam_pcasvm.evaluation.sensitivity import COMPONENTS
-from pytorch_grad_cam_pcasvm.evaluation.statistics import Estimate
+from pytorch_grad_cam_pcasvm.evaluation.sanity import COMPONENTS, CONTRADICTING, ERROR, NOISE, SHIFT
 from pytorch_grad_cam_pcasvm.evaluation.verdict import DO_NOT, OPEN, USE, verdict
 
 WON, LOST, OPEN_YET = (0.5, 0.01), (-0.5, 0.01), (0.01, 0.1)

@@ -33,7 +33,7 @@ from pytorch_grad_cam_pcasvm import (
     extract_features,
     mean_activations,
 )
-from pytorch_grad_cam_pcasvm.export import explainer, onnx_file, outputs
+from pytorch_grad_cam_pcasvm.export import explainer, files, outputs
 from pytorch_grad_cam_pcasvm.export.explainer import KEY
 from pytorch_grad_cam_pcasvm.export.outputs import compared, name_outputs
 
@@ -148,12 +148,12 @@ def test_a_file_says_what_it_is_of_and_a_changed_network_has_another_digest(tmp_
 
 def test_a_file_that_gives_other_numbers_is_not_written(tmp_path, monkeypatch):
     cam, x, _ = made("pooled", "RBF", "ClosedFormGradCAM", "default")
-    table = onnx_file.decompositions()
-    monkeypatch.setattr(onnx_file, "decompositions", lambda: table | {torch.ops.aten.exp.default: lambda x: 1 + x})
+    table = files.decompositions()
+    monkeypatch.setattr(files, "decompositions", lambda: table | {torch.ops.aten.exp.default: lambda x: 1 + x})
     with pytest.raises(NoProgramError, match="differ from explain"):
         export.onnx(cam, x, tmp_path / "explainer.onnx")
     nothing = {torch.ops.aten.exp.default: lambda x: x / 0 * 0}
-    monkeypatch.setattr(onnx_file, "decompositions", lambda: table | nothing)
+    monkeypatch.setattr(files, "decompositions", lambda: table | nothing)
     with pytest.raises(NoProgramError, match="differ from explain by nan"):
         export.onnx(cam, x, tmp_path / "explainer.onnx")
     assert not [*tmp_path.iterdir()]

@@ -21,7 +21,7 @@ from pytorch_grad_cam_pcasvm import (
     export,
     extract_features,
 )
-from pytorch_grad_cam_pcasvm.export import onnx_file
+from pytorch_grad_cam_pcasvm.export import files
 from pytorch_grad_cam_pcasvm.export.explainer import KEY, sample_image
 from pytorch_grad_cam_pcasvm.export.outputs import compared, name_outputs
 
@@ -67,8 +67,8 @@ def test_photos_that_are_in_the_bank_are_no_hindrance(method, images, tmp_path):
 
 def test_other_numbers_are_noticed_where_photos_are_in_the_bank(tmp_path, monkeypatch):
     cam, x, targets = made("bank")
-    table = onnx_file.decompositions()
-    monkeypatch.setattr(onnx_file, "decompositions", lambda: table | {torch.ops.aten.relu.default: lambda x: x.abs()})
+    table = files.decompositions()
+    monkeypatch.setattr(files, "decompositions", lambda: table | {torch.ops.aten.relu.default: lambda x: x.abs()})
     with pytest.raises(NoProgramError, match="differ from explain"):
         export.onnx(cam, x[:4], tmp_path / "bank.onnx", targets)
 

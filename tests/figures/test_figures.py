@@ -55,7 +55,7 @@ from pytorch_grad_cam_pcasvm.figures import (
     plot_support_vectors,
 )
 from pytorch_grad_cam_pcasvm.figures.blocks import caption, heading, write_title
-from pytorch_grad_cam_pcasvm.figures.jacobian import _dense_stages, _gradients
+from pytorch_grad_cam_pcasvm.figures.head import _dense_stages, _gradients
 from pytorch_grad_cam_pcasvm.figures.style import BLUE, IMAGE_WEIGHT, RED, number, overlaid
 from pytorch_grad_cam_pcasvm.maps.recombination import decision_shares
 
