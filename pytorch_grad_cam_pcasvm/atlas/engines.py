@@ -63,7 +63,7 @@ def tell(collection: Iterable[Told], register: WarnOnce) -> None:
     for warning in dict.fromkeys(collection):
         category = warning.category
         if category in TOLD_ONCE:
-            register.warn(category, warning.message)
+            register.warn_once(category, warning.message)
         elif category is not AutogradFallbackWarning:  # told of the first image, whose path is that of all
             warn(warning.message, category)
 

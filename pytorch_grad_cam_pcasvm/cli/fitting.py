@@ -55,8 +55,9 @@ from pytorch_grad_cam_pcasvm.model.choices import split_folds
 from pytorch_grad_cam_pcasvm.model.fitting import assemble_model, describe_estimator
 from pytorch_grad_cam_pcasvm.model.preparation import Preparation
 from pytorch_grad_cam_pcasvm.network.auto_layers import fine_features, last_features, refuse_unmappable
-from pytorch_grad_cam_pcasvm.network.features import FeatureSource, parse_pool
+from pytorch_grad_cam_pcasvm.network.features import FeatureSource
 from pytorch_grad_cam_pcasvm.network.modules import find_device
+from pytorch_grad_cam_pcasvm.network.pools import parse_pool
 
 _COMPONENTS = {"svm": 16, "neighbours": 64, "residual": 16}  # of others 8, whose coalitions are few
 _MOST_NEIGHBOURS = 50_000  # patches to choose from

@@ -357,7 +357,7 @@ class Method(Named, BaseCAM):
                     raise
                 if not error._autograd_helps:
                     raise
-                self._warnings.warn(AutogradFallbackWarning, f"using autograd on the path: {error.reason}")
+                self._warnings.warn_once(AutogradFallbackWarning, f"using autograd on the path: {error.reason}")
         return self._make_run(x, site, passed or AutogradPath(*site.parts).run(x), path.run)
 
     def _takes_blocks(self, x: Tensor, site: Site) -> bool:

@@ -153,7 +153,7 @@ class Starts:
         )
         if not has_boundary:
             start = "zero activations" if self._find_mean(run, layer) is None else "the training mean"
-            warnings.warn(
+            warnings.warn_once(
                 BaselineWarning,
                 f"{head.enumerated.predictor.name} has no gradient, and the head knows no variances of its training "
                 f"set at these activations, so where it is undecided cannot be found: maps start at {start}, and add "
@@ -203,7 +203,7 @@ class Starts:
             for name in names:
                 if name in without and together is None:
                     listing = ", ".join(dict.fromkeys(repr(questions[k]) for k in members))
-                    warnings.warn(
+                    warnings.warn_once(
                         BaselineWarning,
                         f"no activations of {run.layers[layer]!r} near the training set's mean make all components 0, "
                         f"so maps of {listing} start at this mean",
@@ -227,7 +227,7 @@ class Starts:
             if run.output.grid is None:
                 raise
         # A class that few patches have may be out of reach everywhere at once.
-        warnings.warn(
+        warnings.warn_once(
             BaselineWarning,
             f"no activations of {run.layers[layer]!r} near the training mean make the mean of {target!r} over "
             "positions 0: its maps start at this mean, and add up to the value minus that there (baseline_values)",

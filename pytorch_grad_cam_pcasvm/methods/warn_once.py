@@ -104,7 +104,7 @@ class WarnOnce:
         self._start_at_zeros, far = None, ""
         if may_look(at_start):
             far = f", up to {_size(at_start):.3g} from 0, where values reach {_size(values):.3g}"
-        self.warn(
+        self.warn_once(
             BaselineWarning,
             f"the training set's mean at {layer!r} is unknown, so maps start at zero activations, and add up to the "
             f"value minus that at zeros (baseline_values{far}): fit_model keeps these means of every block, or pass "
@@ -118,7 +118,7 @@ class WarnOnce:
             count *= side
         if count < _COARSE ** len(positions):
             size = "x".join(map(str, positions))
-            self.warn(
+            self.warn_once(
                 CoarseMapWarning,
                 f"the maps of {layer!r} have only {size} positions, which look like one soft cloud over an image: "
                 "choose an earlier layer, or larger images",
@@ -153,7 +153,7 @@ class WarnOnce:
         worst = int(most.argmax())
         if most[worst] > _CANCELLED:
             count = int((cancellation[:, worst] > _CANCELLED).sum())
-            self.warn(
+            self.warn_once(
                 CancellationWarning,
                 f"on {count} of {len(cancellation)} maps of {targets[worst]}, colours of both signs cancel that are up "
                 f"to {most[worst]:.3g} times as large as what the components contribute: look at these one by one, "
@@ -170,7 +170,7 @@ class WarnOnce:
             self._distances[measure.name] = distances = distances[-max(_LATEST, len(measured)) :]
             middle = median_low(distances)
             if middle > measure.find_limit(len(distances)):
-                self.warn(
+                self.warn_once(
                     OutsideTrainingWarning,
                     f"the images are unlike the training images: {measure.in_words.format(middle)}. {_CAUSES}",
                 )
@@ -181,7 +181,7 @@ class WarnOnce:
         """Warn that most values (N,) of a decision are due to the baseline, which a neutral one need not change."""
         (ruled,) = np.nonzero(_is_ruled(values, at_baseline))
         value, start = values[ruled[0]], at_baseline[ruled[0]]
-        self.warn(
+        self.warn_once(
             BaselineWarning,
             f"for {len(ruled)} of {len(values)} images, the baseline contributes more to {decision} than the "
             f"image: a value of {value:.3g} is {start:.3g} at the baseline, so the map adds up to "
@@ -194,7 +194,7 @@ class WarnOnce:
         self._asked.add(key)
         return first
 
-    def warn(self, category: type[Warning], message: str) -> None:
+    def warn_once(self, category: type[Warning], message: str) -> None:
         """Give a warning, unless one of its kind was given."""
         if category not in self._told:
             self._told.add(category)

@@ -843,7 +843,7 @@ def test_warnings_of_others_are_told_once_and_doubts_only_if_they_are_new():
     doubts = WarnOnce()
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        doubts.warn(CoarseMapWarning, "of the first image")
+        doubts.warn_once(CoarseMapWarning, "of the first image")
         tell(others, doubts)
     assert [(each.category, str(each.message)) for each in told] == [
         (CoarseMapWarning, "of the first image"),
