@@ -294,7 +294,8 @@ def test_photos_mostly_of_one_class(fit, tmp_path, capsys):
     for weighted in (False, True):
         assert main([*options, *(["--class-weight", "balanced"] if weighted else [])]) == 0
         printed = capsys.readouterr().out
-        assert "2 classes: cat 9 (82%), dog 2 (18%)\n2-fold cross-validation: " in printed
+        assert "2 classes: cat 9 (82%), dog 2 (18%)\nnothing is chosen, for which each class needs 10 photos" in printed
+        assert "\n2-fold cross-validation: " in printed
         hint = "hint: calling every image 'cat' would be 82% correct, too. Look at the balanced accuracy, and try "
         assert (f"{hint}--class-weight balanced\n" in printed) != weighted
         files.append((tmp_path / "head.safetensors").read_bytes())
