@@ -1,0 +1,14 @@
+"""What tests of measurements share."""
+
+from functools import cache
+
+import pytest
+
+from pytorch_grad_cam_pcasvm.evaluation import statistics
+
+
+@pytest.fixture(autouse=True)
+def _intervals_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compute the interval of the same numbers once: a verdict asks for it several times, and simulations for many."""
+    for name in ("interval_of_any", "interval_of_bounded", "interval_of_share"):
+        monkeypatch.setattr(statistics, name, cache(getattr(statistics, name)))
