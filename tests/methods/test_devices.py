@@ -265,7 +265,7 @@ def _give_means(problem, cam):
 @pytest.mark.parametrize("change", [None, _write, _exchange, _give_means, _write_data])
 def test_starts_that_were_found_are_kept_on_a_device_until_the_network_changes(change):
     """Nothing is looked at, so that a change which cannot be known without gives maps that are refused."""
-    problem = Problem(activation="sigmoid", components=3)  # its own network, which is changed
+    problem = Problem(activation="sigmoid", components=3, n=2)  # its own network, which is changed
     mean = mean_activations(problem.net, [problem.x + 0.1], "features.3", progress=False)
     cam = ContributionCAM(problem.net, ["features.3"], mean=mean)
     with no_looks():

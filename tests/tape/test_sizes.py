@@ -31,7 +31,7 @@ SIZES = {
     "indices of a sparse tensor": lambda h: h / (1 + h.relu().detach().to_sparse().coalesce().indices().shape[1]),
     "columns of a sparse matrix": lambda h: h / (1 + len(h.relu().detach().flatten(1).to_sparse_csr().col_indices())),
     "nnz": lambda h: h / (1 + h.relu().detach().to_sparse()._nnz()),
-    "storage": lambda h: h * torch.tensor(h.detach().contiguous().untyped_storage().tolist()[:8]).double().mean(),
+    "storage": lambda h: h * torch.tensor(h.detach()[..., 0, 0].contiguous().untyped_storage().tolist()[:8]).double().mean(),
     "pickle": lambda h: h * pickle.loads(pickle.dumps(h.detach().clone())).mean(),
     "torch.save": lambda h: h * loaded(h).mean(),
 }
