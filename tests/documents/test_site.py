@@ -302,7 +302,14 @@ def test_a_snippet_that_raises_a_doubt_fails(doubt):
         pytest.param(page, marks=pytest.mark.optional)
         if "export" in page or "onnx" in page
         else pytest.param(page, marks=pytest.mark.slow)
-        if page in ("docs/reading.md", "docs/evaluating.md", "docs/how-to/volumes.md", "docs/mistake.md")
+        if page
+        in (
+            "docs/reading.md",
+            "docs/evaluating.md",
+            "docs/how-to/volumes.md",
+            "docs/mistake.md",
+            "docs/how-to/defects.md",
+        )
         else page
         for page in SNIPPETS
     ],

@@ -106,11 +106,6 @@ def problem(
     return PCASVMNet(net, head).eval(), x, labels
 
 
-@pytest.fixture(scope="module")
-def corner():
-    return problem(Corner())
-
-
 E = evaluation
 QUIET = {"progress": False}
 BOTH = [ContributionCAM, ClosedFormGradCAM]

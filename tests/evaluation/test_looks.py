@@ -4,7 +4,6 @@ import sys
 import numpy as np
 import pytest
 import torch
-from test_evaluation import Corner, problem
 
 from pytorch_grad_cam_pcasvm import ContributionCAM, PCATarget, SVMTarget, evaluation
 from pytorch_grad_cam_pcasvm.evaluation.report import _line, expected, in_minutes
@@ -14,11 +13,6 @@ from pytorch_grad_cam_pcasvm.evaluation.statistics import Estimate
 from pytorch_grad_cam_pcasvm.evaluation.subject import Subject
 from pytorch_grad_cam_pcasvm.evaluation.turns import EARLY, chance_of_clarity, list_looks, settled
 from pytorch_grad_cam_pcasvm.runtime.amounts import LAST
-
-
-@pytest.fixture(scope="module")
-def corner():
-    return problem(Corner())
 
 
 def row_of(values, level):

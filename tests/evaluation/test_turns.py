@@ -5,7 +5,6 @@ import sys
 
 import numpy as np
 import pytest
-from test_evaluation import Corner, problem
 
 from pytorch_grad_cam_pcasvm import ContributionCAM, evaluation
 from pytorch_grad_cam_pcasvm.evaluation.result import Result, Row
@@ -15,11 +14,6 @@ from pytorch_grad_cam_pcasvm.runtime.amounts import LAST, least_images
 
 QUIET = {"progress": False, "batch_size": 10}
 CHECKS = ["faithfulness", "completeness"]
-
-
-@pytest.fixture(scope="module")
-def corner():
-    return problem(Corner())
 
 
 class Clock:
