@@ -223,6 +223,19 @@ def test_every_row_is_of_a_message() -> None:
     ] == []
 
 
+def test_messages_that_troubleshooting_quotes_are_those_of_the_package() -> None:
+    """Of a message in quotation marks, dots are in the place of names, and so is what an f-string fills in."""
+    page = (PACKAGE.parent / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+    text = re.sub(r"```.*?```|`[^`\n]+`", "", page, flags=re.DOTALL)
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("*.py")]
+    texts = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.JoinedStr | ast.Constant)]
+    said = [re.sub(r"{[^}]*}", "…", ast.unparse(node)).lower() for node in texts]
+    parts = [part.strip(" ',") for quoted in re.findall(r'"([^"]+)"', text) for part in quoted.lower().split("…")]
+    quoted = {" ".join(part.split()) for part in parts} - {""}
+    assert len(quoted) > 12
+    assert {part for part in quoted if not any(part in message for message in said)} == set()
+
+
 # --- networks and heads -----------------------------------------------------------------------------------------------
 
 

@@ -316,6 +316,7 @@ def largest(found, expected):
 
 
 @pytest.mark.optional
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
 def test_a_program_is_compiled_by_torch_and_ahead_of_time_for_cpp(tmp_path):
     cam, x, targets = made("dense", "RBF", "ClosedFormGradCAM", "default")
