@@ -35,7 +35,7 @@ from pytorch_grad_cam_pcasvm.cli import main
 from pytorch_grad_cam_pcasvm.cli.models import choose_targets
 from pytorch_grad_cam_pcasvm.data.masks import MaskFolder
 
-SIZE = 48
+SIZE = 64
 
 
 def backbone():
