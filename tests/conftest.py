@@ -4,12 +4,16 @@ import atexit
 import gc
 import os
 import shutil
+import sys
 import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+# Or the workers, and each process that a test starts, would compile all modules anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 # Read as these are imported. Two workers whose BLAS has two threads each wait for each other, at full load.
 os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
@@ -18,6 +22,7 @@ import pytest
 import torch
 import torchvision
 from browser import Page, launched, sync_playwright
+from PIL import Image
 
 # Networks this small are slower on several threads, and ten times slower on a busy machine.
 torch.set_num_threads(1)
@@ -97,12 +102,21 @@ def _alone() -> Iterator[None]:
     assert records, f"after this test torch records no graph any more: {state}"
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _quickly_saved() -> Iterator[None]:
+    """Let Pillow compress PNG files lightly, which takes a quarter of the time: their pixels are the same."""
+    save = Image.Image.save
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Image.Image, "save", lambda *args, **given: save(*args, **({"compress_level": 1} | given)))
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _placed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let matplotlib find places for what it draws in tests of these and in slow ones alone: it takes its time."""
     of_places = any(word in request.node.name for word in ("beside", "cut_off", "dollars", "two_ends", "wrap"))
     if request.path.parent.name == "figures" and not (of_places or request.node.get_closest_marker("slow")):
-        monkeypatch.setattr("matplotlib._constrained_layout.do_constrained_layout", lambda *args, **options: None)
+        monkeypatch.setattr("matplotlib.layout_engine.do_constrained_layout", lambda *args, **options: None)
 
 
 _MODELS: dict[Any, Any] = {}

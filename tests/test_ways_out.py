@@ -195,11 +195,17 @@ class Call:
 
 
 @cache
+def trees() -> dict[Path, ast.Module]:
+    """Return the modules of the package, parsed."""
+    return {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(PACKAGE.rglob("*.py"))}
+
+
+@cache
 def calls() -> list[Call]:
     """Return every call in the package that makes an error or a warning, with its source on one line."""
     collected = []
-    for path in sorted(PACKAGE.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if path.name != "errors.py" else ():
+    for path, tree in trees().items():
+        for node in ast.walk(tree) if path.name != "errors.py" else ():
             if isinstance(node, ast.Call):
                 name, source = ast.unparse(node.func).rpartition(".")[2], ast.unparse(node)
                 refuses, other = name in REFUSING, name == "warn" or name.endswith(("Error", "Warning"))
@@ -220,6 +226,20 @@ def test_every_row_is_of_a_message() -> None:
     assert [
         place for place in [*(row.place for row in ROWS), *WITHOUT] if not any(c.is_at(place) for c in calls())
     ] == []
+
+
+def test_messages_that_troubleshooting_quotes_are_those_of_the_package() -> None:
+    """Of a message in quotation marks, dots are in the place of names, and so is what an f-string fills in."""
+    page = (PACKAGE.parent / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+    text = re.sub(r"```.*?```|`[^`\n]+`", "", page, flags=re.DOTALL)
+    nodes = [node for tree in trees().values() for node in ast.walk(tree)]
+    texts = [ast.unparse(node) for node in nodes if isinstance(node, ast.JoinedStr)]
+    texts += [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    said = [re.sub(r"{[^}]*}", "…", text).lower() for text in texts]
+    parts = [part.strip(" ',") for quoted in re.findall(r'"([^"]+)"', text) for part in quoted.lower().split("…")]
+    quoted = {" ".join(part.split()) for part in parts} - {""}
+    assert len(quoted) > 12
+    assert {part for part in quoted if not any(part in message for message in said)} == set()
 
 
 # --- networks and heads -----------------------------------------------------------------------------------------------

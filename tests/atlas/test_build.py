@@ -134,7 +134,7 @@ def test_ray_writes_the_same(built, tmp_path, alone):
     store = build(tmp_path / "ray", engine="ray", processes=2)
     assert contents(store.folder) == contents(built.folder)
     with pytest.raises(RuntimeError, match=r"image 40 .* no file for 40"):
-        build(tmp_path / "bad", data=Pictures(problem()[1], (40,)), engine="ray", processes=2)
+        build(tmp_path / "bad", data=Pictures(problem()[1], (40,)), engine="ray", processes=1)
     for thread in set(threading.enumerate()) - before:
         if thread.name != "tqdm_monitor":
             thread.join(10)

@@ -206,6 +206,7 @@ def test_the_same_file_twice_is_one_photo(tmp_path):
     assert folders.group_photos(paths[:3], ["x", "y", "x"]).tolist() == [0, 1, 0]
 
 
+@pytest.mark.slow
 def test_next_step_after_a_poor_score_was_tried(tmp_path, capsys):
     photos = make_photos(tmp_path / "photos", {"crack": 14, "good": 60}, apart=5.0)
     options = ["--class-weight", "none", "--components", "4", "--C", "0.05"]

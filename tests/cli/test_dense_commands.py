@@ -349,7 +349,7 @@ def test_two_heads_by_chance_are_no_comparison(parts, tmp_path, capsys):
         path = tmp_path / "photos" / ("good", "bad")[number % 2] / f"{number}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(rng.integers(100, 150, (64, 64, 3), np.uint8)).save(path)
-    options = ["--pool", "dense", "--normal", "good", "--components", "4", "--C", "1", "--no-cache"]
+    options = ["--pool", "dense", "--normal", "good", "--components", "4", "--C", "1", "--no-cache", "--sample", "40"]
     line = ["fit", str(tmp_path / "photos"), *NETWORK_OF_FIT, *options, "--out", str(tmp_path / "model.safetensors")]
     assert main(line) == 0
     printed = capsys.readouterr()

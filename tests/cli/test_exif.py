@@ -206,6 +206,7 @@ def test_a_new_head_sees_photos_as_people_do(photos):
     assert torch.equal(study.read([4])[0], Images(photos / "seen", TRANSFORM).read([4]).images)
 
 
+@pytest.mark.slow
 def test_a_head_that_says_nothing_sees_photos_as_they_are_stored(photos):
     head = silent(fitted(photos, "raw", "raw.safetensors"), photos / "old.safetensors")
     assert not Head.load(head).exif

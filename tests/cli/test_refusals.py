@@ -202,7 +202,11 @@ def test_time_is_counted_from_the_start_of_the_process(place):
     assert 0.5 <= float(done.stdout) < 60
 
 
-@pytest.mark.parametrize("command", [["atlas"], ["evaluate", "--all-images"]], ids=["atlas", "evaluate"])
+@pytest.mark.parametrize(
+    "command",
+    [["atlas"], pytest.param(["evaluate", "--all-images"], marks=pytest.mark.slow)],
+    ids=["atlas", "evaluate"],
+)
 def test_all_broken_photos_are_named_at_once(here, capsys, command):
     for name in ("cat/broken.png", "dog/broken.png"):
         (here / "photos" / name).write_bytes(b"no photo")

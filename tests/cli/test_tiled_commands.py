@@ -8,10 +8,10 @@ import shutil
 import numpy as np
 import pytest
 import torch
-import torchvision
 from PIL import Image
 from reference import gap
 from safetensors import safe_open
+from torch import nn
 from torchvision.transforms.functional import normalize, to_tensor
 
 from pytorch_grad_cam_pcasvm import SVMTarget, TiledNet, extract_features, load_model
@@ -47,17 +47,18 @@ def sized(tmp_path_factory):
     return root
 
 
-@pytest.fixture(scope="module")
-def weights(tmp_path_factory):
-    """Those of a network whose stride divides a tile, which squeezenet's does not."""
+def backbone():
+    """A small network whose stride divides a tile; the command line names it."""
     torch.manual_seed(0)
-    path = tmp_path_factory.mktemp("weights") / "mobilenet.pth"
-    torch.save(torchvision.models.mobilenet_v3_small(weights=None).state_dict(), path)
-    return path
+    layers = nn.Conv2d(3, 12, 5, 4, 2), nn.ReLU(), nn.Conv2d(12, 16, 5, 8, 2), nn.ReLU()
+    return nn.Sequential(nn.Sequential(*layers), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+
+
+NAME = f"{__name__}:backbone"
 
 
 @pytest.fixture
-def run(weights, tmp_path, monkeypatch, capsys):
+def run(tmp_path, monkeypatch, capsys):
     """Runs a line with a small network; returns its exit status and what was printed."""
     monkeypatch.setattr(training, "cache_folder", lambda: tmp_path / "cache")
 
@@ -65,50 +66,41 @@ def run(weights, tmp_path, monkeypatch, capsys):
         line = [name, folder, *words]
         line += ["--model" if name != "fit" else "--out", tmp_path / "model.safetensors"]
         if name == "fit":
-            line += [
-                "--backbone",
-                "mobilenet_v3_small",
-                "--weights",
-                weights,
-                "--features",
-                "features",
-                "--components",
-                3,
-            ]
-            line += ["--size", SIZE]
+            line += ["--backbone", NAME, "--features", "0", "--components", 3, "--size", SIZE]
+        elif "--backbone" not in words:
+            line += ["--trust", NAME]
         return main(list(map(str, line))), capsys.readouterr()
 
     return command
 
 
-def test_a_model_on_tiles_is_made_explained_and_evaluated_without_further_options(run, photos, weights, tmp_path):
+def test_a_model_on_tiles_is_made_explained_and_evaluated_without_further_options(run, photos, tmp_path):
     code, printed = run("fit", photos, "--tiles", "3x2")
     assert code == 0, printed.err
     assert "tiles: 3x2 of 64x64 pixels" in printed.out
-    model = load_model(tmp_path / "model.safetensors")
-    backbone = model.net.backbone
-    assert isinstance(backbone, TiledNet)
-    assert (backbone.tiles, backbone.size, backbone.overlap) == ((3, 2), (SIZE, SIZE), 0.25)
-    height, width = backbone.canvas
+    model = load_model(tmp_path / "model.safetensors", NAME)
+    tiled = model.net.backbone
+    assert isinstance(tiled, TiledNet)
+    assert (tiled.tiles, tiled.size, tiled.overlap) == ((3, 2), (SIZE, SIZE), 0.25)
+    height, width = tiled.canvas
     assert model.transform(Image.new("RGB", (300, 200))).shape == (3, height, width)
 
     # The same features by hand: each tile through the network, and the mean.
-    net = torchvision.models.mobilenet_v3_small(weights=None).eval()
-    net.load_state_dict(torch.load(weights, weights_only=True))
+    net = backbone().eval()
     paths, bilinear = sorted(photos.rglob("*.png")), Image.Resampling.BILINEAR
     x = torch.stack([
         normalize(to_tensor(Image.open(one).convert("RGB").resize((width, height), bilinear)), *IMAGENET)
         for one in paths
     ])
-    tiling = backbone.find_tiling(x)
+    tiling = tiled.find_tiling(x)
     tiles = [x[:, :, row : row + SIZE, column : column + SIZE] for row in tiling.rows for column in tiling.columns]
     assert len(tiles) == 6
-    features = sum(extract_features(net, [tile], "features", pool="mean", progress=False)[0] for tile in tiles) / 6
+    features = sum(extract_features(net, [tile], "0", pool="mean", progress=False)[0] for tile in tiles) / 6
     assert np.allclose(model.net.head.feature_mean.numpy(), features.mean(0), rtol=1e-4, atol=1e-5 * features.max())
 
     maps = model.explain(paths[:2], SVMTarget("hole"))
     assert gap(maps) < 1e-4
-    code, printed = run("explain", photos, "--out", tmp_path / "maps", "--layer", "features.8")  # inside
+    code, printed = run("explain", photos, "--out", tmp_path / "maps", "--layer", "0.1")  # inside
     assert code == 0, printed.err
     assert len(list((tmp_path / "maps").rglob("*.png"))) == 12
     code, printed = run("explain", photos, "--out", tmp_path / "others", "--method", "ClosedFormScoreCAM")
@@ -125,11 +117,11 @@ def test_the_other_commands_take_a_model_on_tiles(run, photos, tmp_path):
     assert code == 0, printed.err
 
 
-def test_a_head_alone_that_was_fitted_on_tiles_is_refused(run, photos, weights, tmp_path):
+def test_a_head_alone_that_was_fitted_on_tiles_is_refused(run, photos, tmp_path):
     assert run("fit", photos, "--tiles", "2x1")[0] == 0
-    load_model(tmp_path / "model.safetensors").net.head.save(tmp_path / "head.safetensors")
+    load_model(tmp_path / "model.safetensors", NAME).net.head.save(tmp_path / "head.safetensors")
     shutil.move(tmp_path / "head.safetensors", tmp_path / "model.safetensors")
-    words = ["--backbone", "mobilenet_v3_small", "--weights", weights, "--features", "features"]
+    words = ["--backbone", NAME, "--features", "0"]
     code, printed = run("explain", photos, "--out", tmp_path / "maps", *words)
     assert code == 2
     assert "is a head alone, which was fitted on tiles: name the model that 'fit' wrote" in printed.err
@@ -138,7 +130,7 @@ def test_a_head_alone_that_was_fitted_on_tiles_is_refused(run, photos, weights, 
 def test_a_head_at_every_position_of_tiles(run, photos, tmp_path):
     code, printed = run("fit", photos, "--tiles", "3x2", "--pool", "dense")
     assert code == 0, printed.err
-    model = load_model(tmp_path / "model.safetensors")
+    model = load_model(tmp_path / "model.safetensors", NAME)
     assert (model.net.pool, model.net.backbone.source.pool) == ("dense", "dense")
     labels = model.predict(sorted(photos.rglob("*.png"))[:2])
     stride = model.net.backbone.stride
@@ -155,7 +147,7 @@ def test_photos_of_different_size_have_as_many_tiles_as_they_need(run, sized, tm
     with safe_open(tmp_path / "model.safetensors", "pt") as opened:
         tiles = json.loads(opened.metadata()["model"])["tiles"]
     assert (tiles["tile"], tiles["overlap"], tiles["tiles"]) == (50, 0.5, None)
-    model = load_model(tmp_path / "model.safetensors")
+    model = load_model(tmp_path / "model.safetensors", NAME)
     assert isinstance(model.transform, Scaled)
     shapes = {model.transform(Image.open(path)).shape for path in sized.rglob("*.png")}
     assert len(shapes) == 3

@@ -200,6 +200,9 @@ HOW_TO = [f"how-to/{page.stem}" for page in sorted(DOCS.glob("how-to/*.md"))]
 # The others are tested with their subject: test_store.py, test_transformers.py.
 OTHERS = ("evaluating", "reading", "mistake", "layers", "methods", "heads", "extending", "export", *HOW_TO)
 SNIPPETS = ["README.md", OF_0_4, START, *(f"docs/{page}.md" for page in OTHERS)]
+LONG = ("reading", "evaluating", "mistake", "how-to/volumes", "how-to/defects")
+MARKS = {f"docs/{page}.md": pytest.mark.slow for page in LONG}
+MARKS |= {page: pytest.mark.optional for page in SNIPPETS if "export" in page or "onnx" in page}
 
 
 def run(page, names):
@@ -297,17 +300,7 @@ def test_a_snippet_that_raises_a_doubt_fails(doubt):
         exec("warn('of a snippet', doubt)", names)
 
 
-@pytest.mark.parametrize(
-    "page",
-    [
-        pytest.param(page, marks=pytest.mark.optional)
-        if "export" in page or "onnx" in page
-        else pytest.param(page, marks=pytest.mark.slow)
-        if page in ("docs/reading.md", "docs/evaluating.md", "docs/how-to/volumes.md", "docs/mistake.md")
-        else page
-        for page in SNIPPETS
-    ],
-)
+@pytest.mark.parametrize("page", [pytest.param(page, marks=MARKS.get(page, ())) for page in SNIPPETS])
 def test_the_snippets_of_a_page_run(page, started, estimators, rules, monkeypatch):
     if "export" in page or "onnx" in page:
         pytest.importorskip("onnxruntime")

@@ -104,11 +104,6 @@ def problem(
     return PCASVMNet(net, head).eval(), x, labels
 
 
-@pytest.fixture(scope="module")
-def corner():
-    return problem(Corner())
-
-
 E = evaluation
 QUIET = {"progress": False}
 BOTH = [ContributionCAM, ClosedFormGradCAM]
@@ -131,7 +126,7 @@ def test_contributions_are_faithful_and_turned_ones_are_not(corner):
 @pytest.fixture(scope="module")
 def smooth():
     """A network without ReLU, whose maps have no two equal numbers."""
-    return problem(nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.Flatten()))
+    return problem(nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.Flatten()), count=24)
 
 
 def values_of(net, x, labels):
@@ -143,7 +138,7 @@ def test_faithfulness_written_out(smooth):
     net, x, _ = smooth
     options = {"fill": "mean", "fractions": (0.25, 0.5), "rivals": [BLIND, ANOTHER], "images": None}
     found = E.faithfulness(net, x, ["0"], [ContributionCAM], **options, **QUIET)
-    rows, labels = np.random.default_rng(0).permutation(60), net.predict(x).tolist()
+    rows, labels = np.random.default_rng(0).permutation(24), net.predict(x).tolist()
     value = values_of(net, x, labels)
     before = {row: rows[n - 1] if n else rows[1] for n, row in enumerate(rows)}
     changes = {}
@@ -159,12 +154,12 @@ def test_faithfulness_written_out(smooth):
                         image[order[:count] if kind == "deletion" else order[count:]] = x[row].mean()
                         after = values_of(net, image.reshape(1, 1, 12, 12), [labels[row]])[0]
                         changes.setdefault((source, kind), []).append((after - value[row]) / value.std())
-    mean = {key: np.array(numbers).reshape(60, 2) for key, numbers in changes.items()}
+    mean = {key: np.array(numbers).reshape(24, 2) for key, numbers in changes.items()}
     for kind, sign in (("deletion", -1), ("insertion", 1)):
         own = mean["", kind].mean(1)
         for rival in (BLIND, ANOTHER):
             gain = sign * (own - mean[rival, kind].mean(1))
-            expected = Estimate(gain.mean(), gain.std(ddof=1) / 60**0.5, 60)
+            expected = Estimate(gain.mean(), gain.std(ddof=1) / 24**0.5, 24)
             actual = found["ContributionCAM", kind, rival]
             assert (actual.mean, actual.standard_error) == pytest.approx(
                 (expected.mean, expected.standard_error), rel=1e-4
@@ -177,7 +172,7 @@ def test_faithfulness_written_out(smooth):
 def test_completeness_written_out(smooth):
     net, x, _ = smooth
     found = E.completeness(net, x, ["0"], [ContributionCAM, ClosedFormGradCAM], images=None, **QUIET)
-    rows, labels = np.random.default_rng(0).permutation(60), net.predict(x).tolist()
+    rows, labels = np.random.default_rng(0).permutation(24), net.predict(x).tolist()
     value = values_of(net, x, labels)
     for method in (ContributionCAM, ClosedFormGradCAM):
         distances, wrong = {"": [], ANOTHER: []}, []
@@ -855,12 +850,12 @@ def test_rotations_that_do_not_change_a_target_are_told(corner, tmp_path, target
 
 
 def test_images_without_an_object_are_told(corner, tmp_path):
-    net, x, labels = corner
-    masks = np.zeros((60, 12, 12))
-    masks[:40, :6, :6] = 1
+    net, (x, labels) = corner[0], (each[:24] for each in corner[1:])
+    masks = np.zeros((24, 12, 12))
+    masks[:16, :6, :6] = 1
     found = E.localisation(net, (x, labels), ["features"], [ContributionCAM], masks=masks, images=None, **QUIET)
-    assert found.settings["scenes"] == 40
-    assert found.settings["not measured"] == "20 of 60 images: their mask or box is empty"
+    assert found.settings["scenes"] == 16
+    assert found.settings["not measured"] == "8 of 24 images: their mask or box is empty"
     (sentence,) = found_in_words(found)
     near, blind = (
         next(row.estimate.mean for row in found.rows if row.method == name and "within" in row.measure and "," not in
@@ -1130,7 +1125,7 @@ def test_which_class_of_a_scene_is_explained_is_drawn():
 
 
 def test_decisions_for_the_normal_class_are_left_out(corner):
-    net, x, labels = corner
+    net, (x, labels) = corner[0], (each[:24] for each in corner[1:])
     settings = {"images": None, "progress": False}
     result = evaluation.faithfulness(net, (x, labels), ["features"], [ContributionCAM], normal=0, **settings)
     assert result.settings["target"] == "SVMTarget(versus=0)"
@@ -1151,13 +1146,13 @@ def test_maps_of_several_layers_are_compared_with_controls_of_one():
     net = nn.Sequential(
         nn.Conv2d(3, 6, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 8, 3, padding=1), nn.ReLU()
     )
-    x, labels = torch.rand(12, 3, 16, 16), np.arange(12) % 2
+    x, labels = torch.rand(6, 3, 8, 8), np.arange(6) % 2
     features = net(x).mean((2, 3)).detach().numpy()
     whole = PCASVMNet(net, make_pipeline(PCA(3), SVC()).fit(features, labels), "4", pool="mean").eval()
     methods = {"both": (ContributionCAM, {"target_layers": ["1", "4"], "mean": [
         mean_activations(whole, [x], layer, progress=False) for layer in ("1", "4")]})}  # fmt: skip
     result = evaluation.sensitivity(whole, (x, labels), ["4"], methods, layers=1, images=None, progress=False)
-    assert {row.estimate.n for row in result.rows if row.measure == LIKENESS} == {12}
+    assert {row.estimate.n for row in result.rows if row.measure == LIKENESS} == {6}
 
 
 def one_component(net, x, labels):

@@ -4,7 +4,6 @@ import sys
 import numpy as np
 import pytest
 import torch
-from test_evaluation import Corner, problem
 
 from pytorch_grad_cam_pcasvm import ContributionCAM, PCATarget, SVMTarget, evaluation
 from pytorch_grad_cam_pcasvm.evaluation.report import _line, expected, in_minutes
@@ -13,11 +12,6 @@ from pytorch_grad_cam_pcasvm.evaluation.rivals import RANDOM
 from pytorch_grad_cam_pcasvm.evaluation.subject import Subject
 from pytorch_grad_cam_pcasvm.evaluation.turns import EARLY, chance_of_clarity, list_looks, settled
 from pytorch_grad_cam_pcasvm.runtime.amounts import LAST
-
-
-@pytest.fixture(scope="module")
-def corner():
-    return problem(Corner())
 
 
 def row_of(values, level):
@@ -70,21 +64,21 @@ def test_what_is_clear_or_hopeless_is_settled():
 def test_a_study_may_stop_early_and_says_so(corner, capsys):
     net, x, labels = corner
     call = [net, (x, labels), ["features"], [ContributionCAM], PCATarget(0)]
-    options = {"images": 60, "progress": False}
+    options = {"images": 40, "progress": False}
     early, again = (
         evaluation.Study(*call, **options, batch_size=size, stop_early=True).completeness() for size in (16, 7)
     )
-    assert early.settings["stopped"] == "after 30 of 60 images, as the answer is clear"
-    assert {row.estimate.n for row in early.rows} == {30}
+    assert early.settings["stopped"] == "after 20 of 40 images, as the answer is clear"
+    assert {row.estimate.n for row in early.rows} == {20}
     assert {row.level for row in early.rows} == {EARLY}
     assert [row.verdict for row in again.rows] == [row.verdict for row in early.rows]
     np.testing.assert_allclose(again.rows[0].estimate.mean, early.rows[0].estimate.mean, atol=1e-6)
-    half = evaluation.Study(*call, **options | {"images": 30}).completeness()  # the same images
-    assert half.rows[0].estimate.n == 30
+    half = evaluation.Study(*call, **options | {"images": 20}).completeness()  # the same images
+    assert half.rows[0].estimate.n == 20
     np.testing.assert_allclose(half.rows[-1].estimate.mean, early.rows[-1].estimate.mean, rtol=1e-6)
     whole = evaluation.Study(*call, **options).completeness()
     assert "stopped" not in whole.settings
-    assert {row.estimate.n for row in whole.rows} == {60}
+    assert {row.estimate.n for row in whole.rows} == {40}
     json.dumps(early.to_dict(), allow_nan=False)
     assert evaluation.Result.from_dict(early.to_dict()).rows == early.rows
 

@@ -12,11 +12,6 @@ from torch import nn
 from pytorch_grad_cam_pcasvm import ClosedFormGradCAM, ContributionCAM, PCASVMNet, SVMTarget, evaluation
 
 
-@pytest.fixture(scope="module")
-def corner():
-    return problem(Corner())
-
-
 @pytest.mark.parametrize("method", [ContributionCAM, ClosedFormGradCAM])
 def test_maps_are_those_of_the_method(corner, method):
     net, x, labels = corner

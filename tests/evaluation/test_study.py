@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from sklearn.decomposition import PCA
-from test_evaluation import Corner, problem
 from torch.utils.data import Dataset
 
 from pytorch_grad_cam_pcasvm import ClosedFormGradCAM, ContributionCAM, PCASVMNet, PCATarget, evaluation
@@ -25,11 +24,6 @@ OPTIONS = {
     "stability": {"shift": 0.1},
 }
 QUIET = {"images": 12, "progress": False}
-
-
-@pytest.fixture(scope="module")
-def corner():
-    return problem(Corner())
 
 
 class Counted(ContributionCAM):

@@ -5,7 +5,6 @@ import sys
 
 import numpy as np
 import pytest
-from test_evaluation import Corner, problem
 
 from pytorch_grad_cam_pcasvm import ContributionCAM, evaluation
 from pytorch_grad_cam_pcasvm.evaluation.result import Estimate, Result, Row
@@ -14,11 +13,6 @@ from pytorch_grad_cam_pcasvm.runtime.amounts import LAST, least_images
 
 QUIET = {"progress": False, "batch_size": 10}
 CHECKS = ["faithfulness", "completeness"]
-
-
-@pytest.fixture(scope="module")
-def corner():
-    return problem(Corner())
 
 
 class Clock:
@@ -151,16 +145,16 @@ def test_a_page_is_written_after_each_look(corner, tmp_path, monkeypatch):
         return page
 
     monkeypatch.setattr(module, "page", written)
-    settings = {"images": 60, "minutes": 1000, "stop_early": False, **QUIET}
+    settings = {"images": 40, "minutes": 1000, "stop_early": False, **QUIET}
     study = evaluation.Study(net, (x, labels), ["features"], [ContributionCAM], **settings)
     study.report(tmp_path, checks=CHECKS)
     measured = [
-        ("none", "30 of 60 images"),  # the quick one first
-        ("30 of 60 images", "30 of 60 images"),
-        ("30 of 60 images", "60 of 60 images"),
-        ("60 of 60 images", "60 of 60 images"),
+        ("none", "20 of 40 images"),  # the quick one first
+        ("20 of 40 images", "20 of 40 images"),
+        ("20 of 40 images", "40 of 40 images"),
+        ("40 of 40 images", "40 of 40 images"),
     ]
-    assert list_looks(60) == [30]
+    assert list_looks(40) == [20]
     assert len(pages) == len(measured) + 1
     for page, (faithfulness, completeness) in zip(pages, [*measured, measured[-1]], strict=True):
         assert f"Measured: faithfulness {faithfulness}; completeness {completeness}." in page
@@ -191,9 +185,9 @@ def test_the_last_page_stands_where_it_is_interrupted(corner, tmp_path, monkeypa
 def test_the_time_decides_only_how_many_looks_are_reached(corner):
     net, x, labels = corner
     call = [net, (x, labels), ["features"], [ContributionCAM]]
-    budgeted = evaluation.Study(*call, images=60, minutes=1000, **QUIET)
-    free = evaluation.Study(*call, images=60, **QUIET)
-    half = evaluation.Study(*call, images=30, **QUIET)  # the first of the same images
+    budgeted = evaluation.Study(*call, images=40, minutes=1000, **QUIET)
+    free = evaluation.Study(*call, images=40, **QUIET)
+    half = evaluation.Study(*call, images=20, **QUIET)  # the first of the same images
     whole, same = budgeted.completeness(), free.completeness()
     assert [row.estimate for row in whole.rows] == [row.estimate for row in same.rows]
     assert {row.level for row in whole.rows} == {LAST}
@@ -204,7 +198,7 @@ def test_the_time_decides_only_how_many_looks_are_reached(corner):
     while not way.advance(Budget(None)):
         pass
     for row, expected in zip(way.result.rows, half.completeness().rows, strict=True):
-        assert row.estimate.n == expected.estimate.n == 30
+        assert row.estimate.n == expected.estimate.n == 20
         assert row.estimate.mean == pytest.approx(expected.estimate.mean, rel=1e-3, abs=1e-6)
     assert {row.level for row in way.result.rows} == {EARLY}
 

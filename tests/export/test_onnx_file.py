@@ -9,12 +9,13 @@ import sys
 import numpy as np
 import pytest
 import torch
+from cases import convolutions
 from PIL import Image
 from sklearn.decomposition import PCA
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.svm import SVC
-from test_program import convolutions, made
+from test_program import made
 from torch import nn
 from torchvision import transforms
 

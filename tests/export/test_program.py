@@ -6,15 +6,12 @@ import threading
 import numpy as np
 import pytest
 import torch
+from cases import HEADS, NETWORKS, convolutions
 from reference import relative
-from sklearn.decomposition import PCA, KernelPCA
-from sklearn.kernel_approximation import Nystroem
-from sklearn.linear_model import LogisticRegression
+from sklearn.decomposition import PCA
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
-from sklearn.svm import SVC, SVR, LinearSVC, OneClassSVM
+from sklearn.svm import SVC
 from torch import nn
-from towers import Tower
 
 from pytorch_grad_cam_pcasvm import (
     ClosedFormGradCAM,
@@ -36,39 +33,6 @@ from pytorch_grad_cam_pcasvm.export.graph import erfcx
 from pytorch_grad_cam_pcasvm.export.outputs import compared, name_outputs
 from pytorch_grad_cam_pcasvm.methods.perturbation import PerturbationCAM
 
-
-class FirstToken(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x[:, 0]
-
-
-def convolutions():
-    return [nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3, stride=2, groups=2), nn.ReLU()]
-
-
-BACKBONES = {
-    "pooled": (lambda: nn.Sequential(*convolutions(), nn.AdaptiveAvgPool2d(1), nn.Flatten()), ["4"]),
-    "behind a layer": (lambda: nn.Sequential(*convolutions(), nn.AdaptiveAvgPool2d(1), nn.Flatten()), ["2"]),
-    "dense": (
-        lambda: nn.Sequential(*convolutions(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(8, 8), nn.ReLU()),
-        ["4"],
-    ),
-    "several layers": (lambda: nn.Sequential(*convolutions(), nn.AdaptiveAvgPool2d(1), nn.Flatten()), ["2", "4"]),
-    "tokens": (lambda: nn.Sequential(Tower(width=8, fused=True), FirstToken()), ["0.blocks.0"]),
-}
-HEADS = {
-    "RBF": make_pipeline(StandardScaler(), PCA(4), SVC()),
-    "gamma=10": make_pipeline(StandardScaler(), PCA(4), SVC(gamma=10.0)),
-    "two classes": make_pipeline(PCA(4, whiten=True), SVC(class_weight="balanced")),
-    "polynomial": make_pipeline(StandardScaler(), PCA(4), SVC(kernel="poly", degree=2, coef0=0.5)),
-    "sigmoid": make_pipeline(StandardScaler(), PCA(4), SVC(kernel="sigmoid", gamma=0.1)),
-    "linear": make_pipeline(StandardScaler(), PCA(4), LinearSVC()),
-    "logistic": make_pipeline(StandardScaler(), PCA(4), LogisticRegression()),
-    "one class": make_pipeline(StandardScaler(), PCA(4), OneClassSVM()),
-    "regression": make_pipeline(StandardScaler(), PCA(4), SVR()),
-    "KernelPCA": make_pipeline(StandardScaler(), KernelPCA(4, kernel="rbf"), SVC()),
-    "Nystroem": make_pipeline(StandardScaler(), PCA(4), Nystroem(n_components=10, random_state=0), LinearSVC()),
-}
 TARGETS = {
     "default": None,
     "classes": [SVMTarget(1), SVMTarget(0, versus=2), SVMTarget(versus="runner-up"), SVMTarget(0, versus="others")],
@@ -81,7 +45,8 @@ BEFORE_A_NORM = ("RelevanceCAM", "ClosedFormHiResCAM", "ClosedFormXGradCAM")
 # Every method on every path, every head, every kind of target.
 CASES = [
     (backbone, "RBF", method, "default")
-    for backbone in BACKBONES
+    for backbone in NETWORKS
+    if NETWORKS[backbone].exported
     for method in METHODS
     if method == "ContributionCAM" or backbone != "several layers"
     if backbone != "tokens" or method not in BEFORE_A_NORM
@@ -89,7 +54,7 @@ CASES = [
 CASES += [
     ("dense", head, method, "default")
     for head in HEADS
-    if head != "RBF"
+    if head != "RBF" and HEADS[head].exported
     for method in ("ClosedFormGradCAM", "ContributionCAM", "ClosedFormShapleyCAM")
 ]
 CASES += [
@@ -104,19 +69,19 @@ CASES += [
 def made(backbone, head, method, targets):
     """Return a method, images that the head was not fitted on, and targets."""
     torch.manual_seed(0)
-    make, layers = BACKBONES[backbone]
-    net, x = make().eval(), torch.randn(60, 3, 8, 8)
+    network, layers = NETWORKS[backbone], NETWORKS[backbone].layers
+    net, x = network.make().eval(), torch.randn(60, 3, 8, 8)
     rows = extract_features(net, [x], progress=False)[0]
     rows = rows + np.random.default_rng(0).normal(size=rows.shape) * rows.std()
-    labels = rows.sum(1).argsort().argsort() * (2 if head == "two classes" else 3) // 60
-    net = PCASVMNet(net, HEADS[head].fit(rows, labels))
+    labels = rows.sum(1).argsort().argsort() * HEADS[head].classes // 60
+    net = PCASVMNet(net, HEADS[head].pipeline.fit(rows, labels))
     options = {}
     if method in ("ContributionCAM", "ShapCAM") and backbone != "pooled":
         options["mean"] = mean_activations(net, [x], layers if len(layers) > 1 else layers[0], progress=False)
         if head == "linear":  # one of its classes is nowhere undecided behind a ReLU
             options["baseline"] = "mean"
-    transform = "tokens" if backbone == "tokens" else None
-    return getattr(methods, method)(net.eval(), layers, transform, **options), torch.randn(4, 3, 8, 8), TARGETS[targets]
+    cam = getattr(methods, method)(net.eval(), layers, network.transform, **options)
+    return cam, torch.randn(4, 3, 8, 8), TARGETS[targets]
 
 
 @pytest.mark.slow
@@ -351,6 +316,7 @@ def largest(found, expected):
 
 
 @pytest.mark.optional
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
 def test_a_program_is_compiled_by_torch_and_ahead_of_time_for_cpp(tmp_path):
     cam, x, targets = made("dense", "RBF", "ClosedFormGradCAM", "default")
@@ -363,6 +329,7 @@ def test_a_program_is_compiled_by_torch_and_ahead_of_time_for_cpp(tmp_path):
     assert largest(torch._inductor.aoti_load_package(package)(images), expected) < 1e-5
 
 
+@pytest.mark.slow
 def test_a_program_is_made_while_another_thread_runs():
     """As of a notebook or a server: its results may not be told from constants, so that explanations check more."""
     cam, x, targets = made("dense", "RBF", "ContributionCAM", "default")

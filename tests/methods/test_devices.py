@@ -6,29 +6,19 @@ import traceback
 import numpy as np
 import pytest
 import torch
+from cases import HEADS, NETWORKS
 from problems import Problem
 from reference import relative
-from sklearn.decomposition import PCA, KernelPCA
-from sklearn.discriminant_analysis import QuadraticDiscriminantAnalysis
-from sklearn.ensemble import StackingClassifier
-from sklearn.kernel_approximation import Nystroem
-from sklearn.neighbors import KNeighborsClassifier
-from sklearn.neural_network import MLPClassifier
-from sklearn.pipeline import make_pipeline, make_union
-from sklearn.preprocessing import PowerTransformer, StandardScaler
-from sklearn.svm import SVC, SVR, LinearSVC, OneClassSVM
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from towers import Tower
 
 from pytorch_grad_cam_pcasvm import (
     ContributionCAM,
     LogRatioTarget,
     NoClosedFormError,
     PCASVMNet,
-    TiledNet,
     mean_activations,
     methods,
 )
@@ -37,48 +27,6 @@ from pytorch_grad_cam_pcasvm.runtime.device import no_looks
 from pytorch_grad_cam_pcasvm.targets import boundary_head
 from pytorch_grad_cam_pcasvm.targets.boundary_head import Boundary
 
-BACKBONES = {
-    "pooled": (lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()), "1"),
-    "behind a layer": (
-        lambda: nn.Sequential(
-            nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()
-        ),
-        "1",
-    ),
-    "dense": (
-        lambda: nn.Sequential(
-            nn.Conv2d(3, 8, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(72, 12), nn.ReLU(), nn.Linear(12, 8)
-        ),
-        "1",
-    ),
-    "tiles": (
-        lambda: TiledNet(
-            nn.Sequential(nn.Conv2d(3, 8, 3, 1, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval(),
-            tiles=(3, 3),
-            overlap=0.5,
-            size=4,
-        ),
-        "net.1",
-    ),
-    "tokens": (lambda: nn.Sequential(Tower(width=8, fused=True), _FirstToken()), "0.blocks.0"),
-}
-HEADS = {
-    "RBF": make_pipeline(StandardScaler(), PCA(4), SVC()),
-    "two classes": make_pipeline(PCA(4, whiten=True), SVC(class_weight="balanced")),
-    "polynomial": make_pipeline(StandardScaler(), PCA(4), SVC(kernel="poly", degree=2, coef0=0.5)),
-    "sigmoid": make_pipeline(StandardScaler(), PCA(4), SVC(kernel="sigmoid", gamma=0.1)),
-    "linear": make_pipeline(StandardScaler(), PCA(4), LinearSVC()),
-    "one class": make_pipeline(StandardScaler(), PCA(4), OneClassSVM()),
-    "regression": make_pipeline(StandardScaler(), PCA(4), SVR()),
-    "KernelPCA": make_pipeline(StandardScaler(), KernelPCA(4, kernel="rbf"), SVC()),
-    "Nystroem": make_pipeline(StandardScaler(), PCA(4), Nystroem(n_components=10, random_state=0), LinearSVC()),
-    "neighbours": make_pipeline(StandardScaler(), PCA(4), KNeighborsClassifier(3)),
-    "likelihoods": make_pipeline(StandardScaler(), PowerTransformer(), PCA(4), QuadraticDiscriminantAnalysis()),
-    "perceptron": make_pipeline(StandardScaler(), PCA(4), MLPClassifier((5,), max_iter=20, random_state=0)),
-    "stack": make_pipeline(
-        make_union(PCA(2), KernelPCA(2, kernel="rbf")), StackingClassifier([("a", LinearSVC())], LinearSVC(), cv=2)
-    ),
-}
 NOT_ON_TILES = ("ShapCAM", "ClosedFormScoreCAM", "ClosedFormAblationCAM", "ClosedFormCAM")
 # Every method on every path, and every head on the shortest: of methods those that ask different things of it.
 LONG = ("ShapCAM", "ClosedFormScoreCAM")
@@ -91,7 +39,8 @@ CASES = [
         None,
         marks=() if (backbone, head) == ("pooled", "RBF") and method not in LONG else pytest.mark.slow,
     )
-    for backbone in BACKBONES
+    for backbone in NETWORKS
+    if backbone != "several layers"
     for head in HEADS
     for method in methods.__all__
     if (head == "RBF" or (backbone == "pooled" and method in OF_HEADS))
@@ -102,11 +51,6 @@ CASES += [("pooled", "two classes", "ClosedFormGradCAM", OF_CLASSES)]
 CASES += [pytest.param("pooled", head, method, OF_CLASSES, marks=pytest.mark.slow) for head in ("RBF", "two classes")
           for method in OF_HEADS if (head, method) != ("two classes", "ClosedFormGradCAM")]  # fmt: skip
 CASES += [("pooled", "one class", "ContributionCAM", [LogRatioTarget(sign="-")])]
-
-
-class _FirstToken(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x[:, 0]
 
 
 class _Looks(TorchDispatchMode):
@@ -137,12 +81,12 @@ class _Copies(TorchDispatchMode):
 def explained(backbone, head, method, targets):
     """Return what a method explains a network with, images, and their maps: a first call, which checks everything."""
     torch.manual_seed(0)
-    make, layer = BACKBONES[backbone]
+    network, case = NETWORKS[backbone], HEADS[head]
     rng = np.random.default_rng(0)
-    fitted = HEADS[head].fit(rng.normal(size=(60, 8)), np.arange(60) % (2 if head == "two classes" else 3))
+    fitted = case.pipeline.fit(rng.normal(size=(60, 8)), np.arange(60) % case.classes)
     options = {"samples": 4} if method == "ShapCAM" else {}
-    transform = "tokens" if backbone == "tokens" else None
-    cam = getattr(methods, method)(PCASVMNet(make().eval(), fitted), [layer], transform, **options)
+    net = PCASVMNet(network.make().eval(), fitted)
+    cam = getattr(methods, method)(net, network.layers, network.transform, **options)
     x = torch.randn(2, 3, 8, 8)
     try:
         return cam, x, cam.explain(x, targets)
@@ -265,7 +209,7 @@ def _give_means(problem, cam):
 @pytest.mark.parametrize("change", [None, _write, _exchange, _give_means, _write_data])
 def test_starts_that_were_found_are_kept_on_a_device_until_the_network_changes(change):
     """Nothing is looked at, so that a change which cannot be known without gives maps that are refused."""
-    problem = Problem(activation="sigmoid", components=3)  # its own network, which is changed
+    problem = Problem(activation="sigmoid", components=3, n=2)  # its own network, which is changed
     mean = mean_activations(problem.net, [problem.x + 0.1], "features.3", progress=False)
     cam = ContributionCAM(problem.net, ["features.3"], mean=mean)
     with no_looks():

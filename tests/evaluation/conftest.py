@@ -1,0 +1,24 @@
+"""What tests of measurements share."""
+
+from functools import cache
+
+import numpy as np
+import pytest
+from test_evaluation import Corner, problem
+from torch import Tensor
+
+from pytorch_grad_cam_pcasvm import PCASVMNet
+from pytorch_grad_cam_pcasvm.evaluation import statistics
+
+
+@pytest.fixture(autouse=True)
+def _intervals_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compute the interval of the same numbers once: a verdict asks for it several times, and simulations for many."""
+    for name in ("interval_of_any", "interval_of_bounded", "interval_of_share"):
+        monkeypatch.setattr(statistics, name, cache(getattr(statistics, name)))
+
+
+@pytest.fixture(scope="session")
+def corner() -> tuple[PCASVMNet, Tensor, np.ndarray]:
+    """A network that sees one corner alone, images and their labels, which no test changes."""
+    return problem(Corner())
