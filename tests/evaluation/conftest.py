@@ -8,14 +8,14 @@ from test_evaluation import Corner, problem
 from torch import Tensor
 
 from pytorch_grad_cam_pcasvm import PCASVMNet
-from pytorch_grad_cam_pcasvm.evaluation import statistics
+from pytorch_grad_cam_pcasvm.evaluation import result
 
 
 @pytest.fixture(autouse=True)
 def _intervals_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compute the interval of the same numbers once: a verdict asks for it several times, and simulations for many."""
     for name in ("interval_of_any", "interval_of_bounded", "interval_of_share"):
-        monkeypatch.setattr(statistics, name, cache(getattr(statistics, name)))
+        monkeypatch.setattr(result, name, cache(getattr(result, name)))
 
 
 @pytest.fixture(scope="session")
