@@ -141,35 +141,47 @@ def test_ray_writes_the_same(built, tmp_path, alone):
             assert not thread.is_alive(), f"Ray ends this process when {thread.name} calls it after its shutdown"
 
 
-@pytest.mark.optional
-def test_a_ray_cluster_outlives_builds_and_a_build_its_actors(built, tmp_path, alone):
+@pytest.fixture
+def cluster(alone):
+    """Start a cluster that is somebody else's."""
     ray = pytest.importorskip("ray")
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-    try:
-        for name, lives in (("once", 1), ("always", 100)):
-            deaths = tmp_path / f"deaths {name}"
-            deaths.mkdir()
-            data = Deadly(problem()[1], (40,), deaths, lives)
-            if name == "once":
-                other = ray.remote(threading.Event).options(num_cpus=1).remote()  # leaves room for one actor of two
-                ray.get(other.is_set.remote())
-                store = build(tmp_path / name, data=data, engine="ray", processes=2)
-                ray.kill(other)
-                assert contents(store.folder) == contents(built.folder)
-            else:
-                with pytest.raises(
-                    RuntimeError, match=r"Ray could not make the shards: .* all finished shards are kept"
-                ):
-                    build(tmp_path / name, data=data, engine="ray", processes=1)
-            assert len(list(deaths.iterdir())) == min(lives, 4)
-            assert ray.is_initialized()
-            deadline = time.monotonic() + 60
-            while ray.available_resources().get("CPU") != 2:  # actors are gone
-                assert time.monotonic() < deadline
-                time.sleep(0.1)
-        assert contents(build(tmp_path / "always").folder) == contents(built.folder)  # goes on where it died
-    finally:
-        ray.shutdown()
+    yield ray
+    ray.shutdown()
+
+
+def _await_actors(ray):
+    """Wait until the actors of a build are gone, in a cluster that is still there."""
+    assert ray.is_initialized()
+    deadline = time.monotonic() + 60
+    while ray.available_resources().get("CPU") != 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+@pytest.mark.optional
+def test_a_ray_cluster_outlives_a_build_and_a_build_its_actors(built, tmp_path, cluster):
+    data = Deadly(problem()[1], (40,), tmp_path / "deaths", 1)
+    data.deaths.mkdir()
+    other = cluster.remote(threading.Event).options(num_cpus=1).remote()  # leaves room for one actor of two
+    cluster.get(other.is_set.remote())
+    store = build(tmp_path / "atlas", data=data, engine="ray", processes=2)
+    cluster.kill(other)
+    assert contents(store.folder) == contents(built.folder)
+    assert len(list(data.deaths.iterdir())) == 1
+    _await_actors(cluster)
+
+
+@pytest.mark.slow
+@pytest.mark.optional
+def test_a_build_whose_actors_always_die_keeps_its_shards(built, tmp_path, cluster):
+    data = Deadly(problem()[1], (40,), tmp_path / "deaths", 100)
+    data.deaths.mkdir()
+    with pytest.raises(RuntimeError, match=r"Ray could not make the shards: .* all finished shards are kept"):
+        build(tmp_path / "atlas", data=data, engine="ray", processes=1)
+    assert len(list(data.deaths.iterdir())) == 4
+    _await_actors(cluster)
+    assert contents(build(tmp_path / "atlas").folder) == contents(built.folder)  # goes on where it died
 
 
 @pytest.mark.optional
