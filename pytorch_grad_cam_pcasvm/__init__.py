@@ -9,7 +9,7 @@ from pytorch_grad_cam_pcasvm.version import __version__
 if TYPE_CHECKING:
     from pytorch_grad_cam_pcasvm.head import Head, SupportVectorEffect, stage_for
     from pytorch_grad_cam_pcasvm.maps.recombination import recombined
-    from pytorch_grad_cam_pcasvm.maps.scale import MethodResult, signed_maps
+    from pytorch_grad_cam_pcasvm.maps.results import MethodResult, signed_maps
     from pytorch_grad_cam_pcasvm.maps.signed_maps import Jacobians, SignedMaps
     from pytorch_grad_cam_pcasvm.methods import (
         LIFTCAM,
@@ -71,7 +71,7 @@ _NAMES = {
     "methods": "LIFTCAM ClosedFormAblationCAM ClosedFormGradCAM ClosedFormGradCAMElementWise ClosedFormGradCAMPlusPlus "
     "ClosedFormHiResCAM ClosedFormLayerCAM ClosedFormScoreCAM ClosedFormShapleyCAM ClosedFormXGradCAM ContributionCAM "
     "RelevanceCAM ShapCAM",
-    "maps.scale": "MethodResult",
+    "maps.results": "MethodResult",
     "methods.grad_cam_protocol": "ClosedFormCAM ComponentSums",
     "maps.recombination": "recombined",
     "methods.warn_once": "are_unlike_training",

@@ -74,7 +74,7 @@ TESTS = {
     "maps/recombination.py": "recombination methods anomalies token_backward boundary figures",
     "methods/method.py": "maps method",
     "targets/boundary_head.py": "boundary",
-    "maps/scale.py": "multiscale boundary maps",
+    "maps/results.py": "multiscale boundary maps",
     "methods/boundary_path.py": "boundary",
     "methods/run.py": "maps methods method contributions token_backward boundary tiles",
     "methods/gradient.py": "methods maps",
@@ -102,7 +102,7 @@ ONLY = {
     "network/tiles.py": {"merge", "pull_merge", "forward", "_cut_blocks"},
     "path/blocks.py": {"pullback", "run_from", "averages", "_blocks", "_list_seeing"},
     "maps/signed_maps.py": {"_part", "positive", "negative"},
-    "maps/scale.py": {"signed_maps", "largest", "divided", "upsample_maps", "warn_of_blanks"},
+    "maps/results.py": {"signed_maps", "largest", "divided", "upsample_maps", "warn_of_blanks"},
     "targets/target.py": {"differentiate_rows", "call_at_start"},
 }
 # These check arguments, write messages, or guess how much memory is needed.

@@ -19,7 +19,7 @@ from torch.utils.data import TensorDataset
 from pytorch_grad_cam_pcasvm.data.images import Images
 from pytorch_grad_cam_pcasvm.evaluation.result import LEVEL, Pictures, Result, Row
 from pytorch_grad_cam_pcasvm.evaluation.turns import Step, list_looks
-from pytorch_grad_cam_pcasvm.maps.scale import check_finite
+from pytorch_grad_cam_pcasvm.maps.results import check_finite
 from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
 from pytorch_grad_cam_pcasvm.methods import ClosedFormGradCAM, ContributionCAM
 from pytorch_grad_cam_pcasvm.methods.grad_cam_protocol import ClosedFormCAM

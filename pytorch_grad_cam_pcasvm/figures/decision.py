@@ -31,7 +31,7 @@ from pytorch_grad_cam_pcasvm.figures.style import (
 )
 from pytorch_grad_cam_pcasvm.head import Head
 from pytorch_grad_cam_pcasvm.maps.recombination import decision_steps, recombined
-from pytorch_grad_cam_pcasvm.maps.scale import shift_baseline
+from pytorch_grad_cam_pcasvm.maps.results import shift_baseline
 from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
 from pytorch_grad_cam_pcasvm.network.grid import upsample_maps
 from pytorch_grad_cam_pcasvm.runtime.pictures import as_pictures

@@ -3,7 +3,8 @@
 A part of a head (stage, kernel, calibration) is written as its type and the arguments of its constructor, which every
 part keeps as attributes of the same names; a vote as its kind, with the arguments of the function that made it.
 Estimators without a gradient are written by skops, as one tensor of bytes, and read with a list of the types that they
-may be made of.
+may be made of. Heads of the formats 2 and 3 are read: an argument that a file lacks has its default, and old names of
+arguments are in ``_RENAMED``.
 """
 
 import base64

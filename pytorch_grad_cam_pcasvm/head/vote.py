@@ -368,7 +368,8 @@ def compared(n_classes: int, raw: int, has_probabilities: bool) -> Vote:
     """Return the vote of an estimator without a gradient: of each class its value minus the mean of the others'.
 
     The values of an image are raw margins, if there are any, then probabilities, if there are any, then votes: 1 for
-    the predicted class. The first of these are compared; of two classes there is one raw margin, that of the second.
+    the class that the estimator's own ``predict`` names, which decides, as of a hard vote. The first of these are
+    compared; of two classes there is one raw margin, that of the second.
 
     Args:
         n_classes: C.

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.head import Head
 from pytorch_grad_cam_pcasvm.head.stage import USUAL, Sampling, split_sampling
-from pytorch_grad_cam_pcasvm.maps.scale import MethodResult, average_samples, find_nu, shift_baseline
+from pytorch_grad_cam_pcasvm.maps.results import MethodResult, average_samples, find_nu, shift_baseline
 from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
 from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput
 from pytorch_grad_cam_pcasvm.runtime.errors import BaselineWarning, warn

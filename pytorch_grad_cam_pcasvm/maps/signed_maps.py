@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
 from pytorch_grad_cam_pcasvm.head import storage
-from pytorch_grad_cam_pcasvm.maps.scale import check_finite, divided, per_map, warn_of_blanks
+from pytorch_grad_cam_pcasvm.maps.results import check_finite, divided, per_map, warn_of_blanks
 from pytorch_grad_cam_pcasvm.network.grid import upsample_maps
 from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput
 from pytorch_grad_cam_pcasvm.runtime.columns import PLAIN, SCALED, Columns, join_rows

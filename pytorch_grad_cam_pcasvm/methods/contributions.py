@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from pytorch_grad_cam_pcasvm.head.stage import GROUPS, Sampling
-from pytorch_grad_cam_pcasvm.maps.scale import WAYS, MethodResult, as_one, shift_baseline, signed_maps
+from pytorch_grad_cam_pcasvm.maps.results import WAYS, MethodResult, as_one, shift_baseline, signed_maps
 from pytorch_grad_cam_pcasvm.methods.grad_cam_protocol import HeadSums
 from pytorch_grad_cam_pcasvm.methods.run import Run
 from pytorch_grad_cam_pcasvm.methods.starts import BaselineCAM

@@ -9,7 +9,7 @@ from pytorch_grad_cam.utils.image import scale_cam_image
 from pytorch_grad_cam.utils.svd_on_activations import get_2d_projection
 from torch import Tensor
 
-from pytorch_grad_cam_pcasvm.maps.scale import check_finite, divided, find_nu, warn_of_blanks
+from pytorch_grad_cam_pcasvm.maps.results import check_finite, divided, find_nu, warn_of_blanks
 from pytorch_grad_cam_pcasvm.methods.method import Method
 from pytorch_grad_cam_pcasvm.methods.warn_once import warn_of_blind_tokens
 from pytorch_grad_cam_pcasvm.network.grid import upsample_maps

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from pytorch_grad_cam_pcasvm.head.stage import Sampling, split_sampling
 from pytorch_grad_cam_pcasvm.maps.recombination import compute_result
-from pytorch_grad_cam_pcasvm.maps.scale import MethodResult, average_samples, find_nu, share_remainders
+from pytorch_grad_cam_pcasvm.maps.results import MethodResult, average_samples, find_nu, share_remainders
 from pytorch_grad_cam_pcasvm.maps.signed_maps import Jacobians, SignedMaps
 from pytorch_grad_cam_pcasvm.methods.check import CheckReport, check_contributions, check_gradient
 from pytorch_grad_cam_pcasvm.methods.run import Run, adds_components, is_neutral

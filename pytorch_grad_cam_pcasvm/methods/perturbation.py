@@ -9,7 +9,7 @@ from pytorch_grad_cam import AblationCAM, ScoreCAM
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - torch's own habit
 
-from pytorch_grad_cam_pcasvm.maps.scale import MethodResult, signed_maps
+from pytorch_grad_cam_pcasvm.maps.results import MethodResult, signed_maps
 from pytorch_grad_cam_pcasvm.methods.grad_cam_protocol import ClosedFormCAM
 from pytorch_grad_cam_pcasvm.methods.run import Run
 from pytorch_grad_cam_pcasvm.methods.starts import BaselineCAM

@@ -363,7 +363,7 @@ def is_neutral(run: Run) -> bool:
 
 
 def shares_start(run: Run, layer: int) -> bool:
-    """Return whether a decision's maps from its own start differ from maps of a shared start by a constant only."""
+    """Return whether maps of decisions may start together: from each one's own start they differ by a constant only."""
     start = run.starts.get(layer)
     if start is None or start.boundary is None:
         return True

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pytorch_grad_cam_pcasvm.maps.scale import find_nu
+from pytorch_grad_cam_pcasvm.maps.results import find_nu
 from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
 from pytorch_grad_cam_pcasvm.methods.grad_cam_protocol import ClosedFormCAM
 from pytorch_grad_cam_pcasvm.network.inputs import checked_images, one_input

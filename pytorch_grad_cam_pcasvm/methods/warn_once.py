@@ -8,7 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.head.measures import Measure, as_array
-from pytorch_grad_cam_pcasvm.maps.scale import check_finite, warn_of_blanks
+from pytorch_grad_cam_pcasvm.maps.results import check_finite, warn_of_blanks
 from pytorch_grad_cam_pcasvm.methods.run import Run
 from pytorch_grad_cam_pcasvm.network.auto_layers import norms_before_attention
 from pytorch_grad_cam_pcasvm.network.extraction import find_backbone

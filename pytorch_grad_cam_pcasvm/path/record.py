@@ -169,7 +169,7 @@ class Path:
         try:
             passed = self.record(x)
             for name in self._names:
-                self._check_line(passed.tape, name)
+                self._check_target(passed.tape, name)
         except NoClosedFormError as error:
             raise self._with_autograd(error) from error.__cause__
         tape = passed.tape
@@ -183,8 +183,8 @@ class Path:
         passed.check = lambda exact, starts: self._check_baseline(x, exact, starts)
         return passed
 
-    def _check_line(self, tape: Tape, name: str) -> None:
-        """Refuse a target layer that does not lead to the features, or leads there by a step without a rule."""
+    def _check_target(self, tape: Tape, name: str) -> None:
+        """Refuse a target layer that does not lead to the features, or only by a step without a rule."""
         steps, values = tape.following(tape.roots[name])
         for step in reversed(tape.leading(steps, tape.outputs)):
             if step.rule is None:

@@ -7,7 +7,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-# Those that are divided by exp(log_scale), and the others. A file of maps has them by these names.
+# Those that are divided by exp(log_scale), and the others. A file of maps has its own by these names (excess is of
+# gradients alone).
 SCALED = ("maps", "weights", "nu", "opposite", "remainder", "standard_errors", "heads", "excess")
 PLAIN = ("values", "log_scale", "baseline_values", "effects")
 

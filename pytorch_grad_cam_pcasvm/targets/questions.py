@@ -186,7 +186,7 @@ class Questions(Sequence[Any]):
     def group_boundaries(
         self, head: Head | None, device: torch.device, *, apart: bool = False
     ) -> list[tuple[list[int], list[Any], Tensor | None]]:
-        """Return the targets that share their boundaries.
+        """Return the targets in groups that start at the same boundary, so that each group needs one pass.
 
         Args:
             head: the head, if there is one.

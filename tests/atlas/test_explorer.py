@@ -49,7 +49,7 @@ from pytorch_grad_cam_pcasvm.head import Head
 from pytorch_grad_cam_pcasvm.head.stages import KernelMap
 from pytorch_grad_cam_pcasvm.head.storage import Example
 from pytorch_grad_cam_pcasvm.maps.recombination import decision_steps, take_tail
-from pytorch_grad_cam_pcasvm.maps.scale import find_nu
+from pytorch_grad_cam_pcasvm.maps.results import find_nu
 from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
 
 COUNT, COMPONENTS = 60, 4

@@ -49,7 +49,7 @@ from pytorch_grad_cam_pcasvm.evaluation.sanity import (
     SHIFT,
 )
 from pytorch_grad_cam_pcasvm.evaluation.subject import Subject
-from pytorch_grad_cam_pcasvm.maps.scale import MethodResult
+from pytorch_grad_cam_pcasvm.maps.results import MethodResult
 from pytorch_grad_cam_pcasvm.methods import ClosedFormHiResCAM, ClosedFormLayerCAM
 from pytorch_grad_cam_pcasvm.methods.grad_cam_protocol import ClosedFormCAM
 

@@ -3,7 +3,7 @@
 import torch
 from reference import relative
 
-from pytorch_grad_cam_pcasvm.maps.scale import MethodResult, as_one
+from pytorch_grad_cam_pcasvm.maps.results import MethodResult, as_one
 
 
 def level(size, log_scale, seed):

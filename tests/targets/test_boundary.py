@@ -34,7 +34,7 @@ from pytorch_grad_cam_pcasvm import (
     mean_activations,
     recombined,
 )
-from pytorch_grad_cam_pcasvm.maps.scale import shared_out
+from pytorch_grad_cam_pcasvm.maps.results import shared_out
 from pytorch_grad_cam_pcasvm.methods.boundary_path import PathBoundary
 from pytorch_grad_cam_pcasvm.network.outputs import HeadRun
 from pytorch_grad_cam_pcasvm.runtime.device import no_looks

@@ -65,7 +65,7 @@ def signed_maps(weights: Tensor, activations: Tensor) -> Tensor:
 
 
 def find_nu(maps: Tensor, opposite: Tensor | None = None) -> Tensor:
-    """Return nu, the largest value of a map and its opposite, which is ``-maps`` if none is given, shape (N, K)."""
+    """Return nu, shape (N, K): the largest absolute value of each map; with ``opposite``, the largest value of both."""
     if opposite is None:
         return torch.linalg.vector_norm(maps.flatten(2), torch.inf, -1)
     return torch.maximum(maps, opposite).relu().flatten(2).amax(-1)
