@@ -184,7 +184,7 @@ class Path:
         return passed
 
     def _check_target(self, tape: Tape, name: str) -> None:
-        """Refuse a target layer that does not lead to the features, or only by a step without a rule."""
+        """Refuse a target layer that does not lead to the features, or leads there by a step without a rule."""
         steps, values = tape.following(tape.roots[name])
         for step in reversed(tape.leading(steps, tape.outputs)):
             if step.rule is None:
