@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -160,10 +161,10 @@ class Stem:
 
         Raises:
             UnclearStem: numbers were drawn; or the layer is in a region of the network's own (inference mode, a
-                dispatch mode, a transform of torch.func), whose end would also end what begins in it.
+                dispatch mode, a transform of torch.func, a compiled part), whose end would also end what begins in it.
         """
         Rollback.allow_draws()
-        inside = torch.is_inference_mode_enabled() or torch._C._are_functorch_transforms_active()
+        inside = torch.is_inference_mode_enabled() or torch._C._are_functorch_transforms_active() or _is_in_compiled()
         if inside or torch._C._len_torch_dispatch_stack() != self._modes or not self._has_drawn_nothing():
             raise UnclearStem
 
@@ -171,6 +172,14 @@ class Stem:
         states = _read_generators()
         with _disable_current_modes(), torch._C.DisableTorchFunction():
             return len(states) == len(self._states) and all(map(torch.equal, states, self._states))
+
+
+def _is_in_compiled() -> bool:
+    """Return whether code that torch has compiled is running, whose end puts back how torch dispatched before it."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and frame.f_globals.get("__name__") != "torch._dynamo.eval_frame":
+        frame = frame.f_back
+    return frame is not None
 
 
 def _read_generators() -> list[Tensor]:

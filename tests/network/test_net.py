@@ -226,7 +226,6 @@ def test_a_compiled_backbone_is_explained(compiler):
     assert relative(features, extract_features(problem.backbone, [problem.x], "classifier.4", progress=False)[0]) == 0
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("part", ["features", "classifier"])
 def test_a_backbone_with_a_compiled_part_is_explained(part, compiler):
     problem = Problem()

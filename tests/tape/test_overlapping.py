@@ -72,6 +72,7 @@ CHANCE = {
     "clamp by another": lambda v, h: v.clamp_(max=h),
     "masked scatter": lambda v, h: v.masked_scatter_(torch.ones(2, 1, 1, 1, 1, dtype=torch.bool), both(h)),
 }
+CONSTANT = "unfolded constants", "leaky relu"
 
 
 def behind(view, write):
@@ -126,8 +127,11 @@ def test_a_write_is_exact(view, write):
         assert (pulled * (h - start)).sum().sub(change).abs() < 1e-12 * (terms + (seed * at(h)).abs().sum())
 
 
-@pytest.mark.parametrize("write", CHANCE)
-@pytest.mark.parametrize("view", ["unfolded constants", "unfolded"])
+@pytest.mark.parametrize(
+    ("view", "write"),
+    # A function of constants alone is a constant, whatever torch does.
+    [(view, write) for view in ("unfolded constants", "unfolded") for write in CHANCE if (view, write) != CONSTANT],
+)
 def test_where_the_order_of_writing_matters_it_is_refused(view, write):
     with torch.no_grad(), pytest.raises(Refused, match="depends on the order of writing"):
         Path(behind(VIEWS[view], CHANCE[write]), None, ["stem"]).run(X)
