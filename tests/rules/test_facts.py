@@ -22,6 +22,7 @@ from pytorch_grad_cam_pcasvm.methods.starts import BaselineCAM
 from pytorch_grad_cam_pcasvm.path.record import Path
 from pytorch_grad_cam_pcasvm.rules import registry
 from pytorch_grad_cam_pcasvm.tape.recorder import Recorder
+from pytorch_grad_cam_pcasvm.tape.step import list_tensors
 from pytorch_grad_cam_pcasvm.tape.tape import Tape
 
 
@@ -375,3 +376,9 @@ def check(function, x):
     actual, weights, expected = pulled(function, x)
     assert relative(actual, expected) < 1e-12
     assert relative(weights, expected.flatten(3).sum(-1)) < 1e-10
+
+
+def test_tensors_of_arguments_are_listed_in_order():
+    a, b, c, d = torch.zeros(4, 2)
+    listed = list_tensors(([a, (b, 1)], {"alpha": 2, "out": [c, d]}))
+    assert list(map(id, listed)) == list(map(id, (a, b, c, d)))
