@@ -221,9 +221,8 @@ EQUIVALENT: dict[str, str] = {
     "calculus/affine.py AffineBeginning._interchangeable.repeats: tensor.abs() -> tensor": BOUND,
     "calculus/affine.py AffineBeginning._interchangeable.repeats: (tensor - tensor[:1]).abs() <= bound -> "
     "(tensor - tensor[:1]).abs() < bound": BOUND,
-    "path/record.py Path._check_target: reversed(tape.leading(steps, tape.outputs)) -> tape.leading(steps, tape.outputs)": (
-        "of several steps without a rule any may be named"
-    ),
+    "path/record.py Path._check_target: reversed(tape.leading(steps, tape.outputs)) -> "
+    "tape.leading(steps, tape.outputs)": ("of several steps without a rule any may be named"),
     "tape/step.py Step.resolve.cast: without tokens is not None": "without a range of tokens, no dimension is given",
     "rules/rule.py Rule.pulled: torch.ones_like(y).unsqueeze(0) -> torch.ones_like(y).unsqueeze(1)": "ones broadcast",
     "rules/rule.py Rule.pulled: _changed(args, base.args) > 1 -> _changed(args, base.args) >= 1": (
