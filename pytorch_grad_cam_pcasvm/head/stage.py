@@ -106,6 +106,16 @@ class Sampling(NamedTuple):
     group: int | None = None
 
 
+GROUPS = 8  # of permutations, whose spread is the standard error
+
+
+def split_sampling(decision: Any, sampling: Sampling) -> list[Sampling]:
+    """Return each group of permutations, whose mean has all; the sampling itself if a decision needs none."""
+    if decision is None or not decision.is_sampled:
+        return [sampling]
+    return [sampling._replace(group=group) for group in range(GROUPS)]
+
+
 class Conditions(NamedTuple):
     """What a pullback through a stage is told.
 
@@ -315,13 +325,3 @@ def scaled_sum(terms: Sequence[Scaled]) -> tuple[Tensor, Tensor]:
         grad * (log_scale - largest).exp().unsqueeze(-1) for (grad, _), log_scale in zip(terms, logarithms, strict=True)
     ]
     return torch.stack(torch.broadcast_tensors(*grads)).sum(0), largest
-
-
-GROUPS = 8  # of permutations, whose spread is the standard error
-
-
-def split_sampling(decision: Any, sampling: Sampling) -> list[Sampling]:
-    """Return each group of permutations, whose mean has all; the sampling itself if a decision needs none."""
-    if decision is None or not decision.is_sampled:
-        return [sampling]
-    return [sampling._replace(group=group) for group in range(GROUPS)]

@@ -222,7 +222,7 @@ def output_of(
         if ended or name in visited:
             return None
         if not isinstance(output, Tensor):
-            _refuse_other(backbone, name, output)
+            _refuse_no_tensor(backbone, name, output)
         visited.add(name)
         return visits[name](name, output)
 
@@ -272,7 +272,7 @@ def _run(backbone: nn.Module, x: Any, *, in_blocks: bool) -> Any:
         return backbone(x, backbone.block) if in_blocks and isinstance(backbone, Tiled) else backbone(x)
 
 
-def _refuse_other(backbone: nn.Module, name: str, output: Any) -> NoReturn:
+def _refuse_no_tensor(backbone: nn.Module, name: str, output: Any) -> NoReturn:
     """Refuse a target layer that returns something else than a tensor."""
     inner = next(backbone.get_submodule(called(name)[0]).children(), None) is not None
     way = "choose a layer in it" if inner else "pass its tensor on through an nn.Identity(), and choose that"

@@ -348,6 +348,7 @@ def _map_items(function: Callable[[Any, Any, int | None], Any], item: Any, here:
 
 
 _REPLACED = (Tensor, Ref, torch.dtype)
+_WALKED = (*_REPLACED, list, tuple)  # not each number of a shape
 
 
 def mapped(item: Any, function: Callable[[Any], Any]) -> Any:
@@ -356,7 +357,7 @@ def mapped(item: Any, function: Callable[[Any], Any]) -> Any:
         return function(item)
     if not isinstance(item, list | tuple):
         return item
-    parts = [mapped(part, function) if isinstance(part, (*_REPLACED, list, tuple)) else part for part in item]
+    parts = [mapped(part, function) if isinstance(part, _WALKED) else part for part in item]
     return parts if type(item) is list else tuple(parts)  # torch.Size and named tuples, too
 
 
