@@ -7,13 +7,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - torch's own habit
 
-from pytorch_grad_cam_pcasvm.rules.cotangents import cotangent, player_rows
+from pytorch_grad_cam_pcasvm.rules.cotangents import player_rows
 from pytorch_grad_cam_pcasvm.rules.rule import mixes_images
 from pytorch_grad_cam_pcasvm.runtime.device import may_look
 from pytorch_grad_cam_pcasvm.tape.step import Ref, Step
 from pytorch_grad_cam_pcasvm.tape.tape import Tape, has_gradient
-
-_MEAN = torch.ops.aten.mean.dim
 
 
 class AffineBeginning:
@@ -55,28 +53,6 @@ class AffineBeginning:
         """Whether this is the path's output itself."""
         return self.end in self.tape.outputs and all(self.end not in step.inputs for step in self._following)
 
-    def is_mean_of(self, tiles: int = 1) -> bool:
-        """Return whether the whole path is the mean over all positions of the activations, and nothing else.
-
-        Args:
-            tiles: number of rows of each image, over which it is the mean, too, where there are several.
-        """
-        steps = self._steps(self.root)
-        counting = [step for step in steps if not self.tape.keeps_numbers(step)]
-        reached = bool(steps) and steps[-1].output == self.end
-        if not reached or len(counting) != 1 or not self._is_average(counting[0]):
-            return False
-        return self.is_output or self._ends_in_mean(tiles)
-
-    def _ends_in_mean(self, tiles: int) -> bool:
-        """Return whether the only step behind the end is the mean over the rows of each image."""
-        rest = list(self.tape.line(self.end, self._following))
-        means = [step for step in rest if not self.tape.keeps_numbers(step)]
-        if len(means) != 1 or rest[-1].output not in self.tape.outputs or means[0].function is not _MEAN:
-            return False
-        before, dims = self.tape.values[means[0].inputs[0]].shape, self.tape.recorded(means[0]).args[1]
-        return list(dims) == [1] and len(before) > 1 and before[1] == tiles
-
     def _mixes_images(self, step: Step, value: int) -> bool:
         assert step.rule is not None
         if Ref(value) not in step.arguments:  # one of a list, as of cat: it may be joined to other images
@@ -96,7 +72,7 @@ class AffineBeginning:
         before = None if step is None else self.tape.values[step.inputs[0]].shape
         if step is not None and _is_linear(step) and before == (len(parts), parts[0].numel()):
             return self._apply_rest(step.output, player_rows(self._weight(step), parts, over, chunk))
-        if step is not None and self._is_average(step):
+        if step is not None and self.tape.averages_positions(step, self.root):
             mean = parts / parts.shape[2]
             shares = mean[:, :, chunk].mT if over == "positions" else torch.diag_embed(mean.sum(2))[:, chunk]
             shape = self.tape.values[step.output].shape[1:]
@@ -156,19 +132,6 @@ class AffineBeginning:
             if reached:
                 steps.append(step)
         return steps
-
-    def _is_average(self, step: Step) -> bool:
-        """Return whether a step is the mean over all positions of the activations."""
-        before, after = (self.tape.values[index].shape for index in (step.inputs[0], step.output))
-        if len(before) < 3 or not before[:2] == after[:2] == self.tape.values[self.root].shape[:2]:
-            return False
-        rule, recorded = step.rule, self.tape.recorded(step)
-        if rule is None or after[2:].numel() > 1 or rule.secant != "linear" or not has_gradient(recorded.y):
-            return False
-        if not self.tape.keeps_sums(step):
-            return False
-        pulled = rule.pulled(recorded, torch.ones_like(recorded.y).unsqueeze(0))
-        return set(range(2, len(before))) <= set(cotangent(pulled[0] if isinstance(pulled, tuple) else pulled).same)
 
     def _weight(self, step: Step) -> Tensor:
         return self.tape.resolved(step.arguments[1]).detach()

@@ -42,9 +42,9 @@ _REPRESENTABLE = -30.0
 # Gauss-Legendre nodes and weights on [0, 1]: 12 integrate exp(-e) to the last bit where e, quadratic, varies by 1.
 _NODES, _WEIGHTS = (torch.from_numpy(array) / 2 for array in np.polynomial.legendre.leggauss(12))
 _NODES += 0.5
-# The nodes, their squares, and the weights for the integral of a function, and of t times it.
-_QUADRATURE = _NODES, _NODES.square(), torch.stack([_WEIGHTS, _WEIGHTS * _NODES], 1)
-_send_quadrature = kept_on_devices(_QUADRATURE.__getitem__)
+# Columns: the nodes, their squares, and the weights for the integral of a function, and of t times it.
+_QUADRATURE = torch.stack([_NODES, _NODES.square(), _WEIGHTS, _WEIGHTS * _NODES], 1)
+_send_quadrature = kept_on_devices(lambda: _QUADRATURE)
 
 
 class _OfInnerProduct:
@@ -294,9 +294,9 @@ def _along_a_line(nearer: Tensor, along: Tensor, length: Tensor) -> tuple[Tensor
     tau = torch.addcdiv(nearest, at_first - at_last, total * (s * math.sqrt(math.pi)))
     # Where exp(-e) is nearly the same all along the line, these differences cancel; few nodes integrate it there.
     flat = to_end < 1
-    nodes, squares, weights = (_send_quadrature(part, like=along) for part in range(3))
-    terms = torch.exp((2 * first).unsqueeze(-1) * nodes - length.unsqueeze(-1) * squares)
-    zeroth, moment = torch.tensordot(terms, weights, 1).unbind(-1)
+    table = _send_quadrature(like=along)
+    terms = torch.exp((2 * first).unsqueeze(-1) * table[:, 0] - length.unsqueeze(-1) * table[:, 1])
+    zeroth, moment = torch.tensordot(terms, table[:, 2:], 1).unbind(-1)
     tau = torch.where(flat, moment / zeroth, tau)
     tau = torch.where(first < along, 1 - tau, tau).clamp(0, 1)
     # Rounding must not make a distance negative.

@@ -380,7 +380,7 @@ class Method(Named, BaseCAM):
             for name, activations in zip(site.layers, passed.activations, strict=True)
         ]
         if isinstance(self.model, PCASVMNet):
-            dense = self.model.is_dense
+            dense = site.source.dense
             features = passed.output if dense else flatten(passed.output)
             if may_look(x):
                 self.model.head.check(rows_of(features)[:2] if dense else features[:2])

@@ -121,7 +121,7 @@ class ClosedFormPass(Pass):
 
     def averages(self, target: int, tiles: int = 1) -> bool:
         """Return whether the output is the mean over all positions of a target layer, by the steps between them."""
-        return AffineBeginning(self.tape, self._root(target)).is_mean_of(tiles)
+        return self.tape.is_mean(self._root(target), tiles)
 
     def relevance(self, seeds: Sequence[Tensor | None], target: int, start: PathStart) -> Tensor:
         """Return the relevance of activations, propagated from the output's contributions, (K, *activations.shape)."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeAlias
 
 import torch
@@ -77,7 +78,7 @@ class Rule:
         shared = sum(on_path) == 1 and all(on or dim is None for dim, on in zip(dims, on_path, strict=True))
         return self.secant == "linear" and (self.needs == "nothing" or (self.needs == "others" and shared))
 
-    @property
+    @cached_property
     def foreign(self) -> bool:
         """Whether it, or its secant, is user-defined."""
         own = __name__.partition(".")[0]

@@ -1,6 +1,6 @@
 """The tape: a straight-line program on concrete tensors, which can be run again from other activations."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_map_only, tree_unflatten
 
 from pytorch_grad_cam_pcasvm.network.modules import unchanged
+from pytorch_grad_cam_pcasvm.rules.cotangents import cotangent
 from pytorch_grad_cam_pcasvm.rules.rule import Call
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError
 from pytorch_grad_cam_pcasvm.runtime.log import log_since, start_clock
@@ -105,14 +106,16 @@ class Tape:
         """Drop the steps that do not lead to the output, or to a shape that depends on numbers."""
         self.steps = self.leading(self.steps, (*self.outputs, *self.roots.values(), *self.sized))
 
-    def line(self, value: int, steps: Sequence[Step]) -> Iterator[Step]:
-        """Yield the steps after a value one by one, as long as nothing else uses the last one's output."""
+    def line(self, value: int, steps: Sequence[Step]) -> list[Step]:
+        """Return the steps after a value one by one, as long as nothing else uses the last one's output."""
+        line = list[Step]()
         while value not in self.outputs:
             users = [step for step in steps if value in step.inputs]
             if len(users) != 1 or not users[0].single or users[0].inputs.count(value) != 1:
-                return
-            yield users[0]
+                break
+            line.append(users[0])
             value = users[0].output
+        return line
 
     def cut(self, name: str) -> Step | None:
         """Return the first step behind a target layer that passes no gradient on; None if there is none."""
@@ -150,6 +153,40 @@ class Tape:
         """Return whether the gradient's sum over the positions of a channel is the same before and after a step."""
         call = self.recorded(step)
         return step.rule is not None and step.rule.keeps_sums(*call.args, **call.kwargs, y=call.y)
+
+    def averages_positions(self, step: Step, root: int) -> bool:
+        """Return whether a step is the mean over all positions of a target layer's activations."""
+        before, after = (self.values[index].shape for index in (step.inputs[0], step.output))
+        if len(before) < 3 or not before[:2] == after[:2] == self.values[root].shape[:2]:
+            return False
+        rule, call = step.rule, self.recorded(step)
+        if rule is None or after[2:].numel() > 1 or rule.secant != "linear" or not has_gradient(call.y):
+            return False
+        if not rule.keeps_sums(*call.args, **call.kwargs, y=call.y):
+            return False
+        pulled = rule.pulled(call, torch.ones_like(call.y).unsqueeze(0))
+        return set(range(2, len(before))) <= set(cotangent(pulled[0] if isinstance(pulled, tuple) else pulled).same)
+
+    def is_mean(self, root: int, tiles: int = 1) -> bool:
+        """Return whether all that follows a target layer is the mean over the positions of its activations.
+
+        Args:
+            root: the layer's value.
+            tiles: number of rows of each image, over which it is the mean, too, where there are several.
+        """
+        following = self.following(root, switches=True)[0]
+        steps = self.line(root, following)
+        output = steps[-1].output if steps else root
+        alone = all([step.first] == list(map(Ref, step.inputs)) for step in steps)  # nothing else of the path
+        ends = output in self.outputs and not any(output in step.inputs for step in following)
+        means = [step for step in steps if not self.keeps_numbers(step)]
+        if not alone or not ends or output in self.switches or not means or not self.averages_positions(means[0], root):
+            return False
+        if len(means) == 1:
+            return self.values[output].shape[:1] == self.values[root].shape[:1]
+        if len(means) > 2 or means[1].function is not torch.ops.aten.mean.dim:
+            return False
+        return list(self.recorded(means[1]).args[1]) == [1] and self.values[means[1].inputs[0]].shape[1] == tiles
 
     def check_constants(self) -> None:
         """Refuse a tensor that a step used, and whose numbers are others now."""

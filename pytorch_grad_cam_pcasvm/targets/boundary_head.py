@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -222,11 +223,11 @@ class _Search:
 
     def __init__(self, head: Head, target: ClosedFormTarget, position: int, size: float) -> None:
         self._head, self._target, self._position, self._size = head, target, position, size
+        self._most_rows = max(1, _BYTES // head.bytes_per_target(1))
 
     def _evaluate_rows(self, x: Tensor) -> Tensor:
         """Return the target's values at points x (M, Q), shape (M,)."""
-        blocks = x.split(max(1, _BYTES // self._head.bytes_per_target(1)))
-        return torch.cat([self._target(self._run_head(block)) for block in blocks])
+        return torch.cat([self._target(self._run_head(block)) for block in x.split(self._most_rows)])
 
     def _evaluate(self, x: Tensor) -> Tensor:
         return self._evaluate_rows(x.unsqueeze(0))[0]
@@ -284,6 +285,7 @@ class _Search:
     def _bisect(self, start: Tensor, step: Tensor, low: float, high: float) -> Tensor:
         """Return the zero between two places on a line, at which the value has different signs."""
 
+        @cache  # brentq asks for the ends again
         def value(place: float) -> float:
             return float(self._evaluate(start + place * step))
 

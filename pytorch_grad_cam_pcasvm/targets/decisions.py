@@ -70,13 +70,13 @@ class SVMTarget(PlacedTarget, ClosedFormTarget):
 
     def value(self, output: OfHead) -> Tensor:
         """Return the margin of a row, or of each row of several."""
-        return (self.decision(output) * self.seed(output)).sum(-1)
+        return self.value_questions(output, self._number_rows(output))
 
     def seeds(self, output: OfHead, start: OfHead | None = None) -> dict[int, Tensor]:
         """Return the gradient by position of the head's value: rows over the decision values, (N, P) or (1, P)."""
-        decision = self.decision(output)
-        which = None if self.count_questions(output.head) == 1 else self.number_questions(output)
-        return {find_decision(output, self): self._stack_coefficients(output.head, which, decision[:1])}
+        position = find_decision(output, self)
+        like = output.head_trace.values[position][:1]
+        return {position: self._stack_coefficients(output.head, self._number_rows(output), like)}
 
     def value_questions(self, output: OfHead, which: Tensor | None) -> Tensor:
         """Return the margin of each row's question, by its number; None: of the only one."""
@@ -96,30 +96,35 @@ class SVMTarget(PlacedTarget, ClosedFormTarget):
         """Return 1 for named classes, else the number of classes, or of pairs of these."""
         if head.decision_position is None or head.classes_ is None:
             return 1
-        return int(head.voting.n_classes ** ((self.category is None) + self._is_word("runner-up", head)))
+        unnamed = (self.category is None) + (self._find_word(head) == "runner-up")
+        return int(head.voting.n_classes**unnamed) if unnamed else 1
 
     def number_questions(self, output: OfHead) -> Tensor:
         """Return the number of each row's question, which is about its class or pair of classes, shape (N,)."""
         head, decision = output.head, self.decision(output)
-        runner_up = self._is_word("runner-up", head)
+        word = self._find_word(head)
         if self.category is None:
             category = output.predicted()
         else:
             category = torch.full(decision.shape[:-1], head.class_index(self.category), device=decision.device)
-        if runner_up:
+        if word == "runner-up":
             second = self._strongest_but(category, output)
             return second if self.category is not None else category * head.voting.n_classes + second
-        if isinstance(self.versus, tuple) or self.versus is None or self._is_word("others", head):
+        if isinstance(self.versus, tuple) or self.versus is None or word == "others":
             return category
         versus = torch.full_like(category, head.class_index(self.versus))
         return torch.where(category == versus, self._strongest_but(versus, output), category)
+
+    def _number_rows(self, output: OfHead) -> Tensor | None:
+        """Return the number of each row's question; None: there is only one."""
+        return None if self.count_questions(head_of(output, self)) == 1 else self.number_questions(output)
 
     def name_question(self, head: Head, number: int) -> "SVMTarget":
         """Return the target with its classes named; a class paired with itself gives the class's margin."""
         if head.classes_ is None:
             return self
         labels, versus, strength = head.classes_.tolist(), self.versus, self.strength
-        if self._is_word("runner-up", head):
+        if self._find_word(head) == "runner-up":
             number, second = divmod(number, len(labels)) if self.category is None else (0, number)
             versus = labels[second]
         category = labels[number] if self.category is None else self.category
@@ -150,20 +155,18 @@ class SVMTarget(PlacedTarget, ClosedFormTarget):
 
     def seed(self, output: OfHead) -> Tensor:
         """Return the derivative with respect to the decision values, shape (N, P), or (P,) for a row."""
-        decision = self.decision(output).detach()
-        which = None if self.count_questions(output.head) == 1 else self.number_questions(output)
-        return self._stack_coefficients(output.head, which, decision)
+        return self._stack_coefficients(output.head, self._number_rows(output), self.decision(output).detach())
 
     def evaluate_rows(self, output: OfHead, which: Tensor | None) -> Tensor:
         """Return the derivative of each row's question with respect to the decision values, (N, P)."""
         return self._stack_coefficients(output.head, which, self.decision(output))
 
-    def _is_word(self, word: str, head: Head) -> bool:
-        """Return whether ``versus`` is a word, and not a class of that name."""
-        if not isinstance(self.versus, str) or self.versus != word:
-            return False
+    def _find_word(self, head: Head) -> str | None:
+        """Return ``versus`` if it is one of the words ``"runner-up"`` and ``"others"``, and no class of that name."""
+        if self.versus is None or isinstance(self.versus, tuple) or self.versus not in ("runner-up", "others"):
+            return None
         classes = head.classes_
-        return classes is None or word not in classes.tolist()
+        return None if classes is not None and self.versus in classes.tolist() else str(self.versus)
 
     def _stack_coefficients(self, head: Head, which: Tensor | None, like: Tensor) -> Tensor:
         """Return the coefficients of the decision values in each question, (N, P).
@@ -184,11 +187,11 @@ class SVMTarget(PlacedTarget, ClosedFormTarget):
             return torch.full(shape, head.class_index(label), device=like.device)
 
         category = torch.zeros(shape, dtype=torch.long, device=like.device) if which is None else which
-        second = None
-        if which is not None and self._is_word("runner-up", head):
+        second, word = None, self._find_word(head)
+        if which is not None and word == "runner-up":
             category, second = which // head.voting.n_classes, which % head.voting.n_classes
         category = category if self.category is None else index(self.category)
-        if isinstance(self.versus, tuple) or self._is_word("others", head):
+        if isinstance(self.versus, tuple) or word == "others":
             rows = self._against_several(head, category)
         else:
             second = index(self.versus) if second is None and self.versus is not None else second

@@ -176,7 +176,7 @@ def _of_head(
     sampling: Sampling,
 ) -> list[OutputGradients]:
     """Return the gradients of questions for each of some starts; None: the derivatives."""
-    asked = [(columns, start, list(_grouped(columns, output, start))) for columns, start in groups]
+    asked = [(columns, start, _group_seeds(columns, output, start)) for columns, start in groups]
     ways = [(seeds, start) for _, start, parts in asked for _, _, seeds in parts]
     pulled = iter(_pull_together(output, ways, until, sampling))
     return [_gather(output, *group, pulled, dtype, until) for group in asked]
@@ -401,20 +401,23 @@ def _at_start(
     return at
 
 
-def _grouped(
+def _group_seeds(
     columns: Sequence[Question], output: HeadRun | HeadOutput, start: HeadRun | HeadOutput | None
-) -> Iterator[tuple[list[int], Tensor, Mapping[int, Any]]]:
-    """Yield questions whose gradients start at the same values: their numbers, values (N, K), seeds (N or 1, K, .)."""
+) -> list[tuple[list[int], Tensor, Mapping[int, Any]]]:
+    """Return questions whose gradients start at the same values: their numbers, values (N, K), seeds (N or 1, K, .)."""
+    groups: list[tuple[list[int], Tensor, Mapping[int, Any]]] = []
     components = [k for k, column in enumerate(columns) if type(column.target) is PCATarget]
     if components:
-        yield components, *evaluate_components([columns[k].target for k in components], output)
+        groups.append((components, *evaluate_components([columns[k].target for k in components], output)))
     pairs = {
         k: _evaluate(column, output, start) for k, column in enumerate(columns) if type(column.target) is not PCATarget
     }
     for positions in dict.fromkeys(frozenset(seeds) for _, seeds in pairs.values()):
         members = [k for k, (_, seeds) in pairs.items() if frozenset(seeds) == positions]
         values = torch.stack([pairs[k][0] for k in members], 1)
-        yield members, values, {position: _stack([pairs[k][1][position] for k in members]) for position in positions}
+        seeds = {position: _stack([pairs[k][1][position] for k in members]) for position in positions}
+        groups.append((members, values, seeds))
+    return groups
 
 
 def _evaluate(

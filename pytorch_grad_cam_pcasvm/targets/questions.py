@@ -104,18 +104,19 @@ class Question:
         target = self.target
         if apart and isinstance(target, PCATarget):
             return [PCATarget(target.component)], None
-        if head is None or not isinstance(target, BaseTarget) or target.boundary(head) is None:
+        boundary = target.boundary(head) if head is not None and isinstance(target, BaseTarget) else None
+        if boundary is None:
             has_gradient = head is None or head.enumerated is None or isinstance(target, PCATarget | QuadraticTarget)
             return [None if has_gradient else BESIDE_MEAN], None
         which = self.which
         if which is None:
-            return [target.name_question(head, 0).boundary(head)], None
-        if may_choose(which) or target.count_questions(head) > _MANY:
+            return [boundary.name_question(head, 0)], None
+        if may_choose(which) or boundary.count_questions(head) > _MANY:
             chosen, which = which.unique(return_inverse=True)
             numbers: Sequence[int] = chosen.tolist()
         else:
-            numbers = range(target.count_questions(head))
-        return [target.name_question(head, number).boundary(head) for number in numbers], which
+            numbers = range(boundary.count_questions(head))
+        return [boundary.name_question(head, number) for number in numbers], which
 
 
 @dataclass(frozen=True, eq=False)
