@@ -253,8 +253,9 @@ class Method(Named, BaseCAM):
             assert self._starts is not None
             run.starts.update(self._starts.find_together(run, questions, self._warnings))
             starts = [(range(len(questions)), None)]
-        sampling, groups, samples = run.sampling, [run.sampling], []
-        if self.sampling is not None and run.head is not None and not questions.are_components:
+        sampling, samples = run.sampling, []
+        groups: Sequence[Sampling | None] = [sampling]
+        if sampling is not None and run.head is not None and not questions.are_components:
             groups = split_sampling(run.head.enumerated, sampling)
         for group in groups:
             run.sampling = group
@@ -389,8 +390,7 @@ class Method(Named, BaseCAM):
             output: Any = self.model.head_run(features, x)
         else:
             output = PlainOutput(passed.output, len(x))
-        sampling = self.sampling or Sampling()
-        return Run(self.model, x, passed, output, site.layers, layouts, record, sampling=sampling)
+        return Run(self.model, x, passed, output, site.layers, layouts, record, sampling=self.sampling)
 
     def _scale(self, run: Run, results: Sequence[MethodResult], targets: Sequence[Any]) -> list[SignedMaps]:
         """Return the maps of K targets, one for each branch, with their scale."""

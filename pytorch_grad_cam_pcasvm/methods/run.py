@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 from pytorch_grad_cam_pcasvm.calculus.backward import Pullback
 from pytorch_grad_cam_pcasvm.calculus.secants import PathStart
 from pytorch_grad_cam_pcasvm.head import Head
-from pytorch_grad_cam_pcasvm.head.stage import USUAL, Sampling
+from pytorch_grad_cam_pcasvm.head.stage import Sampling
 from pytorch_grad_cam_pcasvm.network.inputs import Inputs, pick_images, refuse_without_channels
 from pytorch_grad_cam_pcasvm.network.layout import Layout
 from pytorch_grad_cam_pcasvm.network.net import network_output
@@ -63,7 +63,7 @@ class Run:
         record: runs the network on other images, up to the features.
         starts: where secants start, by position of the target layer; none for gradients.
         components_apart: whether contributions to components start at different activations.
-        sampling: the permutations that stand for all coalitions of a head without a gradient.
+        sampling: the permutations that stand for all coalitions of a head without a gradient; None: no secants.
         count: N.
         dtype: of gradients: that of the network's output, at least float32.
         head: the head, if the network has one.
@@ -79,7 +79,7 @@ class Run:
     record: Callable[[Tensor], Pass]
     starts: dict[int, Start] = field(default_factory=dict)
     components_apart: bool = False
-    sampling: Sampling = USUAL.sampling
+    sampling: Sampling | None = None
     count: int = field(init=False)
     dtype: torch.dtype = field(init=False)
     head: Head | None = field(init=False)
@@ -254,13 +254,13 @@ class Run:
 
     def secants(self, targets: Sequence[Any], layer: int, until: int = 0) -> OutputGradients:
         """Return the secants of K targets from where they start, as :meth:`output_gradients`; without one, these."""
-        start = self.starts.get(layer)
+        start, sampling = self.starts.get(layer), self.sampling or Sampling()
         if start is None:
             return self.output_gradients(targets, until)
         if start.boundary is not None:
-            return start.boundary.differentiate(self.output, targets, self.dtype, until, self.sampling)
+            return start.boundary.differentiate(self.output, targets, self.dtype, until, sampling)
         dtype = self._find_dtype(until)
-        return differentiate_targets(self.output, targets, dtype, start.output, until=until, sampling=self.sampling)
+        return differentiate_targets(self.output, targets, dtype, start.output, until=until, sampling=sampling)
 
     def _find_dtype(self, position: int) -> torch.dtype:
         return self.output.head_trace.values[position].dtype if position else self.dtype

@@ -149,8 +149,8 @@ class AliasTracker:
                     alias.version = self.memories[memory].version
         return alias
 
-    def add_value(self, tensor: Tensor, *, smooth: bool) -> int:
-        """Return the position of a new value, which a tensor stands for from now on."""
+    def add_value(self, tensor: Tensor, *, smooth: bool, keep: bool = False) -> int:
+        """Return the position of a new value, which a tensor stands for from now on; ``keep`` its numbers."""
         if tensor.is_nested:
             raise NoClosedFormError("the path goes through a nested tensor", "pad its parts to one shape")
         index, alias = len(self.tape.values), self.track(tensor)
@@ -162,8 +162,9 @@ class AliasTracker:
         else:
             self._marks.remember(alias.tensor)
         self._tensors.append(alias.tensor)
-        self.tape.values.append(tensor if self._keeps_all else self._empty_like(tensor))
-        if self._keeps_all:
+        keep = keep or self._keeps_all
+        self.tape.values.append(tensor if keep else self._empty_like(tensor))
+        if keep:
             self.keep_numbers(index)
         return index
 

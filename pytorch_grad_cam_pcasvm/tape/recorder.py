@@ -201,8 +201,7 @@ class Recorder(TorchDispatchMode):
             # A layer may give its input back, which is another value where it is used besides.
             following = output.detach()
             source = self.tracker.find_value(output) if id(output) in self.tracker.aliases else None
-            index = self.tracker.add_value(following, smooth=True)
-            self.tracker.keep_numbers(index)
+            index = self.tracker.add_value(following, smooth=True, keep=True)
             if source is not None:
                 self.tracker.aliases[id(following)].view = View(output, torch.ops.aten.alias.default, (), {}, False)
                 self.tracker.add_step(Step(torch.ops.aten.alias.default, (Ref(source),), {}, (source,), (index,)))

@@ -3,7 +3,7 @@
 import base64
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -279,17 +279,16 @@ def take_region(output: OfHead, selection: Spans | Chosen) -> RegionRun:
     return RegionRun(output.head, HeadTrace(values, [], trace.eps), size=selection.size)
 
 
-def refuse_place(target: Any, output: OfHead) -> None:
-    """Refuse a target at a place where there is one row of features for each image.
+def refuse_place(target: Any) -> NoReturn:
+    """Refuse a target at a place, as there is one row of features for each image.
 
     Raises:
-        ValueError: it has one.
+        ValueError: always.
     """
-    if output.grid is None and getattr(target, "at", None) is not None:
-        raise ValueError(
-            f"{target}: at= names a place, but there is one row of features for each image: fit the head on features "
-            "of positions, pool='dense'"
-        )
+    raise ValueError(
+        f"{target}: at= names a place, but there is one row of features for each image: fit the head on features "
+        "of positions, pool='dense'"
+    )
 
 
 def evaluate_place(target: Any, output: OfHead) -> Tensor:
@@ -298,7 +297,8 @@ def evaluate_place(target: Any, output: OfHead) -> Tensor:
     Raises:
         ValueError: the features are not dense.
     """
-    refuse_place(target, output)
+    if output.grid is None and target.at is not None:
+        refuse_place(target)
     region = take_region(output, select_positions(target, output))
     values = region.of_images(target.unplaced.value(region))
     return values if output.is_batch else values[0]

@@ -276,9 +276,9 @@ def _resolve(target: Any, output: Any) -> Question:
         scores = output.value.reshape(output.count, -1) if score and output.value.dim() <= 2 else None
         return Question(target, None if scores is None else target.number_questions(scores))
     positions, rows, at = None, output, None
-    if output.grid is None:
-        refuse_place(target, output)
-    elif isinstance(target, PlacedTarget):
+    if output.grid is None and getattr(target, "at", None) is not None:
+        refuse_place(target)
+    if output.grid is not None and isinstance(target, PlacedTarget):
         positions, at = select_positions(target, output), target.at
         rows, target = take_region(output, positions), target.unplaced
     which = None

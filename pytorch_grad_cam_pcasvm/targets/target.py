@@ -176,7 +176,8 @@ def check(target: Any) -> None:
         ValueError: the sign is neither ``"+"`` nor ``"-"``, or the place is empty.
     """
     check_sign(target.sign)
-    object.__setattr__(target, "at", make_place(target.at))
+    if target.at is not None:
+        object.__setattr__(target, "at", make_place(target.at))
 
 
 def check_sign(sign: str) -> None:
