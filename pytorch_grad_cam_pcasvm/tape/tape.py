@@ -157,14 +157,13 @@ class Tape:
     def averages_positions(self, step: Step, root: int) -> bool:
         """Return whether a step is the mean over all positions of a target layer's activations."""
         before, after = (self.values[index].shape for index in (step.inputs[0], step.output))
-        if len(before) < 3 or not before[:2] == after[:2] == self.values[root].shape[:2]:
+        if not before[:2] == after[:2] == self.values[root].shape[:2] or after[2:].numel() > 1:
             return False
         rule, call = step.rule, self.recorded(step)
-        if rule is None or after[2:].numel() > 1 or rule.secant != "linear" or not has_gradient(call.y):
-            return False
+        assert rule is not None  # or the path would have been refused
         if not rule.keeps_sums(*call.args, **call.kwargs, y=call.y):
             return False
-        pulled = rule.pulled(call, torch.ones_like(call.y).unsqueeze(0))
+        pulled = rule.pulled(call, torch.ones_like(call.y)[None])
         return set(range(2, len(before))) <= set(cotangent(pulled[0] if isinstance(pulled, tuple) else pulled).same)
 
     def is_mean(self, root: int, tiles: int = 1) -> bool:
@@ -175,15 +174,14 @@ class Tape:
             tiles: number of rows of each image, over which it is the mean, too, where there are several.
         """
         following = self.following(root, switches=True)[0]
-        steps = self.line(root, following)
-        output = steps[-1].output if steps else root
-        alone = all([step.first] == list(map(Ref, step.inputs)) for step in steps)  # nothing else of the path
-        ends = output in self.outputs and not any(output in step.inputs for step in following)
-        means = [step for step in steps if not self.keeps_numbers(step)]
-        if not alone or not ends or output in self.switches or not means or not self.averages_positions(means[0], root):
+        line = self.line(root, following)
+        means = [step for step in line if not self.keeps_numbers(step)]
+        if not means or any(line[-1].output in step.inputs for step in following):
+            return False
+        if not self.averages_positions(means[0], root):
             return False
         if len(means) == 1:
-            return self.values[output].shape[:1] == self.values[root].shape[:1]
+            return self.values[line[-1].output].shape[:1] == self.values[root].shape[:1]
         if len(means) > 2 or means[1].function is not torch.ops.aten.mean.dim:
             return False
         return list(self.recorded(means[1]).args[1]) == [1] and self.values[means[1].inputs[0]].shape[1] == tiles

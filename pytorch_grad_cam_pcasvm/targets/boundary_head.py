@@ -112,7 +112,14 @@ class Boundary:
         starts = [self.at(boundaries, which) for _, boundaries, which in groups]
         value_dtype = starts[0].head_trace.values[until].dtype if until else dtype
         asked = [(questions.take_targets(members), start) for (members, *_), start in zip(groups, starts, strict=True)]
-        parts = differentiate_starts(output, asked, value_dtype, until, sampling)
+        if output.grid is None and questions.images is None:
+            columns = [(some.columns, start) for some, start in asked]
+            parts = differentiate_starts(output, columns, value_dtype, until, sampling)
+        else:
+            parts = [
+                differentiate_targets(output, some, value_dtype, start, until=until, sampling=sampling)
+                for some, start in asked
+            ]
         for part, start in zip(parts, starts, strict=True):
             step = start.head_trace.values[until] - self.start.head_trace.values[until]
             grads = part.by_image

@@ -17,7 +17,7 @@ from pytorch_grad_cam_pcasvm.runtime.device import is_traced
 from pytorch_grad_cam_pcasvm.runtime.rollback import without_inference
 from pytorch_grad_cam_pcasvm.targets.components import PCATarget, evaluate_components
 from pytorch_grad_cam_pcasvm.targets.places import Chosen, RegionRun, Spans, take_region
-from pytorch_grad_cam_pcasvm.targets.questions import Question, Questions, resolve_targets
+from pytorch_grad_cam_pcasvm.targets.questions import Question, resolve_targets
 from pytorch_grad_cam_pcasvm.targets.scores import ScoreTarget
 from pytorch_grad_cam_pcasvm.targets.target import (
     ClosedFormTarget,
@@ -115,33 +115,6 @@ def differentiate_targets(
     return _join_images(parts, [image for images in questions.images for image in images])
 
 
-def differentiate_starts(
-    output: Any,
-    groups: Sequence[tuple[Questions, HeadRun | HeadOutput | None]],
-    dtype: torch.dtype,
-    until: int = 0,
-    sampling: Sampling = USUAL.sampling,
-) -> list[OutputGradients]:
-    """Return the secants of questions from a start each, as :func:`differentiate_targets`, in as few passes as may be.
-
-    Starts of equally many questions pass the head together, as rows of a larger batch, where so many rows are faster
-    than a pass each; not those of dense features, of questions for some images each, and of a head without a gradient.
-
-    Args:
-        output: what a head computed for N images.
-        groups: questions, and the start of their secants; None: gradients.
-        dtype: dtype of the gradients.
-        until: position of the head's value that the gradients are with respect to.
-        sampling: the permutations of a head without a gradient that has too many coalitions.
-    """
-    if output.grid is not None or any(questions.images is not None for questions, _ in groups):
-        return [
-            differentiate_targets(output, questions, dtype, start, until=until, sampling=sampling)
-            for questions, start in groups
-        ]
-    return _of_head(output, [(questions.columns, start) for questions, start in groups], dtype, until, sampling)
-
-
 def _differentiate(
     output: Any, columns: Sequence[Question], dtype: torch.dtype, start: Any, until: int, sampling: Sampling
 ) -> OutputGradients:
@@ -150,7 +123,7 @@ def _differentiate(
         return _differentiate_plain(output, columns, dtype, start)
     if output.grid is not None:
         return _differentiate_places(output, columns, dtype, start, sampling)
-    return _of_head(output, [(columns, start)], dtype, until, sampling)[0]
+    return differentiate_starts(output, [(columns, start)], dtype, until, sampling)[0]
 
 
 def _differentiate_plain(
@@ -168,14 +141,25 @@ def _differentiate_plain(
     return OutputGradients(grads, torch.zeros_like(stacked_values), stacked_values, before)
 
 
-def _of_head(
+def differentiate_starts(
     output: HeadRun | HeadOutput,
-    groups: Sequence[tuple[Sequence[Question], Any]],
+    groups: Sequence[tuple[Sequence[Question], HeadRun | HeadOutput | None]],
     dtype: torch.dtype,
-    until: int,
-    sampling: Sampling,
+    until: int = 0,
+    sampling: Sampling = USUAL.sampling,
 ) -> list[OutputGradients]:
-    """Return the gradients of questions for each of some starts; None: the derivatives."""
+    """Return the secants of questions from a start each, as :func:`differentiate_targets`, in as few passes as may be.
+
+    Starts of equally many questions pass the head together, as rows of a larger batch, where so many rows are faster
+    than a pass each; not those of a head without a gradient.
+
+    Args:
+        output: what a head computed for N rows, each of which is asked all questions.
+        groups: questions, and the start of their secants; None: gradients.
+        dtype: dtype of the gradients.
+        until: position of the head's value that the gradients are with respect to.
+        sampling: the permutations of a head without a gradient that has too many coalitions.
+    """
     asked = [(columns, start, _group_seeds(columns, output, start)) for columns, start in groups]
     ways = [(seeds, start) for _, start, parts in asked for _, _, seeds in parts]
     pulled = iter(_pull_together(output, ways, until, sampling))
@@ -306,7 +290,7 @@ def _differentiate_region(
             if start.count < count and block.size > 1:  # one start for all
                 at_start = at_start.rows(torch.arange(block.size, device=output.device).repeat(count))
         repeated = [column.repeat(block.size) for column in columns]
-        parts += _of_head(rows, [(repeated, at_start)], dtype, 0, sampling)
+        parts += differentiate_starts(rows, [(repeated, at_start)], dtype, 0, sampling)
 
     def column(name: str) -> Any:
         """Return numbers of each position, (N, A, K)."""

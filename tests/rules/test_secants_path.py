@@ -788,9 +788,22 @@ class Ending(nn.Module):
         self.register_buffer("shift", torch.randn(2, 4, dtype=torch.float64))
         self.linear = nn.Linear(4, 4).double()
         self.convolution = nn.Conv2d(4, 4, 3).double()
+        self.moved_mean = MovedMean()
 
     def forward(self, x):
         return self.end(self, self.start(1 * x))
+
+
+class MovedMean(nn.Module):
+    """The mean over positions, at each of them."""
+
+    def forward(self, x):
+        return x.mean((2, 3), keepdim=True).expand(x.shape).clone()
+
+
+@register_jacobian(MovedMean, secant="linear", needs="nothing", keeps_sums=lambda layer, x, y: True)
+def moved_mean(layer, x, y, grad):
+    return grad.mean((3, 4), keepdim=True).expand(grad.shape)
 
 
 @pytest.mark.parametrize(
@@ -813,6 +826,10 @@ class Ending(nn.Module):
         (lambda net, x: net.convolution(x).mean((2, 3)), False),
         (lambda net, x: x.flatten(1), False),
         (lambda net, x: x[:, :, 1:].mean((2, 3)), False),
+        (lambda net, x: x.reshape(2, 20, 1, 6).mean((2, 3)), False),  # parts of channels
+        (lambda net, x: x.mean((2, 3)).reshape(1, 8), False),  # two images in a row
+        (lambda net, x: (mean := x.mean((2, 3))) * mean.tanh(), False),
+        (lambda net, x: net.moved_mean(x), False),
     ],
 )
 def test_features_are_means_only_if_nothing_else_happens(end, expected):
@@ -820,6 +837,22 @@ def test_features_are_means_only_if_nothing_else_happens(end, expected):
     passed = Path(Ending(end), None, ["start"]).run(random(2, 4, 5, 6))
     assert passed.averages(0) is expected
     assert passed.averages(0) is expected  # as it is known now
+
+
+@pytest.mark.parametrize(
+    ("end", "expected"),
+    [
+        (lambda x: x.mean((2, 3)).unflatten(0, (2, 3)).mean(1), True),
+        (lambda x: x.mean((2, 3)).unflatten(0, (2, 3)).mean(1).tanh(), False),
+        (lambda x: x.mean((2, 3)).unflatten(0, (2, 3)).mean(2), False),
+        (lambda x: x.mean((2, 3)).unflatten(0, (2, 3)).amax(1), False),
+        (lambda x: x.mean((2, 3)).unflatten(0, (3, 2)).mean(1), False),  # of two rows, though an image has three
+        (lambda x: x.amax((2, 3)).unflatten(0, (2, 3)).mean(1), False),
+    ],
+)
+def test_features_are_means_of_the_rows_of_each_image(end, expected):
+    passed = Path(Ending(lambda net, x: end(x)), None, ["start"]).run(random(6, 4, 5, 6))
+    assert passed.averages(0, 3) is expected
 
 
 class SquashTwice(Squash):
