@@ -25,38 +25,32 @@ class OtherThreads:
     """Whether threads other than this one started or ran since now, until a rollback ends.
 
     A number, a mask, or a result without a graph that one of them computes from activations cannot be told from a
-    constant.
+    constant. It is the profile function of new threads, which notes that one started and lets the one before have it.
     """
 
     def __init__(self, rollback: Rollback) -> None:
         self._before = _activities()
-        self._starts = _Starts()
-        rollback.note(self._starts.end)
-        threading.setprofile(self._starts)
+        self._started = self._ended = False
+        self._previous: Any = threading.getprofile()
+        rollback.note(self._end)
+        threading.setprofile(self)
+
+    def __call__(self, *_: Any) -> None:
+        """Note a new thread."""
+        self._started = True
+        sys.setprofile(self._previous)
 
     @property
     def ran(self) -> bool:
         """Whether any did, or may have: where the system does not tell, all that are alive may."""
         activities = _activities()
-        return self._starts.noted or activities != self._before or None in activities.values()
+        return self._started or activities != self._before or None in activities.values()
 
-
-class _Starts:
-    """A profile function of new threads, which notes that one started and lets the one before have it."""
-
-    def __init__(self) -> None:
-        self.noted = self._ended = False
-        self._previous: Any = threading.getprofile()
-
-    def __call__(self, *_: Any) -> None:
-        self.noted = True
-        sys.setprofile(self._previous)
-
-    def end(self) -> None:
+    def _end(self) -> None:
         """Restore the state from before; of explanations in several threads, when the last of them ends."""
         self._ended = True
         current: Any = threading.getprofile()
-        while isinstance(current, _Starts) and current._ended:
+        while isinstance(current, OtherThreads) and current._ended:
             current = current._previous
         threading.setprofile(current)
 
