@@ -567,8 +567,9 @@ def test_what_mixes_images_has_no_players_behind():
     [
         (lambda x: {"one": (y := x.flatten(1)), "other": y.tanh()}, "aten.flatten"),
         (lambda x: x.flatten(1).long().double(), "aten.flatten"),
+        (lambda x: (y := x.flatten(1)) * y, "aten.flatten"),
     ],
-    ids=["an output that is not the last", "whole numbers"],
+    ids=["an output that is not the last", "whole numbers", "a square"],
 )
 def test_where_the_affine_beginning_ends(function, last):
     with torch.no_grad():
@@ -837,8 +838,7 @@ def test_a_mean_at_every_position_is_not_one_row(rules):
     def repeated_mean(layer, x, y, grad):
         return grad.mean((3, 4), keepdim=True).expand(grad.shape)
 
-    layer = RepeatedMean()
-    passed = Path(Ending(lambda net, x: layer(x)), None, ["start"]).run(random(2, 4, 5, 6))
+    passed = Path(nn.Sequential(nn.Identity(), RepeatedMean()), None, ["0"]).run(random(2, 4, 5, 6))
     assert not passed.averages(0)
 
 
