@@ -83,7 +83,9 @@ TESTS = {
     "methods/perturbation.py": "methods coalitions baselines",
     "maps/signed_maps.py": "maps",
     "network/layout.py": "maps token_backward channel_means tiles",
-    "targets/output_gradients.py": "output_gradients targets outputs method coalitions anomalies",
+    "targets/output_gradients.py": (
+        "output_gradients targets outputs method coalitions anomalies enumerated dense contributions baselines"
+    ),
     "targets/target.py": "output_gradients method anomalies targets head",
     "head/anomalies.py": "anomalies targets",
     "targets/components.py": "targets anomalies output_gradients head outputs method",
