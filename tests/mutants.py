@@ -128,6 +128,9 @@ KINK = "which side's slope a kink has differs between versions of torch"
 # Functions, and what is in the conditions by which they choose the quicker of two ways, or in the size of steps to one
 # end: their mutants may survive.
 FASTER = {
+    "targets/output_gradients.py _pull_together": (
+        *("head.enumerated", "is_traced()", "without apart", "output.device", "seed.shape", "most //", "(most"),
+    ),
     "calculus/dual_numbers.py _Constants.__torch_function__": ("_AFFINE", "is_grad_enabled"),
     "calculus/dual_numbers.py _linear": ("without function in", "len(args)"),
     "calculus/dual_numbers.py _with": ("place + 1",),
