@@ -84,7 +84,7 @@ TESTS = {
     "maps/signed_maps.py": "maps",
     "network/layout.py": "maps token_backward channel_means tiles",
     "targets/output_gradients.py": (
-        "output_gradients targets outputs method coalitions anomalies enumerated dense contributions baselines"
+        "output_gradients targets outputs method coalitions anomalies enumerated dense contributions baselines boundary"
     ),
     "targets/target.py": "output_gradients method anomalies targets head",
     "head/anomalies.py": "anomalies targets",
@@ -131,6 +131,7 @@ FASTER = {
     "targets/output_gradients.py _pull_together": (
         *("head.enumerated", "is_traced()", "without apart", "output.device", "seed.shape", "most //", "(most"),
     ),
+    "targets/output_gradients.py _differentiate_region": ("is_traced()", "_BYTES", "bytes_per_target"),
     "calculus/dual_numbers.py _Constants.__torch_function__": ("_AFFINE", "is_grad_enabled"),
     "calculus/dual_numbers.py _linear": ("without function in", "len(args)"),
     "calculus/dual_numbers.py _with": ("place + 1",),
