@@ -131,7 +131,16 @@ FASTER = {
     "targets/output_gradients.py _pull_together": (
         *("head.enumerated", "is_traced()", "without apart", "output.device", "seed.shape", "most //", "(most"),
     ),
-    "targets/output_gradients.py _differentiate_region": ("is_traced()", "_BYTES", "bytes_per_target"),
+    "targets/output_gradients.py _differentiate_region": (
+        "is_traced()",
+        "_BYTES",
+        "bytes_per_target",
+        "block.size > 1",
+    ),
+    # Sizes of terms, of which a tolerance is a part that is far above what rounding loses.
+    "targets/output_gradients.py _differentiate_whole": ("values.abs()", "term.abs()"),
+    "targets/output_gradients.py _at_start": ("values.abs()", "rises.abs()"),
+    "targets/output_gradients.py plain_gradients": ("values.abs()", "rises.abs()"),
     "calculus/dual_numbers.py _Constants.__torch_function__": ("_AFFINE", "is_grad_enabled"),
     "calculus/dual_numbers.py _linear": ("without function in", "len(args)"),
     "calculus/dual_numbers.py _with": ("place + 1",),
@@ -699,7 +708,7 @@ def main() -> int:
 def reason_of(name: str) -> str | None:
     function, _, change = name.partition(": ")
     if any(part in change for part in FASTER.get(function, ())):
-        return "the same numbers by another way, chosen for speed"
+        return "the same numbers by another way, chosen for speed, or the size of a tolerance"
     return EQUIVALENT.get(name)
 
 

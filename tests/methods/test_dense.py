@@ -266,6 +266,29 @@ def test_the_host_s_target_of_segmentation():
     torch.testing.assert_close(maps.maps.sum((2, 3)) + maps.baseline_values, maps.values)
 
 
+def weighted(maps, *weights):
+    """Sums of the maps, the values and the values at the start over targets."""
+    tables = [maps.maps * maps.log_scale.exp()[:, :, None, None], maps.values, maps.baseline_values]
+    return [torch.tensordot(torch.tensor(weights).double(), table, ([0], [1])) for table in tables]
+
+
+@pytest.mark.parametrize(("gamma", "factor"), [(GAMMA, -2.0), (40.0, 0.0)])  # gradients of 40 come with a factor
+def test_callables_of_all_positions_are_sums_of_targets(gamma, factor):
+    net, _ = network(SVC(gamma=gamma), "around")
+
+    def linear(image):
+        value = image.margins[2].mean()
+        return value + factor * image.components[1].mean() if factor else value
+
+    for baseline in ("zero", X.flip(0)):
+        cam = ContributionCAM(net, ["stem"], baseline=baseline)
+        whole, parts = cam.explain(X, linear), cam.explain(X, [SVMTarget("hole"), PCATarget(1)])
+        for actual, expected in zip(weighted(whole, 1.0), weighted(parts, 1.0, factor), strict=True):
+            torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-9 * float(expected.abs().max()))
+    with pytest.raises(ValueError, match="<lambda> is not linear"):
+        cam.explain(X, lambda image: linear(image) ** 2)
+
+
 def test_other_targets_at_places():
     net, pipeline = network(SVC(gamma=GAMMA), "around")
     output = net(X)
