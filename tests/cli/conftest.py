@@ -16,6 +16,8 @@ from small import SIDE
 from torchvision.models import ResNet18_Weights, SqueezeNet1_1_Weights
 from torchvision.transforms._presets import ImageClassification
 
+from pytorch_grad_cam_pcasvm.export import explainer
+
 _NOTE = re.compile(r"this line is of version 0\.4, and works until 0\.6; now it is:\n  pcasvm-cam .*\n")
 Told = namedtuple("Told", "out err")
 _LIGHT = """
@@ -64,14 +66,17 @@ def told_by() -> Callable[[Sequence[str], Path], dict[str, list]]:
 
 @pytest.fixture(scope="module", autouse=True)
 def _sooner() -> Iterator[None]:
-    """Let networks see half as much, forests have few trees, and reports no worst images, which take their time.
+    """Let networks see half as much, forests have few trees, sheets be small, and reports have no worst images.
 
-    Images of their own size are in tests/export and tests/documents, and tests/evaluation draws the worst images.
+    Images and sheets of their own size are in tests/export and tests/documents, and tests/evaluation draws the worst
+    images.
     """
     with pytest.MonkeyPatch.context() as patch:
         half = partial(ImageClassification, crop_size=SIDE, resize_size=SIDE * 256 // 224)
         for weights in (SqueezeNet1_1_Weights, ResNet18_Weights):  # the second also of networks of one's own
             patch.setattr(weights.DEFAULT.value, "transforms", half)
+        patch.setattr(explainer, "TILE", 72)
+        patch.setattr(explainer, "LARGE", 2 * 72 + explainer.GAP)
         patch.setattr(RandomForestClassifier.__init__, "__defaults__", (25,))
         patch.setattr(import_module("pytorch_grad_cam_pcasvm.evaluation.report"), "_pictures", lambda result: {})
         yield

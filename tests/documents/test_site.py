@@ -11,6 +11,7 @@ import re
 import types
 import warnings
 from collections import OrderedDict
+from functools import cache
 from pathlib import Path
 
 import matplotlib as mpl
@@ -74,6 +75,7 @@ def exists(name):
     return False
 
 
+@cache
 def members(thing):
     """Return the names of what a module or a class has; of a class, also those that only its objects have."""
     names = set(dir(thing))
