@@ -1,6 +1,7 @@
 """For every test: threads, seeds, and what several files need."""
 
 import inspect
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import FunctionType
@@ -42,7 +43,7 @@ def _quickly_saved() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _quickly_inspected() -> Iterator[None]:
-    """Let Python find the arguments of a function once: scikit-learn and torch ask for the same ones in every call."""
+    """Let arguments of a function be found once, and no array be taken for a table: libraries ask in every call."""
     inspected, known = inspect.signature, WeakKeyDictionary()
 
     def signature(function: Any, **options: Any) -> inspect.Signature:
@@ -53,8 +54,12 @@ def _quickly_inspected() -> Iterator[None]:
             told = known[function] = function.__defaults__, inspected(function)
         return told[1]
 
+    tables = sys.modules.get("narwhals.stable.v2.dependencies")  # of scikit-learn, if it is new
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(inspect, "signature", signature)
+        for name in ("is_into_dataframe", "is_into_series") if tables else ():
+            asked = getattr(tables, name)
+            patch.setattr(tables, name, lambda x, asked=asked: type(x) is not np.ndarray and asked(x))
         yield
 
 
