@@ -243,9 +243,9 @@ def started(tmp_path_factory):
         "labels_of_images": animals[:2],
         "features_of_images": lambda backbone: backbone(given["images"]).detach().numpy(),
     }
-    resnet18 = torchvision.models.resnet18
+    resnet = torchvision.models.ResNet(torchvision.models.resnet.BasicBlock, [1, 1, 2, 2])  # resnet18 has two blocks in each
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torchvision.models, "resnet18", lambda weights: resnet18(weights=None) if weights else None)
+        patch.setattr(torchvision.models, "resnet18", lambda weights: resnet if weights else None)
         resize = torchvision.transforms.Resize
         patch.setattr(torchvision.transforms, "Resize", lambda size: resize((64, 64)))  # small, for the time
         given["folder"] = tmp_path_factory.mktemp("started")
