@@ -116,6 +116,14 @@ def rules() -> Iterator[None]:
 
 
 @pytest.fixture
+def same_threads() -> Iterator[None]:
+    """Put back, at the end, how many threads torch has."""
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
 def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is done once, on numbers, is not done at all: "meta" has none."""
     from pytorch_grad_cam_pcasvm.path.record import Path

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from collections import namedtuple
@@ -16,6 +17,7 @@ from small import SIDE
 from torchvision.models import ResNet18_Weights, SqueezeNet1_1_Weights
 from torchvision.transforms._presets import ImageClassification
 
+from pytorch_grad_cam_pcasvm.cli import training
 from pytorch_grad_cam_pcasvm.export import explainer
 
 _NOTE = re.compile(r"this line is of version 0\.4, and works until 0\.6; now it is:\n  pcasvm-cam .*\n")
@@ -48,6 +50,16 @@ class WithoutNote:
 @pytest.fixture
 def capsys(capsys):
     return WithoutNote(capsys)
+
+
+@pytest.fixture
+def here(place, tmp_path, monkeypatch):
+    """The ``place`` of a file of tests, in the current folder, where the features of other tests are not found."""
+    shutil.copytree(place, tmp_path / "here")
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.syspath_prepend(tmp_path / "here")
+    monkeypatch.setattr(training, "cache_folder", lambda: tmp_path / "cache")
+    return tmp_path / "here"
 
 
 @pytest.fixture(scope="session")

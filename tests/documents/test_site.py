@@ -243,7 +243,8 @@ def started(tmp_path_factory):
         "labels_of_images": animals[:2],
         "features_of_images": lambda backbone: backbone(given["images"]).detach().numpy(),
     }
-    resnet = torchvision.models.ResNet(torchvision.models.resnet.BasicBlock, [1, 1, 2, 2])  # resnet18 has two blocks in each
+    # resnet18 has two blocks in each layer.
+    resnet = torchvision.models.ResNet(torchvision.models.resnet.BasicBlock, [1, 1, 2, 2])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torchvision.models, "resnet18", lambda weights: resnet if weights else None)
         resize = torchvision.transforms.Resize
