@@ -1,6 +1,7 @@
 """The same quantities, slow and obvious: by autograd, and by the paper's formulas with explicit diag matrices."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from itertools import combinations, product
 from math import factorial
@@ -40,6 +41,23 @@ def gap(maps: SignedMaps) -> float:
     return missing(torch.cat([parts, maps.baseline_values.unsqueeze(-1)], -1), maps.values)
 
 
+@contextmanager
+def keep_leaves(layer: nn.Module) -> Iterator[list[Tensor]]:
+    """Let the outputs of a layer be leaves, by which what follows is differentiated; yield a list of them."""
+    kept: list[Tensor] = []
+
+    def keep(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        kept.append(output.detach().clone().requires_grad_())
+        return kept[-1].clone()
+
+    handle = layer.register_forward_hook(keep)
+    try:
+        with torch.enable_grad():
+            yield kept
+    finally:
+        handle.remove()
+
+
 def jacobian_by_autograd(net: nn.Module, layer: nn.Module, x: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
     """Return d function(net(x))_k / d activations, shape (N, K, *activations.shape[1:]), one backward pass for each k.
 
@@ -49,16 +67,8 @@ def jacobian_by_autograd(net: nn.Module, layer: nn.Module, x: Tensor, function: 
         x: input, N rows.
         function: takes the network's output to (N, K).
     """
-    kept: list[Tensor] = []
-
-    def keep(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
-        kept.append(output.detach().clone().requires_grad_())
-        return kept[0].clone()
-
-    handle = layer.register_forward_hook(keep)
-    with torch.enable_grad():
+    with keep_leaves(layer) as kept:
         values = function(net(x))
-    handle.remove()
     rows = [torch.autograd.grad(values[:, k].sum(), kept[0], retain_graph=True)[0] for k in range(values.shape[1])]
     return torch.stack(rows, 1)
 
@@ -84,16 +94,8 @@ def path_by_autograd(net: nn.Module, layer: str | None, name: str, x: Tensor, se
         x: input, N rows.
         seeds: factors of the features in each sum, shape (K, N, D).
     """
-    kept: list[Tensor] = []
-
-    def keep(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
-        kept.append(output.detach().clone().requires_grad_())
-        return kept[0].clone()
-
-    handle = net.get_submodule(name).register_forward_hook(keep)
-    with torch.enable_grad():
+    with keep_leaves(net.get_submodule(name)) as kept:
         features = features_by_hook(net, layer, x)
-    handle.remove()
     rows = [torch.autograd.grad(features, kept[0], seed.to(features.dtype), retain_graph=True)[0] for seed in seeds]
     return kept[0].detach(), torch.stack(rows)
 
@@ -188,16 +190,8 @@ def gradient_and_hessian_product(
     net: nn.Module, layer: nn.Module, x: Tensor, target: Callable[[Any], Tensor]
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return activations F, the gradient d of a target by them, and the Hessian's product with F, by autograd twice."""
-    kept: list[Tensor] = []
-
-    def keep(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
-        kept.append(output.detach().clone().requires_grad_())
-        return kept[0].clone()
-
-    handle = layer.register_forward_hook(keep)
-    with torch.enable_grad():
+    with keep_leaves(layer) as kept:
         total = sum(target(row) for row in net(x))
-        handle.remove()
         (grad,) = torch.autograd.grad(total, kept[0], create_graph=True)
         activations, moved = kept[0].detach(), (grad * kept[0].detach()).sum()
         curved = None

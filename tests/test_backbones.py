@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torchvision
-from reference import gap, relative
+from reference import gap, keep_leaves, relative
 from torch import nn
 
 from pytorch_grad_cam_pcasvm import ClosedFormGradCAM, ContributionCAM
@@ -108,15 +108,8 @@ def test_a_backbone_is_explained_without_a_wrapper(name):
         assert relative(found.maps, maps.maps) < 1e-10
         added = ContributionCAM(net, [layer], "tokens").explain(x, [target])
         assert gap(added) < 1e-12
-    kept = []
-
-    def keep(module, args, output):
-        kept.append(output.detach().clone().requires_grad_())
-        return kept[0].clone()
-
-    handle = net.get_submodule(layer).register_forward_hook(keep)
-    output = net(x)
-    handle.remove()
+    with keep_leaves(net.get_submodule(layer)) as kept:
+        output = net(x)
     rows = list(output) if isinstance(output, torch.Tensor) else [
         {"pooler_output": row} for row in output["pooler_output"]
     ]  # fmt: skip

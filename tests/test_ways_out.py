@@ -346,10 +346,10 @@ def maps_of(estimator: Any, y: Any = THREE, targets: Any = None, method: Any = C
     return method(net, ["0"]).explain(PICTURES[:4], targets or usual)
 
 
-def head(place: str, message: str, estimator: Any, ways: dict[str, Any], y: Any = THREE) -> Row:
+def head(place: str, message: str, estimator: Any, ways: dict[str, Any], y: Any = THREE, targets: Any = None) -> Row:
     """Return the row of an estimator that is refused; for each way out, another one, or a function, or a reason."""
     follow = {
-        way: other if callable(other) or isinstance(other, str) else partial(maps_of, other, y)
+        way: other if callable(other) or isinstance(other, str) else partial(maps_of, other, y, targets)
         for way, other in ways.items()
     }
     by_values = partial(maps_of, estimator, y, method=ContributionCAM)
@@ -743,7 +743,8 @@ HEADS = [
         UNSUPPORTED,
         "estimates a covariance, and decides nothing",
         covariance.LedoitWolf(),
-        {"fit EllipticEnvelope": partial(maps_of, covariance.EllipticEnvelope(), targets=SVMTarget())},
+        {"fit EllipticEnvelope": covariance.EllipticEnvelope()},
+        targets=SVMTarget(),
     ),
     head(
         "head/estimators/likeness.py: as a step before others has no closed form",
@@ -755,20 +756,20 @@ HEADS = [
         "head/estimators/likeness.py: was fitted to find outliers in its training set",
         "and knows nothing of other images: fit it with novelty=True",
         neighbors.LocalOutlierFactor(),
-        {"fit it with novelty=True": partial(maps_of, neighbors.LocalOutlierFactor(novelty=True), targets=SVMTarget())},
+        {"fit it with novelty=True": neighbors.LocalOutlierFactor(novelty=True)},
+        targets=SVMTarget(),
     ),
     head(
         "head/estimators/likeness.py: has the metric",
         "LocalOutlierFactor has the metric 'cosine': fit it with 'euclidean', or also put a Normalizer before it",
         neighbors.LocalOutlierFactor(novelty=True, metric="cosine"),
         {
-            "fit it with 'euclidean'": partial(
-                maps_of, neighbors.LocalOutlierFactor(novelty=True), targets=SVMTarget()
-            ),
-            "also put a Normalizer before it, for angles": partial(
-                maps_of, make_pipeline(Normalizer(), neighbors.LocalOutlierFactor(novelty=True)), targets=SVMTarget()
+            "fit it with 'euclidean'": neighbors.LocalOutlierFactor(novelty=True),
+            "also put a Normalizer before it, for angles": make_pipeline(
+                Normalizer(), neighbors.LocalOutlierFactor(novelty=True)
             ),
         },
+        targets=SVMTarget(),
     ),
     Row(
         "targets/scores.py: needs the log-density of a mixture",
@@ -783,7 +784,8 @@ HEADS = [
         "head/estimators/likeness.py: KernelDensity has the",
         "KernelDensity has the kernel 'tophat': fit it with 'gaussian'",
         neighbors.KernelDensity(kernel="tophat"),
-        {"fit it with 'gaussian'": partial(maps_of, neighbors.KernelDensity(), targets=SVMTarget())},
+        {"fit it with 'gaussian'": neighbors.KernelDensity()},
+        targets=SVMTarget(),
     ),
     Row(
         "network/extraction.py: are for rows of positions",
@@ -924,38 +926,29 @@ HEADS = [
         "head/estimators/likeness.py: {type(estimator).__name__} has the kernel",
         "KernelRidge has the kernel 'laplacian'",
         KernelRidge(kernel="laplacian"),
-        {
-            f"'{name}'": partial(maps_of, KernelRidge(kernel=name), NUMBERS, SVMTarget())
-            for name in ("linear", "rbf", "poly", "sigmoid")
-        },
+        {f"'{name}'": KernelRidge(kernel=name) for name in ("linear", "rbf", "poly", "sigmoid")},
         NUMBERS,
+        SVMTarget(),
     ),
     head(
         "head/estimators/likeness.py: is constant",
         "is constant, so there is nothing to explain",
         gaussian_process.GaussianProcessRegressor(kernels.ConstantKernel(), optimizer=None),
-        {
-            "such as RBF()": partial(
-                maps_of, gaussian_process.GaussianProcessRegressor(kernels.RBF()), NUMBERS, SVMTarget()
-            )
-        },
+        {"such as RBF()": gaussian_process.GaussianProcessRegressor(kernels.RBF())},
         NUMBERS,
+        SVMTarget(),
     ),
     head(
         "head/estimators/likeness.py: a Gaussian process has the kernel",
         "a Gaussian process has the kernel Matern",
         gaussian_process.GaussianProcessRegressor(kernels.Matern(), optimizer=None),
         {
-            "sums and multiples of RBF, DotProduct and WhiteKernel": partial(
-                maps_of,
-                gaussian_process.GaussianProcessRegressor(
-                    2.0 * kernels.RBF() + kernels.DotProduct() + kernels.WhiteKernel(), optimizer=None
-                ),
-                NUMBERS,
-                SVMTarget(),
+            "sums and multiples of RBF, DotProduct and WhiteKernel": gaussian_process.GaussianProcessRegressor(
+                2.0 * kernels.RBF() + kernels.DotProduct() + kernels.WhiteKernel(), optimizer=None
             )
         },
         NUMBERS,
+        SVMTarget(),
     ),
     Row(
         ENSEMBLES + "a fold of CalibratedClassifierCV saw only",

@@ -686,7 +686,9 @@ def test_a_file_of_another_size_is_compared(tmp_path):
         path.write_bytes(path.read_bytes() + b"\0")  # the same pixels
     build(out, **options)
     for number in (2, 4, 6, 8):  # of which at least one is not in the sample
-        Image.new("RGB", (12, 12)).save(root / "cat" / f"{number}.png")
+        path = root / "cat" / f"{number}.png"
+        Image.new("RGB", (12, 12)).save(path)
+        path.write_bytes(path.read_bytes() + b"\0")
         with pytest.raises(ValueError, match=f"the pixels of image cat/{number}.png differ"):
             build(out, **options)
         folder(root, 10)

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from collections import namedtuple
@@ -15,6 +16,9 @@ from sklearn.ensemble import RandomForestClassifier
 from small import SIDE
 from torchvision.models import ResNet18_Weights, SqueezeNet1_1_Weights
 from torchvision.transforms._presets import ImageClassification
+
+from pytorch_grad_cam_pcasvm.cli import training
+from pytorch_grad_cam_pcasvm.export import explainer
 
 _NOTE = re.compile(r"this line is of version 0\.4, and works until 0\.6; now it is:\n  pcasvm-cam .*\n")
 Told = namedtuple("Told", "out err")
@@ -48,6 +52,16 @@ def capsys(capsys):
     return WithoutNote(capsys)
 
 
+@pytest.fixture
+def here(place, tmp_path, monkeypatch):
+    """The ``place`` of a file of tests, in the current folder, where the features of other tests are not found."""
+    shutil.copytree(place, tmp_path / "here")
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.syspath_prepend(tmp_path / "here")
+    monkeypatch.setattr(training, "cache_folder", lambda: tmp_path / "cache")
+    return tmp_path / "here"
+
+
 @pytest.fixture(scope="session")
 def told_by() -> Callable[[Sequence[str], Path], dict[str, list]]:
     """Return a function that runs lines, one after the other, in a process that has imported nothing yet.
@@ -64,14 +78,17 @@ def told_by() -> Callable[[Sequence[str], Path], dict[str, list]]:
 
 @pytest.fixture(scope="module", autouse=True)
 def _sooner() -> Iterator[None]:
-    """Let networks see half as much, forests have few trees, and reports no worst images, which take their time.
+    """Let networks see half as much, forests have few trees, sheets be small, and reports have no worst images.
 
-    Images of their own size are in tests/export and tests/documents, and tests/evaluation draws the worst images.
+    Images and sheets of their own size are in tests/export and tests/documents, and tests/evaluation draws the worst
+    images.
     """
     with pytest.MonkeyPatch.context() as patch:
         half = partial(ImageClassification, crop_size=SIDE, resize_size=SIDE * 256 // 224)
         for weights in (SqueezeNet1_1_Weights, ResNet18_Weights):  # the second also of networks of one's own
             patch.setattr(weights.DEFAULT.value, "transforms", half)
+        patch.setattr(explainer, "TILE", 72)
+        patch.setattr(explainer, "LARGE", 2 * 72 + explainer.GAP)
         patch.setattr(RandomForestClassifier.__init__, "__defaults__", (25,))
         patch.setattr(import_module("pytorch_grad_cam_pcasvm.evaluation.report"), "_pictures", lambda result: {})
         yield

@@ -1,3 +1,3 @@
 """The side of the images that squeezenet sees in tests of the command line."""
 
-SIDE = 80
+SIDE = 64

@@ -34,8 +34,9 @@ from pytorch_grad_cam_pcasvm import (
 from pytorch_grad_cam_pcasvm.cli import main
 from pytorch_grad_cam_pcasvm.cli.models import choose_targets
 from pytorch_grad_cam_pcasvm.data.masks import MaskFolder
+from pytorch_grad_cam_pcasvm.export import explainer
 
-SIZE = 64
+SIZE = 48
 
 
 def backbone():
@@ -130,7 +131,7 @@ def test_good_parts_alone(parts, bank, tmp_path, capsys):
     good = [float(row["anomaly where strongest"]) for name, row in rows.items() if name.startswith("good")]
     assert max(good) < scores.min()
     sheet = Image.open(tmp_path / "maps" / "spot" / f"{files[0].stem}.png")
-    assert sheet.width == 3 * 468 + 10  # the photo, what is anomalous, and why
+    assert sheet.width == 3 * (explainer.LARGE + 10) + 10  # the photo, what is anomalous, and why
     capsys.readouterr()
     assert main([*command, "--at", "3,4", "--components", "1", "--out", str(tmp_path / "place")]) == 0
     with (tmp_path / "place" / "values.csv").open() as file:
@@ -158,7 +159,8 @@ def test_a_good_photo_is_as_dark_alone_as_beside_defects(classifier, parts, tmp_
         out = tmp_path / f"maps of {folder.name}"
         command = ["explain", "--images", str(folder), *network, "--head", str(file), "--out", str(out)]
         assert main(command) == 0
-        heats.append(np.asarray(Image.open(out / "good" / f"{number}.png"))[:, 468 + 5 : 2 * 468 + 5].astype(float))
+        width = explainer.LARGE + 10
+        heats.append(np.asarray(Image.open(out / "good" / f"{number}.png"))[:, width + 5 : 2 * width + 5].astype(float))
     np.testing.assert_allclose(*heats, atol=3)  # one of 256 colours, of features that are rounded in other batches
     low, high = net.anomaly_range()
     good, spots = (net.anomaly_map(images(parts, f"test/{name}")[0]).max((1, 2)) for name in ("good", "spot"))
@@ -303,7 +305,7 @@ def test_photos_with_tiny_faults_are_no_good_photos(parts, tmp_path, capsys):
     mask = np.zeros((80, 100), np.uint8)
     mask[40, 50] = 255  # less than a fifth of any patch
     Image.fromarray(mask).save(tmp_path / "masks" / "spot" / "tiny.png")
-    Image.open(parts / "test/good/0.png").rotate(180).save(tmp_path / "test" / "spot" / "tiny.png")
+    Image.open(parts / "test/good/2.png").rotate(180).save(tmp_path / "test" / "spot" / "tiny.png")
     options = ["--pool", "dense", "--masks", str(tmp_path / "masks"), "--components", "4", "--C", "1", "--no-cache"]
     line = ["fit", str(tmp_path / "test"), *NETWORK_OF_FIT, *options, "--out", str(tmp_path / "model.safetensors")]
     assert main(line) == 0

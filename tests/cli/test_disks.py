@@ -15,10 +15,12 @@ from pytorch_grad_cam_pcasvm import cli
 from pytorch_grad_cam_pcasvm.cli import main, training
 
 BACKBONE = """
+import torch
 from torch import nn
 
 
 def small():
+    torch.manual_seed(0)
     return nn.Sequential(nn.Conv2d(3, 8, 16, 16), nn.ReLU(), nn.Conv2d(8, 12, 3, 2, 1), nn.ReLU()).eval()
 """
 

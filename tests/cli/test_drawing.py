@@ -18,6 +18,7 @@ from torchvision.transforms.functional import normalize, to_tensor
 from pytorch_grad_cam_pcasvm import ContributionCAM, Head, PCASVMNet, PCATarget, SVMTarget, atlas
 from pytorch_grad_cam_pcasvm.cli import main
 from pytorch_grad_cam_pcasvm.data import images as image_files
+from pytorch_grad_cam_pcasvm.export import explainer
 from pytorch_grad_cam_pcasvm.export.explainer import Sheets
 from pytorch_grad_cam_pcasvm.export.outputs import about
 from pytorch_grad_cam_pcasvm.runtime.pictures import colour_table
@@ -104,13 +105,14 @@ def test_the_maps_of_a_head_are_those_of_its_method(typed, weights, tmp_path):
     assert np.abs(np.array([row[3:] for row in rows], float) - values).max() <= 1e-4 * np.abs(values).max()
     assert [row[1] for row in rows] == net.predict(x).tolist()
     photo = Image.open(typed.photos / rows[0][0]).convert("RGB")
-    size = (458, round(458 * photo.height / photo.width)) if photo.width >= photo.height else None
-    assert size is not None
+    assert photo.width >= photo.height
+    size = (explainer.LARGE, round(explainer.LARGE * photo.height / photo.width))
     with Image.open((tmp_path / rows[0][0]).with_suffix(".png")) as sheet:
-        assert sheet.width == 2 * 468 + 10
+        assert sheet.width == 2 * (explainer.LARGE + 10) + 10
         shown = np.asarray(sheet.convert("RGB"), float)
     expected = np.asarray(photo.resize(size, Image.Resampling.BILINEAR), float)
-    corners = [np.abs(shown[y : y + size[1], 10:468] - expected).max() for y in range(shown.shape[0] - size[1])]
+    left = shown[:, 10 : 10 + size[0]]
+    corners = [np.abs(left[y : y + size[1]] - expected).max() for y in range(len(left) - size[1])]
     assert min(corners) <= 1.5  # the whole picture, in its own shape
     page = (tmp_path / "index.html").read_text()
     assert page.count("<figure") == len(rows)
@@ -169,11 +171,11 @@ def test_finer_layers_say_where(typed, weights, tmp_path, capsys):
     photo = Image.open(typed.photos / rows[0][0]).convert("RGB")
     x = normalize(to_tensor(photo.resize((SIDE, SIDE), Image.Resampling.BILINEAR)), *IMAGENET).unsqueeze(0)
     maps = ContributionCAM(net, ["features", "features.7"]).explain(x, SVMTarget()).maps[0, 0]
-    size = (458, round(458 * photo.height / photo.width))
+    size = (explainer.LARGE, round(explainer.LARGE * photo.height / photo.width))
     sheets, shown = Sheets(about([SVMTarget()], net)), photo.resize(size, Image.Resampling.BILINEAR)
     expected = np.asarray(sheets.overlay(shown, (maps / maps.abs().max()).numpy()), float)
     with Image.open((tmp_path / "maps" / rows[0][0]).with_suffix(".png")) as sheet:
-        drawn = np.asarray(sheet.convert("RGB"), float)[:, 478:936]
+        drawn = np.asarray(sheet.convert("RGB"), float)[:, 20 + size[0] : 20 + 2 * size[0]]
     assert min(np.abs(drawn[y : y + size[1]] - expected).max() for y in range(len(drawn) - size[1])) <= 12
     assert main(["atlas", *network, "--head", str(head), "--out", str(tmp_path / "atlas")]) == 2
     capsys.readouterr()
@@ -381,5 +383,6 @@ def test_photos_unlike_those_of_the_training_set_say_so(typed, tmp_path, monkeyp
     assert main([*explain, "--outline", "--components", "0", "--out", str(tmp_path / "lines")]) == 0
     with Image.open(tmp_path / "maps" / "same.png") as coloured, Image.open(tmp_path / "lines" / "same.png") as lines:
         assert coloured.height > lines.height
-        left = coloured.crop((0, 0, 468, 300)), lines.crop((0, 0, 468, 300))
+        width = explainer.LARGE + 10
+        left = coloured.crop((0, 0, width, width // 2)), lines.crop((0, 0, width, width // 2))
         assert np.array_equal(*map(np.asarray, left))

@@ -16,7 +16,7 @@ from PIL import Image
 
 import pytorch_grad_cam_pcasvm as package
 from pytorch_grad_cam_pcasvm import Head, load_model
-from pytorch_grad_cam_pcasvm.cli import main, training
+from pytorch_grad_cam_pcasvm.cli import main
 from pytorch_grad_cam_pcasvm.cli.arguments import COMMANDS, POOLS, FitOptions, make_parser, parse_arguments
 from pytorch_grad_cam_pcasvm.cli.options import translate
 from pytorch_grad_cam_pcasvm.network.pools import POOLS as KNOWN
@@ -41,16 +41,6 @@ def place(tmp_path_factory):
     folder(root / "photos", 12)
     (root / "lines_backbone.py").write_text(BACKBONE)
     return root
-
-
-@pytest.fixture
-def here(place, tmp_path, monkeypatch):
-    """The same, in the current folder, where the features of other tests are not found."""
-    shutil.copytree(place, tmp_path / "here")
-    monkeypatch.chdir(tmp_path / "here")
-    monkeypatch.syspath_prepend(tmp_path / "here")
-    monkeypatch.setattr(training, "cache_folder", lambda: tmp_path / "cache")
-    return tmp_path / "here"
 
 
 def refused(words, capsys):

@@ -9,7 +9,7 @@ import test_lines
 from atlases import folder
 
 from pytorch_grad_cam_pcasvm import Head, load_model
-from pytorch_grad_cam_pcasvm.cli import main, training
+from pytorch_grad_cam_pcasvm.cli import main
 from pytorch_grad_cam_pcasvm.cli.options import translate
 from pytorch_grad_cam_pcasvm.head import storage
 
@@ -37,16 +37,6 @@ def place(tmp_path_factory):
     storage.write(root / "newer.safetensors", tensors, strings | {"format": "pytorch_grad_cam_pcasvm model 2"})
     Head.load(root / "model.safetensors").save(root / "head.safetensors")
     return root
-
-
-@pytest.fixture
-def here(place, tmp_path, monkeypatch):
-    """The same, in the current folder, where the features of other tests are not found."""
-    shutil.copytree(place, tmp_path / "here")
-    monkeypatch.chdir(tmp_path / "here")
-    monkeypatch.syspath_prepend(tmp_path / "here")
-    monkeypatch.setattr(training, "cache_folder", lambda: tmp_path / "cache")
-    return tmp_path / "here"
 
 
 LINES = [

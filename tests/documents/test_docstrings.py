@@ -5,6 +5,7 @@ import inspect
 import re
 import warnings
 from collections import OrderedDict
+from functools import partial
 
 import numpy as np
 import pytest
@@ -102,6 +103,7 @@ def test_an_example_runs(name, given, estimators, monkeypatch):
     if name in ("onnx", "Explainer"):
         pytest.importorskip("onnxruntime")
     monkeypatch.chdir(given["folder"])
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))  # another takes seconds
     runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
     for example in examples(name):
         torch.manual_seed(0)

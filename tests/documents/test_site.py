@@ -11,6 +11,7 @@ import re
 import types
 import warnings
 from collections import OrderedDict
+from functools import cache
 from pathlib import Path
 
 import matplotlib as mpl
@@ -74,6 +75,7 @@ def exists(name):
     return False
 
 
+@cache
 def members(thing):
     """Return the names of what a module or a class has; of a class, also those that only its objects have."""
     names = set(dir(thing))
@@ -241,9 +243,10 @@ def started(tmp_path_factory):
         "labels_of_images": animals[:2],
         "features_of_images": lambda backbone: backbone(given["images"]).detach().numpy(),
     }
-    resnet18 = torchvision.models.resnet18
+    # resnet18 has two blocks in each layer.
+    resnet = torchvision.models.ResNet(torchvision.models.resnet.BasicBlock, [1, 1, 2, 2])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torchvision.models, "resnet18", lambda weights: resnet18(weights=None) if weights else None)
+        patch.setattr(torchvision.models, "resnet18", lambda weights: resnet if weights else None)
         resize = torchvision.transforms.Resize
         patch.setattr(torchvision.transforms, "Resize", lambda size: resize((64, 64)))  # small, for the time
         given["folder"] = tmp_path_factory.mktemp("started")

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 import which_layer
 import which_method
 from experiment import comparison
@@ -19,11 +18,7 @@ from pytorch_grad_cam_pcasvm.evaluation import Estimate
 DOCS = Path(__file__).parents[2] / "docs"
 
 
-@pytest.fixture(autouse=True)
-def _same_threads():
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("same_threads")
 
 
 @pytest.fixture

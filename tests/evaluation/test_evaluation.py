@@ -1125,7 +1125,7 @@ def test_which_class_of_a_scene_is_explained_is_drawn():
 
 
 def test_decisions_for_the_normal_class_are_left_out(corner):
-    net, (x, labels) = corner[0], (each[:24] for each in corner[1:])
+    net, (x, labels) = corner[0], (each[:16] for each in corner[1:])
     settings = {"images": None, "progress": False}
     result = evaluation.faithfulness(net, (x, labels), ["features"], [ContributionCAM], normal=0, **settings)
     assert result.settings["target"] == "SVMTarget(versus=0)"

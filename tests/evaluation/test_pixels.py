@@ -38,12 +38,11 @@ def aupro_by_hand(numbers, masks):
     regions = []
     for image, mask in enumerate(masks):
         labels, count = ndimage.label(mask, np.ones((3, 3)))
-        regions += [(image, labels == number) for number in range(1, count + 1)]
-    points = [(0.0, 0.0)]
+        regions += [numbers[image][labels == number] for number in range(1, count + 1)]
+    points, elsewhere = [(0.0, 0.0)], numbers[~masks]
     for threshold in np.unique(numbers)[::-1]:
-        above = numbers >= threshold
-        overlap = np.mean([above[image][region].mean() for image, region in regions])
-        points.append((above[~masks].mean(), overlap))
+        overlap = np.mean([(region >= threshold).mean() for region in regions])
+        points.append(((elsewhere >= threshold).mean(), overlap))
     area = 0.0
     for (x0, y0), (x1, y1) in itertools.pairwise(points):
         end = min(x1, 0.3)

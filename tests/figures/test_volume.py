@@ -270,17 +270,10 @@ def test_maps_of_images_are_refused():
         plot_volume(x, ClosedFormGradCAM(net, ["1"]).explain(x))
 
 
-@pytest.fixture
-def _same_threads():
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
-
-
 FEW = ["--volumes", "24", "--epochs", "1"]
 
 
-@pytest.mark.usefixtures("_same_threads")
+@pytest.mark.usefixtures("same_threads")
 @pytest.mark.document
 @pytest.mark.optional
 def test_the_example_writes_nifti_in_the_geometry_of_the_input(tmp_path, capsys):
@@ -303,7 +296,7 @@ def test_the_example_writes_nifti_in_the_geometry_of_the_input(tmp_path, capsys)
     assert read["margin"].get_fdata().any()
 
 
-@pytest.mark.usefixtures("_same_threads")
+@pytest.mark.usefixtures("same_threads")
 @pytest.mark.document
 @pytest.mark.slow
 def test_the_example_without_nibabel_says_so_and_gives_the_same_numbers_again(tmp_path, capsys, monkeypatch):

@@ -779,17 +779,20 @@ def test_the_nearest_supported_estimator_is_named(estimator, nearest):
         Head.of(estimator.fit(np.abs(DATA[2][0])))
 
 
+class Arcsinh(Stage):
+    """A stage without a secant."""
+
+    def evaluate(self, x):
+        return torch.asinh(x), x
+
+    def pullback(self, saved, grad):
+        return grad / (1 + saved**2).sqrt().unsqueeze(1), None
+
+
 def test_a_stage_of_ones_own_is_checked_once():
     from problems import Problem
 
     from pytorch_grad_cam_pcasvm import ClosedFormGradCAM, PCASVMNet
-
-    class Arcsinh(Stage):
-        def evaluate(self, x):
-            return torch.asinh(x), x
-
-        def pullback(self, saved, grad):
-            return grad / (1 + saved**2).sqrt().unsqueeze(1), None
 
     class Wrong(Arcsinh):
         def pullback(self, saved, grad):

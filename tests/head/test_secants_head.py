@@ -18,7 +18,7 @@ from sklearn.pipeline import make_pipeline, make_union
 from sklearn.preprocessing import MaxAbsScaler, MinMaxScaler, Normalizer, PowerTransformer, RobustScaler, StandardScaler
 from sklearn.svm import SVC, SVR, LinearSVC, OneClassSVM
 from test_estimators import DATA, NEAR, QUERY, WIDTH, fitted
-from test_head import by_autograd, pulled_back, seeds_of, trace_of
+from test_head import Arcsinh, by_autograd, pulled_back, seeds_of, trace_of
 
 from pytorch_grad_cam_pcasvm import Head, NoClosedFormError
 from pytorch_grad_cam_pcasvm.head import HeadTrace
@@ -26,7 +26,7 @@ from pytorch_grad_cam_pcasvm.head.decisions import Ensemble, KernelSVM, LinearDe
 from pytorch_grad_cam_pcasvm.head.distances import Neighbours, Quadratic
 from pytorch_grad_cam_pcasvm.head.elementwise import Elementwise, Power
 from pytorch_grad_cam_pcasvm.head.kernels import RBF, At, Linear, Polynomial, Sigmoid, squared_distances
-from pytorch_grad_cam_pcasvm.head.stage import Stage, pulled_through
+from pytorch_grad_cam_pcasvm.head.stage import pulled_through
 from pytorch_grad_cam_pcasvm.head.stages import (
     Affine,
     Chain,
@@ -402,13 +402,6 @@ def test_far_from_every_support_vector_a_head_adds_up():
 
 
 def test_a_stage_without_a_secant_is_refused():
-    class Arcsinh(Stage):
-        def evaluate(self, x):
-            return torch.asinh(x), x
-
-        def pullback(self, saved, grad):
-            return grad / (1 + saved**2).sqrt().unsqueeze(1), None
-
     class Double(Arcsinh):
         linear = True
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from cases import HEADS, NETWORKS
+from meta import NoLooks
 from problems import Problem
 from reference import relative
 from torch import nn
@@ -53,14 +54,6 @@ CASES += [pytest.param("pooled", head, method, OF_CLASSES, marks=pytest.mark.slo
 CASES += [("pooled", "one class", "ContributionCAM", [LogRatioTarget(sign="-")])]
 
 
-class _Looks(TorchDispatchMode):
-    """Refuses what would make a GPU wait."""
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        assert func not in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default), "it looks"
-        return func(*args, **(kwargs or {}))
-
-
 class _Copies(TorchDispatchMode):
     """Lists what is sent from the host to a device, but for what is kept there."""
 
@@ -101,7 +94,7 @@ def test_maps_without_looks_are_the_same_and_nothing_stays_on_the_cpu_or_waits_f
     cam, x, maps = explained(backbone, head, method, targets)
     with no_looks():
         cam.explain(x, targets)  # boundaries are looked for once, in the head alone
-        with _Looks():
+        with NoLooks():
             found = cam.explain(x, targets)
     # Of a sum, whose terms may cancel.
     size = maps.maps.abs().amax((0, 2, 3), keepdim=True)
@@ -173,7 +166,7 @@ def test_constants_are_kept_on_a_device_with_each_dtype_but_not_those_of_a_trace
 
 
 def test_a_look_is_seen():
-    with pytest.raises(AssertionError, match="it looks"), _Looks():
+    with pytest.raises(AssertionError, match="it looks"), NoLooks():
         bool(torch.ones(1).any())
 
 

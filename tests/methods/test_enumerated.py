@@ -123,28 +123,28 @@ class OwnProbabilities(OwnMargins):
 TREES = {"random_state": 0}
 CLASSIFIERS = {
     "tree": lambda: DecisionTreeClassifier(max_depth=3, **TREES),
-    "forest": lambda: RandomForestClassifier(12, **TREES),
-    "extra trees": lambda: ExtraTreesClassifier(12, **TREES),
+    "forest": lambda: RandomForestClassifier(5, **TREES),
+    "extra trees": lambda: ExtraTreesClassifier(5, **TREES),
     "boosting": lambda: GradientBoostingClassifier(n_estimators=8, **TREES),
     "histogram boosting": lambda: HistGradientBoostingClassifier(max_iter=8, min_samples_leaf=3, **TREES),
     "AdaBoost": lambda: AdaBoostClassifier(n_estimators=8, **TREES),
     "bag of trees": lambda: BaggingClassifier(n_estimators=8, **TREES),
     "soft vote": lambda: VotingClassifier(
-        [("svc", LogisticRegression()), ("forest", RandomForestClassifier(6, **TREES))], voting="soft"
+        [("svc", LogisticRegression()), ("forest", RandomForestClassifier(5, **TREES))], voting="soft"
     ),
     "hard vote": lambda: VotingClassifier([("a", LogisticRegression()), ("b", DecisionTreeClassifier(**TREES))]),
-    "stack": lambda: StackingClassifier([("forest", RandomForestClassifier(6, **TREES)), ("lr", LogisticRegression())]),
+    "stack": lambda: StackingClassifier([("forest", RandomForestClassifier(5, **TREES)), ("lr", LogisticRegression())]),
     "weighted neighbours": lambda: KNeighborsClassifier(5, weights="distance"),
     "own": OwnRule,
     "own margins": OwnMargins,
     "own probabilities": OwnProbabilities,
 }
 VALUES = {
-    "forest regressor": lambda: RandomForestRegressor(12, **TREES),
-    "extra trees regressor": lambda: ExtraTreesRegressor(12, **TREES),
+    "forest regressor": lambda: RandomForestRegressor(5, **TREES),
+    "extra trees regressor": lambda: ExtraTreesRegressor(5, **TREES),
     "histogram regressor": lambda: HistGradientBoostingRegressor(max_iter=8, min_samples_leaf=3, **TREES),
     "neighbours regressor": lambda: KNeighborsRegressor(3),
-    "isolation forest": lambda: IsolationForest(n_estimators=12, **TREES),
+    "isolation forest": lambda: IsolationForest(n_estimators=5, **TREES),
 }
 
 
@@ -237,7 +237,7 @@ def test_cancellation_compares_the_size_of_a_map_with_the_effects_of_its_compone
 
 
 def test_evidence_that_cancels_is_warned_of_once():
-    net, _ = network(CLASSIFIERS["forest"](), LABELS[SEVERAL])
+    net, _ = network(RandomForestClassifier(12, **TREES), LABELS[SEVERAL])
     cam = ContributionCAM(net, ["block"])
     with pytest.warns(CancellationWarning, match=r"on 2 of 8 maps of SVMTarget\(\), colours of both signs cancel"):
         maps = cam.explain(X[:8])
@@ -282,14 +282,14 @@ def test_what_changes_nothing_is_blank_and_not_rounding():
 
 
 def test_the_path_to_a_forest_is_checked_by_its_components():
-    net, _ = network(RandomForestClassifier(8, **TREES), LABELS[SEVERAL])
+    net, _ = network(RandomForestClassifier(5, **TREES), LABELS[SEVERAL])
     report = ContributionCAM(net, ["stem"]).check(X[:2])
     assert report.agrees
     assert "agrees with autograd" in str(report)
 
 
 def test_the_probability_of_the_predicted_class_adds_up():
-    net, pipeline = network(RandomForestClassifier(8, **TREES), LABELS[SEVERAL])
+    net, pipeline = network(RandomForestClassifier(5, **TREES), LABELS[SEVERAL])
     maps = ContributionCAM(net, ["block"]).explain(X[:9], [ProbabilityTarget(), *map(ProbabilityTarget, SEVERAL)])
     assert adds_up(maps)
     np.testing.assert_allclose(maps.values[:, 0], pipeline.predict_proba(FEATURES[:9]).max(1), atol=1e-12)
@@ -309,7 +309,7 @@ def test_a_decision_without_a_boundary_near_the_mean_starts_there():
 
 
 def test_recombined_maps_do_not_depend_on_the_other_images():
-    pipeline = make_pipeline(TruncatedSVD(3, random_state=0), RandomForestClassifier(8, **TREES))
+    pipeline = make_pipeline(TruncatedSVD(3, random_state=0), RandomForestClassifier(5, **TREES))
     net = PCASVMNet(BACKBONE, pipeline.fit(FEATURES, LABELS[SEVERAL])).eval()
     with pytest.warns(BaselineWarning):
         direct = ContributionCAM(net, ["block"], mean=torch.zeros(8).double()).explain(X[:6], SVMTarget("elm"))
@@ -320,7 +320,7 @@ def test_recombined_maps_do_not_depend_on_the_other_images():
 
 
 def test_a_head_is_as_it_was_when_it_was_passed():
-    net, pipeline = network(RandomForestClassifier(8, **TREES), LABELS[SEVERAL])
+    net, pipeline = network(RandomForestClassifier(5, **TREES), LABELS[SEVERAL])
     before = ContributionCAM(net, ["block"]).explain(X[:3])
     pipeline[-1].estimators_ = pipeline[-1].estimators_[:1]
     after = ContributionCAM(net, ["block"]).explain(X[:3])
@@ -397,7 +397,7 @@ def test_a_linear_head_has_the_maps_of_its_closed_form():
     (StandardScaler(), PCA(3), QuantileTransformer(n_quantiles=10)),
 ], ids=["scaler behind", "union", "polynomials", "quantiles"])  # fmt: skip
 def test_steps_around_the_reduction(before):
-    net, pipeline = network(RandomForestClassifier(8, **TREES), LABELS[SEVERAL], *before)
+    net, pipeline = network(RandomForestClassifier(5, **TREES), LABELS[SEVERAL], *before)
     assert net.predict(X).tolist() == pipeline.predict(FEATURES).tolist()
     maps = ContributionCAM(net, ["block"]).explain(X[:3])
     assert adds_up(maps)
@@ -411,7 +411,7 @@ def test_steps_around_the_reduction(before):
 
 @pytest.mark.parametrize("encode", ["onehot", "onehot-dense"])
 @pytest.mark.parametrize(
-    "classifier", [RandomForestClassifier(8, **TREES), LogisticRegression(), KNeighborsClassifier(3)]
+    "classifier", [RandomForestClassifier(5, **TREES), LogisticRegression(), KNeighborsClassifier(3)]
 )
 def test_steps_that_give_sparse_rows(encode, classifier):
     bins = KBinsDiscretizer(4, encode=encode, strategy="uniform")
@@ -466,17 +466,17 @@ def test_a_neutral_start_is_where_the_value_is_about_0(kind, layer):
 
 
 def test_where_nothing_is_known_maps_start_at_the_mean_with_a_warning():
-    net, _ = network(RandomForestClassifier(8, **TREES), LABELS[BINARY], KernelPCA(3, kernel="rbf"))
+    net, _ = network(RandomForestClassifier(5, **TREES), LABELS[BINARY], KernelPCA(3, kernel="rbf"))
     with pytest.warns(BaselineWarning, match="RandomForestClassifier has no gradient"):
         maps = ContributionCAM(net, ["block"], mean=torch.zeros(8)).explain(X[:2], SVMTarget())
     assert adds_up(maps)
 
 
 def test_several_layers_and_heads_of_many_inputs():
-    net, _ = network(RandomForestClassifier(12, **TREES), LABELS[SEVERAL])
+    net, _ = network(RandomForestClassifier(5, **TREES), LABELS[SEVERAL])
     maps = ContributionCAM(net, ["stem", "block"], baseline="zero").explain(X[:3])
     assert adds_up(maps)
-    wide = PCASVMNet(BACKBONE, RandomForestClassifier(12, **TREES).fit(np.repeat(FEATURES, 2, 1), LABELS[SEVERAL]),
+    wide = PCASVMNet(BACKBONE, RandomForestClassifier(5, **TREES).fit(np.repeat(FEATURES, 2, 1), LABELS[SEVERAL]),
                      pool=lambda t: t.repeat_interleave(2, 1)).eval()  # fmt: skip
     assert "sampled permutations of its 16 inputs" in repr(wide.head)
     cam = ContributionCAM(wide, ["block"], baseline="zero")
@@ -494,7 +494,7 @@ def test_several_layers_and_heads_of_many_inputs():
 def test_recombined_maps_of_many_components_are_those_of_the_network():
     labels = LABELS[SEVERAL]
     reduction = FeatureUnion([("pca", PCA(8)), ("other", PCA(5))]).fit(FEATURES)
-    forest = RandomForestClassifier(12, **TREES).fit(reduction.transform(FEATURES), labels)
+    forest = RandomForestClassifier(5, **TREES).fit(reduction.transform(FEATURES), labels)
     net = PCASVMNet(BACKBONE, [reduction, forest]).eval()
     cam = ContributionCAM(net, ["block"], baseline="mean", mean=torch.from_numpy(FEATURES.mean(0)))
     targets = [SVMTarget(label) for label in SEVERAL]
@@ -507,7 +507,7 @@ def test_recombined_maps_of_many_components_are_those_of_the_network():
 
 
 def test_many_decisions_at_once_tell_their_cancellation():
-    net, _ = network(RandomForestClassifier(8, **TREES), LABELS[SEVERAL])
+    net, _ = network(RandomForestClassifier(5, **TREES), LABELS[SEVERAL])
     cam = ContributionCAM(net, ["block"])
     targets = [SVMTarget(one, versus=other) for one in SEVERAL for other in SEVERAL if one != other]
     together = cam.explain(X[:3], targets)  # more than components: they are sums of these
@@ -516,7 +516,7 @@ def test_many_decisions_at_once_tell_their_cancellation():
 
 
 def test_other_methods_that_need_values_alone():
-    net, _ = network(RandomForestClassifier(8, **TREES), LABELS[BINARY])
+    net, _ = network(RandomForestClassifier(5, **TREES), LABELS[BINARY])
     mean = torch.zeros(8, dtype=torch.float64)
     for method in (LIFTCAM, RelevanceCAM, ShapCAM, ClosedFormAblationCAM, ClosedFormScoreCAM):
         options = {"samples": 8} if method is ShapCAM else {}
@@ -528,7 +528,7 @@ def test_other_methods_that_need_values_alone():
 
 @pytest.mark.parametrize("method", [ClosedFormGradCAM, ClosedFormLayerCAM])
 def test_gradient_methods_refuse_decisions_and_explain_components(method):
-    net, _ = network(RandomForestClassifier(8, **TREES), LABELS[BINARY])
+    net, _ = network(RandomForestClassifier(5, **TREES), LABELS[BINARY])
     with pytest.raises(NoClosedFormError, match=r"RandomForestClassifier has no closed-form .*ContributionCAM"):
         method(net, ["block"]).explain(X[:2])
     assert bool(method(net, ["block"]).explain(X[:2], PCATarget(0)).maps.any())
@@ -555,7 +555,7 @@ def test_a_component_that_differs_by_rounding_alone_is_no_colour():
 def test_heads_fitted_later_on_the_same_components():
     pca = PCA(3).fit(FEATURES)
     first = PCASVMNet(BACKBONE, [pca, SVC().fit(pca.transform(FEATURES), LABELS[BINARY])]).eval()
-    forest = RandomForestClassifier(8, **TREES).fit(pca.transform(FEATURES), LABELS[SEVERAL])
+    forest = RandomForestClassifier(5, **TREES).fit(pca.transform(FEATURES), LABELS[SEVERAL])
     components = ContributionCAM(first, ["block"]).explain(X[:4], [PCATarget(b) for b in range(3)])
     later = PCASVMNet(BACKBONE, [pca, forest]).eval()
     direct = ContributionCAM(later, ["block"]).explain(X[:4], [SVMTarget(), SVMTarget("elm")])
@@ -567,7 +567,7 @@ def test_heads_fitted_later_on_the_same_components():
 
 
 def test_an_atlas_explains_from_its_components(tmp_path):
-    net, _ = network(RandomForestClassifier(8, **TREES), LABELS[SEVERAL])
+    net, _ = network(RandomForestClassifier(5, **TREES), LABELS[SEVERAL])
     store = atlas.build(net, [(x, 0) for x in X[:6]], ["block"], tmp_path / "atlas", progress=False)
     targets = [SVMTarget(), SVMTarget("elm")]
     direct, kept = ContributionCAM(net, ["block"]).explain(X[:6], targets), store.explain(range(6), targets)
@@ -579,7 +579,7 @@ def test_an_atlas_explains_from_its_components(tmp_path):
 
 
 def test_copies_and_pickles():
-    net, _ = network(RandomForestClassifier(8, **TREES), LABELS[SEVERAL])
+    net, _ = network(RandomForestClassifier(5, **TREES), LABELS[SEVERAL])
     cam = ContributionCAM(net, ["block"])
     maps = cam.explain(X[:2])
     for other in (copy.deepcopy(net), pickle.loads(pickle.dumps(net))):
@@ -616,13 +616,13 @@ def test_files_of_types_that_are_not_known_are_refused(tmp_path):
 
 
 def test_programs_refuse_it_by_name():
-    net, _ = network(RandomForestClassifier(8, **TREES), LABELS[BINARY])
+    net, _ = network(RandomForestClassifier(5, **TREES), LABELS[BINARY])
     with pytest.raises(Exception, match="RandomForestClassifier runs outside of PyTorch"):
         torch.export.export(net, (X[:2],), strict=False)
 
 
 def test_a_forest_that_was_fitted_again_is_told():
-    net, pipeline = network(RandomForestClassifier(8, **TREES), LABELS[SEVERAL])
+    net, pipeline = network(RandomForestClassifier(5, **TREES), LABELS[SEVERAL])
     pipeline.fit(FEATURES, LABELS[SEVERAL])
     with pytest.warns(UserWarning, match="was fitted again"):
         net(X[:1])
@@ -726,7 +726,7 @@ def test_hard_votes_have_no_runner_up():
 
 
 def test_labels_of_numpy_can_be_compared():
-    net, _ = network(RandomForestClassifier(8, **TREES), (SCORES[:, 0] > 0).astype(np.int64))
+    net, _ = network(RandomForestClassifier(5, **TREES), (SCORES[:, 0] > 0).astype(np.int64))
     first, second = net.head.classes_
     maps = ContributionCAM(net, ["block"]).explain(X[:2], [SVMTarget(first, versus=second), SVMTarget(0)])
     assert torch.allclose(maps.maps[:, 0], maps.maps[:, 1])
@@ -734,7 +734,7 @@ def test_labels_of_numpy_can_be_compared():
 
 def test_component_maps_from_a_file_know_no_reduction(tmp_path):
     pca = PCA(3).fit(FEATURES)
-    forest = RandomForestClassifier(8, **TREES).fit(pca.transform(FEATURES), LABELS[SEVERAL])
+    forest = RandomForestClassifier(5, **TREES).fit(pca.transform(FEATURES), LABELS[SEVERAL])
     components = ContributionCAM(PCASVMNet(BACKBONE, pca).eval(), ["block"]).explain(X[:4])
     components.save(tmp_path / "maps.safetensors")
     loaded = SignedMaps.load(tmp_path / "maps.safetensors")

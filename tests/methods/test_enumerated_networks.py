@@ -1,5 +1,7 @@
 """Heads without a gradient behind transformers, volumes and several inputs, on CUDA, and against shap's explainers."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -51,7 +53,10 @@ class TwoInputs(nn.Module):
         return self.mixed(torch.cat(parts, 1)).tanh()
 
 
-def fitted(backbone, x, kind=RandomForestClassifier):
+FOREST = partial(RandomForestClassifier, 12)
+
+
+def fitted(backbone, x, kind=FOREST):
     """A network with a forest, the same without it, the forest, and the components of the images."""
     backbone = backbone.double().eval()
     with torch.no_grad():

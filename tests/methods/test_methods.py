@@ -242,13 +242,19 @@ def ordinary(p: Any) -> nn.Module:
     return nn.Sequential(p.backbone, last).eval()
 
 
-def test_grad_cam_plus_plus_knows_the_size_that_was_taken_out() -> None:
-    # The same machine, its value times exp(-800): where alpha is 1/2 the map is Grad-CAM's of the rising positions.
-    p = explained("pooled", "rbf", 2, n=2)
+def fit_far_head(p: Any) -> Any:
+    """Return a head of two classes, with each support vector far from every image."""
     head = make_pipeline(StandardScaler(), PCA(4), SVC(C=2.0)).fit(
         p.backbone(p.images(60, seed=4)).numpy(), np.array(p.labels)[np.arange(60) % 2]
     )
     head[-1].support_vectors_[:, 0] += 100.0
+    return head
+
+
+def test_grad_cam_plus_plus_knows_the_size_that_was_taken_out() -> None:
+    # The same machine, its value times exp(-800): where alpha is 1/2 the map is Grad-CAM's of the rising positions.
+    p = explained("pooled", "rbf", 2, n=2)
+    head = fit_far_head(p)
     net = PCASVMNet(p.backbone, head)
     plus, layer = (kind(net, [p.layer]).explain(p.x, [SVMTarget("bee")]) for kind in
                    (ClosedFormGradCAMPlusPlus, ClosedFormLayerCAM))  # fmt: skip
@@ -480,10 +486,7 @@ def test_recombined_with_a_head_fitted_later_on_the_components(name: str, later:
 @pytest.mark.parametrize("name", LINEAR)
 def test_recombined_far_from_every_support_vector(name: str) -> None:
     p = explained("pooled", "rbf", 2)
-    head = make_pipeline(StandardScaler(), PCA(4), SVC(C=2.0)).fit(
-        p.backbone(p.images(60, seed=4)).numpy(), np.array(p.labels)[np.arange(60) % 2]
-    )
-    head[-1].support_vectors_[:, 0] += 100.0
+    head = fit_far_head(p)
     cam = ours(name, PCASVMNet(p.backbone, head), [p.layer])
     cam.baseline = "zero"  # on the boundary the kernel is not as far away
     expected, actual = cam.explain(p.x, [SVMTarget("bee")]), recombined(cam.explain(p.x), head, [SVMTarget("bee")])
@@ -576,10 +579,7 @@ def test_smoothed_maps_are_means_over_noisy_copies(name: str, count: int) -> Non
 
 def test_smoothed_maps_of_images_that_differ_in_their_factors() -> None:
     p = explained("pooled", "rbf", 2)
-    head = make_pipeline(StandardScaler(), PCA(4), SVC(C=2.0)).fit(
-        p.backbone(p.images(60, seed=4)).numpy(), np.array(p.labels)[np.arange(60) % 2]
-    )
-    head[-1].support_vectors_[:, 0] += 100.0
+    head = fit_far_head(p)
     cam = ClosedFormGradCAM(PCASVMNet(p.backbone, head), [p.layer])
     seen = watched(cam)
     maps = smoothed(cam, p.x[:1], [SVMTarget("bee")], samples=6)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from reference import relative
+from reference import keep_leaves, relative
 from sklearn.decomposition import PCA
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -94,16 +94,8 @@ def problem(request):
 
 def by_autograd(net, inputs, layer, function):
     """Return the activations of a layer, and the gradient of every column of a function of the output."""
-    kept = []
-
-    def keep(module, args, output):
-        kept.append(output.detach().clone().requires_grad_())
-        return kept[0].clone()
-
-    handle = net.backbone.get_submodule(layer).register_forward_hook(keep)
-    with torch.enable_grad():
+    with keep_leaves(net.backbone.get_submodule(layer)) as kept:
         values = function(net.of_features(given_to(net.backbone, inputs)))
-    handle.remove()
     columns = range(values.shape[1])
     grads = [torch.autograd.grad(values[:, k].sum(), kept[0], retain_graph=True)[0] for k in columns]
     return kept[0].detach(), torch.stack(grads, 1)

@@ -5,7 +5,7 @@ import copy
 import numpy as np
 import pytest
 import torch
-from reference import gap, map_of_paper, margins_by_formula, relative
+from reference import gap, keep_leaves, map_of_paper, margins_by_formula, relative
 from sklearn.decomposition import PCA
 from sklearn.neighbors import NearestNeighbors
 from sklearn.pipeline import make_pipeline
@@ -440,16 +440,8 @@ def test_a_transformer_on_tiles(pool):
         assert gap(maps) < 1e-9
 
     # HiResCAM by autograd, tile by tile.
-    kept = []
-
-    def keep(module, args, output):
-        kept.append(output.detach().clone().requires_grad_())
-        return kept[-1].clone()
-
-    handle = vit.blocks[2].norm1.register_forward_hook(keep)
-    with torch.enable_grad():
+    with keep_leaves(vit.blocks[2].norm1) as kept:
         after = [vit.forward_features(tile) for tile in tiles_of_vit(x[:1])]
-    handle.remove()
     if pool == "dense":
         cells = [part[:, 3:].mT.unflatten(2, (4, 4)) for part in after]
         features = Crops((0, 3), (0, 3, 6), (4, 4)).merge(torch.stack(cells, 1).flatten(0, 1))[:, :, 2, 3]

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from meta import NoLooks
 from problems import Problem
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from pytorch_grad_cam_pcasvm import ClosedFormGradCAM, ContributionCAM, PCASVMNet, SVMTarget, mean_activations
 from pytorch_grad_cam_pcasvm.runtime import log
@@ -146,20 +146,12 @@ def test_nothing_is_formatted_and_no_time_is_taken_where_the_log_is_off(problem,
     assert not logged.records
 
 
-class Looks(TorchDispatchMode):
-    """Refuses what would make a GPU wait."""
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        assert func not in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default), "it looks"
-        return func(*args, **(kwargs or {}))
-
-
 def test_the_log_looks_at_no_number(problem, logged):
     cam = contributions(problem)
     with no_looks():  # as on a GPU
         cam.explain(problem.x, SVMTarget("ant"))
         told = logged.messages()
-        with Looks():
+        with NoLooks():
             cam.explain(problem.x, SVMTarget("ant"))
             again = logged.messages()
     # Where nothing may be looked at, a search takes all of its steps, and is not known to have ended before.
