@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+from scipy.special import stdtrit
 from scipy.stats import beta, rankdata
-from scipy.stats import t as student
 from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
@@ -109,7 +109,7 @@ class Estimate:
             return interval_of_any(self.numbers, self.mean, self.standard_error, level)
         if not self.standard_error > 0:
             return -float("inf"), float("inf")
-        half = self.standard_error * float(student.ppf((1 + level) / 2, (self.draws or self.n) - 1))
+        half = self.standard_error * float(stdtrit((self.draws or self.n) - 1, (1 + level) / 2))  # Student's t
         return self.mean - half, self.mean + half
 
     def repeated(self, times: int) -> "Estimate":
@@ -219,7 +219,7 @@ def interval_of_any(numbers: Sequence[float], mean: float, error: float, level: 
     centred = np.asarray(numbers, np.float64) - np.mean(numbers)
     skewness = (centred**3).mean() / (centred**2).mean() ** 1.5
     skewness *= _SKEWNESS * np.sqrt(count * (count - 1)) / (count - 2)
-    end = float(student.ppf((1 + level) / 2, count - 1))
+    end = float(stdtrit(count - 1, (1 + level) / 2))
     corrected = _inverse_of_hall(skewness, count)
     return mean - error * max(end, corrected(end)), mean - error * min(-end, corrected(-end))
 

@@ -60,6 +60,8 @@ class HeadTrace:
 
     def rows(self, index: Any) -> "HeadTrace":
         """Return the trace of some images; for an integer, without a batch dimension and without a pullback."""
+        if isinstance(index, int):
+            return HeadTrace([None if value is None else value[index] for value in self.values], [], self.eps)
         values, saved = tree_map_only(Tensor, lambda tensor: tensor[index], (self.values, self.saved))
         return HeadTrace(values, saved, self.eps)
 
