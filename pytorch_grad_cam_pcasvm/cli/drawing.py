@@ -78,19 +78,20 @@ class Gallery:
     def add(self, card: Card) -> None:
         """Add a card; its picture is kept small."""
         judged = card.judged
-        has_label, wrong = judged.right is not None, judged.right is False
+        has_label, wrong, is_good = judged.right is not None, judged.right is False, judged.is_good
         self._judged += has_label
         self._wrong += wrong
         self._tested += judged.passes is not None
         self._failed += judged.passes is False
-        if judged.is_good is not None and (judged.passes is not None or has_label):
-            self._outcomes[judged.is_good][judged.outcome] += 1
+        if is_good is not None and judged.is_compared:
+            self._outcomes[is_good][judged.outcome] += 1
         picture = card.sheet.crop(card.sheet.info["pictures"])
         picture.thumbnail((_WIDTH, _WIDTH))
         file = io.BytesIO()
         picture.save(file, "JPEG", quality=_QUALITY)
         bad = wrong or judged.passes is False or judged.outcome is not None
-        mark = "unlike" if card.note else "wrong" if bad else "right" if has_label or judged.passes is True else ""
+        is_well = has_label or judged.is_compared or judged.passes
+        mark = "unlike" if card.note else "wrong" if bad else "right" if is_well else ""
         text = base64.b64encode(file.getvalue()).decode()
         self._anomalies |= judged.anomaly is not None
         self._cards.append((
@@ -109,8 +110,8 @@ class Gallery:
             attributes["truth"] = str(judged.truth)
         if judged.passes is not None:
             attributes["verdict"] = judged.outcome or ("pass" if judged.passes else "fail")
-        elif judged.right is not None:
-            attributes["verdict"] = "right" if judged.right else judged.outcome or "wrong"
+        elif judged.right is not None or judged.is_compared:
+            attributes["verdict"] = judged.outcome or ("wrong" if judged.right is False else "right")
         for name, word in attributes.items():
             self._choices[name].add(word)
         number = card.value if judged.anomaly is None else judged.anomaly

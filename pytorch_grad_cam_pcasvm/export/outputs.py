@@ -8,7 +8,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pytorch_grad_cam_pcasvm.export.explainer import BLOCKS, MOST, sample_image, sampled_differences, sampled_outputs
+from pytorch_grad_cam_pcasvm.export.explainer import (
+    BACKGROUND,
+    BLOCKS,
+    MOST,
+    sample_image,
+    sampled_differences,
+    sampled_outputs,
+)
 from pytorch_grad_cam_pcasvm.head.anomalies import measure_anomaly, tells_anomalies
 from pytorch_grad_cam_pcasvm.head.stages import Projection
 from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
@@ -281,9 +288,6 @@ def compared(
     return result
 
 
-_BACKGROUND = "background"  # outside of masks
-
-
 def about(targets: Sequence[Target], net: nn.Module) -> dict[str, Any]:
     """Return the description for :class:`.Sheets`: ``titles`` of targets, ``classes``, ``colours`` of figures.
 
@@ -299,7 +303,7 @@ def about(targets: Sequence[Target], net: nn.Module) -> dict[str, Any]:
     of_places: dict[str, Any] = {"label_colours": [colour.lstrip("#") for colour in COLOURS], "heat": heat_table()}
     of_places["strongest"] = list_strongest(targets)
     if isinstance(net, PCASVMNet) and dense:
-        of_places["absent"] = [name for name in classes or () if name in (_BACKGROUND, net.head.normal)]
+        of_places["absent"] = [name for name in classes or () if name in (BACKGROUND, net.head.normal)]
     head = net.head if isinstance(net, PCASVMNet) else None
     threshold = net.head.threshold if isinstance(net, PCASVMNet) and anomalies else None
     return (
