@@ -155,14 +155,14 @@ def _choose_methods(options: EvaluateOptions, model: Any) -> tuple[str, dict[str
 def _tell_verdicts(file: Path, ways: Mapping[str, str]) -> None:
     """Say a report's verdicts, and which commands draw maps that may be used."""
     from pytorch_grad_cam_pcasvm import evaluation
-    from pytorch_grad_cam_pcasvm.evaluation.positions import found_in_words
+    from pytorch_grad_cam_pcasvm.evaluation.positions import describe_localisation
 
     written = json.loads(file.read_text(encoding="utf-8"))
     print(*(verdict["sentence"] for verdict in written["verdicts"]), sep="\n")
     localised = written["results"].get("localisation", {})
     if "rows" in localised:
         result = evaluation.Result.from_dict(localised)
-        print(*found_in_words(result), *[result] * (not written["verdicts"]), sep="\n")
+        print(*describe_localisation(result), *[result] * (not written["verdicts"]), sep="\n")
     usable = [verdict["method"] for verdict in written["verdicts"] if verdict["verdict"] == "use"]
     print(*(f"maps of {name}: {ways[name]}" for name in usable), sep="\n", end="\n" * bool(usable))
 

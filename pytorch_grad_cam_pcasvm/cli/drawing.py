@@ -30,6 +30,16 @@ _WHERE_ANOMALIES = """The middle picture says where: a place without colour is a
 orange to yellow is beyond the threshold, which its scale marks. The outlined patch is the most anomalous, and the last
 picture says what of the photo made it so. """
 
+_SUMMARY = {  # of a page
+    "explained": "{pictures} pictures. The maps explain: {explained}.",
+    "wrong": " Of the {judged} with a label, {wrong} predicted wrongly, shown first.",
+    "right": " Of the {judged} with a label, all predicted rightly.",
+    "failed": " {failed} of {tested} fail: their anomaly is above the threshold.",
+    "missed": "{mistaken} of {total} photos with a fault {verdict}",
+    "alarms": "{mistaken} of {total} good ones {verdict}",
+}
+_VERDICTS = {True: ("pass", "fail"), False: ("are taken for good", "are taken for faulty")}  # by a threshold, or not
+
 
 @dataclass
 class Card:
@@ -137,20 +147,20 @@ class Gallery:
 
     def list_outcomes(self) -> list[str]:
         """Return how many faults are missed and how many good photos raise a false alarm, in words; [] if unknown."""
-        faulty, good = self._outcomes[False], self._outcomes[True]
-        passes, fails = ("pass", "fail") if self._tested else ("are taken for good", "are taken for faulty")
-        missed = f"{faulty.total() - faulty[None]} of {faulty.total()} photos with a fault {passes}"
-        alarms = f"{good.total() - good[None]} of {good.total()} good ones {fails}"
-        return [missed] * bool(faulty) + [alarms] * bool(good)
+        verdicts = _VERDICTS[self._tested > 0]
+        return [
+            _SUMMARY[clause].format(mistaken=counts.total() - counts[None], total=counts.total(), verdict=verdict)
+            for clause, counts, verdict in zip(("missed", "alarms"), self._outcomes.values(), verdicts, strict=True)
+            if counts
+        ]
 
     def write(self, path: Path) -> None:
         """Write the page."""
-        summary = f"{len(self._cards)} pictures. The maps explain: {html.escape(self._explained)}."
+        summary = _SUMMARY["explained"].format(pictures=len(self._cards), explained=html.escape(self._explained))
         if self._judged:
-            wrong = f"{self._wrong} predicted wrongly, shown first" if self._wrong else "all predicted rightly"
-            summary += f" Of the {self._judged} with a label, {wrong}."
+            summary += _SUMMARY["wrong" if self._wrong else "right"].format(judged=self._judged, wrong=self._wrong)
         if self._tested:
-            summary += f" {self._failed} of {self._tested} fail: their anomaly is above the threshold."
+            summary += _SUMMARY["failed"].format(failed=self._failed, tested=self._tested)
         summary += "".join(f" {words}." for words in self.list_outcomes())
         cards = "\n".join(text for _, text in sorted(self._cards, key=lambda card: card[0]))
         title = html.escape(f"Maps of {self._name}")

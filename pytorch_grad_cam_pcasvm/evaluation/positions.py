@@ -37,8 +37,25 @@ ABOUT = ", asked about "  # between a method and a question other than that of t
 BACKGROUNDS = (0, "0", "background")  # names of the class outside of masks
 
 
-def found_in_words(result: Result) -> list[str]:
-    """Return a sentence for each method: in how many images its map finds the masked place.
+_SENTENCES = {
+    "scores": "{measures} (1: all are told from the others; by chance 0.5, AUPRO 0.15).",
+    "threshold": "By the threshold of the model, {threshold:.4g}, {missed} of {faulty} photos with a fault pass, and "
+    "{alarms} of {good} good ones fail.",
+    "place": "{maps} find the marked place in {share:.0%} of the images that have one: the strongest evidence is on "
+    "it, or at most {pixels} pixels beside it, as the network sees them.{controls}{others}",
+}
+_CLAUSES = {  # of a sentence about a place
+    "maps": "The maps of {method}",
+    POSITIONS: "The values of every position",
+    "control": "{control} does so in {share:.0%}",
+    "controls": " To compare, {clauses}.",
+    "other": "of {question}: {share:.0%}",
+    "others": " Maps {clauses}.",
+}
+
+
+def describe_localisation(result: Result) -> list[str]:
+    """Return the results of localisation in sentences: what tells faults, and in how many images maps find the place.
 
     Args:
         result: of localisation; without masks there is nothing to say.
@@ -48,36 +65,32 @@ def found_in_words(result: Result) -> list[str]:
         for row in result.rows
         if (distance := re.fullmatch(rf"{POINT}, within (\S+) pixels", row.measure))
     }
-    controls = [f"{in_words(name)} does so in {near[name][0]:.0%}" for name in (BLIND, CENTRE) if name in near]
+    shares = {in_words(name): near[name][0] for name in (BLIND, CENTRE) if name in near}
     if (chance := result.settings.get("chance")) is not None:
-        controls.append(f"a place at random does so in {chance:.0%}")
+        shares["a place at random"] = chance
+    controls = [_CLAUSES["control"].format(control=name, share=share) for name, share in shares.items()]
+    compared = _CLAUSES["controls"].format(clauses=" and ".join(controls)) if controls else ""
     sentences = []
     for method, (share, pixels) in near.items():
         if method in (BLIND, CENTRE) or ABOUT in method:
             continue
-        other_names = [
-            f"of {name.removeprefix(method + ABOUT)}: {other:.0%}"
+        others = ", ".join(
+            _CLAUSES["other"].format(question=name.removeprefix(method + ABOUT), share=other)
             for name, (other, _) in near.items()
             if name.startswith(method + ABOUT)
-        ]
-        sentences.append(
-            f"{'The values of every position find' if method == POSITIONS else f'The maps of {method} find'} the "
-            f"marked place in {share:.0%} of the images that have one: the strongest evidence is on it, or at most "
-            f"{pixels} pixels beside it, as the network sees them."
-            + (f" To compare, {' and '.join(controls)}." if controls else "")
-            + (f" Maps {', '.join(other_names)}." if other_names else "")
         )
-    return [*_tell_scores(result), *(result.settings.get("alarms") or ()), *sentences]
+        sentences.append(_SENTENCES["place"].format(
+            maps=_CLAUSES.get(method, _CLAUSES["maps"]).format(method=method), share=share, pixels=pixels,
+            controls=compared, others=_CLAUSES["others"].format(clauses=others) if others else "",
+        ))  # fmt: skip
+    return [*_describe_scores(result), *(result.settings.get("alarms") or ()), *sentences]
 
 
-def _tell_scores(result: Result) -> list[str]:
+def _describe_scores(result: Result) -> list[str]:
     """Return in a sentence how well the values of every position tell photos and pixels with a fault."""
     means = {row.measure: row.estimate.mean for row in result.rows if row.method == POSITIONS}
-    sentences = [f"{measure} {means[measure]:.3f}" for measure in (IMAGE_AUROC, AUROC, AUPRO) if measure in means]
-    if not sentences:
-        return []
-    words = ", ".join(sentences)
-    return [f"{words[0].upper()}{words[1:]} (1: all are told from the others; by chance 0.5, AUPRO 0.15)."]
+    words = ", ".join(f"{measure} {means[measure]:.3f}" for measure in (IMAGE_AUROC, AUROC, AUPRO) if measure in means)
+    return [_SENTENCES["scores"].format(measures=words[0].upper() + words[1:])] if words else []
 
 
 class PixelValues:
@@ -118,10 +131,9 @@ class PixelValues:
             return []
         masks, fails = np.concatenate(self._masks), np.concatenate(self._scores) > threshold
         faulty = masks.reshape(len(masks), -1).any(1)
-        return [
-            f"By the threshold of the model, {threshold:.4g}, {int((~fails & faulty).sum())} of {int(faulty.sum())} "
-            f"photos with a fault pass, and {int((fails & ~faulty).sum())} of {int((~faulty).sum())} good ones fail."
-        ]
+        counts = {"missed": ~fails & faulty, "faulty": faulty, "alarms": fails & ~faulty, "good": ~faulty}
+        numbers = {name: int(photos.sum()) for name, photos in counts.items()}
+        return [_SENTENCES["threshold"].format(threshold=threshold, **numbers)]
 
     def measure_chance(self, tolerance: float) -> float | None:
         """Return the mean share of the places that are at most so many pixels away from the mask of their image."""
