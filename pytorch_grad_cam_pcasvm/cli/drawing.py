@@ -5,7 +5,6 @@ import csv
 import html
 import io
 import string
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
@@ -15,7 +14,7 @@ from urllib.parse import quote
 
 import pytorch_grad_cam_pcasvm as package
 from pytorch_grad_cam_pcasvm.cli.folders import find_normal, refuse_bad, tell_bad
-from pytorch_grad_cam_pcasvm.cli.preparation import check_photos, tell_whites
+from pytorch_grad_cam_pcasvm.cli.preparation import open_folder, tell_whites
 from pytorch_grad_cam_pcasvm.data import list_photos, name_classes
 from pytorch_grad_cam_pcasvm.runtime.files import name_path
 
@@ -81,29 +80,20 @@ class Gallery:
         self._name, self._explained = name, explained
         self._cards: list[tuple[tuple[bool, float], str]] = []
         self._choices: dict[str, set[str]] = {"label": set(), "truth": set(), "verdict": set()}
-        self._anomalies = False
-        self._wrong = self._judged = self._failed = self._tested = 0
-        self._outcomes = {False: Counter[str | None](), True: Counter[str | None]()}  # of faulty photos, of good ones
+        self._judgements: list[Judgement] = []
 
     def add(self, card: Card) -> None:
         """Add a card; its picture is kept small."""
-        judged = card.judged
-        has_label, wrong, is_good = judged.right is not None, judged.right is False, judged.is_good
-        self._judged += has_label
-        self._wrong += wrong
-        self._tested += judged.passes is not None
-        self._failed += judged.passes is False
-        if is_good is not None and judged.is_compared:
-            self._outcomes[is_good][judged.outcome] += 1
+        judged, wrong = card.judged, card.judged.right is False
+        self._judgements.append(judged)
         picture = card.sheet.crop(card.sheet.info["pictures"])
         picture.thumbnail((_WIDTH, _WIDTH))
         file = io.BytesIO()
         picture.save(file, "JPEG", quality=_QUALITY)
         bad = wrong or judged.passes is False or judged.outcome is not None
-        is_well = has_label or judged.is_compared or judged.passes
+        is_well = judged.right or judged.is_compared or judged.passes
         mark = "unlike" if card.note else "wrong" if bad else "right" if is_well else ""
         text = base64.b64encode(file.getvalue()).decode()
-        self._anomalies |= judged.anomaly is not None
         self._cards.append((
             (judged.outcome is None, float(not wrong) if judged.anomaly is None else -judged.anomaly),
             f'<figure class="{mark}"{self._described(card)}><a href="{quote(card.file)}">'
@@ -130,9 +120,10 @@ class Gallery:
 
     def _controls(self) -> str:
         """Return the filters and sort orders of the page; a filter with one choice is left out."""
-        value = "anomaly" if self._anomalies else "value"
-        first = "most anomalous first" if self._anomalies else "wrong first" if self._wrong else "as in the folder"
-        if any(counts[outcome] for counts in self._outcomes.values() for outcome in counts if outcome):
+        value = "anomaly" if self._has_anomalies else "value"
+        wrong = any(judged.right is False for judged in self._judgements)
+        first = "most anomalous first" if self._has_anomalies else "wrong first" if wrong else "as in the folder"
+        if any(judged.outcome for judged in self._judgements):
             first = "mistakes first"
         orders = {"first": first, "name": "by name", "high": f"highest {value} first", "low": f"lowest {value} first"}
         if first == "most anomalous first":
@@ -145,30 +136,39 @@ class Gallery:
                 menus += f"<label>{names[name]} {_select(name, options)}</label>"
         return menus + f"<label>sort {_select('sort', orders)}</label>"
 
+    @property
+    def _has_anomalies(self) -> bool:
+        """Whether the pictures have anomalies."""
+        return any(judged.anomaly is not None for judged in self._judgements)
+
     def list_outcomes(self) -> list[str]:
         """Return how many faults are missed and how many good photos raise a false alarm, in words; [] if unknown."""
-        verdicts = _VERDICTS[self._tested > 0]
-        return [
-            _SUMMARY[clause].format(mistaken=counts.total() - counts[None], total=counts.total(), verdict=verdict)
-            for clause, counts, verdict in zip(("missed", "alarms"), self._outcomes.values(), verdicts, strict=True)
-            if counts
-        ]
+        verdicts, sentences = _VERDICTS[any(judged.passes is not None for judged in self._judgements)], []
+        for clause, is_good, verdict in zip(("missed", "alarms"), (False, True), verdicts, strict=True):
+            outcomes = [one.outcome for one in self._judgements if one.is_compared and one.is_good == is_good]
+            mistaken = len(outcomes) - outcomes.count(None)
+            if outcomes:
+                sentences.append(_SUMMARY[clause].format(mistaken=mistaken, total=len(outcomes), verdict=verdict))
+        return sentences
 
     def write(self, path: Path) -> None:
         """Write the page."""
         summary = _SUMMARY["explained"].format(pictures=len(self._cards), explained=html.escape(self._explained))
-        if self._judged:
-            summary += _SUMMARY["wrong" if self._wrong else "right"].format(judged=self._judged, wrong=self._wrong)
-        if self._tested:
-            summary += _SUMMARY["failed"].format(failed=self._failed, tested=self._tested)
+        rights = [judged.right for judged in self._judgements if judged.right is not None]
+        passes = [judged.passes for judged in self._judgements if judged.passes is not None]
+        if rights:
+            wrong = rights.count(False)
+            summary += _SUMMARY["wrong" if wrong else "right"].format(judged=len(rights), wrong=wrong)
+        if passes:
+            summary += _SUMMARY["failed"].format(failed=passes.count(False), tested=len(passes))
         summary += "".join(f" {words}." for words in self.list_outcomes())
         cards = "\n".join(text for _, text in sorted(self._cards, key=lambda card: card[0]))
-        title = html.escape(f"Maps of {self._name}")
-        where, last = (_WHERE_ANOMALIES if self._anomalies else _WHERE, "last picture") if self.dense else ("", "map")
+        where = _WHERE_ANOMALIES if self._has_anomalies else _WHERE
         template = string.Template((Path(__file__).parent / "gallery.html").read_text(encoding="utf-8"))
         page = template.substitute(
-            title=title, summary=summary, choices=self._controls(), cards=cards, where=where, map=last
-        )
+            title=html.escape(f"Maps of {self._name}"), summary=summary, choices=self._controls(), cards=cards,
+            where=where if self.dense else "", map="last picture" if self.dense else "map",
+        )  # fmt: skip
         path.write_text(page, encoding="utf-8")
 
 
@@ -350,7 +350,7 @@ def _rank_components(net: Any, x: Any, decision: Any, most: int) -> list[list[in
 
 def _with_network(options: Any, bad: list[str]) -> tuple[int, Iterator[Card]]:
     """Return the number of pictures, and their explanations by a network; unreadable ones go to ``bad``."""
-    from pytorch_grad_cam_pcasvm.cli.models import choose_layers, choose_options, choose_targets, open_model
+    from pytorch_grad_cam_pcasvm.cli.models import choose_targets, make_cam, open_model
     from pytorch_grad_cam_pcasvm.data.images import Images, as_picture
     from pytorch_grad_cam_pcasvm.export.explainer import WHOLE, Sheets, find_frame
     from pytorch_grad_cam_pcasvm.export.outputs import about, name_outputs
@@ -361,12 +361,8 @@ def _with_network(options: Any, bad: list[str]) -> tuple[int, Iterator[Card]]:
     model = open_model(options)
     net, preparation = model.net, model.preparation
     targets = choose_targets(options, net)
-    method = getattr(package, options.method)
-    layers = choose_layers(options, model, [method])
-    cam = method(net, layers, **choose_options(options, [method], model, layers)[method])
-    images = Images(preparation.folder(options.images), thumbnails=0)
-    check_photos(options, preparation, images.data.paths)
-    tell_whites(preparation.white_level, images.data.paths)
+    cam = make_cam(options, model)
+    images = Images(open_folder(options, preparation), thumbnails=0)
     originals = _keep_originals(images.data)
     steps, most = preparation.steps, options.components or _COMPONENTS
     decisions = [target for target in targets if not isinstance(target, package.PCATarget)]

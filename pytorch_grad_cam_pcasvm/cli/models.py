@@ -161,14 +161,9 @@ def choose_layers(options: Any, model: Any, methods: Sequence[type] = ()) -> lis
         options: ``layer`` and what is needed to compare.
         model: the model.
         methods: whose maps are wanted; those of several layers are only compared if one of them can join them.
-
-    Raises:
-        ValueError: there are no images to compare layers on.
     """
     if options.layer != ["auto"]:
         return list(dict.fromkeys(options.layer or model.layers))
-    if options.images is None:
-        raise ValueError("--layer auto compares layers on photos: name their folder")
     net, preparation = model.net, model.preparation
     from pytorch_grad_cam_pcasvm import evaluation
     from pytorch_grad_cam_pcasvm.cli.training import layers_for_maps
@@ -207,6 +202,13 @@ def choose_options(
     elif options.train is not None:
         print("--train is not needed: these maps do not start at means")
     return {method: common | (start if issubclass(method, BaselineCAM) else {}) for method in methods}
+
+
+def make_cam(options: Any, model: Any) -> Any:
+    """Return the method that was typed, at the layers that were typed or are chosen."""
+    method = getattr(package, options.method)
+    layers = choose_layers(options, model, [method])
+    return method(model.net, layers, **choose_options(options, [method], model, layers)[method])
 
 
 def choose_targets(options: Any, net: Any) -> list[Any]:

@@ -297,6 +297,14 @@ def check_photos(options: Any, preparation: Preparation, paths: Sequence[Path], 
         )
 
 
+def open_folder(options: Any, preparation: Preparation, one_size: str = "") -> Any:
+    """Return the checked photos of a command as a data set; say which number is white."""
+    folder = preparation.folder(options.images)
+    check_photos(options, preparation, folder.paths, one_size=one_size)
+    tell_whites(preparation.white_level, folder.paths)
+    return folder
+
+
 def tell_stretched(net: Any, preparation: Preparation, paths: Sequence[Path]) -> None:
     """Say which photos are of quite another shape than the canvas, such as panoramas, to which they are stretched."""
     canvas = getattr(net, "canvas", None)

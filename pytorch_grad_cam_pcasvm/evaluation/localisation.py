@@ -109,14 +109,11 @@ def localisation(  # noqa: D417 - of the study its class tells
     measured = defaultdict[Any, list[np.ndarray]](list)  # by method, measure and rival
     chances: list[np.ndarray] = []
 
-    def rows_so_far() -> list[Row]:
-        numbers = {key: np.concatenate(parts) for key, parts in measured.items()}
-        return _make_rows(subject, against, numbers, np.concatenate(chances))
-
     def collect_result() -> Result:
         if not chances:
             raise ValueError("there is nothing to find: every mask is empty")
-        chance, rows = np.concatenate(chances), rows_so_far()
+        chance, numbers = np.concatenate(chances), {key: np.concatenate(parts) for key, parts in measured.items()}
+        rows = _make_rows(subject, against, numbers, chance)
         if masks is not None:
             rows += pixels.rows(subject, tolerance, rate) + answers.pointing(tolerance)
         return subject.result(

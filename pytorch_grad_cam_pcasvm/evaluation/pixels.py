@@ -64,7 +64,7 @@ class FoundFaults:
         return self._write("photos")
 
     def _write(self, clause: str) -> str:
-        """Return the rate of false alarms, and one of the clauses about what is found at it."""
+        """Return the rate of false alarms, and one of the clauses about the faults found at it."""
         rate = _CLAUSES["rate"].format(number=1 / self.rate)
         if self.rate > self.wanted:
             rate += _CLAUSES["wanted"].format(number=1 / self.wanted, good=self.good)

@@ -55,7 +55,7 @@ _CLAUSES = {  # of a sentence about a place
 
 
 def describe_localisation(result: Result) -> list[str]:
-    """Return the results of localisation in sentences: what tells faults, and in how many images maps find the place.
+    """Return the results of localisation in sentences: how well faults are told, and how often maps find their place.
 
     Args:
         result: of localisation; without masks there is nothing to say.
@@ -69,21 +69,25 @@ def describe_localisation(result: Result) -> list[str]:
     if (chance := result.settings.get("chance")) is not None:
         shares["a place at random"] = chance
     controls = [_CLAUSES["control"].format(control=name, share=share) for name, share in shares.items()]
-    compared = _CLAUSES["controls"].format(clauses=" and ".join(controls)) if controls else ""
     sentences = []
     for method, (share, pixels) in near.items():
         if method in (BLIND, CENTRE) or ABOUT in method:
             continue
-        others = ", ".join(
+        questions = [
             _CLAUSES["other"].format(question=name.removeprefix(method + ABOUT), share=other)
             for name, (other, _) in near.items()
             if name.startswith(method + ABOUT)
-        )
+        ]
         sentences.append(_SENTENCES["place"].format(
             maps=_CLAUSES.get(method, _CLAUSES["maps"]).format(method=method), share=share, pixels=pixels,
-            controls=compared, others=_CLAUSES["others"].format(clauses=others) if others else "",
+            controls=_list_clauses("controls", controls, " and "), others=_list_clauses("others", questions, ", "),
         ))  # fmt: skip
     return [*_describe_scores(result), *(result.settings.get("alarms") or ()), *sentences]
+
+
+def _list_clauses(sentence: str, clauses: Sequence[str], between: str) -> str:
+    """Return a sentence that lists clauses; empty if there are none."""
+    return _CLAUSES[sentence].format(clauses=between.join(clauses)) if clauses else ""
 
 
 def _describe_scores(result: Result) -> list[str]:

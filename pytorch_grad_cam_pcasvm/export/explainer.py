@@ -294,7 +294,7 @@ class Judgement:
         anomaly: how unlike good parts it is, or None.
         outcome: that its fault is missed, or that it raises a false alarm; None: neither, or not known.
         is_good: whether it is labelled a good one; None: not known.
-        taken: whether it is taken for a good one; None: not known.
+        seems_good: whether it is taken for a good one; None: not known.
     """
 
     label: Any = None
@@ -304,12 +304,12 @@ class Judgement:
     anomaly: float | None = None
     outcome: str | None = None
     is_good: bool | None = None
-    taken: bool | None = None
+    seems_good: bool | None = None
 
     @property
     def is_compared(self) -> bool:
         """Whether it is known that it is, or is not, mistaken for a good or for a faulty one."""
-        return self.is_good is not None and self.taken is not None
+        return self.is_good is not None and self.seems_good is not None
 
 
 class Answers:
@@ -357,12 +357,12 @@ class Answers:
 
     def outcome(self, outputs: dict[str, np.ndarray], row: int, truth: Any) -> str | None:
         """Return how an image is mistaken: a fault is missed, or a good photo raises a false alarm; None: neither."""
-        taken, good = self._is_taken(outputs, row, truth), self.is_good(truth)
-        if taken is None or good is None or taken == good:
+        seems_good, good = self._seems_good(outputs, row, truth), self.is_good(truth)
+        if seems_good is None or good is None or seems_good == good:
             return None
-        return MISSED if taken else FALSE_ALARM
+        return MISSED if seems_good else FALSE_ALARM
 
-    def _is_taken(self, outputs: dict[str, np.ndarray], row: int, truth: Any) -> bool | None:
+    def _seems_good(self, outputs: dict[str, np.ndarray], row: int, truth: Any) -> bool | None:
         """Return whether an image is taken for a good one; None: not known.
 
         It is if it passes; without a threshold, if each of its positions is of a class that is an absence, or if it is
@@ -385,7 +385,7 @@ class Answers:
             self.anomaly(outputs, row) if "anomaly" in outputs else None,
             self.outcome(outputs, row, truth),
             self.is_good(truth),
-            self._is_taken(outputs, row, truth),
+            self._seems_good(outputs, row, truth),
         )
 
     def anomaly(self, outputs: dict[str, np.ndarray], row: int = 0) -> float:
@@ -666,7 +666,7 @@ class Sheets(Answers):
     def arrange(
         self, panels: list[Panel], title: str, colour: str = "black", frame: Any = WHOLE, most: int = 3 * (LARGE + GAP)
     ) -> Image.Image:
-        """Return panels on a sheet, side by side with those of their size, below a title.
+        """Return a sheet of panels, side by side where they have one size, below a title.
 
         Args:
             panels: those of one size come after each other.
