@@ -309,22 +309,6 @@ def _list_unreadable(explainer: Any, folder: Path, paths: Sequence[Path]) -> dic
     return bad
 
 
-def _ends(net: Any, images: Any, parts: Any) -> dict[str, Any]:
-    """Return where the colours of anomalies start and end, as ``Sheets`` take it: by the training set, if it is known.
-
-    Else they are the same for all pictures.
-    """
-    from pytorch_grad_cam_pcasvm.head.anomalies import usual_reach
-
-    ends = net.anomaly_range()
-    if ends is not None:
-        return {"anomaly_range": list(ends), "usual": usual_reach(net.head)}
-    numbers = [net.anomaly_map(batch.images) for rows in parts if (batch := images.read(rows)).rows]
-    if not numbers:
-        return {}
-    return {"anomaly_range": [min(float(part.min()) for part in numbers), max(float(part.max()) for part in numbers)]}
-
-
 def _keep_originals(folder: Any) -> dict[str, Any]:
     """Return the photos that a folder reads from now on, by their paths: each is decoded once, and drawn, too."""
     read, originals = folder.loader, {}
@@ -353,7 +337,7 @@ def _with_network(options: Any, bad: list[str]) -> tuple[int, Iterator[Card]]:
     from pytorch_grad_cam_pcasvm.cli.models import choose_targets, make_cam, open_model
     from pytorch_grad_cam_pcasvm.data.images import Images, as_picture
     from pytorch_grad_cam_pcasvm.export.explainer import WHOLE, Sheets, find_frame
-    from pytorch_grad_cam_pcasvm.export.outputs import about, name_outputs
+    from pytorch_grad_cam_pcasvm.export.outputs import about, describe_range, name_outputs
     from pytorch_grad_cam_pcasvm.head.anomalies import tells_anomalies
     from pytorch_grad_cam_pcasvm.methods.warn_once import are_unlike_training
     from pytorch_grad_cam_pcasvm.network.modules import find_device
@@ -404,5 +388,6 @@ def _with_network(options: Any, bad: list[str]) -> tuple[int, Iterator[Card]]:
     all_rows = range(len(images))
     together = 1 if preparation.varies else options.batch_size
     parts = [all_rows[first : first + together] for first in all_rows[::together]]
-    ends = {} if not (net.is_dense and tells_anomalies(net.head)) else _ends(net, images, parts)
+    anomalies = (net.anomaly_map(batch.images) for rows in parts if (batch := images.read(rows)).rows)
+    ends = describe_range(net.head, anomalies) if net.is_dense and tells_anomalies(net.head) else {}
     return len(images), (one for rows in parts for one in drawn(rows))

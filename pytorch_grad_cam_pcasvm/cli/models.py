@@ -1,7 +1,6 @@
 """The model of a command, read from its file, or put together from a head and a backbone; and its method."""
 
 from collections.abc import Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,7 @@ import torch
 from PIL import Image
 
 import pytorch_grad_cam_pcasvm as package
-from pytorch_grad_cam_pcasvm.cli.arguments import BACKGROUND, OF_HEADS, FitOptions, ModelOptions
+from pytorch_grad_cam_pcasvm.cli.arguments import BACKGROUND, FitOptions, ModelOptions
 from pytorch_grad_cam_pcasvm.cli.preparation import choose_preparation
 from pytorch_grad_cam_pcasvm.cli.refusals import refuse_targets
 from pytorch_grad_cam_pcasvm.data.images import Images
@@ -47,10 +46,9 @@ def open_model(options: ModelOptions) -> Any:
         "white_level": recorded.get("white_level"),
     }
     typed_pool = None if options.pool is None else write_pool(parse_pool(options.pool))
-    for entry in fields(options):
-        if entry.metadata.get("group") == OF_HEADS and entry.name in fitted:
-            value = typed_pool if entry.name == "pool" else getattr(options, entry.name)
-            _refuse_other(entry.name.replace("_", "-"), value or None, fitted[entry.name])
+    for name, value in fitted.items():
+        typed = typed_pool if name == "pool" else getattr(options, name)
+        _refuse_other(name.replace("_", "-"), typed or None, value)
     if options.tokens and not model.tokens:
         raise ValueError("--tokens is for transformers, but the layers of this model give no tokens: leave it out")
     if model.preparation is None:
