@@ -17,10 +17,9 @@ from pytorch_grad_cam_pcasvm.evaluation.positions import (
     OF_VOLUMES,
     POINT,
     PixelValues,
-    draw_masks,
+    Regions,
     measure_decisions,
     measure_positions,
-    read_regions,
 )
 from pytorch_grad_cam_pcasvm.evaluation.result import SAME, Estimate, Result, Row
 from pytorch_grad_cam_pcasvm.evaluation.rivals import BLIND, RANDOM, RIVALS, Rivals
@@ -431,12 +430,8 @@ def _check_size(net: PCASVMNet, scenes: Tensor, tiles: int) -> None:
 
 def _without_masks(subject: Subject, masks: Any) -> list[int]:
     """Return the rows of images on which there is nothing, and take them from the subject's."""
-    regions, boxes = read_regions(len(subject.source), masks)
-    empty = [
-        row
-        for row in subject.rows.tolist()
-        if not ((regions[row, 2:] > regions[row, :2]).all() if boxes else regions[row].any())
-    ]
+    regions = Regions.of(len(subject.source), masks)
+    empty = [row for row in subject.rows.tolist() if regions.is_empty(row)]
     subject.rows = subject.rows[~np.isin(subject.rows, empty)]
     if empty:
         subject.missing[f"{len(empty)} of {len(subject.rows) + len(empty)} images"] = "their mask or box is empty"
@@ -445,9 +440,9 @@ def _without_masks(subject: Subject, masks: Any) -> list[int]:
 
 def _masked(subject: Subject, masks: Any) -> Any:
     """Yield images, their targets, masks, and rows."""
-    regions, boxes = read_regions(len(subject.source), masks)
+    regions = Regions.of(len(subject.source), masks)
     for x, _, rows in subject.batches("localisation", looks=subject.minutes is not None):
-        where = draw_masks(regions, boxes, rows, tuple(x.shape[2:]))  # which refuses other sizes
+        where = regions.draw(rows, tuple(x.shape[2:]))  # which refuses other sizes
         yield x, subject.targets(x), where, rows
 
 
