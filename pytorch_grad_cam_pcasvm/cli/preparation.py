@@ -190,9 +190,7 @@ def tell_crop(preparation: Preparation, paths: Sequence[Path]) -> None:
     sizes = _read_sizes(preparation, paths[:: max(1, len(paths) // 20)])
     shares = [preparation.share_seen(*size) for size in dict.fromkeys(sizes.values())]
     if shares and min(shares) < _SEEN:
-        share = f"{min(shares):.0%}" + (
-            f" to {max(shares):.0%}" if f"{min(shares):.0%}" != f"{max(shares):.0%}" else ""
-        )
+        share = " to ".join(dict.fromkeys(f"{end:.0%}" for end in (min(shares), max(shares))))
         whole = "; to let it see all, add --resize stretch" if preparation.resize else ""
         print(f"the transform cuts off the rim: the network sees {share} of each picture{whole}")
 

@@ -24,9 +24,7 @@ from pytorch_grad_cam_pcasvm.network.modules import find_device
 from pytorch_grad_cam_pcasvm.network.tiles import TiledNet
 
 _BATCH = 16  # photos that are explained at once
-_TRUSTED = (
-    0.8  # AUROC of a head on pooled features from which its maps taught better than distance alone, and not below
-)
+_TRUSTED = 0.8  # AUROC of a head on pooled features, from which on its maps taught better than distance alone
 _USUAL = 16  # components of a head on pooled features, where nothing is chosen
 
 

@@ -334,17 +334,16 @@ def _tiled(subject: Subject, waiting: Mapping[Any, list[int]], tiles: int) -> An
     for number, part in enumerate(subject.parts(scenes, "localisation", "scene", looks=True)):
         pictures = [subject.read(rows)[0] for rows, _, _ in part]
         targets = [SVMTarget(label) for _, label, _ in part]
-        if not tiles:
+        if tiles:
+            stacked = torch.stack([
+                _scene([x[n] for n in places], tiles) for x, (_, _, places) in zip(pictures, part, strict=True)
+            ])
+            where = _tile_masks(stacked.shape[2:], tiles, [int(np.argmin(places)) for _, _, places in part])
+        else:
             pasted = [_pasted(x[0], x[1], places) for x, (_, _, places) in zip(pictures, part, strict=True)]
             stacked, where = torch.stack([scene for scene, _ in pasted]), np.stack([mask for _, mask in pasted])
-            yield stacked, targets, where, [rows[0] for rows, _, _ in part]
-            continue
-        stacked = torch.stack([
-            _scene([x[n] for n in places], tiles) for x, (_, _, places) in zip(pictures, part, strict=True)
-        ])
-        if number == 0:
+        if tiles and number == 0:
             _check_size(subject.net, stacked, tiles)
-        where = _tile_masks(stacked.shape[2:], tiles, [int(np.argmin(places)) for _, _, places in part])
         yield stacked, targets, where, [rows[0] for rows, _, _ in part]
 
 

@@ -378,14 +378,14 @@ class Answers:
     def judge(self, outputs: dict[str, np.ndarray], row: int = 0, truth: Any = None) -> Judgement:
         """Return the decisions about an image, and whether they are right."""
         return Judgement(
-            self.predicted(outputs, row),
-            truth,
-            self.right(outputs, row, truth),
-            self.passes(outputs, row),
-            self.anomaly(outputs, row) if "anomaly" in outputs else None,
-            self.outcome(outputs, row, truth),
-            self.is_good(truth),
-            self._seems_good(outputs, row, truth),
+            label=self.predicted(outputs, row),
+            truth=truth,
+            right=self.right(outputs, row, truth),
+            passes=self.passes(outputs, row),
+            anomaly=self.anomaly(outputs, row) if "anomaly" in outputs else None,
+            outcome=self.outcome(outputs, row, truth),
+            is_good=self.is_good(truth),
+            seems_good=self._seems_good(outputs, row, truth),
         )
 
     def anomaly(self, outputs: dict[str, np.ndarray], row: int = 0) -> float:
