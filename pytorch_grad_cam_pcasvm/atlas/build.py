@@ -6,11 +6,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-import pytorch_grad_cam_pcasvm
 from pytorch_grad_cam_pcasvm.atlas import disk, run
 from pytorch_grad_cam_pcasvm.atlas.explainer import Explainer, PatchExplainer
 from pytorch_grad_cam_pcasvm.atlas.store import Atlas, load
@@ -130,7 +128,7 @@ def build(
     if targets is None and not explainer.linear and output.decision is not None:
         explainer = of_rows(net, method, layer, options, [SVMTarget()], output.components.shape[1], block)
         probe = explainer(first)
-    shard_size = _shard_size(shard_size, probe, len(images), block)
+    shard_size = run.choose_shard_size(shard_size, probe, len(images), block)
     kinds: dict[str, str] = {}
     for name in ("label", "prediction"):
         if name in probe and probe[name][0] is not None:
@@ -190,14 +188,6 @@ def _check(
             raise ValueError(f"{name} must be a positive integer, got {number!r}")
 
 
-def _shard_size(wanted: int | None, probe: Mapping[str, Any], images: int, block: int) -> int:
-    """Return the number of images per shard, a multiple of ``block``."""
-    if wanted is None:
-        of_image = sum(array.nbytes for array in probe.values() if isinstance(array, np.ndarray))
-        wanted = max(1, min(2048, run.SHARD_BYTES // of_image, -(-images // 16)))  # a stop loses a 16th at most
-    return -(-wanted // block) * block
-
-
 def _check_targets(targets: Sequence[Target], patches: int | None) -> None:
     """Refuse targets that cannot be stored, and, where rows are patches, targets with a place of their own."""
     for target in targets:
@@ -221,14 +211,12 @@ def _entries(
     net, method = explainer.net, explainer.method
     backbone, source = net.feature_source()
     classes = net.head.classes_
-    libraries = (pytorch_grad_cam_pcasvm, torch, np)
     options, training_set = explainer.options, net.head.training_set
     takes = "mean" in inspect.signature(method).parameters and options.get("mean") is None
     if takes and (mean := training_set.means.get(explainer.target_layer)) is not None:
         options = options | {"mean": mean}
     return {
         "format": disk.FORMAT,
-        "versions": {library.__name__: library.__version__ for library in libraries},
         "backbone": type(backbone).__name__,
         "weights": digests.digest_of_module(backbone),
         "head": net.head.digest(),
@@ -241,25 +229,11 @@ def _entries(
         "linear": explainer.linear,
         "neutral": explainer.neutral,
         "adds_up": "baseline_values" in probe,
-        "images": len(images),
-        "ids": images.digest(),
-        "first_image": digests.digest_of_tensor(first.images),
-        "input": list(first.images.shape[1:]),
-        "columns": {
-            name: [str(values.dtype), *values.shape[1:]]
-            for name, values in probe.items()
-            if isinstance(values, np.ndarray)
-        },
-        "kinds": dict(kinds),
+        **run.describe_images(images, first, probe, kinds, explainer.block, shard_size),
         "classes": None if classes is None else classes.tolist(),
-        "names": images.names,
         "thumbnails": images.thumbnails,
-        "block": explainer.block,
-        "shard_size": shard_size,
         "preparation": training_set.preparation,
         "first": {name: probe[name][0].tolist() for name in ("components", "scores", "nu")},
-        "complete": False,
-        **({"exif": True} if images.exif else {}),
     } | ({"patches": explainer.patches} if isinstance(explainer, PatchExplainer) else {})
 
 

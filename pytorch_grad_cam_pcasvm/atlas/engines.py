@@ -30,7 +30,7 @@ from pytorch_grad_cam_pcasvm.network.modules import find_device
 from pytorch_grad_cam_pcasvm.runtime.errors import AutogradFallbackWarning, warn
 
 if TYPE_CHECKING:
-    from pytorch_grad_cam_pcasvm.atlas.run import Job
+    from pytorch_grad_cam_pcasvm.atlas.run import Job, Making
 
 
 class Told(NamedTuple):
@@ -123,17 +123,13 @@ class Worker:
         return images, messages
 
 
-def make_shards(
-    job: "Job", numbers: Sequence[int], engine: str, count: int | None, workers: int, messages: list[Told]
-) -> Iterator[int]:
+def make_shards(job: "Job", numbers: Sequence[int], making: "Making", messages: list[Told]) -> Iterator[int]:
     """Make shards in this process, in several, or on a Ray cluster; all of them give the same numbers.
 
     Args:
         job: what to make.
         numbers: numbers of the shards.
-        engine: ``"local"`` or ``"ray"``.
-        count: number of processes or actors; None: one, or of Ray as many as suit the cluster.
-        workers: number of processes that read images, for each of these.
+        making: in which processes.
         messages: receives the warnings of other processes.
 
     Returns:
@@ -144,11 +140,11 @@ def make_shards(
         TypeError: the network or the data set cannot be sent to another process.
         RuntimeError: a process died.
     """
-    if engine == "ray":
-        return _run_on_ray(job, numbers, count, workers, messages)
-    if count is not None and count > 1:
-        return _run_in_processes(job, numbers, count, workers, messages)
-    return job.run(numbers, workers)
+    if making.engine == "ray":
+        return _run_on_ray(job, numbers, making.processes, making.workers, messages)
+    if making.processes is not None and making.processes > 1:
+        return _run_in_processes(job, numbers, making.processes, making.workers, messages)
+    return job.run(numbers, making.workers)
 
 
 def _run_in_processes(

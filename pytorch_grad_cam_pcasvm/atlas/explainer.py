@@ -12,7 +12,7 @@ import torch
 from PIL import Image, ImageDraw
 from torch import Tensor
 
-from pytorch_grad_cam_pcasvm.data.images import Batch
+from pytorch_grad_cam_pcasvm.data.images import Batch, as_webp
 from pytorch_grad_cam_pcasvm.head.anomalies import measure_anomaly, tells_anomalies
 from pytorch_grad_cam_pcasvm.head.stack import HeadTrace
 from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
@@ -240,6 +240,4 @@ def _outlined(thumbnail: bytes, corner: np.ndarray, shape: tuple[int, ...]) -> b
     for margin, colour in ((1, "black"), (0, "yellow")):
         low, high = np.round(middle - half - margin), np.round(middle + half + margin - 1)
         draw.rectangle([*low.tolist(), *high.tolist()], outline=colour)
-    file = io.BytesIO()
-    picture.save(file, "WEBP", quality=80, method=0)
-    return file.getvalue()
+    return as_webp(picture)

@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-import pytorch_grad_cam_pcasvm
 from pytorch_grad_cam_pcasvm.atlas import disk, run
 from pytorch_grad_cam_pcasvm.atlas.columns import Table
 from pytorch_grad_cam_pcasvm.atlas.explainer import fill_block
@@ -138,29 +137,15 @@ def extract(
     for _ in range(2):  # only the first pass runs what is behind the features, whose means would be those of one image
         probe = extractor(Batch(first.rows, first.images.to(find_device(network)), first.labels, [], {}))
     extractor.kept = [name.removeprefix(OF_MEANS) for name in probe if name.startswith(OF_MEANS)]
-    if shard_size is None:
-        shard_size = max(1, min(2048, run.SHARD_BYTES // probe["features"].nbytes, -(-len(images) // 16)))
-    shard_size = -(-shard_size // block) * block
-    columns = {name: values for name, values in probe.items() if isinstance(values, np.ndarray)}
+    shard_size = run.choose_shard_size(shard_size, {"features": probe["features"]}, len(images), block)
     label = probe["label"][0]
     kinds = {} if label is None else {"label": run.find_kind(label, "label")}
     entries = {
         "format": disk.OF_FEATURES,
-        "versions": {lib.__name__: lib.__version__ for lib in (pytorch_grad_cam_pcasvm, torch, np)},
         "backbone": type(network).__name__,
         **_describe_source(network, source),
-        "images": len(images),
-        "ids": images.digest(),
-        "first_image": digests.digest_of_tensor(first.images),
-        "input": list(first.images.shape[1:]),
-        "columns": {name: [str(values.dtype), *values.shape[1:]] for name, values in columns.items()},
-        "kinds": kinds,
-        "names": images.names,
-        "block": block,
-        "shard_size": shard_size,
+        **run.describe_images(images, first, probe, kinds, block, shard_size),
         "first": {"features": probe["features"][0].ravel()[:64].tolist()},
-        "complete": False,
-        **({"exif": True} if images.exif else {}),
     }
     folder = Path(out)
     job = run.Job(

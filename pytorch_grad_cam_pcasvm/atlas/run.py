@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+import pytorch_grad_cam_pcasvm
 from pytorch_grad_cam_pcasvm.atlas import disk, engines
 from pytorch_grad_cam_pcasvm.atlas.columns import HEAD
 from pytorch_grad_cam_pcasvm.atlas.engines import Told, tell
@@ -62,6 +63,52 @@ def find_kind(value: Any, name: str) -> str:
     if type_name not in ("bool", "int", "float", "str"):
         raise TypeError(f"a {name} must be a number or a string, got a {type_name}")
     return type_name
+
+
+def choose_shard_size(wanted: int | None, columns: Mapping[str, Any], images: int, block: int) -> int:
+    """Return the number of images per shard, a multiple of ``block``.
+
+    Args:
+        wanted: the number that was asked for; None: a sixteenth of the images, fewer of large columns.
+        columns: arrays of one image.
+        images: number of all images.
+        block: number of images that the network gets at once.
+    """
+    if wanted is None:
+        of_image = sum(array.nbytes for array in columns.values() if isinstance(array, np.ndarray))
+        wanted = max(1, min(2048, SHARD_BYTES // of_image, -(-images // 16)))  # a stop loses a 16th at most
+    return -(-wanted // block) * block
+
+
+def describe_images(
+    images: Images, first: Batch, columns: Mapping[str, Any], kinds: Mapping[str, str], block: int, shard_size: int
+) -> dict[str, Any]:
+    """Return the entries of a manifest that an atlas and features have in common.
+
+    Args:
+        images: the data set.
+        first: its first image.
+        columns: made of that one.
+        kinds: of labels and predictions.
+        block: number of images that the network gets at once.
+        shard_size: images per shard.
+    """
+    shapes = {
+        name: [str(array.dtype), *array.shape[1:]] for name, array in columns.items() if isinstance(array, np.ndarray)
+    }
+    return {
+        "versions": {library.__name__: library.__version__ for library in (pytorch_grad_cam_pcasvm, torch, np)},
+        "images": len(images),
+        "ids": images.digest(),
+        "first_image": digest_of_tensor(first.images),
+        "input": list(first.images.shape[1:]),
+        "columns": shapes,
+        "kinds": dict(kinds),
+        "names": images.names,
+        "block": block,
+        "shard_size": shard_size,
+        "complete": False,
+    } | ({"exif": True} if images.exif else {})
 
 
 def refuse_child() -> None:
@@ -295,7 +342,7 @@ def completed(
         if head is not None and not (folder / HEAD).exists():
             head.save(folder / HEAD)
         missing = list_missing(job)
-        compare(job, missing, making.verify, making.workers, making.progress)
+        compare(job, missing, making)
         if missing:
             _make(job, missing, making, register)
         finish(job, entries)
@@ -308,7 +355,7 @@ def _make(job: Job, missing: Sequence[int], making: Making, register: WarnOnce) 
     messages: list[Told] = []
     with progress_bar(making.progress, total=total, initial=total - count, desc=making.name, unit="image") as bar:
         try:
-            for done in engines.make_shards(job, missing, making.engine, making.processes, making.workers, messages):
+            for done in engines.make_shards(job, missing, making, messages):
                 bar.update(done)
         except KeyboardInterrupt as error:
             # An interactive session keeps it, and its frames keep the processes that read images.
@@ -338,19 +385,19 @@ class _Image(NamedTuple):
     label: Any
 
 
-def compare(job: Job, missing: Collection[int], verify: bool, workers: int, progress: bool) -> None:
+def compare(job: Job, missing: Collection[int], making: Making) -> None:
     """Refuse shards that were made from other images or labels.
 
     Args:
         job: the build.
         missing: numbers of the shards that are not there.
-        verify: compare every image; otherwise a sample, files whose size differs, and labels known without images.
-        workers: number of processes that read images to verify them.
-        progress: show a progress bar while images are verified.
+        making: with ``verify`` every image is compared; otherwise a sample, files whose size differs, and labels known
+            without images.
 
     Raises:
         ValueError: an image or label differs, or a shard has nothing to verify it by.
     """
+    verify = making.verify
     different: dict[str, str] = {}  # by shard
     images = [
         image
@@ -359,8 +406,8 @@ def compare(job: Job, missing: Collection[int], verify: bool, workers: int, prog
         for image in _list_images(job, number, verify, different)
     ]
     blocks = [[image.row] for image in images]  # one at a time: their shapes may differ by now
-    with progress_bar(verify and progress, total=len(images), desc="verify", unit="image") as bar:
-        for image, (batch, digests) in zip(images, job.read(blocks, workers if verify else 0), strict=True):
+    with progress_bar(verify and making.progress, total=len(images), desc="verify", unit="image") as bar:
+        for image, (batch, digests) in zip(images, job.read(blocks, making.workers if verify else 0), strict=True):
             name = job.images.id(image.row)
             if batch.bad:
                 different.setdefault(image.shard, f"image {name} cannot be read now ({batch.bad[image.row]})")

@@ -1,6 +1,6 @@
 """The store: a finished atlas, and the questions that it answers without the network."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -198,18 +198,9 @@ class Atlas(Columns):
     def extremes(self, component: int, count: int = 12) -> Extremes:
         """Return the rows at the two ends of a component, the most extreme first."""
         self._check_component(component)
-        _positive(count, "count")
-        rows = np.empty(0, np.int64)
-        values = np.empty(0)
-        for start, block in self.table.blocks(["components"]):
-            of_block = block["components"][:, component]
-            rows = np.concatenate([rows, np.arange(start, start + len(of_block))])
-            values = np.concatenate([values, of_block])
-            order = np.argsort(values, kind="stable")
-            chosen = np.sort(np.unique(np.concatenate([order[:count], order[::-1][:count]])))
-            rows, values = rows[chosen], values[chosen]
-        order = np.argsort(values, kind="stable")
-        return Extremes(rows[order[:count]], rows[order[::-1][:count]])
+        _check_count(count)
+        order = np.argsort(self._measure(lambda components: components[:, component]), kind="stable")
+        return Extremes(order[:count], order[::-1][:count])
 
     def mean_map(self, component: int, by: Any = None) -> MeanMaps:
         """Return the mean signed map of a component, one for each group of images.
@@ -236,17 +227,12 @@ class Atlas(Columns):
         if isinstance(row, bool) or not isinstance(row, int | np.integer | str):
             raise TypeError(f"row must be an integer or a name, got {row!r:.80}")
         (position,) = self._positions(row)
-        _positive(count, "count")
+        _check_count(count)
         point = self.table.of_rows(np.array([position]), ["components"])["components"][0]
-        rows, distances = np.empty(0, np.int64), np.empty(0)
-        for start, block in self.table.blocks(["components"]):
-            of_block = np.linalg.norm(block["components"] - point, axis=1)
-            rows = np.concatenate([rows, np.arange(start, start + len(of_block))])
-            distances = np.concatenate([distances, of_block])
-            rows, distances = rows[rows != position], distances[rows != position]
-            chosen = np.argsort(distances, kind="stable")[:count]
-            rows, distances = rows[chosen], distances[chosen]
-        return Neighbours(rows, distances)
+        distances = self._measure(lambda components: np.linalg.norm(components - point, axis=1))
+        rows = np.argsort(distances, kind="stable")
+        rows = rows[rows != position][:count]
+        return Neighbours(rows, distances[rows])
 
     def disagreements(self, kind: str = "wrong", count: int | None = None) -> np.ndarray:
         """Return the rows that are worth a second look.
@@ -273,10 +259,11 @@ class Atlas(Columns):
     @cached_property
     def margins(self) -> np.ndarray:
         """The margin of the class predicted for each image, or the value of a regressor, shape (R,)."""
-        parts = []
-        for _, block in self.table.blocks(["components"]):
-            parts.append(SVMTarget()(self._make_output(torch.tensor(block["components"]))).numpy())
-        return np.concatenate(parts)
+        return self._measure(lambda components: SVMTarget()(self._make_output(torch.tensor(components))).numpy())
+
+    def _measure(self, number: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+        """Return a number of each row, by a function of components, (n, B), which are read a file at a time."""
+        return np.concatenate([number(block["components"]) for _, block in self.table.blocks(["components"])])
 
     def to_pandas(self) -> Any:
         """Return a DataFrame with a row for each image: id, label, prediction, scores, and components p1, p2, ...
@@ -386,6 +373,6 @@ class Atlas(Columns):
         return replace(columns[0], **joined, targets=targets)
 
 
-def _positive(number: Any, name: str) -> None:
-    if not isinstance(number, int | np.integer) or number < 1:
-        raise ValueError(f"{name} must be a positive integer, got {number!r}")
+def _check_count(count: Any) -> None:
+    if not isinstance(count, int | np.integer) or count < 1:
+        raise ValueError(f"count must be a positive integer, got {count!r}")

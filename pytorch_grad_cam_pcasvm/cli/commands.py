@@ -21,10 +21,11 @@ from pytorch_grad_cam_pcasvm.cli.models import (
     choose_options,
     choose_targets,
     find_coarsest,
+    make_cam,
     open_model,
     read_head,
 )
-from pytorch_grad_cam_pcasvm.cli.preparation import check_photos, resize_of_masks, tell_whites
+from pytorch_grad_cam_pcasvm.cli.preparation import open_folder, resize_of_masks
 from pytorch_grad_cam_pcasvm.cli.refusals import refuse_few
 from pytorch_grad_cam_pcasvm.data.images import Images
 from pytorch_grad_cam_pcasvm.data.masks import MaskFolder
@@ -39,17 +40,14 @@ def atlas(options: AtlasOptions) -> None:
     from pytorch_grad_cam_pcasvm import atlas
 
     model = open_model(options)
-    net, preparation = model.net, model.preparation
     method = getattr(package, options.method)
     *finer, layer = choose_layers(options, model)
     if finer:
         raise ValueError("an atlas is made at one layer: name it once")
-    folder = preparation.folder(options.images)
-    check_photos(options, preparation, folder.paths, one_size="an atlas")
-    tell_whites(preparation.white_level, folder.paths)
+    folder = open_folder(options, model.preparation, "an atlas")
     with naming_all_bad(options, folder):
         store = atlas.build(
-            net,
+            model.net,
             folder,
             [layer],
             options.out,
@@ -87,9 +85,7 @@ def evaluate(options: EvaluateOptions) -> None:
     if dense and options.masks is None:
         raise ValueError("a head that decides at every position is measured by true masks: add --masks DIR")
     layer, methods = _choose_methods(options, model)
-    folder = preparation.folder(options.images)
-    check_photos(options, preparation, folder.paths, one_size="evaluate")
-    tell_whites(preparation.white_level, folder.paths)
+    folder = open_folder(options, preparation, "evaluate")
     bad = list_bad(folder) if options.skip_bad_images else {}
     tell_bad([Images(folder, thumbnails=0).id(row) for row in bad])
     rows = [row for row in range(len(folder)) if row not in bad]
@@ -155,14 +151,14 @@ def _choose_methods(options: EvaluateOptions, model: Any) -> tuple[str, dict[str
 def _tell_verdicts(file: Path, ways: Mapping[str, str]) -> None:
     """Say a report's verdicts, and which commands draw maps that may be used."""
     from pytorch_grad_cam_pcasvm import evaluation
-    from pytorch_grad_cam_pcasvm.evaluation.positions import found_in_words
+    from pytorch_grad_cam_pcasvm.evaluation.positions import describe_localisation
 
     written = json.loads(file.read_text(encoding="utf-8"))
     print(*(verdict["sentence"] for verdict in written["verdicts"]), sep="\n")
     localised = written["results"].get("localisation", {})
     if "rows" in localised:
         result = evaluation.Result.from_dict(localised)
-        print(*found_in_words(result), *[result] * (not written["verdicts"]), sep="\n")
+        print(*describe_localisation(result), *[result] * (not written["verdicts"]), sep="\n")
     usable = [verdict["method"] for verdict in written["verdicts"] if verdict["verdict"] == "use"]
     print(*(f"maps of {name}: {ways[name]}" for name in usable), sep="\n", end="\n" * bool(usable))
 
@@ -250,9 +246,7 @@ def export(options: Any) -> None:
     transform, steps = preparation.transform, preparation.steps or read_steps(preparation.transform)
     if steps is None:
         raise ValueError(_OTHER)
-    method = getattr(package, options.method)
-    layers = choose_layers(options, model, [method])
-    cam = method(net, layers, **choose_options(options, [method], model, layers)[method])
+    cam = make_cam(options, model)
     picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (300, 400, 3), np.uint8))
     with warnings.catch_warnings():
         if options.images is None:

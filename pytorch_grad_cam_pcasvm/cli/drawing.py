@@ -5,7 +5,6 @@ import csv
 import html
 import io
 import string
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
@@ -15,7 +14,7 @@ from urllib.parse import quote
 
 import pytorch_grad_cam_pcasvm as package
 from pytorch_grad_cam_pcasvm.cli.folders import find_normal, refuse_bad, tell_bad
-from pytorch_grad_cam_pcasvm.cli.preparation import check_photos, tell_whites
+from pytorch_grad_cam_pcasvm.cli.preparation import open_folder, tell_whites
 from pytorch_grad_cam_pcasvm.data import list_photos, name_classes
 from pytorch_grad_cam_pcasvm.runtime.files import name_path
 
@@ -29,6 +28,16 @@ outlined patch is the strongest, and the last picture says what of the photo mad
 _WHERE_ANOMALIES = """The middle picture says where: a place without colour is as good ones are, and one that is bright
 orange to yellow is beyond the threshold, which its scale marks. The outlined patch is the most anomalous, and the last
 picture says what of the photo made it so. """
+
+_SUMMARY = {  # of a page
+    "explained": "{pictures} pictures. The maps explain: {explained}.",
+    "wrong": " Of the {judged} with a label, {wrong} predicted wrongly, shown first.",
+    "right": " Of the {judged} with a label, all predicted rightly.",
+    "failed": " {failed} of {tested} fail: their anomaly is above the threshold.",
+    "missed": "{mistaken} of {total} photos with a fault {verdict}",
+    "alarms": "{mistaken} of {total} good ones {verdict}",
+}
+_VERDICTS = {True: ("pass", "fail"), False: ("are taken for good", "are taken for faulty")}  # by a threshold, or not
 
 
 @dataclass
@@ -71,28 +80,20 @@ class Gallery:
         self._name, self._explained = name, explained
         self._cards: list[tuple[tuple[bool, float], str]] = []
         self._choices: dict[str, set[str]] = {"label": set(), "truth": set(), "verdict": set()}
-        self._anomalies = False
-        self._wrong = self._judged = self._failed = self._tested = 0
-        self._outcomes = {False: Counter[str | None](), True: Counter[str | None]()}  # of faulty photos, of good ones
+        self._judgements: list[Judgement] = []
 
     def add(self, card: Card) -> None:
         """Add a card; its picture is kept small."""
-        judged = card.judged
-        has_label, wrong = judged.right is not None, judged.right is False
-        self._judged += has_label
-        self._wrong += wrong
-        self._tested += judged.passes is not None
-        self._failed += judged.passes is False
-        if judged.is_good is not None and (judged.passes is not None or has_label):
-            self._outcomes[judged.is_good][judged.outcome] += 1
+        judged, wrong = card.judged, card.judged.right is False
+        self._judgements.append(judged)
         picture = card.sheet.crop(card.sheet.info["pictures"])
         picture.thumbnail((_WIDTH, _WIDTH))
         file = io.BytesIO()
         picture.save(file, "JPEG", quality=_QUALITY)
         bad = wrong or judged.passes is False or judged.outcome is not None
-        mark = "unlike" if card.note else "wrong" if bad else "right" if has_label or judged.passes is True else ""
+        is_well = judged.right or judged.is_compared or judged.passes
+        mark = "unlike" if card.note else "wrong" if bad else "right" if is_well else ""
         text = base64.b64encode(file.getvalue()).decode()
-        self._anomalies |= judged.anomaly is not None
         self._cards.append((
             (judged.outcome is None, float(not wrong) if judged.anomaly is None else -judged.anomaly),
             f'<figure class="{mark}"{self._described(card)}><a href="{quote(card.file)}">'
@@ -109,8 +110,8 @@ class Gallery:
             attributes["truth"] = str(judged.truth)
         if judged.passes is not None:
             attributes["verdict"] = judged.outcome or ("pass" if judged.passes else "fail")
-        elif judged.right is not None:
-            attributes["verdict"] = "right" if judged.right else judged.outcome or "wrong"
+        elif judged.right is not None or judged.is_compared:
+            attributes["verdict"] = judged.outcome or ("wrong" if judged.right is False else "right")
         for name, word in attributes.items():
             self._choices[name].add(word)
         number = card.value if judged.anomaly is None else judged.anomaly
@@ -119,9 +120,10 @@ class Gallery:
 
     def _controls(self) -> str:
         """Return the filters and sort orders of the page; a filter with one choice is left out."""
-        value = "anomaly" if self._anomalies else "value"
-        first = "most anomalous first" if self._anomalies else "wrong first" if self._wrong else "as in the folder"
-        if any(counts[outcome] for counts in self._outcomes.values() for outcome in counts if outcome):
+        value = "anomaly" if self._has_anomalies else "value"
+        wrong = any(judged.right is False for judged in self._judgements)
+        first = "most anomalous first" if self._has_anomalies else "wrong first" if wrong else "as in the folder"
+        if any(judged.outcome for judged in self._judgements):
             first = "mistakes first"
         orders = {"first": first, "name": "by name", "high": f"highest {value} first", "low": f"lowest {value} first"}
         if first == "most anomalous first":
@@ -134,30 +136,39 @@ class Gallery:
                 menus += f"<label>{names[name]} {_select(name, options)}</label>"
         return menus + f"<label>sort {_select('sort', orders)}</label>"
 
+    @property
+    def _has_anomalies(self) -> bool:
+        """Whether the pictures have anomalies."""
+        return any(judged.anomaly is not None for judged in self._judgements)
+
     def list_outcomes(self) -> list[str]:
         """Return how many faults are missed and how many good photos raise a false alarm, in words; [] if unknown."""
-        faulty, good = self._outcomes[False], self._outcomes[True]
-        passes, fails = ("pass", "fail") if self._tested else ("are taken for good", "are taken for faulty")
-        missed = f"{faulty.total() - faulty[None]} of {faulty.total()} photos with a fault {passes}"
-        alarms = f"{good.total() - good[None]} of {good.total()} good ones {fails}"
-        return [missed] * bool(faulty) + [alarms] * bool(good)
+        verdicts, sentences = _VERDICTS[any(judged.passes is not None for judged in self._judgements)], []
+        for clause, is_good, verdict in zip(("missed", "alarms"), (False, True), verdicts, strict=True):
+            outcomes = [one.outcome for one in self._judgements if one.is_compared and one.is_good == is_good]
+            mistaken = len(outcomes) - outcomes.count(None)
+            if outcomes:
+                sentences.append(_SUMMARY[clause].format(mistaken=mistaken, total=len(outcomes), verdict=verdict))
+        return sentences
 
     def write(self, path: Path) -> None:
         """Write the page."""
-        summary = f"{len(self._cards)} pictures. The maps explain: {html.escape(self._explained)}."
-        if self._judged:
-            wrong = f"{self._wrong} predicted wrongly, shown first" if self._wrong else "all predicted rightly"
-            summary += f" Of the {self._judged} with a label, {wrong}."
-        if self._tested:
-            summary += f" {self._failed} of {self._tested} fail: their anomaly is above the threshold."
+        summary = _SUMMARY["explained"].format(pictures=len(self._cards), explained=html.escape(self._explained))
+        rights = [judged.right for judged in self._judgements if judged.right is not None]
+        passes = [judged.passes for judged in self._judgements if judged.passes is not None]
+        if rights:
+            wrong = rights.count(False)
+            summary += _SUMMARY["wrong" if wrong else "right"].format(judged=len(rights), wrong=wrong)
+        if passes:
+            summary += _SUMMARY["failed"].format(failed=passes.count(False), tested=len(passes))
         summary += "".join(f" {words}." for words in self.list_outcomes())
         cards = "\n".join(text for _, text in sorted(self._cards, key=lambda card: card[0]))
-        title = html.escape(f"Maps of {self._name}")
-        where, last = (_WHERE_ANOMALIES if self._anomalies else _WHERE, "last picture") if self.dense else ("", "map")
+        where = _WHERE_ANOMALIES if self._has_anomalies else _WHERE
         template = string.Template((Path(__file__).parent / "gallery.html").read_text(encoding="utf-8"))
         page = template.substitute(
-            title=title, summary=summary, choices=self._controls(), cards=cards, where=where, map=last
-        )
+            title=html.escape(f"Maps of {self._name}"), summary=summary, choices=self._controls(), cards=cards,
+            where=where if self.dense else "", map="last picture" if self.dense else "map",
+        )  # fmt: skip
         path.write_text(page, encoding="utf-8")
 
 
@@ -298,22 +309,6 @@ def _list_unreadable(explainer: Any, folder: Path, paths: Sequence[Path]) -> dic
     return bad
 
 
-def _ends(net: Any, images: Any, parts: Any) -> dict[str, Any]:
-    """Return where the colours of anomalies start and end, as ``Sheets`` take it: by the training set, if it is known.
-
-    Else they are the same for all pictures.
-    """
-    from pytorch_grad_cam_pcasvm.head.anomalies import usual_reach
-
-    ends = net.anomaly_range()
-    if ends is not None:
-        return {"anomaly_range": list(ends), "usual": usual_reach(net.head)}
-    numbers = [net.anomaly_map(batch.images) for rows in parts if (batch := images.read(rows)).rows]
-    if not numbers:
-        return {}
-    return {"anomaly_range": [min(float(part.min()) for part in numbers), max(float(part.max()) for part in numbers)]}
-
-
 def _keep_originals(folder: Any) -> dict[str, Any]:
     """Return the photos that a folder reads from now on, by their paths: each is decoded once, and drawn, too."""
     read, originals = folder.loader, {}
@@ -339,10 +334,10 @@ def _rank_components(net: Any, x: Any, decision: Any, most: int) -> list[list[in
 
 def _with_network(options: Any, bad: list[str]) -> tuple[int, Iterator[Card]]:
     """Return the number of pictures, and their explanations by a network; unreadable ones go to ``bad``."""
-    from pytorch_grad_cam_pcasvm.cli.models import choose_layers, choose_options, choose_targets, open_model
+    from pytorch_grad_cam_pcasvm.cli.models import choose_targets, make_cam, open_model
     from pytorch_grad_cam_pcasvm.data.images import Images, as_picture
     from pytorch_grad_cam_pcasvm.export.explainer import WHOLE, Sheets, find_frame
-    from pytorch_grad_cam_pcasvm.export.outputs import about, name_outputs
+    from pytorch_grad_cam_pcasvm.export.outputs import about, describe_range, name_outputs
     from pytorch_grad_cam_pcasvm.head.anomalies import tells_anomalies
     from pytorch_grad_cam_pcasvm.methods.warn_once import are_unlike_training
     from pytorch_grad_cam_pcasvm.network.modules import find_device
@@ -350,12 +345,8 @@ def _with_network(options: Any, bad: list[str]) -> tuple[int, Iterator[Card]]:
     model = open_model(options)
     net, preparation = model.net, model.preparation
     targets = choose_targets(options, net)
-    method = getattr(package, options.method)
-    layers = choose_layers(options, model, [method])
-    cam = method(net, layers, **choose_options(options, [method], model, layers)[method])
-    images = Images(preparation.folder(options.images), thumbnails=0)
-    check_photos(options, preparation, images.data.paths)
-    tell_whites(preparation.white_level, images.data.paths)
+    cam = make_cam(options, model)
+    images = Images(open_folder(options, preparation), thumbnails=0)
     originals = _keep_originals(images.data)
     steps, most = preparation.steps, options.components or _COMPONENTS
     decisions = [target for target in targets if not isinstance(target, package.PCATarget)]
@@ -397,5 +388,6 @@ def _with_network(options: Any, bad: list[str]) -> tuple[int, Iterator[Card]]:
     all_rows = range(len(images))
     together = 1 if preparation.varies else options.batch_size
     parts = [all_rows[first : first + together] for first in all_rows[::together]]
-    ends = {} if not (net.is_dense and tells_anomalies(net.head)) else _ends(net, images, parts)
+    anomalies = (net.anomaly_map(batch.images) for rows in parts if (batch := images.read(rows)).rows)
+    ends = describe_range(net.head, anomalies) if net.is_dense and tells_anomalies(net.head) else {}
     return len(images), (one for rows in parts for one in drawn(rows))

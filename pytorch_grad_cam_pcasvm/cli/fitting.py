@@ -76,7 +76,7 @@ def fit(options: FitOptions) -> None:
     check_layers(network.net, [*options.features, *options.layer])
     network.net.to(choose_device(options.device))
     preparation = choose_preparation(network, options, None, fits=True)
-    layer, pool = _choose_features(options, network.net, preparation), _parse_pool(options)
+    layer, pool = _choose_features(options, network.net, preparation), parse_pool(options.pool or "mean")
     network, preparation, layer, pool = apply_tiles(options, network, preparation, layer, pool)
     folder = preparation.folder(options.images)
     check_photos(options, preparation, folder.paths, one_size=f"--pool {options.pool}" if options.is_dense else "")
@@ -208,10 +208,6 @@ def _choose_features(options: FitOptions, backbone: Any, preparation: Preparatio
     layer = last_features(backbone, x)
     print(f"features: {layer}, the last block (another: --features)")
     return layer
-
-
-def _parse_pool(options: FitOptions) -> Any:
-    return parse_pool(options.pool or "mean")
 
 
 def _tell_left_out(left_out: Mapping[str, str]) -> None:

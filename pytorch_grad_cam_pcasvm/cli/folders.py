@@ -179,6 +179,13 @@ _SHOWN = 5  # names of a kind
 _TINY = 32  # pixels of a side
 _UNREAD = (".heic", ".heif", ".avif", ".gif", ".jxl", ".jp2", ".dng", ".cr2", ".nef", ".arw", ".svg", ".pdf", ".dcm")
 _FEW = 10  # photos of a class, from which choices can be made
+_KINDS = {  # of photos that need attention
+    "deep": "more than 8 bits: {count} photos, such as {first}; fit takes the largest number that is possible for "
+    "white, such as 65535; less is named with --white-level",
+    "turned": "turned by EXIF: {count} photos, such as {first}; fit turns them, too",
+    "tiny": f"smaller than {_TINY} pixels: {{names}}",
+    "unread": "not read: {names}; save them as JPEG or PNG",
+}
 
 
 def check(options: CheckOptions) -> None:
@@ -189,8 +196,7 @@ def check(options: CheckOptions) -> None:
         raise ValueError(f"the folder {root} has no photos ({', '.join(SUFFIXES)})")
     looked = {path: _look_at(path) for path in paths}
     splits = list_splits(root)
-    findings = [*_tell_broken(root, looked), *_tell_depth(root, looked), *_tell_turned(root, looked)]
-    findings += [*_tell_tiny(root, looked), *_tell_unread(root), *_tell_doubled(root, looked, splits)]
+    findings = [*_tell_odd(root, looked), *_tell_doubled(root, looked, splits)]
     for part in splits:
         of_part = [path for path in paths if path.is_relative_to(root / part)]
         print(f"{part}: {len(of_part)} photos")
@@ -208,7 +214,7 @@ def check(options: CheckOptions) -> None:
 
 
 def _look_at(path: Path) -> dict[str, Any]:
-    """Return the size, depth, orientation and digest of a photo, or why it is broken."""
+    """Return the size and the digest of a photo, and of which kinds it is; or why it is broken."""
     from PIL import Image
 
     from pytorch_grad_cam_pcasvm.export.explainer import deep_numbers, read_orientation
@@ -218,8 +224,8 @@ def _look_at(path: Path) -> dict[str, Any]:
         with Image.open(path) as picture:
             picture.load()
             numbers, _ = deep_numbers(picture)
-            turned = read_orientation(picture) != 1
-            return {"size": picture.size, "digest": digest, "turned": turned, "deep": numbers is not None}
+            kinds = {"deep": numbers is not None, "turned": read_orientation(picture) != 1}
+            return {"size": picture.size, "digest": digest, "tiny": min(picture.size) < _TINY} | kinds
     except Exception as error:  # whatever a decoder raises
         return {"broken": getattr(error, "reason", "") or str(error) or type(error).__name__}
 
@@ -244,38 +250,18 @@ def name_first(names: Sequence[str], most: int = _SHOWN) -> str:
     return ", ".join(names[:most]) + more
 
 
-def _tell_broken(root: Path, looked: dict[Path, dict[str, Any]]) -> list[str]:
+def _tell_odd(root: Path, looked: dict[Path, dict[str, Any]]) -> list[str]:
+    """Say which photos are broken, and of which kinds others are that need attention."""
     broken = {path: one["broken"] for path, one in looked.items() if "broken" in one}
     listed = ", ".join(f"{path.relative_to(root).as_posix()} ({why})" for path, why in broken.items())
-    return [f"broken: {listed}; mend or delete, or add --skip-bad-images"] if broken else []
-
-
-def _tell_depth(root: Path, looked: dict[Path, dict[str, Any]]) -> list[str]:
-    deep = [path for path, one in looked.items() if one.get("deep")]
-    if not deep:
-        return []
-    return [
-        f"more than 8 bits: {len(deep)} photos, such as {_name_some(root, deep[:1])}; fit takes the largest number "
-        "that is possible for white, such as 65535; less is named with --white-level"
+    findings = [f"broken: {listed}; mend or delete, or add --skip-bad-images"] if broken else []
+    kinds = {name: [path for path, one in looked.items() if one.get(name)] for name in ("deep", "turned", "tiny")}
+    kinds["unread"] = sorted(path for path in root.rglob("*") if path.suffix.lower() in _UNREAD)
+    return findings + [
+        _KINDS[name].format(count=len(paths), first=_name_some(root, paths[:1]), names=_name_some(root, paths))
+        for name, paths in kinds.items()
+        if paths
     ]
-
-
-def _tell_turned(root: Path, looked: dict[Path, dict[str, Any]]) -> list[str]:
-    turned = [path for path, one in looked.items() if one.get("turned")]
-    if not turned:
-        return []
-    return [f"turned by EXIF: {len(turned)} photos, such as {_name_some(root, turned[:1])}; fit turns them, too"]
-
-
-def _tell_tiny(root: Path, looked: dict[Path, dict[str, Any]]) -> list[str]:
-    tiny = [path for path, one in looked.items() if "size" in one and min(one["size"]) < _TINY]
-    return [f"smaller than {_TINY} pixels: {_name_some(root, tiny)}"] if tiny else []
-
-
-def _tell_unread(root: Path) -> list[str]:
-    """Name the pictures in formats that are not read, such as some phones'."""
-    unread = sorted(path for path in root.rglob("*") if path.suffix.lower() in _UNREAD)
-    return [f"not read: {_name_some(root, unread)}; save them as JPEG or PNG"] if unread else []
 
 
 def _tell_doubled(root: Path, looked: dict[Path, dict[str, Any]], splits: Sequence[str]) -> list[str]:

@@ -1,7 +1,6 @@
 """The model of a command, read from its file, or put together from a head and a backbone; and its method."""
 
 from collections.abc import Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,7 @@ import torch
 from PIL import Image
 
 import pytorch_grad_cam_pcasvm as package
-from pytorch_grad_cam_pcasvm.cli.arguments import BACKGROUND, OF_HEADS, FitOptions, ModelOptions
+from pytorch_grad_cam_pcasvm.cli.arguments import BACKGROUND, FitOptions, ModelOptions
 from pytorch_grad_cam_pcasvm.cli.preparation import choose_preparation
 from pytorch_grad_cam_pcasvm.cli.refusals import refuse_targets
 from pytorch_grad_cam_pcasvm.data.images import Images
@@ -47,10 +46,9 @@ def open_model(options: ModelOptions) -> Any:
         "white_level": recorded.get("white_level"),
     }
     typed_pool = None if options.pool is None else write_pool(parse_pool(options.pool))
-    for entry in fields(options):
-        if entry.metadata.get("group") == OF_HEADS and entry.name in fitted:
-            value = typed_pool if entry.name == "pool" else getattr(options, entry.name)
-            _refuse_other(entry.name.replace("_", "-"), value or None, fitted[entry.name])
+    for name, value in fitted.items():
+        typed = typed_pool if name == "pool" else getattr(options, name)
+        _refuse_other(name.replace("_", "-"), typed or None, value)
     if options.tokens and not model.tokens:
         raise ValueError("--tokens is for transformers, but the layers of this model give no tokens: leave it out")
     if model.preparation is None:
@@ -161,14 +159,9 @@ def choose_layers(options: Any, model: Any, methods: Sequence[type] = ()) -> lis
         options: ``layer`` and what is needed to compare.
         model: the model.
         methods: whose maps are wanted; those of several layers are only compared if one of them can join them.
-
-    Raises:
-        ValueError: there are no images to compare layers on.
     """
     if options.layer != ["auto"]:
         return list(dict.fromkeys(options.layer or model.layers))
-    if options.images is None:
-        raise ValueError("--layer auto compares layers on photos: name their folder")
     net, preparation = model.net, model.preparation
     from pytorch_grad_cam_pcasvm import evaluation
     from pytorch_grad_cam_pcasvm.cli.training import layers_for_maps
@@ -207,6 +200,13 @@ def choose_options(
     elif options.train is not None:
         print("--train is not needed: these maps do not start at means")
     return {method: common | (start if issubclass(method, BaselineCAM) else {}) for method in methods}
+
+
+def make_cam(options: Any, model: Any) -> Any:
+    """Return the method that was typed, at the layers that were typed or are chosen."""
+    method = getattr(package, options.method)
+    layers = choose_layers(options, model, [method])
+    return method(model.net, layers, **choose_options(options, [method], model, layers)[method])
 
 
 def choose_targets(options: Any, net: Any) -> list[Any]:

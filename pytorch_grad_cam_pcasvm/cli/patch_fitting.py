@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image
 
 from pytorch_grad_cam_pcasvm.cli.arguments import RUN, FitOptions
 from pytorch_grad_cam_pcasvm.cli.choosing import (
@@ -24,11 +24,12 @@ from pytorch_grad_cam_pcasvm.cli.photos import LeftOut, Photos, compare_areas, m
 from pytorch_grad_cam_pcasvm.cli.teaching import Teacher, choose_pooled, name_layers
 from pytorch_grad_cam_pcasvm.cli.training import PatchOptions, TrainingSet, training_set
 from pytorch_grad_cam_pcasvm.data.images import Images
-from pytorch_grad_cam_pcasvm.export.explainer import Panel, shorten
+from pytorch_grad_cam_pcasvm.export.explainer import GAP, TILE, WRONG, Panel, Sheets
 from pytorch_grad_cam_pcasvm.model.choices import COMPONENTS_OF_PATCHES, choose_candidate, measure_evidence
 from pytorch_grad_cam_pcasvm.model.fitting import describe_estimator
 from pytorch_grad_cam_pcasvm.model.preparation import Preparation
 from pytorch_grad_cam_pcasvm.model.teaching import GOOD, draw_places, gather_rows
+from pytorch_grad_cam_pcasvm.runtime.pictures import colour_table
 
 RATE = 0.01  # of false alarms
 _SHOWN = 10  # names of photos in a line
@@ -299,11 +300,7 @@ def _show_chosen(
     print(f"wrote {file}: what is taken for faults, in {count} photos; look at it before you use the model")
 
 
-_MOST_DRAWN = 40  # photos
-_COLUMNS = 5
-_SIDE = 226  # pixels of a photo
-_GAP, _LINE, _HEAD = 10, 20, 58
-_MARK, _DOUBT, _TEXT = (255, 210, 0), (180, 30, 40), (30, 30, 30)
+_MOST_DRAWN, _COLUMNS = 40, 5  # photos, in all and side by side
 
 
 def draw_chosen(
@@ -325,32 +322,20 @@ def draw_chosen(
     rest = [one for one in picked if one[0] not in doubtful]
     rest = rest[:: max(1, -(-len(rest) // (_MOST_DRAWN - len(order))))]  # from the most to the least suspicious
     order += rest
-    images = Images(folder, thumbnails=_SIDE)
-    columns, lines = min(_COLUMNS, len(order)), -(-len(order) // _COLUMNS)
-    width = max(760, columns * (_SIDE + _GAP) + _GAP)
-    sheet = Image.new("RGB", (width, _HEAD + lines * (_SIDE + _LINE + _GAP) + _GAP), "white")
-    draw, font, large = ImageDraw.Draw(sheet), ImageFont.load_default(13), ImageFont.load_default(17)
-    draw.text((_GAP, 8), "Outlined: the patches that are taken for faults. Look before you believe them.",
-              _TEXT, font=large)  # fmt: skip
-    doubtful_words = f", {len(doubtful)} doubtful, which come first" if doubtful else ""
-    summary = f"{len(order)} of {len(picked)} photos with a fault{doubtful_words}"
-    draw.text((_GAP, 33), summary, _TEXT, font=font)
-    for place, (number, name, positions) in enumerate(order):
+    images, panels = Images(folder, thumbnails=TILE), []
+    for number, name, positions in order:
         batch = images.read([number])
         if not batch.thumbnails:
             continue
         photo = Image.open(io.BytesIO(batch.thumbnails[0])).convert("RGB")
-        is_doubtful = number in doubtful
-        words = ("doubtful: " if is_doubtful else f"{name}: ") + Path(images.id(number)).name
-        panel = Panel(photo, caption=shorten(words, font, _SIDE), size=_SIDE, boxes=tuple(map(int, positions)))
-        x, y = _GAP + place % _COLUMNS * (_SIDE + _GAP), _HEAD + place // _COLUMNS * (_SIDE + _LINE + _GAP)
-        sheet.paste(panel.photo, (x, y))
-        down, across = photo.height / grid[0], photo.width / grid[1]
-        for box in panel.boxes:
-            row, column = divmod(box, grid[1])
-            for margin, colour in ((4, "black"), (3, _MARK)):
-                left, top = x + column * across - margin, y + row * down - margin
-                draw.rectangle((left, top, left + across + 2 * margin, top + down + 2 * margin), outline=colour)
-        draw.text((x, y + photo.height + 3), panel.caption, _DOUBT if is_doubtful else _TEXT, font=font)
-    sheet.save(file)
-    return len(order)
+        word, colour = ("doubtful", WRONG) if number in doubtful else (name, "black")
+        boxes = tuple((*divmod(int(position), grid[1]), "") for position in positions)
+        heading = f"{word}: {Path(images.id(number)).name}"
+        panels.append(Panel(photo, heading=heading, boxes=boxes, grid=tuple(grid), colour=colour))
+    doubtful_words = f", {len(doubtful)} doubtful, which come first" if doubtful else ""
+    title = (
+        "Outlined: the patches that are taken for faults. Look before you believe them.\n"
+        f"{len(panels)} of {len(picked)} photos with a fault{doubtful_words}"
+    )
+    Sheets({"colours": colour_table()}).arrange(panels, title, most=_COLUMNS * (TILE + GAP)).save(file)
+    return len(panels)

@@ -190,9 +190,7 @@ def tell_crop(preparation: Preparation, paths: Sequence[Path]) -> None:
     sizes = _read_sizes(preparation, paths[:: max(1, len(paths) // 20)])
     shares = [preparation.share_seen(*size) for size in dict.fromkeys(sizes.values())]
     if shares and min(shares) < _SEEN:
-        share = f"{min(shares):.0%}" + (
-            f" to {max(shares):.0%}" if f"{min(shares):.0%}" != f"{max(shares):.0%}" else ""
-        )
+        share = " to ".join(dict.fromkeys(f"{end:.0%}" for end in (min(shares), max(shares))))
         whole = "; to let it see all, add --resize stretch" if preparation.resize else ""
         print(f"the transform cuts off the rim: the network sees {share} of each picture{whole}")
 
@@ -295,6 +293,14 @@ def check_photos(options: Any, preparation: Preparation, paths: Sequence[Path], 
             f"ones, and so do their images with --tile {transform.tile}: fit with --tiles, such as --tiles 3x2, which "
             "brings all photos to one size"
         )
+
+
+def open_folder(options: Any, preparation: Preparation, one_size: str = "") -> Any:
+    """Return the checked photos of a command as a data set; say which number is white."""
+    folder = preparation.folder(options.images)
+    check_photos(options, preparation, folder.paths, one_size=one_size)
+    tell_whites(preparation.white_level, folder.paths)
+    return folder
 
 
 def tell_stretched(net: Any, preparation: Preparation, paths: Sequence[Path]) -> None:

@@ -24,9 +24,7 @@ from pytorch_grad_cam_pcasvm.network.modules import find_device
 from pytorch_grad_cam_pcasvm.network.tiles import TiledNet
 
 _BATCH = 16  # photos that are explained at once
-_TRUSTED = (
-    0.8  # AUROC of a head on pooled features from which its maps taught better than distance alone, and not below
-)
+_TRUSTED = 0.8  # AUROC of a head on pooled features, from which on its maps taught better than distance alone
 _USUAL = 16  # components of a head on pooled features, where nothing is chosen
 
 
@@ -60,7 +58,7 @@ class Teacher:
         options: those of ``fit``.
         training: the features of patches.
         pooled: those of whole photos.
-        made: the backbone.
+        network: the backbone.
         folder: the photos.
         photos: which of them can be read, their labels and folds.
         layer: where the pooled features come from.
@@ -73,7 +71,7 @@ class Teacher:
         photos: Photos, layer: Any, pool: Any, layers: Sequence[str],
     ) -> None:  # fmt: skip
         self._options, self._training, self._pooled = options, training, pooled
-        self._made, self._folder, self._photos = network, folder, photos
+        self._network, self._folder, self._photos = network, folder, photos
         self._layer, self._pool, self._layers = layer, pool, layers
 
     def teach(self) -> list[Lesson]:
@@ -121,7 +119,7 @@ class Teacher:
         own = self._photos.index(fit)
         _, head = fit_classifier(options, self._pooled.features.numpy()[own], self._photos.labels[own], 0)
         head.training_set.means |= self._pooled.means
-        net = PCASVMNet(self._made.net, head, self._layer, pool=self._pool).eval()
+        net = PCASVMNet(self._network.net, head, self._layer, pool=self._pool).eval()
         return Lesson(fit, fold, ContributionCAM(net, list(self._layers)), head, trusted)
 
     def _explain(self, lessons: Sequence[Lesson]) -> None:
@@ -131,7 +129,7 @@ class Teacher:
         grid = tuple(next(iter(self._training.read_all()))[0].shape[2:])
         faults = [name for name in dict.fromkeys(label_of.values()) if name != normal]
         numbers = sorted(label_of, key=lambda number: label_of[number] == normal)
-        device = find_device(self._made.net)
+        device = find_device(self._network.net)
         for lesson in lessons:
             if not lesson.trusted:
                 blank = torch.zeros(math.prod(grid))

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -195,10 +196,16 @@ def training_set(
 
 
 def _read_all(stored: Any, backbone: Any, source: Any) -> Iterator[tuple[Any, list[int]]]:
-    rows, start = stored.rows.tolist(), 0
-    for features, _ in stored.stored_batches(backbone, source):
-        yield features, rows[start : start + len(features)]
-        start += len(features)
+    """Yield features with the numbers of their photos in the folder."""
+    for features, rows, _ in _read_numbered(stored, backbone, source):
+        yield features, rows
+
+
+def _read_numbered(stored: Any, backbone: Any, source: Any) -> Iterator[tuple[Any, list[int], Any]]:
+    """Yield features with the numbers of their photos in the folder, and the names of their classes or None."""
+    rows = iter(stored.rows.tolist())
+    for features, labels in stored.stored_batches(backbone, source):
+        yield features, list(islice(rows, len(features))), labels
 
 
 class _Labelled:
@@ -219,13 +226,11 @@ class _Labelled:
 
     def stored_batches(self, backbone: Any, source: Any) -> Iterator[tuple[Any, Any]]:
         """Yield features and labels, as :meth:`.Features.stored_batches` does."""
-        rows, start = self._stored.rows.tolist(), 0
         numbers = {name: number for number, name in enumerate(self._stored.manifest["names"] or [])}
         size = self.input_shape[1:]
-        for features, labels in self._stored.stored_batches(backbone, source):
-            of_images = [None] * len(features) if labels is None else [numbers[name] for name in labels.tolist()]
-            yield features, self._patches.labels(rows[start : start + len(features)], of_images, size)
-            start += len(features)
+        for features, rows, labels in _read_numbered(self._stored, backbone, source):
+            of_images = [None] * len(rows) if labels is None else [numbers[name] for name in labels.tolist()]
+            yield features, self._patches.labels(rows, of_images, size)
 
 
 @contextmanager

@@ -347,6 +347,11 @@ def _thumbnail(image: Tensor, picture: Callable[[Tensor], Tensor], size: int) ->
         return b""
     small = as_picture(shown)
     small.thumbnail((size, size), Image.Resampling.BILINEAR, reducing_gap=2.0)
+    return as_webp(small)
+
+
+def as_webp(picture: Image.Image) -> bytes:
+    """Return a small picture as a WebP file."""
     file = io.BytesIO()
-    small.save(file, "WEBP", quality=80, method=0)
+    picture.save(file, "WEBP", quality=80, method=0)
     return file.getvalue()

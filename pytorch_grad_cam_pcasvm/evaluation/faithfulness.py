@@ -78,17 +78,14 @@ def faithfulness(  # noqa: D417 - of the study its class tells
     values: list[np.ndarray] = []
     ranges: list[np.ndarray] = []  # of the values of each image, over all that was removed
 
-    def measured() -> tuple[list[Row], dict[Any, np.ndarray]]:
+    def collect_result() -> Result:
+        # Of a few images, parts of which change nothing, more may say more.
+        _refuse_constant(np.concatenate(ranges), np.concatenate(values))
         spread = float(np.concatenate(values).std())
         if not spread > SAME * np.abs(np.concatenate(values)).max():
             raise ValueError("the target has the same value for all images: there is nothing that could fall")
         mean = {key: np.concatenate(parts) / spread for key, parts in change.items()}
-        return [row for method in subject.named for row in _compare_rivals(method, mean, against)], mean
-
-    def collect_result() -> Result:
-        # Of a few images, parts of which change nothing, more may say more.
-        _refuse_constant(np.concatenate(ranges), np.concatenate(values))
-        rows, mean = measured()
+        rows = [row for method in subject.named for row in _compare_rivals(method, mean, against)]
         for method, scores in of_host.items():
             blank = np.isnan(mean[(method, ""), "deletion"]).any(1)
             rows.append(Row(method, "ARCC", "", Estimate.of(np.where(blank, np.nan, np.concatenate(scores)))))

@@ -17,10 +17,9 @@ from pytorch_grad_cam_pcasvm.evaluation.positions import (
     OF_VOLUMES,
     POINT,
     PixelValues,
-    draw_masks,
+    Regions,
     measure_decisions,
     measure_positions,
-    read_regions,
 )
 from pytorch_grad_cam_pcasvm.evaluation.result import SAME, Estimate, Result, Row
 from pytorch_grad_cam_pcasvm.evaluation.rivals import BLIND, RANDOM, RIVALS, Rivals
@@ -109,14 +108,11 @@ def localisation(  # noqa: D417 - of the study its class tells
     measured = defaultdict[Any, list[np.ndarray]](list)  # by method, measure and rival
     chances: list[np.ndarray] = []
 
-    def rows_so_far() -> list[Row]:
-        numbers = {key: np.concatenate(parts) for key, parts in measured.items()}
-        return _make_rows(subject, against, numbers, np.concatenate(chances))
-
     def collect_result() -> Result:
         if not chances:
             raise ValueError("there is nothing to find: every mask is empty")
-        chance, rows = np.concatenate(chances), rows_so_far()
+        chance, numbers = np.concatenate(chances), {key: np.concatenate(parts) for key, parts in measured.items()}
+        rows = _make_rows(subject, against, numbers, chance)
         if masks is not None:
             rows += pixels.rows(subject, tolerance, rate) + answers.pointing(tolerance)
         return subject.result(
@@ -338,17 +334,16 @@ def _tiled(subject: Subject, waiting: Mapping[Any, list[int]], tiles: int) -> An
     for number, part in enumerate(subject.parts(scenes, "localisation", "scene", looks=True)):
         pictures = [subject.read(rows)[0] for rows, _, _ in part]
         targets = [SVMTarget(label) for _, label, _ in part]
-        if not tiles:
+        if tiles:
+            stacked = torch.stack([
+                _scene([x[n] for n in places], tiles) for x, (_, _, places) in zip(pictures, part, strict=True)
+            ])
+            where = _tile_masks(stacked.shape[2:], tiles, [int(np.argmin(places)) for _, _, places in part])
+        else:
             pasted = [_pasted(x[0], x[1], places) for x, (_, _, places) in zip(pictures, part, strict=True)]
             stacked, where = torch.stack([scene for scene, _ in pasted]), np.stack([mask for _, mask in pasted])
-            yield stacked, targets, where, [rows[0] for rows, _, _ in part]
-            continue
-        stacked = torch.stack([
-            _scene([x[n] for n in places], tiles) for x, (_, _, places) in zip(pictures, part, strict=True)
-        ])
-        if number == 0:
+        if tiles and number == 0:
             _check_size(subject.net, stacked, tiles)
-        where = _tile_masks(stacked.shape[2:], tiles, [int(np.argmin(places)) for _, _, places in part])
         yield stacked, targets, where, [rows[0] for rows, _, _ in part]
 
 
@@ -434,12 +429,8 @@ def _check_size(net: PCASVMNet, scenes: Tensor, tiles: int) -> None:
 
 def _without_masks(subject: Subject, masks: Any) -> list[int]:
     """Return the rows of images on which there is nothing, and take them from the subject's."""
-    regions, boxes = read_regions(len(subject.source), masks)
-    empty = [
-        row
-        for row in subject.rows.tolist()
-        if not ((regions[row, 2:] > regions[row, :2]).all() if boxes else regions[row].any())
-    ]
+    regions = Regions.of(len(subject.source), masks)
+    empty = [row for row in subject.rows.tolist() if regions.is_empty(row)]
     subject.rows = subject.rows[~np.isin(subject.rows, empty)]
     if empty:
         subject.missing[f"{len(empty)} of {len(subject.rows) + len(empty)} images"] = "their mask or box is empty"
@@ -448,9 +439,9 @@ def _without_masks(subject: Subject, masks: Any) -> list[int]:
 
 def _masked(subject: Subject, masks: Any) -> Any:
     """Yield images, their targets, masks, and rows."""
-    regions, boxes = read_regions(len(subject.source), masks)
+    regions = Regions.of(len(subject.source), masks)
     for x, _, rows in subject.batches("localisation", looks=subject.minutes is not None):
-        where = draw_masks(regions, boxes, rows, tuple(x.shape[2:]))  # which refuses other sizes
+        where = regions.draw(rows, tuple(x.shape[2:]))  # which refuses other sizes
         yield x, subject.targets(x), where, rows
 
 

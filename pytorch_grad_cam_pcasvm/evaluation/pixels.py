@@ -13,6 +13,14 @@ from pytorch_grad_cam_pcasvm.runtime.pictures import as_array
 
 RATE = 0.01  # of good photos
 SIZES = 0.001, 0.01  # of a photo's area: up to which a fault is tiny, and small
+_CLAUSES = {
+    "rate": "where at most 1 in {number:.3g} good photos raises a false alarm",
+    "wanted": " (1 in {number:.3g} was asked for, for which {good} good photos are too few)",
+    "faults": "{faults} of the faults are found ({sizes}), and {photos} of the photos with faults",
+    "photos": "{photos} of the photos with faults are found",
+    "size": "of those {size}: {share}",
+    "share": "{share:.0%} ({count} of {number})",
+}
 
 
 @dataclass(frozen=True)
@@ -49,20 +57,20 @@ class FoundFaults:
 
     def describe(self) -> str:
         """Return it in a sentence, without a full stop."""
-        sizes = "; ".join(f"of those {name}: {_describe_share(share)}" for name, share in self.by_size.items())
-        return (
-            f"{self._describe_rate()}, {_describe_share(self.faults)} of the faults are found ({sizes}), and "
-            f"{_describe_share(self.photos)} of the photos with faults"
-        )
+        return self._write("faults")
 
     def describe_photos(self) -> str:
         """Return which photos are found, in a sentence without a full stop."""
-        return f"{self._describe_rate()}, {_describe_share(self.photos)} of the photos with faults are found"
+        return self._write("photos")
 
-    def _describe_rate(self) -> str:
-        too_few = f", for which {self.good} good photos are too few" if self.rate > self.wanted else ""
-        wanted = f" (1 in {1 / self.wanted:.3g} was asked for{too_few})" if too_few else ""
-        return f"where at most 1 in {1 / self.rate:.3g} good photos raises a false alarm{wanted}"
+    def _write(self, clause: str) -> str:
+        """Return the rate of false alarms, and one of the clauses about the faults found at it."""
+        rate = _CLAUSES["rate"].format(number=1 / self.rate)
+        if self.rate > self.wanted:
+            rate += _CLAUSES["wanted"].format(number=1 / self.wanted, good=self.good)
+        sizes = [_CLAUSES["size"].format(size=name, share=_write_share(share)) for name, share in self.by_size.items()]
+        faults, photos = _write_share(self.faults), _write_share(self.photos)
+        return f"{rate}, {_CLAUSES[clause].format(faults=faults, photos=photos, sizes='; '.join(sizes))}"
 
 
 def find_faults(scores: np.ndarray, masks: np.ndarray, rate: float = RATE) -> FoundFaults | None:
@@ -107,8 +115,8 @@ def _bounds() -> dict[str, tuple[float, float]]:
     }
 
 
-def _describe_share(share: Estimate) -> str:
-    return f"{share.mean:.0%} ({round(share.mean * share.n)} of {share.n})"
+def _write_share(share: Estimate) -> str:
+    return _CLAUSES["share"].format(share=share.mean, count=round(share.mean * share.n), number=share.n)
 
 
 TOLERANCE = 15  # pixels, as in Zhang et al., IJCV 2018

@@ -4,6 +4,7 @@ import copy
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -37,8 +38,25 @@ ABOUT = ", asked about "  # between a method and a question other than that of t
 BACKGROUNDS = (0, "0", "background")  # names of the class outside of masks
 
 
-def found_in_words(result: Result) -> list[str]:
-    """Return a sentence for each method: in how many images its map finds the masked place.
+_SENTENCES = {
+    "scores": "{measures} (1: all are told from the others; by chance 0.5, AUPRO 0.15).",
+    "threshold": "By the threshold of the model, {threshold:.4g}, {missed} of {faulty} photos with a fault pass, and "
+    "{alarms} of {good} good ones fail.",
+    "place": "{maps} find the marked place in {share:.0%} of the images that have one: the strongest evidence is on "
+    "it, or at most {pixels} pixels beside it, as the network sees them.{controls}{others}",
+}
+_CLAUSES = {  # of a sentence about a place
+    "maps": "The maps of {method}",
+    POSITIONS: "The values of every position",
+    "control": "{control} does so in {share:.0%}",
+    "controls": " To compare, {clauses}.",
+    "other": "of {question}: {share:.0%}",
+    "others": " Maps {clauses}.",
+}
+
+
+def describe_localisation(result: Result) -> list[str]:
+    """Return the results of localisation in sentences: how well faults are told, and how often maps find their place.
 
     Args:
         result: of localisation; without masks there is nothing to say.
@@ -48,36 +66,36 @@ def found_in_words(result: Result) -> list[str]:
         for row in result.rows
         if (distance := re.fullmatch(rf"{POINT}, within (\S+) pixels", row.measure))
     }
-    controls = [f"{in_words(name)} does so in {near[name][0]:.0%}" for name in (BLIND, CENTRE) if name in near]
+    shares = {in_words(name): near[name][0] for name in (BLIND, CENTRE) if name in near}
     if (chance := result.settings.get("chance")) is not None:
-        controls.append(f"a place at random does so in {chance:.0%}")
+        shares["a place at random"] = chance
+    controls = [_CLAUSES["control"].format(control=name, share=share) for name, share in shares.items()]
     sentences = []
     for method, (share, pixels) in near.items():
         if method in (BLIND, CENTRE) or ABOUT in method:
             continue
-        other_names = [
-            f"of {name.removeprefix(method + ABOUT)}: {other:.0%}"
+        questions = [
+            _CLAUSES["other"].format(question=name.removeprefix(method + ABOUT), share=other)
             for name, (other, _) in near.items()
             if name.startswith(method + ABOUT)
         ]
-        sentences.append(
-            f"{'The values of every position find' if method == POSITIONS else f'The maps of {method} find'} the "
-            f"marked place in {share:.0%} of the images that have one: the strongest evidence is on it, or at most "
-            f"{pixels} pixels beside it, as the network sees them."
-            + (f" To compare, {' and '.join(controls)}." if controls else "")
-            + (f" Maps {', '.join(other_names)}." if other_names else "")
-        )
-    return [*_tell_scores(result), *(result.settings.get("alarms") or ()), *sentences]
+        sentences.append(_SENTENCES["place"].format(
+            maps=_CLAUSES.get(method, _CLAUSES["maps"]).format(method=method), share=share, pixels=pixels,
+            controls=_list_clauses("controls", controls, " and "), others=_list_clauses("others", questions, ", "),
+        ))  # fmt: skip
+    return [*_describe_scores(result), *(result.settings.get("alarms") or ()), *sentences]
 
 
-def _tell_scores(result: Result) -> list[str]:
+def _list_clauses(sentence: str, clauses: Sequence[str], between: str) -> str:
+    """Return a sentence that lists clauses; empty if there are none."""
+    return _CLAUSES[sentence].format(clauses=between.join(clauses)) if clauses else ""
+
+
+def _describe_scores(result: Result) -> list[str]:
     """Return in a sentence how well the values of every position tell photos and pixels with a fault."""
     means = {row.measure: row.estimate.mean for row in result.rows if row.method == POSITIONS}
-    sentences = [f"{measure} {means[measure]:.3f}" for measure in (IMAGE_AUROC, AUROC, AUPRO) if measure in means]
-    if not sentences:
-        return []
-    words = ", ".join(sentences)
-    return [f"{words[0].upper()}{words[1:]} (1: all are told from the others; by chance 0.5, AUPRO 0.15)."]
+    words = ", ".join(f"{measure} {means[measure]:.3f}" for measure in (IMAGE_AUROC, AUROC, AUPRO) if measure in means)
+    return [_SENTENCES["scores"].format(measures=words[0].upper() + words[1:])] if words else []
 
 
 class PixelValues:
@@ -118,10 +136,9 @@ class PixelValues:
             return []
         masks, fails = np.concatenate(self._masks), np.concatenate(self._scores) > threshold
         faulty = masks.reshape(len(masks), -1).any(1)
-        return [
-            f"By the threshold of the model, {threshold:.4g}, {int((~fails & faulty).sum())} of {int(faulty.sum())} "
-            f"photos with a fault pass, and {int((fails & ~faulty).sum())} of {int((~faulty).sum())} good ones fail."
-        ]
+        counts = {"missed": ~fails & faulty, "faulty": faulty, "alarms": fails & ~faulty, "good": ~faulty}
+        numbers = {name: int(photos.sum()) for name, photos in counts.items()}
+        return [_SENTENCES["threshold"].format(threshold=threshold, **numbers)]
 
     def measure_chance(self, tolerance: float) -> float | None:
         """Return the mean share of the places that are at most so many pixels away from the mask of their image."""
@@ -225,7 +242,7 @@ def measure_positions(study: Subject, masks: Any, category: Any, tolerance: floa
         )
     subject = copy.copy(study)
     subject._forget()
-    regions, boxes = read_regions(len(subject.source), masks)
+    regions = Regions.of(len(subject.source), masks)
     pixels = PixelValues()
     question = "do the values of every position tell what lies inside of masks?"
     anomalies = tells_anomalies(subject.net.head)
@@ -239,7 +256,7 @@ def measure_positions(study: Subject, masks: Any, category: Any, tolerance: floa
             values = cells.spread(values.unsqueeze(1), size)[:, 0]
         if anomalies:
             pixels.score(scores)
-        pixels.add(draw_masks(regions, boxes, rows, size), rows, {POSITIONS: values})
+        pixels.add(regions.draw(rows, size), rows, {POSITIONS: values})
 
         def look() -> Result:
             rows = pixels.rows(subject, tolerance, rate)
@@ -313,43 +330,67 @@ def _measure_leads(net: PCASVMNet, x: Tensor, wanted: Sequence[int]) -> np.ndarr
 OF_VOLUMES = "only pictures can be put side by side, or have boxes: give masks of the input's size"
 
 
-def read_regions(count: int, masks: Any) -> tuple[np.ndarray, bool]:
-    """Return masks, or boxes, of so many images as an array, and whether they are boxes.
+@dataclass(frozen=True)
+class Regions:
+    """True masks, or boxes, one for each image of a data set.
 
-    Raises:
-        ValueError: they are neither, or not of each image.
+    Attributes:
+        values: masks, shape (R, H, W), or boxes, (R, 4).
+        are_boxes: whether they are boxes.
     """
-    kinds = "masks must be an array of shape (R, H, W), nonzero inside, or boxes of shape (R, 4)"
-    try:
-        regions = np.asarray(masks.cpu() if isinstance(masks, Tensor) else masks)
-    except ValueError as error:
-        raise ValueError(f"{kinds}; these differ in size: bring them to the size of the input") from error
-    if regions.dtype.kind not in "biuf" or not np.isfinite(regions).all():
-        raise ValueError(f"{kinds}; these are no finite numbers: use zeros for an image without an object")
-    if len(regions) != count:
-        raise ValueError(f"{len(regions)} masks for {count} images: give one for each, in order")
-    boxes = regions.ndim == 2 and regions.shape[1] == 4
-    if boxes:
-        _check_boxes(regions)
-    return regions, boxes
 
+    values: np.ndarray
+    are_boxes: bool
 
-def draw_masks(regions: np.ndarray, boxes: bool, rows: Sequence[int], size: tuple[int, ...]) -> np.ndarray:
-    """Return the masks of some images, (N, H, W).
+    @classmethod
+    def of(cls, count: int, masks: Any) -> "Regions":
+        """Return the regions of so many images, as they were passed.
 
-    Raises:
-        ValueError: masks have another size, or boxes lie beyond it.
-    """
-    if boxes and len(size) != 2:
-        raise ValueError(OF_VOLUMES)
-    if boxes and (regions[:, 2].max() > size[1] or regions[:, 3].max() > size[0]):
-        raise ValueError(
-            f"boxes reach x = {regions[:, 2].max():g} and y = {regions[:, 3].max():g}, beyond the input of "
-            f"{size[1]} x {size[0]} pixels: scale them as the transform scales the images"
-        )
-    if not boxes and regions.shape[1:] != size:
-        raise ValueError(f"masks of {regions.shape[1:]} for images of {size}: bring them to the size of the input")
-    return _draw_boxes(regions[rows].astype(int), size) if boxes else regions[rows].astype(bool)
+        Raises:
+            ValueError: they are neither masks nor boxes, or not of each image.
+        """
+        kinds = "masks must be an array of shape (R, H, W), nonzero inside, or boxes of shape (R, 4)"
+        try:
+            values = np.asarray(masks.cpu() if isinstance(masks, Tensor) else masks)
+        except ValueError as error:
+            raise ValueError(f"{kinds}; these differ in size: bring them to the size of the input") from error
+        if values.dtype.kind not in "biuf" or not np.isfinite(values).all():
+            raise ValueError(f"{kinds}; these are no finite numbers: use zeros for an image without an object")
+        if len(values) != count:
+            raise ValueError(f"{len(values)} masks for {count} images: give one for each, in order")
+        are_boxes = values.ndim == 2 and values.shape[1] == 4
+        if are_boxes:
+            _check_boxes(values)
+        return cls(values, are_boxes)
+
+    def is_empty(self, row: int) -> bool:
+        """Return whether there is nothing on an image."""
+        own = self.values[row]
+        return not ((own[2:] > own[:2]).all() if self.are_boxes else own.any())
+
+    def draw(self, rows: Sequence[int], size: tuple[int, ...]) -> np.ndarray:
+        """Return the masks of some images, (N, H, W).
+
+        Raises:
+            ValueError: masks have another size, or boxes lie beyond it.
+        """
+        if not self.are_boxes and self.values.shape[1:] != size:
+            raise ValueError(
+                f"masks of {self.values.shape[1:]} for images of {size}: bring them to the size of the input"
+            )
+        if not self.are_boxes:
+            return self.values[rows].astype(bool)
+        if len(size) != 2:
+            raise ValueError(OF_VOLUMES)
+        right, bottom = self.values[:, 2:].max(0)
+        if right > size[1] or bottom > size[0]:
+            raise ValueError(
+                f"boxes reach x = {right:g} and y = {bottom:g}, beyond the input of {size[1]} x {size[0]} pixels: "
+                "scale them as the transform scales the images"
+            )
+        y, x = np.ogrid[: size[0], : size[1]]
+        x0, y0, x1, y1 = self.values[rows].astype(int).T[..., None, None]
+        return (x0 <= x) & (x < x1) & (y0 <= y) & (y < y1)
 
 
 def _check_boxes(boxes: np.ndarray) -> None:
@@ -359,10 +400,3 @@ def _check_boxes(boxes: np.ndarray) -> None:
         raise ValueError("boxes must lie in the image, but some begin below 0: clip them")
     if (boxes[:, 2:] < boxes[:, :2]).any():
         raise ValueError("boxes must be x0, y0, x1, y1, from one corner to the other: are yours x, y, width, height?")
-
-
-def _draw_boxes(boxes: np.ndarray, size: Sequence[int]) -> np.ndarray:
-    """Return masks (N, H, W) of boxes."""
-    y, x = np.ogrid[: size[0], : size[1]]
-    x0, y0, x1, y1 = boxes.T[..., None, None]
-    return (x0 <= x) & (x < x1) & (y0 <= y) & (y < y1)

@@ -14,7 +14,7 @@ import torch
 
 from pytorch_grad_cam_pcasvm.evaluation.faithfulness import faithfulness, ranks
 from pytorch_grad_cam_pcasvm.evaluation.localisation import localisation
-from pytorch_grad_cam_pcasvm.evaluation.positions import POSITIONS, draw_masks, read_regions, values_of_positions
+from pytorch_grad_cam_pcasvm.evaluation.positions import POSITIONS, Regions, values_of_positions
 from pytorch_grad_cam_pcasvm.evaluation.report_page import FORMAT, as_png, judge_methods, page
 from pytorch_grad_cam_pcasvm.evaluation.result import Result
 from pytorch_grad_cam_pcasvm.evaluation.sanity import completeness, sensitivity, stability
@@ -190,9 +190,8 @@ def _positions(study: Subject, options: Mapping[str, Mapping[str, Any]]) -> dict
     """Return a picture of images with a mask and of their values at every position, as PNG."""
     masks = options["localisation"].get("masks")
     try:
-        regions, boxes = read_regions(len(study.source), masks)
         x, _ = study.read(study.rows[:1].tolist())
-        inside = draw_masks(regions, boxes, study.rows.tolist(), tuple(x.shape[2:]))
+        inside = Regions.of(len(study.source), masks).draw(study.rows.tolist(), tuple(x.shape[2:]))
         shown = np.flatnonzero(inside.reshape(len(inside), -1).any(1))[:_DRAWN]
         rows = study.rows[shown].tolist()
         x, _ = study.read(rows)

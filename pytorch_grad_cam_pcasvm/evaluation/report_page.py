@@ -15,7 +15,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from pytorch_grad_cam_pcasvm.evaluation.faithfulness import KINDS
-from pytorch_grad_cam_pcasvm.evaluation.positions import ABOUT, CENTRE, found_in_words
+from pytorch_grad_cam_pcasvm.evaluation.positions import ABOUT, CENTRE, describe_localisation
 from pytorch_grad_cam_pcasvm.evaluation.result import (
     BLANK,
     FAILED,
@@ -150,7 +150,8 @@ def _write_verdict(judgement: Verdict, entries: Mapping[str, Any], results: Mapp
     if isinstance(localised, Result):
         of_method = [row for row in localised.rows if row.method.split(ABOUT)[0] in (judgement.method, BLIND, CENTRE)]
         parts += [
-            f"<div>{html.escape(sentence)}</div>" for sentence in found_in_words(replace(localised, rows=of_method))
+            f"<div>{html.escape(sentence)}</div>"
+            for sentence in describe_localisation(replace(localised, rows=of_method))
         ]
     if judgement.method in examples:
         parts.append(_image(examples[judgement.method], f"an image and its map by {judgement.method}"))
@@ -165,7 +166,7 @@ def _write_verdict(judgement: Verdict, entries: Mapping[str, Any], results: Mapp
 def _write_positions(entries: Mapping[str, Any], results: Mapping[str, Any]) -> str:
     """Return the results of a head that decides at every position as HTML, with a picture."""
     localised = results.get("localisation")
-    sentences = found_in_words(localised) if isinstance(localised, Result) else [f"Undecided: {localised}."]
+    sentences = describe_localisation(localised) if isinstance(localised, Result) else [f"Undecided: {localised}."]
     parts = [f"<p>{html.escape(sentence)}</p>" for sentence in sentences]
     parts += [_image(png, f"images, their masks and the values of {name}") for name, png in entries["examples"].items()]
     return f'<li class="verdict open">{"".join(parts)}</li>'
@@ -218,7 +219,7 @@ def _section(name: str, result: Any, pictures: Mapping[str, str]) -> str:
     rows = "\n".join(_row(row) for row in result.rows)
     parts = [
         f"{head}<p>{html.escape(result.question.capitalize())}</p>",
-        *(f"<p>{html.escape(sentence)}</p>" for sentence in found_in_words(result)),
+        *(f"<p>{html.escape(sentence)}</p>" for sentence in describe_localisation(result)),
         f"<p><strong>If it fails:</strong> {IF_IT_FAILS[name]}</p>",
         '<table><thead><tr><th scope="col">method</th><th scope="col">measure</th><th scope="col">against</th>'
         '<th scope="col">mean ± standard error</th><th scope="col">n</th><th scope="col"></th></tr></thead>',

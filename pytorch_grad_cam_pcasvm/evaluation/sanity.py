@@ -60,7 +60,7 @@ def completeness(study: Subject) -> Steps:
     contradicting = defaultdict[str, list[bool]](list)
     decides = isinstance(subject.target, ClosedFormTarget) and subject.target.boundary(subject.net.head) is not None
 
-    def measured() -> list[Row]:
+    def collect_result() -> Result:
         spread = float(np.concatenate(values).std())
         if not spread > SAME * np.abs(np.concatenate(values)).max():
             raise ValueError("the target has the same value for all images: there is no scale to measure distances on")
@@ -76,13 +76,10 @@ def completeness(study: Subject) -> Steps:
             if decides:
                 share = Estimate.of(contradicting[method], bounds=(0, 1))
                 rows.append(Row(method, CONTRADICTING, "", share, MOST_CONTRADICTING, below=True))
-        return rows
-
-    def collect_result() -> Result:
         return subject.result(
             "completeness",
             "how far are the sums of maps from the values that they explain? (in standard deviations of the values)",
-            measured(),
+            rows,
         )
 
     yield None
@@ -155,7 +152,7 @@ def stability(  # noqa: D417 - of the study its class tells
     against = Rivals(subject)
     correlations = defaultdict[Any, list[np.ndarray]](list)  # by method, change and rival
 
-    def measured() -> list[Row]:
+    def collect_result() -> Result:
         numbers = {key: np.concatenate(parts) for key, parts in correlations.items()}
         rows = []
         for method in subject.named:
@@ -165,13 +162,10 @@ def stability(  # noqa: D417 - of the study its class tells
                 for rival in against.names:
                     ahead = Estimate.of(own - numbers[method, change, rival], bounds=(-2, 2))
                     rows.append(Row(method, change, rival, ahead, 0.0))
-        return rows
-
-    def collect_result() -> Result:
         return subject.result(
             "stability",
             "does the map stay the same under noise, and move with the image? (rank correlation)",
-            measured(),
+            rows,
             noise=noise,
             shift=shift,
         )

@@ -35,6 +35,7 @@ _TURNS = {  # by EXIF's orientation
 }  # fmt: skip
 ON_ITS_SIDE = range(5, 9)  # orientations in which width and height change places
 _SAY_TURN = ("exif", "Raw profile type exif", "XML:com.adobe.xmp", "xmp")  # entries of Pillow's ``info``
+BACKGROUND = "background"  # the class outside of masks
 RIGHT, WRONG, UNLIKE = "#1b7837", "#b2182b", "#b45309"
 MISSED, FALSE_ALARM = "missed", "false alarm"
 BEFORE = 1e-3  # of a value: a start of less is not worth a word
@@ -254,7 +255,9 @@ class Panel:
         scale: what the colours mean: of signed numbers where their scale ends, in words; of numbers at every position
             a :class:`Scale`; of classes pairs of colour and name; None: there are none.
         size: of its column on a sheet, in pixels.
-        boxes: numbers of the strongest positions that are outlined.
+        boxes: the positions that are outlined: row, column, and what is written beside them.
+        grid: (h, w), the shape of all positions.
+        colour: of the words above it on a sheet.
     """
 
     photo: Any
@@ -263,7 +266,9 @@ class Panel:
     caption: str = ""
     scale: Any = None
     size: int = TILE
-    boxes: tuple[int, ...] = ()
+    boxes: tuple[tuple[int, int, str], ...] = ()
+    grid: tuple[int, ...] = (1, 1)
+    colour: str = "black"
 
     def lines(self, font: Any) -> list[str]:
         """Return the text above it on a sheet, in lines of its width."""
@@ -289,6 +294,7 @@ class Judgement:
         anomaly: how unlike good parts it is, or None.
         outcome: that its fault is missed, or that it raises a false alarm; None: neither, or not known.
         is_good: whether it is labelled a good one; None: not known.
+        seems_good: whether it is taken for a good one; None: not known.
     """
 
     label: Any = None
@@ -298,6 +304,12 @@ class Judgement:
     anomaly: float | None = None
     outcome: str | None = None
     is_good: bool | None = None
+    seems_good: bool | None = None
+
+    @property
+    def is_compared(self) -> bool:
+        """Whether it is known that it is, or is not, mistaken for a good or for a faulty one."""
+        return self.is_good is not None and self.seems_good is not None
 
 
 class Answers:
@@ -340,27 +352,40 @@ class Answers:
     def is_good(self, truth: Any) -> bool | None:
         """Return whether a photo with a label is a good one; None: not known."""
         good = self.about.get("normal", self.good)
+        good = self.good if good == BACKGROUND else good  # of positions, and no photo is called so
         return None if truth is None or good is None else str(truth) == str(good)
 
     def outcome(self, outputs: dict[str, np.ndarray], row: int, truth: Any) -> str | None:
         """Return how an image is mistaken: a fault is missed, or a good photo raises a false alarm; None: neither."""
-        passes, good = self.passes(outputs, row), self.is_good(truth)
-        if passes is None and self.right(outputs, row, truth) is not None:
-            passes = self.is_good(self.predicted(outputs, row))
-        if passes is None or good is None or passes == good:
+        seems_good, good = self._seems_good(outputs, row, truth), self.is_good(truth)
+        if seems_good is None or good is None or seems_good == good:
             return None
-        return MISSED if passes else FALSE_ALARM
+        return MISSED if seems_good else FALSE_ALARM
+
+    def _seems_good(self, outputs: dict[str, np.ndarray], row: int, truth: Any) -> bool | None:
+        """Return whether an image is taken for a good one; None: not known.
+
+        It is if it passes; without a threshold, if each of its positions is of a class that is an absence, or if it is
+        predicted to be one.
+        """
+        passes, shares, absent = self.passes(outputs, row), self.shares(outputs, row), self.about.get("absent")
+        if passes is not None:
+            return passes
+        if shares and absent:
+            return all(name in absent for name, share in shares.items() if share)
+        return None if self.right(outputs, row, truth) is None else self.is_good(self.predicted(outputs, row))
 
     def judge(self, outputs: dict[str, np.ndarray], row: int = 0, truth: Any = None) -> Judgement:
         """Return the decisions about an image, and whether they are right."""
         return Judgement(
-            self.predicted(outputs, row),
-            truth,
-            self.right(outputs, row, truth),
-            self.passes(outputs, row),
-            self.anomaly(outputs, row) if "anomaly" in outputs else None,
-            self.outcome(outputs, row, truth),
-            self.is_good(truth),
+            label=self.predicted(outputs, row),
+            truth=truth,
+            right=self.right(outputs, row, truth),
+            passes=self.passes(outputs, row),
+            anomaly=self.anomaly(outputs, row) if "anomaly" in outputs else None,
+            outcome=self.outcome(outputs, row, truth),
+            is_good=self.is_good(truth),
+            seems_good=self._seems_good(outputs, row, truth),
         )
 
     def anomaly(self, outputs: dict[str, np.ndarray], row: int = 0) -> float:
@@ -458,17 +483,18 @@ class Sheets(Answers):
             decides once for the image.
         """
         panel = self._positions(picture, outputs, row)
-        return None if panel is None else (self.paint(panel, outputs, row, frame), panel.heading, panel.scale)
+        return None if panel is None else (self.paint(panel, frame), panel.heading, panel.scale)
 
     def _positions(self, picture: Image.Image, outputs: dict[str, np.ndarray], row: int) -> Panel | None:
         """Return the panel of the decisions at every position; None: the head decides once for the image."""
         if "heat" not in self.about or not {"anomaly", "label"} & outputs.keys():
             return None
         strongest, caption = self.about.get("strongest", []), self._meaning(outputs, row)
-        boxes = tuple(range(len(self.strongest(outputs, row))))
+        grid = outputs["anomaly" if "anomaly" in outputs else "label"].shape[1:]
+        outlined: Any = LARGE, self._boxes(outputs, row), grid
         if "anomaly" in outputs:
             heading, scale = "where: anomaly at every position", self._anomaly_scale(outputs, row)
-            return Panel(picture, outputs["anomaly"][row], heading, caption, scale, LARGE, boxes)
+            return Panel(picture, outputs["anomaly"][row], heading, caption, scale, *outlined)
         if len(strongest) == 1 and len(self.about["classes"]) == 2 and "evidence" in outputs:
             values = outputs["evidence"][row, 0]
             scale = Scale(
@@ -477,27 +503,27 @@ class Sheets(Answers):
             name = self.about["meanings"][strongest[0]].split("{}")[0].strip()
             if name in ("margin", "log-ratio"):
                 name += " of " + self.titles(outputs, row)[strongest[0]].removesuffix(" where strongest")
-            return Panel(picture, values, f"where: {name} at every position", caption, scale, LARGE, boxes)
+            return Panel(picture, values, f"where: {name} at every position", caption, scale, *outlined)
         colours = _rgb(self.about["label_colours"])
         legend = [
             (tuple(colours[number % len(colours)].astype(int).tolist()), f"{name}, {share:.1%}")
             for number, (name, share) in enumerate(self.shares(outputs, row).items())
             if share
         ]
-        return Panel(picture, outputs["label"][row], "where: class at every position", caption, legend, LARGE, boxes)
+        return Panel(picture, outputs["label"][row], "where: class at every position", caption, legend, *outlined)
 
-    def paint(self, panel: Panel, outputs: dict[str, np.ndarray], row: int = 0, frame: Any = WHOLE) -> Image.Image:
+    def paint(self, panel: Panel, frame: Any = WHOLE) -> Image.Image:
         """Return the photo of a panel with the colours of its map over it, and its strongest positions outlined."""
         if panel.map is None:
-            return panel.photo  # type: ignore[no-any-return]
-        if isinstance(panel.scale, Scale):
+            drawn = panel.photo
+        elif isinstance(panel.scale, Scale):
             drawn = self._heated(panel.photo, panel.map, panel.scale, frame)
         elif isinstance(panel.scale, list):
             drawn = self._classed(panel.photo, panel.map, frame)
         else:
             draw = self.outlined if self.outline else self.overlay
             drawn = draw(panel.photo, panel.map, frame)
-        return self._boxed(drawn, outputs, row, frame, panel.boxes)
+        return _boxed(drawn, panel, frame) if panel.boxes else drawn  # type: ignore[no-any-return]
 
     def _classed(self, picture: Image.Image, numbers: np.ndarray, frame: Any) -> Image.Image:
         """Return the numbers of classes (h, w) over a picture in grey, each in its colour, but for absences."""
@@ -538,27 +564,10 @@ class Sheets(Answers):
         colours, opacity = scale.paint(np.nan_to_num(large, nan=scale.low), _rgb(self.about["heat"]))
         return _mixed(opacity * np.isfinite(large)[..., None], colours, _grey(picture))
 
-    def _boxed(
-        self, drawn: Image.Image, outputs: dict[str, np.ndarray], row: int, frame: Any, chosen: tuple[int, ...]
-    ) -> Image.Image:
-        """Outline some of the positions that are explained, and number them if there are several."""
-        if not chosen:
-            return drawn
-        places, draw, font = self.strongest(outputs, row), ImageDraw.Draw(drawn), _font(TEXT)
-        left, top, right, bottom = (share * drawn.size[axis % 2] for axis, share in enumerate(frame))
-        for number in chosen:
-            y, x = places[number]
-            height, width = outputs["evidence"].shape[2:]
-            across, down = (right - left) / width, (bottom - top) / height
-            middle = left + (x + 0.5) * across, top + (y + 0.5) * down
-            half = max(across, LEAST) / 2, max(down, LEAST) / 2
-            for margin, colour in ((3, "black"), (2, "white"), (1, "white"), (0, "black")):
-                corners = [middle[axis] + sign * (half[axis] + margin) for sign in (-1, 1) for axis in (0, 1)]
-                draw.rectangle(corners, outline=colour)
-            if len(places) > 1:
-                corner = middle[0] + half[0] + 4, middle[1] - half[1]
-                draw.text(corner, str(number + 1), "black", font, stroke_width=2, stroke_fill="white")
-        return drawn
+    def _boxes(self, outputs: dict[str, np.ndarray], row: int) -> tuple[tuple[int, int, str], ...]:
+        """Return the strongest positions as the boxes of a panel, numbered if there are several."""
+        places = self.strongest(outputs, row)
+        return tuple((y, x, str(number) if len(places) > 1 else "") for number, (y, x) in enumerate(places, 1))
 
     def _meaning(self, outputs: dict[str, np.ndarray], row: int) -> str:
         """Return the meaning of the values at every position, and that the strongest one is explained."""
@@ -613,8 +622,7 @@ class Sheets(Answers):
             big = first or k in self.about.get("strongest", [])  # as the one beside it, with the same outlines
             panels.append(self._map(large if big else small, outputs, row, k, titles[k], LARGE if big else TILE))
         words, colour = self._verdict(outputs, row, self.judge(outputs, row, truth))
-        pictures = [self.paint(panel, outputs, row, frame) for panel in panels]
-        return self._arranged(panels, pictures, ("; ".join(filter(None, (words, note))), UNLIKE if note else colour))
+        return self.arrange(panels, "; ".join(filter(None, (words, note))), UNLIKE if note else colour, frame)
 
     def _verdict(self, outputs: dict[str, np.ndarray], row: int, judged: Judgement) -> tuple[str, str]:
         """Return the prediction in words, whether it is right, and the colour of these words."""
@@ -626,7 +634,7 @@ class Sheets(Answers):
             is_well = judged.passes and judged.outcome != MISSED
             return f"{judged.outcome}: {words}" if judged.outcome else words, RIGHT if is_well else WRONG
         if self.shares(outputs, row) or judged.label is None:
-            return labelled, "black"
+            return (f"{judged.outcome}: labelled {judged.truth}", WRONG) if judged.outcome else (labelled, "black")
         if judged.right is None:
             return f"predicted: {judged.label}" + (labelled and f", {labelled}"), "black"
         words = "right" if judged.right else f"{judged.outcome or 'wrong'}: labelled {judged.truth}"
@@ -647,39 +655,52 @@ class Sheets(Answers):
         if abs(start) > BEFORE * max(abs(numbers["values"]), numbers["nu"]):
             change = float(f"{numbers['values'] - start:.3g}")
             value += f"\n= {start:.3g} before any evidence {'-' if change < 0 else '+'} {abs(change):.3g} by the photo"
-        boxes: tuple[int, ...] = ()
+        outlined: Any = ()
         if k in strongest and "evidence" in outputs:
             box = "the outlined patch" if len(strongest) == 1 else f"patch {strongest.index(k) + 1}"
-            title, boxes = f"why: what of the photo made {box} so", (strongest.index(k),)
+            title = f"why: what of the photo made {box} so"
+            outlined = (self._boxes(outputs, row)[strongest.index(k)],), outputs["evidence"].shape[2:]
         scale = end if numbers["nu"] else "blank: all zero"
-        return Panel(picture, numbers["maps"] / (numbers["nu"] or 1.0), title, value, scale, size, boxes)
+        return Panel(picture, numbers["maps"] / (numbers["nu"] or 1.0), title, value, scale, size, *outlined)
 
-    def _arranged(self, panels: list[Panel], pictures: list[Image.Image], verdict: tuple[str, str]) -> Image.Image:
-        """Return panels, whose pictures are painted, on a sheet, the large ones first, below the prediction."""
+    def arrange(
+        self, panels: list[Panel], title: str, colour: str = "black", frame: Any = WHOLE, most: int = 3 * (LARGE + GAP)
+    ) -> Image.Image:
+        """Return a sheet of panels, side by side where they have one size, below a title.
+
+        Args:
+            panels: those of one size come after each other.
+            title: in one line or several; empty: there is none.
+            colour: of the title.
+            frame: the part of each photo that its map and its boxes are of, see :func:`find_frame`.
+            most: how wide a row may be, in pixels.
+        """
         font, bold = _font(TEXT - 1), _font(TEXT + 5)
         rows: list[list[Panel]] = []
         for panel in panels:
             width = sum(beside.size + GAP for beside in rows[-1]) if rows else 0
-            if not rows or rows[-1][0].size != panel.size or width + panel.size > 3 * (LARGE + GAP):
+            if not rows or rows[-1][0].size != panel.size or width + panel.size > most:
                 rows.append([])
             rows[-1].append(panel)
         lines = [max(len(panel.lines(font)) for panel in row) for row in rows]  # pictures begin side by side
         heights = [
             max(panel.height for panel in row) + count * (TEXT + 3) for row, count in zip(rows, lines, strict=True)
         ]
-        top = 2 * GAP + (TEXT + 10) * bool(verdict[0])
-        width = max(sum(panel.size + GAP for panel in row) for row in rows) + GAP
-        width = max(width, int(bold.getlength(verdict[0])) + 2 * GAP)
+        titles = title.splitlines()
+        top = 2 * GAP + (TEXT + 10) * len(titles)
+        widths = [sum(panel.size + GAP for panel in row) for row in rows]
+        width = GAP + max([*widths, *(int(bold.getlength(words)) + GAP for words in titles)])
         sheet = Image.new("RGB", (width, top + sum(heights) + GAP * len(rows)), "white")
         draw = ImageDraw.Draw(sheet)
-        draw.text((GAP, GAP), verdict[0], verdict[1], bold)
-        y, painted = top, iter(pictures)
+        for line, words in enumerate(titles):
+            draw.text((GAP, GAP + line * (TEXT + 10)), words, colour, bold)
+        y = top
         for row, height, count in zip(rows, heights, lines, strict=True):
             x = GAP
             for panel in row:
                 for line, text in enumerate(panel.lines(font)):
-                    draw.text((x, y + line * (TEXT + 3)), shorten(text, font, panel.size), "black", font)
-                sheet.paste(next(painted), (x, y + count * (TEXT + 3)))
+                    draw.text((x, y + line * (TEXT + 3)), shorten(text, font, panel.size), panel.colour, font)
+                sheet.paste(self.paint(panel, frame), (x, y + count * (TEXT + 3)))
                 self._draw_scale(sheet, draw, panel, x, y + count * (TEXT + 3) + panel.photo.height + 4, font)
                 x += panel.size + GAP
             y += height + GAP
@@ -1004,6 +1025,23 @@ def _fitting(picture: Image.Image, size: int) -> Image.Image:
     factor = size / max(picture.size)
     sides: Any = tuple(max(1, round(factor * side)) for side in picture.size)
     return picture.resize(sides, Image.Resampling.BILINEAR, reducing_gap=3.0)  # of large photos first by whole factors
+
+
+def _boxed(picture: Image.Image, panel: Panel, frame: Any) -> Image.Image:
+    """Return a picture with the boxes of a panel, at least of a size that is seen."""
+    drawn, font = picture.copy(), _font(TEXT)
+    draw = ImageDraw.Draw(drawn)
+    left, top, right, bottom = (share * drawn.size[axis % 2] for axis, share in enumerate(frame))
+    across, down = (right - left) / panel.grid[1], (bottom - top) / panel.grid[0]
+    half = max(across, LEAST) / 2, max(down, LEAST) / 2
+    for y, x, words in panel.boxes:
+        middle = left + (x + 0.5) * across, top + (y + 0.5) * down
+        for margin, colour in ((3, "black"), (2, "white"), (1, "white"), (0, "black")):
+            corners = [middle[axis] + sign * (half[axis] + margin) for sign in (-1, 1) for axis in (0, 1)]
+            draw.rectangle(corners, outline=colour)
+        corner = middle[0] + half[0] + 4, middle[1] - half[1]
+        draw.text(corner, words, "black", font, stroke_width=2, stroke_fill="white")
+    return drawn
 
 
 def _grey(picture: Image.Image) -> np.ndarray:

@@ -17,9 +17,8 @@ from torch.export import ExportedProgram
 from pytorch_grad_cam_pcasvm import __version__
 from pytorch_grad_cam_pcasvm.export.explainer import AS_STORED, FORMAT, KEY, Explainer, opened
 from pytorch_grad_cam_pcasvm.export.graph import decompositions, traced_program
-from pytorch_grad_cam_pcasvm.export.outputs import about, checked, describe_sample, name_outputs
+from pytorch_grad_cam_pcasvm.export.outputs import about, checked, describe_range, describe_sample, name_outputs
 from pytorch_grad_cam_pcasvm.head import Head
-from pytorch_grad_cam_pcasvm.head.anomalies import anomaly_range, usual_reach
 from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
 from pytorch_grad_cam_pcasvm.methods.grad_cam_protocol import ClosedFormCAM
 from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
@@ -229,7 +228,7 @@ def _runtime() -> Any:
 
 def _metadata(cam: ClosedFormCAM, maps: SignedMaps, images: Tensor, pictures: dict[str, Any]) -> dict[str, Any]:
     net = cam.model
-    head = net.head if isinstance(net, PCASVMNet) else None
+    head, anomalies = net.head if isinstance(net, PCASVMNet) else None, name_outputs(maps).get("anomaly")
     backbone, source = net.feature_source(images) if isinstance(net, PCASVMNet) else (net, None)
     digest = {"network": digest_of_module(backbone)} | ({} if head is None else {"head": head.digest()})
     names = ("baseline", "combine", "attention")
@@ -239,25 +238,13 @@ def _metadata(cam: ClosedFormCAM, maps: SignedMaps, images: Tensor, pictures: di
         "options": {name: described(getattr(cam, name)) for name in names if hasattr(cam, name)},
         "targets": [repr(target) for target in maps.targets],
         **about(maps.targets, net),
-        **_anomaly_range(maps, head),
+        **({} if head is None or anomalies is None else describe_range(head, [anomalies])),
         "pairwise_scores": _pairwise(head),
         "target_layers": list(maps.layers),
         "features": repr(source),
         "input": {"shape": list(images.shape[1:])} | pictures,
         "versions": {"pytorch_grad_cam_pcasvm": __version__, "torch": torch.__version__},
         "digest": digest,
-    }
-
-
-def _anomaly_range(maps: SignedMaps, head: Head | None) -> dict[str, Any]:
-    """Return where the colours of anomalies start and end: by the training set, or else by the given images."""
-    anomalies = name_outputs(maps).get("anomaly")
-    if anomalies is None or head is None:
-        return {}
-    usual = usual_reach(head)
-    return {
-        "anomaly_range": list(anomaly_range(head) or (float(anomalies.min()), float(anomalies.max()))),
-        **({} if usual is None else {"usual": usual}),
     }
 
 

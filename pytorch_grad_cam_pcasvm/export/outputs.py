@@ -1,15 +1,23 @@
 """Outputs of programs and files: their names and titles, and how far they are from ``explain``."""
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pytorch_grad_cam_pcasvm.export.explainer import BLOCKS, MOST, sample_image, sampled_differences, sampled_outputs
-from pytorch_grad_cam_pcasvm.head.anomalies import measure_anomaly, tells_anomalies
+from pytorch_grad_cam_pcasvm.export.explainer import (
+    BACKGROUND,
+    BLOCKS,
+    MOST,
+    sample_image,
+    sampled_differences,
+    sampled_outputs,
+)
+from pytorch_grad_cam_pcasvm.head import Head
+from pytorch_grad_cam_pcasvm.head.anomalies import anomaly_range, measure_anomaly, tells_anomalies, usual_reach
 from pytorch_grad_cam_pcasvm.head.stages import Projection
 from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
 from pytorch_grad_cam_pcasvm.methods.grad_cam_protocol import ClosedFormCAM
@@ -281,9 +289,6 @@ def compared(
     return result
 
 
-_BACKGROUND = "background"  # outside of masks
-
-
 def about(targets: Sequence[Target], net: nn.Module) -> dict[str, Any]:
     """Return the description for :class:`.Sheets`: ``titles`` of targets, ``classes``, ``colours`` of figures.
 
@@ -292,28 +297,42 @@ def about(targets: Sequence[Target], net: nn.Module) -> dict[str, Any]:
     ``label_colours`` of classes, ``absent``, those that have none, ``heat``, the colours of anomalies and margins, and
     ``strongest``, the numbers of the targets that are about the strongest position.
     """
-    labels = net.head.classes_ if isinstance(net, PCASVMNet) else None
-    classes = None if labels is None else labels.tolist()
-    dense = isinstance(net, PCASVMNet) and net.is_dense
-    anomalies = isinstance(net, PCASVMNet) and tells_anomalies(net.head)
-    of_places: dict[str, Any] = {"label_colours": [colour.lstrip("#") for colour in COLOURS], "heat": heat_table()}
-    of_places["strongest"] = list_strongest(targets)
-    if isinstance(net, PCASVMNet) and dense:
-        of_places["absent"] = [name for name in classes or () if name in (_BACKGROUND, net.head.normal)]
-    head = net.head if isinstance(net, PCASVMNet) else None
-    threshold = net.head.threshold if isinstance(net, PCASVMNet) and anomalies else None
-    return (
-        {
-            "titles": [_title(target, classes, anomalies) for target in targets],
-            "meanings": [describe_meaning(target, head, dense) for target in targets],
-            "classes": classes,
-            "colours": colour_table(),
-        }
-        | ({"anomaly": describe_anomaly(net.head, dense)} if isinstance(net, PCASVMNet) and anomalies else {})
-        | ({} if threshold is None else {"threshold": threshold})
-        | ({} if head is None or head.normal is None else {"normal": head.normal})
-        | (of_places if dense else {})
-    )
+    head, dense = (net.head, net.is_dense) if isinstance(net, PCASVMNet) else (None, False)
+    classes = None if head is None or head.classes_ is None else head.classes_.tolist()
+    anomalies = head is not None and tells_anomalies(head)
+    description = {
+        "titles": [_title(target, classes, anomalies) for target in targets],
+        "meanings": [describe_meaning(target, head, dense) for target in targets],
+        "classes": classes,
+        "colours": colour_table(),
+    }
+    if head is None:
+        return description
+    if anomalies:
+        description["anomaly"] = describe_anomaly(head, dense)
+    if anomalies and head.threshold is not None:
+        description["threshold"] = head.threshold
+    if head.normal is not None:
+        description["normal"] = head.normal
+    if dense:
+        description["label_colours"] = [colour.lstrip("#") for colour in COLOURS]
+        description |= {"heat": heat_table(), "strongest": list_strongest(targets)}
+        description["absent"] = [name for name in classes or () if name in (BACKGROUND, head.normal)]
+    return description
+
+
+def describe_range(head: Head, anomalies: Iterable[Any]) -> dict[str, Any]:
+    """Return where the colours of anomalies start and end, for :class:`.Sheets`: by the training set, if it is known.
+
+    Args:
+        head: the head.
+        anomalies: of some images, which decide where the training set is not known; {} is returned without any.
+    """
+    ends, usual = anomaly_range(head), usual_reach(head)
+    if ends is not None and usual is not None:
+        return {"anomaly_range": list(ends), "usual": usual}
+    bounds = [(float(part.min()), float(part.max())) for part in anomalies]
+    return {"anomaly_range": [min(bounds)[0], max(high for _, high in bounds)]} if bounds else {}
 
 
 def _title(target: Target, classes: Sequence[Any] | None, anomalies: bool = False) -> str:

@@ -18,6 +18,7 @@ from pytorch_grad_cam_pcasvm.runtime.pictures import as_pictures
 from pytorch_grad_cam_pcasvm.targets import LogRatioTarget, PCATarget, ProbabilityTarget, SVMTarget
 
 MOST_COMPONENTS = 3  # of each head, where none are chosen
+_NOTHING = "components={!r} leaves nothing to draw: name at least one component"
 
 
 def plot_maps(
@@ -90,14 +91,14 @@ def plot_maps(
         _check_comparable(groups)
     blocks: list[Block] = []
     notes = [_how_to_read(groups, signed, outline), *_describe_sums(groups)]
-    first = selected(next(iter(groups.values())), components)
+    first = select_targets(next(iter(groups.values())), components)
     for title, group in groups.items():
         # Those that are compared have the same targets, and show the same components.
-        numbers, left_out = first if compare else selected(group, components)
+        numbers, left_out = first if compare else select_targets(group, components)
         blocks += [Block(title, group, k, signed or outline, pictures.shape[1:3], classes) for k in numbers]
         notes += [f"{title}: {note}" if title and not compare else note for note in left_out]
     if not blocks:
-        raise ValueError(f"components={components!r} leaves nothing to draw: name at least one component")
+        raise ValueError(_NOTHING.format(components))
     if compare:  # with equal widths they stand below each other
         for same in zip(*([b for b in blocks if b.title == title] for title in groups), strict=True):
             longest = max(block.longest for block in same)
@@ -180,7 +181,23 @@ def check_components(components: Any, groups: Mapping[str, SignedMaps]) -> None:
         )
 
 
-def selected(maps: SignedMaps, components: int | Sequence[int] | None) -> tuple[list[int], list[str]]:
+def check_selection(
+    maps: SignedMaps, components: int | Sequence[int] | None, classes: Sequence[Any] | None
+) -> tuple[list[int], list[str]]:
+    """Return the targets to draw and a note, as :func:`select_targets` does, of maps that are drawn alone.
+
+    Raises:
+        ValueError: names are not of all classes, components do not exist, or nothing is left to draw.
+    """
+    check_classes(classes, {"": maps})
+    check_components(components, {"": maps})
+    shown, left_out = select_targets(maps, components)
+    if not shown:
+        raise ValueError(_NOTHING.format(components))
+    return shown, left_out
+
+
+def select_targets(maps: SignedMaps, components: int | Sequence[int] | None) -> tuple[list[int], list[str]]:
     """Return which targets are drawn, decisions first, and a note that says which components, unless all are."""
     component = {k: target.component for k, target in enumerate(maps.targets) if isinstance(target, PCATarget)}
     available = list(dict.fromkeys(component.values()))

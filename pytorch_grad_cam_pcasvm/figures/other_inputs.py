@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.export.explainer import Panel
 from pytorch_grad_cam_pcasvm.figures.blocks import GAP, caption, write_title
-from pytorch_grad_cam_pcasvm.figures.grid import check_classes, check_components, selected
+from pytorch_grad_cam_pcasvm.figures.grid import check_selection
 from pytorch_grad_cam_pcasvm.figures.style import (
     bare,
     captioned,
@@ -87,16 +87,11 @@ def plot_volume(
         >>> figure = plot_volume(volumes, maps, slices=3)
     """
     voxels = _voxels(volume, maps, image)
-    check_classes(classes, {"": maps})
-    check_components(components, {"": maps})
+    shown, left_out = check_selection(maps[[image]], components, classes)
     if isinstance(axis, bool) or axis not in (0, 1, 2):
         raise ValueError(f"axis must be 0, 1 or 2, for slices along D, H or W, got {axis!r}")
     if len(spacing) != 3 or not all(0 < size < np.inf for size in spacing):
         raise ValueError(f"spacing must be three positive numbers, the size of a voxel along D, H, W, got {spacing!r}")
-    shown, left_out = selected(maps[[image]], components)
-    if not shown:
-        raise ValueError(f"components={components!r} leaves nothing to draw: name at least one component")
-
     chosen, how = _chosen(slices, maps[image, shown], axis, voxels.shape[axis])
     pictures = _slices(_grey(voxels, window), axis, chosen)
     outlines = None if outline is None else _slices(_outlined(outline, maps, image, voxels.shape), axis, chosen)
@@ -294,11 +289,7 @@ def plot_signal(
         >>> figure = plot_signal(signals, maps, components=1, interval=1 / 360, unit="s")
     """
     lines = _lines(signals, maps, channels, rows)
-    check_classes(classes, {"": maps})
-    check_components(components, {"": maps})
-    shown, left_out = selected(maps, components)
-    if not shown:
-        raise ValueError(f"components={components!r} leaves nothing to draw: name at least one component")
+    shown, left_out = check_selection(maps, components, classes)
     count, width, length = lines.shape
     panel = min(max(_PANEL, length / _DENSITY), _WIDEST_SIGNAL)
     columns = min(_ACROSS if panel <= _SIDE_BY_SIDE else 1, len(shown))

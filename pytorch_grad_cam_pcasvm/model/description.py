@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -148,8 +148,7 @@ class Description:
 
     def to_json(self) -> str:
         """Return the text of it."""
-        own = {entry.name: getattr(self, entry.name) for entry in fields(self)}
-        return json.dumps(own | {"backbone": self.backbone.to_json()})
+        return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> "Description":

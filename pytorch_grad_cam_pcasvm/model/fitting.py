@@ -221,12 +221,8 @@ def _are_tokens(net: nn.Module, layers: Sequence[str], x: Any) -> bool:
 def take_backbone(backbone: nn.Module | str, transform: Callable[[Any], Tensor] | None) -> Backbone:
     """Return a backbone that was passed, or is made by its name."""
     if isinstance(backbone, str):
-        backbone_origin = make_backbone(backbone)
-        return (
-            backbone_origin
-            if transform is None
-            else Backbone(backbone_origin.net, transform, True, backbone_origin.origin)
-        )
+        own = make_backbone(backbone)
+        return own if transform is None else Backbone(own.net, transform, True, own.origin)
     net = find_network(backbone)
     return Backbone(net, transform, transform is not None, Origin("", type(net).__name__))
 

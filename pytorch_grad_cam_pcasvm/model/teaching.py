@@ -7,7 +7,6 @@ Their sum, each standardised, is the suspicion of a patch; the few most suspicio
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -308,20 +307,12 @@ def gather_rows(read: Read, places: np.ndarray) -> np.ndarray:
 
     Args:
         read: yields the features of all photos.
-        places: photo and position of each, (R, 2).
+        places: photo and position of each, (R, 2); each photo is among them.
     """
-    order = np.argsort(places[:, 0], kind="stable")
-    of_photo = {photo: [*group] for photo, group in groupby(order.tolist(), key=lambda row: int(places[row, 0]))}
-    rows: np.ndarray | None = None
+    order, parts = [], []
     for features, photos in read():
-        flat = features.flatten(2)
-        for photo, own in zip(photos, flat, strict=True):
-            wanted = of_photo.get(int(photo))
-            if wanted is None:
-                continue
-            part = own[:, places[wanted, 1]].T.cpu().numpy()
-            if rows is None:
-                rows = np.zeros((len(places), part.shape[1]), part.dtype)
-            rows[wanted] = part
-    assert rows is not None
-    return rows
+        for photo, own in zip(photos, features.flatten(2), strict=True):
+            wanted = np.flatnonzero(places[:, 0] == int(photo))
+            order.append(wanted)
+            parts.append(own[:, places[wanted, 1]].T.cpu().numpy())
+    return np.concatenate(parts)[np.argsort(np.concatenate(order))]

@@ -381,6 +381,16 @@ def test_class_folders_without_masks_teach_patches(parts, tmp_path, capsys):
     scores = torch.nn.functional.interpolate((margins[:, 1:] - margins[:, :1]), (SIZE, SIZE), mode="bilinear")
     assert roc_auc_score(truth.ravel(), scores.numpy().ravel()) > 0.95
     assert {"image_auroc", "pooled_image_auroc"} <= set(model.about["score"])
+    capsys.readouterr()
+    command = ["explain", str(tmp_path / "photos"), "--model", str(out), "--backbone", f"{__name__}:backbone"]
+    assert main([*command, "--device", "cpu", "--out", str(tmp_path / "maps")]) == 0
+    printed = capsys.readouterr().out  # without a threshold, the class of any position tells
+    spots, good = ((model.net.predict(images(tmp_path, f"photos/{name}")[0]) == "spot").any((1, 2))
+                   for name in ("spot", "good"))  # fmt: skip
+    assert f"{(~spots).sum()} of {len(spots)} photos with a fault are taken for good" in printed
+    assert f"{good.sum()} of {len(good)} good ones are taken for faulty" in printed
+    page = (tmp_path / "maps" / "index.html").read_text()
+    assert page.count("<b>false alarm</b>") == good.sum() > 0  # a photo that is in the folder of spots, too
 
 
 @pytest.mark.slow

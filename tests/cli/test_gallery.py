@@ -80,6 +80,41 @@ def test_missed_faults_and_false_alarms_come_first_and_are_counted(tmp_path):
     assert sheets.outcome({"anomaly": np.array([1.0])}, 0, "crack") is None
 
 
+@pytest.mark.parametrize("normal", ["good", "background"])  # of masks, what lies outside of them
+def test_without_a_threshold_the_classes_of_positions_tell_mistakes(tmp_path, normal):
+    sheets = Sheets({
+        "classes": [normal, "crack", "dent"], "titles": [], "colours": ["000000"], "normal": normal, "absent": [normal],
+    })  # fmt: skip
+    sheets.good = "good"
+    gallery, sheet = Gallery("photos", "crack where strongest", dense=True), Image.new("RGB", (60, 40), "white")
+    sheet.info["pictures"] = (0, 0, 60, 40)
+    clean, small, two = np.zeros((3, 1, 4, 4))
+    small[0, 1, 2], two[0, 0, :2] = 1, (1, 2)
+    outcomes, verdicts = [], []
+    for number, (truth, labels) in enumerate((
+        ("good", clean), ("crack", small), ("crack", clean), ("good", two), ("scratch", clean), ("good", clean),
+    )):  # fmt: skip
+        outputs = {"label": labels}
+        judged = sheets.judge(outputs, 0, truth)
+        outcomes.append(judged.outcome)
+        verdicts.append(sheets._verdict(outputs, 0, judged)[0])
+        gallery.add(Card(f"{truth}/{number}.png", sheet, judged, file="a.png"))
+    assert outcomes == [None, None, "missed", "false alarm", "missed", None]
+    assert verdicts[1:4] == ["labelled: crack", "missed: labelled crack", "false alarm: labelled good"]
+    assert gallery.list_outcomes() == [
+        "2 of 3 photos with a fault are taken for good",
+        "1 of 3 good ones are taken for faulty",
+    ]
+    gallery.write(tmp_path / "index.html")
+    text = (tmp_path / "index.html").read_text()
+    assert re.findall(r'data-name="(\S+).png"', text)[:3] == ["crack/2", "good/3", "scratch/4"]
+    assert (text.count('class="wrong"'), text.count('class="right"')) == (3, 3)
+    assert all(f'<option value="={word}">' in text for word in ("missed", "false alarm", "right"))
+    sheets.good = None  # no folder is called so
+    assert sheets.outcome({"label": clean}, 0, "crack") == ("missed" if normal == "good" else None)
+    assert sheets.outcome({"label": clean}, 0, None) is None
+
+
 @needs_chromium
 def test_pictures_are_filtered_sorted_and_opened(page):
     with sync_playwright() as playwright:

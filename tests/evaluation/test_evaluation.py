@@ -34,7 +34,7 @@ from pytorch_grad_cam_pcasvm import (
 from pytorch_grad_cam_pcasvm.data.images import stretched
 from pytorch_grad_cam_pcasvm.evaluation.faithfulness import FILLS, ranks, without
 from pytorch_grad_cam_pcasvm.evaluation.localisation import NONE, NOWHERE, SHARE, _chosen, _points, _scene, _tile_masks
-from pytorch_grad_cam_pcasvm.evaluation.positions import POINT, found_in_words
+from pytorch_grad_cam_pcasvm.evaluation.positions import POINT, describe_localisation
 from pytorch_grad_cam_pcasvm.evaluation.report import CHECKS
 from pytorch_grad_cam_pcasvm.evaluation.result import Estimate, Result, Row, rank_correlations
 from pytorch_grad_cam_pcasvm.evaluation.rivals import ANOTHER, BLIND, HEAD, RANDOM, RIVALS, Rivals
@@ -856,7 +856,7 @@ def test_images_without_an_object_are_told(corner, tmp_path):
     found = E.localisation(net, (x, labels), ["features"], [ContributionCAM], masks=masks, images=None, **QUIET)
     assert found.settings["scenes"] == 16
     assert found.settings["not measured"] == "8 of 24 images: their mask or box is empty"
-    (sentence,) = found_in_words(found)
+    (sentence,) = describe_localisation(found)
     near, blind = (
         next(row.estimate.mean for row in found.rows if row.method == name and "within" in row.measure and "," not in
              row.measure.split("within")[1]) for name in ("ContributionCAM", BLIND)

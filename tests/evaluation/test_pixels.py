@@ -16,7 +16,7 @@ from torch import nn
 
 from pytorch_grad_cam_pcasvm import ContributionCAM, PCASVMNet, evaluation, extract_features
 from pytorch_grad_cam_pcasvm.evaluation.pixels import by_class
-from pytorch_grad_cam_pcasvm.evaluation.positions import PixelValues, found_in_words
+from pytorch_grad_cam_pcasvm.evaluation.positions import PixelValues, describe_localisation
 from pytorch_grad_cam_pcasvm.evaluation.subject import heat
 
 RANDOM = np.random.default_rng(0)
@@ -283,7 +283,7 @@ def test_decisions_about_images_tell_those_with_a_fault():
     assert result["the decision", "photos found at 1 in 10 false alarms"].mean == pytest.approx(
         (evidence[:20] > alarm).mean()
     )
-    assert "1 in 10 good photos raises a false alarm" in found_in_words(result)[0]
+    assert "1 in 10 good photos raises a false alarm" in describe_localisation(result)[0]
     without = evaluation.localisation(net, (x, labels), ["stem"], [ContributionCAM], **options)
     assert "the decision" not in {row.method for row in without.rows}
 

@@ -15,7 +15,6 @@ import torch
 
 from pytorch_grad_cam_pcasvm.atlas.explorer.machine import json_text, machine_data, packed
 from pytorch_grad_cam_pcasvm.head import Head
-from pytorch_grad_cam_pcasvm.head.anomalies import tells_anomalies
 from pytorch_grad_cam_pcasvm.maps.recombination import decision_steps, take_tail
 from pytorch_grad_cam_pcasvm.runtime.files import atomically, check_folder, has_mark, name_path
 from pytorch_grad_cam_pcasvm.runtime.log import progress_bar
@@ -31,6 +30,7 @@ _MOST_DECISIONS = 4_000_000  # numbers of one head that the page loads at once
 _MOST_GROUPS = 200  # classes of which there are mean maps
 _MOST_NUMBERED = 1000  # integers as labels: with more they are no classes
 _AT_ONCE = 1024  # rows through a head
+_TASKS = {"one class": "one-class", "likeness": "anomaly", "value": "regression"}  # by the subject of a vote
 
 
 class Contents:
@@ -205,16 +205,6 @@ class Contents:
 
     def _of_head(self, name: str, tail: Head) -> tuple[dict[str, Any], dict[str, Any]]:
         classes = None if tail.classes_ is None else self.store.names(tail.classes_)
-        voting = tail.voting
-        task = (
-            "one-class"
-            if voting.about == "one class"
-            else "anomaly"
-            if tells_anomalies(tail)
-            else "regression"
-            if voting.about in ("value", "likeness")
-            else "classes"
-        )
         values = decided(tail, np.asarray(self.store.components, np.float64))
         correct = None
         if classes is not None and self.label_names is not None:
@@ -224,7 +214,12 @@ class Contents:
                 correct = np.array([label == classes[index] for label, index in pairs], np.uint8)
         labels = [] if tail.classes_ is None else tail.classes_.tolist()
         is_stored = self.normal in labels and tail.enumerated is None  # of which only the predicted class is stored
-        about = {"name": name, "kind": task, "classes": classes, "judged": correct is not None}
+        about = {
+            "name": name,
+            "kind": _TASKS.get(tail.voting.about, "classes"),
+            "classes": classes,
+            "judged": correct is not None,
+        }
         about["meaning"] = None if classes is None else describe_meaning(SVMTarget(), tail)
         about["normal"] = labels.index(self.normal) if is_stored else None
         return about, {
