@@ -176,12 +176,13 @@ class Tape:
         following = self.following(root, switches=True)[0]
         line = self.line(root, following)
         means = [step for step in line if not self.keeps_numbers(step)]
-        if not means or any(line[-1].output in step.inputs for step in following):
+        if not means or not self.averages_positions(means[0], root):
             return False
-        if not self.averages_positions(means[0], root):
+        end = line[-1].output
+        if any(end in step.inputs for step in following):
             return False
         if len(means) == 1:
-            return self.values[line[-1].output].shape[:1] == self.values[root].shape[:1]
+            return self.values[end].shape[:1] == self.values[root].shape[:1]
         if len(means) > 2 or means[1].function is not torch.ops.aten.mean.dim:
             return False
         return list(self.recorded(means[1]).args[1]) == [1] and self.values[means[1].inputs[0]].shape[1] == tiles
