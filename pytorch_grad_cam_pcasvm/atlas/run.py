@@ -69,7 +69,7 @@ def choose_shard_size(wanted: int | None, columns: Mapping[str, Any], images: in
     """Return the number of images per shard, a multiple of ``block``.
 
     Args:
-        wanted: the number that was asked for; None: a sixteenth of the images, fewer of large columns.
+        wanted: the number that was asked for; None: a sixteenth of the images, at most 2048, fewer of large columns.
         columns: arrays of one image.
         images: number of all images.
         block: number of images that the network gets at once.

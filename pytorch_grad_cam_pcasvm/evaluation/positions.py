@@ -47,7 +47,7 @@ _SENTENCES = {
 }
 _CLAUSES = {  # of a sentence about a place
     "maps": "The maps of {method}",
-    POSITIONS: "The values of every position",
+    "values": "The values of every position",
     "control": "{control} does so in {share:.0%}",
     "controls": " To compare, {clauses}.",
     "other": "of {question}: {share:.0%}",
@@ -80,7 +80,8 @@ def describe_localisation(result: Result) -> list[str]:
             if name.startswith(method + ABOUT)
         ]
         sentences.append(_SENTENCES["place"].format(
-            maps=_CLAUSES.get(method, _CLAUSES["maps"]).format(method=method), share=share, pixels=pixels,
+            maps=_CLAUSES["values" if method == POSITIONS else "maps"].format(method=method),
+            share=share, pixels=pixels,
             controls=_list_clauses("controls", controls, " and "), others=_list_clauses("others", questions, ", "),
         ))  # fmt: skip
     return [*_describe_scores(result), *(result.settings.get("alarms") or ()), *sentences]

@@ -308,7 +308,7 @@ class Judgement:
 
     @property
     def is_compared(self) -> bool:
-        """Whether it is known that it is, or is not, mistaken for a good or for a faulty one."""
+        """Whether both its label and the decision say if it is a good one."""
         return self.is_good is not None and self.seems_good is not None
 
 
@@ -352,7 +352,8 @@ class Answers:
     def is_good(self, truth: Any) -> bool | None:
         """Return whether a photo with a label is a good one; None: not known."""
         good = self.about.get("normal", self.good)
-        good = self.good if good == BACKGROUND else good  # of positions, and no photo is called so
+        if good == BACKGROUND and "absent" in self.about:  # the class of positions outside of masks, not of photos
+            good = self.good
         return None if truth is None or good is None else str(truth) == str(good)
 
     def outcome(self, outputs: dict[str, np.ndarray], row: int, truth: Any) -> str | None:

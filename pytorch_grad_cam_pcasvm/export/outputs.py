@@ -326,10 +326,10 @@ def describe_range(head: Head, anomalies: Iterable[Any]) -> dict[str, Any]:
 
     Args:
         head: the head.
-        anomalies: of some images, which decide where the training set is not known; {} is returned without any.
+        anomalies: of some images, which decide where the training set is not known; without any, {} is returned there.
     """
     ends, usual = anomaly_range(head), usual_reach(head)
-    if ends is not None and usual is not None:
+    if ends is not None and usual is not None:  # both or none
         return {"anomaly_range": list(ends), "usual": usual}
     bounds = [(float(part.min()), float(part.max())) for part in anomalies]
     return {"anomaly_range": [min(bounds)[0], max(high for _, high in bounds)]} if bounds else {}

@@ -63,7 +63,7 @@ class Run:
         record: runs the network on other images, up to the features.
         starts: where secants start, by position of the target layer; none for gradients.
         components_apart: whether contributions to components start at different activations.
-        sampling: the permutations that stand for all coalitions of a head without a gradient; None: no secants.
+        sampling: the permutations that stand for all coalitions of a head without a gradient; None: the usual.
         count: N.
         dtype: of gradients: that of the network's output, at least float32.
         head: the head, if the network has one.

@@ -306,8 +306,8 @@ def gather_rows(read: Read, places: np.ndarray) -> np.ndarray:
     """Return the features of patches, (R, D), in the order of their places.
 
     Args:
-        read: yields the features of all photos.
-        places: photo and position of each, (R, 2); each photo is among them.
+        read: yields the features of photos, of each of those that the patches are in.
+        places: photo and position of each, (R, 2).
     """
     order, parts = [], []
     for features, photos in read():
@@ -315,4 +315,6 @@ def gather_rows(read: Read, places: np.ndarray) -> np.ndarray:
             wanted = np.flatnonzero(places[:, 0] == int(photo))
             order.append(wanted)
             parts.append(own[:, places[wanted, 1]].T.cpu().numpy())
-    return np.concatenate(parts)[np.argsort(np.concatenate(order))]
+    numbers = np.concatenate(order)
+    assert len(numbers) == len(places)
+    return np.concatenate(parts)[np.argsort(numbers)]

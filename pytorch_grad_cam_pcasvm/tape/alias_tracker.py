@@ -150,7 +150,7 @@ class AliasTracker:
         return alias
 
     def add_value(self, tensor: Tensor, *, smooth: bool, keep: bool = False) -> int:
-        """Return the position of a new value, which a tensor stands for from now on; ``keep`` its numbers."""
+        """Return the position of a new value, which a tensor stands for from now on; ``keep``: with its numbers."""
         if tensor.is_nested:
             raise NoClosedFormError("the path goes through a nested tensor", "pad its parts to one shape")
         index, alias = len(self.tape.values), self.track(tensor)

@@ -25,7 +25,8 @@ class OtherThreads:
     """Whether threads other than this one started or ran since now, until a rollback ends.
 
     A number, a mask, or a result without a graph that one of them computes from activations cannot be told from a
-    constant. It is the profile function of new threads, which notes that one started and lets the one before have it.
+    constant. It is the profile function of new threads: it notes that one started, and hands the thread to the profile
+    function that was set before.
     """
 
     def __init__(self, rollback: Rollback) -> None:

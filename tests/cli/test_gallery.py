@@ -115,6 +115,14 @@ def test_without_a_threshold_the_classes_of_positions_tell_mistakes(tmp_path, no
     assert sheets.outcome({"label": clean}, 0, None) is None
 
 
+def test_of_whole_photos_background_is_a_class_like_others():
+    sheets = Sheets({"classes": ["background", "car"], "titles": [], "colours": ["000000"], "normal": "background"})
+    outputs = {"label": np.array([0])}
+    assert sheets.outcome(outputs, 0, "car") == "missed"
+    assert sheets.outcome({"label": np.array([1])}, 0, "background") == "false alarm"
+    assert sheets.outcome(outputs, 0, "background") is None
+
+
 @needs_chromium
 def test_pictures_are_filtered_sorted_and_opened(page):
     with sync_playwright() as playwright:

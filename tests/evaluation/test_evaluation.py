@@ -5,6 +5,7 @@ import html
 import json
 import sys
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -863,6 +864,9 @@ def test_images_without_an_object_are_told(corner, tmp_path):
     )  # fmt: skip
     assert sentence.startswith(f"The maps of ContributionCAM find the marked place in {near:.0%} of the images")
     assert f"To compare, a map that ignores the decision does so in {blind:.0%}" in sentence
+    for name in ("control", "other", "maps"):  # methods of any name
+        rows = [replace(row, method=name) for row in found.rows if row.method == "ContributionCAM"]
+        assert describe_localisation(replace(found, rows=rows))[0].startswith(f"The maps of {name} find")
     report = evaluation.report(
         net, (x, labels), ["features"], [ContributionCAM], out=tmp_path, images=None, progress=False,
         checks={"localisation": {"masks": masks}},
