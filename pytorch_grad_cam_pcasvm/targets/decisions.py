@@ -162,11 +162,9 @@ class SVMTarget(PlacedTarget, ClosedFormTarget):
         return self._stack_coefficients(output.head, which, self.decision(output))
 
     def _find_word(self, head: Head) -> str | None:
-        """Return ``versus`` if it is one of the words ``"runner-up"`` and ``"others"``, and no class of that name."""
-        if self.versus is None or isinstance(self.versus, tuple) or self.versus not in ("runner-up", "others"):
-            return None
-        classes = head.classes_
-        return None if classes is not None and self.versus in classes.tolist() else str(self.versus)
+        """Return ``versus`` if it is a word, as ``"runner-up"`` or ``"others"``, and no class of that name."""
+        labels = [] if head.classes_ is None else head.classes_.tolist()
+        return self.versus if isinstance(self.versus, str) and self.versus not in labels else None
 
     def _stack_coefficients(self, head: Head, which: Tensor | None, like: Tensor) -> Tensor:
         """Return the coefficients of the decision values in each question, (N, P).
