@@ -59,7 +59,7 @@ class OtherThreads:
 def _activities() -> dict[threading.Thread, list[str] | None]:
     """Return for each other thread how often it was switched to; None where the system does not tell."""
     current = threading.current_thread()
-    threads = (thread for thread in threading.enumerate() if thread is not current and thread.name != _FEEDER)
+    threads = (thread for thread in threading.enumerate() if thread is not current and thread.name not in _BYSTANDERS)
     return {thread: _activity(thread) for thread in threads}
 
 
@@ -71,7 +71,8 @@ def _activity(thread: threading.Thread) -> list[str] | None:
     return None
 
 
-_FEEDER = "QueueFeederThread"  # sends numbers of images to the workers of a DataLoader
+# Who sends numbers of images to workers of a DataLoader, and who looks after progress bars every ten seconds.
+_BYSTANDERS = {"QueueFeederThread", "tqdm_monitor"}
 
 
 class Draws:

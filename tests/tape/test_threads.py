@@ -1,5 +1,6 @@
 """What other threads compute on the path is refused by name; their constants, and skips of the stem, are explained."""
 
+import queue
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -196,6 +197,34 @@ def test_threads_that_wait_or_compute_before_the_network_runs_cost_nothing():
     in_the_pool(lambda: torch.ones(3).sum())
     with torch.no_grad():
         assert not Path(behind(torch.sin), None, ["stem"]).run(X).tape.branches
+
+
+@pytest.mark.parametrize("name", ["QueueFeederThread", "tqdm_monitor"])
+def test_threads_that_feed_workers_or_look_after_progress_bars_cost_nothing(name):
+    asked, answers = queue.Queue(), queue.Queue()
+
+    def answer():
+        while asked.get():
+            answers.put(None)
+
+    def woken(h):
+        asked.put(True)
+        answers.get()  # the other thread has run
+        return h.sin()
+
+    def run():
+        return Path(behind(woken), None, ["stem"]).run(X).tape.branches
+
+    thread = threading.Thread(target=answer, name=name)
+    thread.start()
+    try:
+        with torch.no_grad():
+            assert not run()
+            thread.name = "any other"
+            assert run()
+    finally:
+        asked.put(False)
+        thread.join()
 
 
 def test_a_profile_of_new_threads_is_left_as_it_was():
