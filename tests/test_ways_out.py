@@ -195,23 +195,24 @@ class Call:
 
 
 @cache
-def trees() -> dict[Path, ast.Module]:
-    """Return the modules of the package, parsed."""
-    return {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(PACKAGE.rglob("*.py"))}
+def nodes() -> list[tuple[Path, ast.AST]]:
+    """Return all nodes of the package's syntax trees, with their files."""
+    files = sorted(PACKAGE.rglob("*.py"))
+    return [(path, node) for path in files for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
 
 
 @cache
 def calls() -> list[Call]:
     """Return every call in the package that makes an error or a warning, with its source on one line."""
     collected = []
-    for path, tree in trees().items():
-        for node in ast.walk(tree) if path.name != "errors.py" else ():
-            if isinstance(node, ast.Call):
-                name, source = ast.unparse(node.func).rpartition(".")[2], ast.unparse(node)
-                refuses, other = name in REFUSING, name == "warn" or name.endswith(("Error", "Warning"))
-                if refuses or other:
-                    needed = refuses or ADVICE.search(source.partition("(")[2]) is not None
-                    collected.append(Call(path.relative_to(PACKAGE).as_posix(), node.lineno, source, needed))
+    for path, node in nodes():
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name | ast.Attribute) and path.name != "errors.py":
+            name = node.func.id if isinstance(node.func, ast.Name) else node.func.attr
+            refuses, other = name in REFUSING, name == "warn" or name.endswith(("Error", "Warning"))
+            if refuses or other:
+                source = ast.unparse(node)
+                needed = refuses or ADVICE.search(source.partition("(")[2]) is not None
+                collected.append(Call(path.relative_to(PACKAGE).as_posix(), node.lineno, source, needed))
     return collected
 
 
@@ -232,9 +233,8 @@ def test_messages_that_troubleshooting_quotes_are_those_of_the_package() -> None
     """Of a message in quotation marks, dots are in the place of names, and so is what an f-string fills in."""
     page = (PACKAGE.parent / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
     text = re.sub(r"```.*?```|`[^`\n]+`", "", page, flags=re.DOTALL)
-    nodes = [node for tree in trees().values() for node in ast.walk(tree)]
-    texts = [ast.unparse(node) for node in nodes if isinstance(node, ast.JoinedStr)]
-    texts += [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    texts = [ast.unparse(node) for _, node in nodes() if isinstance(node, ast.JoinedStr)]
+    texts += [node.value for _, node in nodes() if isinstance(node, ast.Constant) and isinstance(node.value, str)]
     said = [re.sub(r"{[^}]*}", "…", text).lower() for text in texts]
     parts = [part.strip(" ',") for quoted in re.findall(r'"([^"]+)"', text) for part in quoted.lower().split("…")]
     quoted = {" ".join(part.split()) for part in parts} - {""}
@@ -575,7 +575,7 @@ def features_of_masks(pool: str, masks: bool, **options: Any) -> np.ndarray:
 
 
 def net_at(pool: str) -> PCASVMNet:
-    rows, _ = extract_features(BACKBONE, [PICTURES], "0", pool=pool, progress=False)
+    rows, _ = extract_features(BACKBONE, [PICTURES[:20]], "0", pool=pool, progress=False)
     return PCASVMNet(
         BACKBONE, make_pipeline(PCA(2), SVC()).fit(rows, rows[:, 0] > np.median(rows[:, 0])), "0", pool=pool
     )
