@@ -20,6 +20,8 @@ from pytorch_grad_cam_pcasvm import (
     LogRatioTarget,
     NoClosedFormError,
     PCASVMNet,
+    PCATarget,
+    SVMTarget,
     mean_activations,
     methods,
 )
@@ -205,15 +207,16 @@ def test_starts_that_were_found_are_kept_on_a_device_until_the_network_changes(c
     problem = Problem(activation="sigmoid", components=3, n=2)  # its own network, which is changed
     mean = mean_activations(problem.net, [problem.x + 0.1], "features.3", progress=False)
     cam = ContributionCAM(problem.net, ["features.3"], mean=mean)
+    targets = [PCATarget(0), SVMTarget("bee")]
     with no_looks():
         with _Count() as first:
-            cam.explain(problem.x)
+            cam.explain(problem.x, targets)
         if change is not None:
             change(problem, cam)
         with _Count() as second:
-            found = cam.explain(problem.x)
+            found = cam.explain(problem.x, targets)
     assert (second.count < first.count / 10) == (change in (None, _write_data))
-    expected = ContributionCAM(problem.net, ["features.3"], mean=cam.mean).explain(problem.x)
+    expected = ContributionCAM(problem.net, ["features.3"], mean=cam.mean).explain(problem.x, targets)
     if change is _write_data:
         with pytest.raises(ValueError, match="overwritten through"):
             found.numpy()
