@@ -16,7 +16,14 @@ from pytorch_grad_cam_pcasvm.tape.stem import OtherThreads
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch.jit is deprecated
 POOL = ThreadPoolExecutor(1)
-POOL.submit(int).result()  # its thread runs before any explanation
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _pool():
+    """A thread that runs before any explanation, and ends here: what others do is looked at in every explanation."""
+    with POOL:
+        POOL.submit(int).result()
+        yield
 
 
 def in_a_thread(function):
