@@ -279,6 +279,15 @@ EQUIVALENT: dict[str, str] = {
     "head/stages.py Scale.evaluate: y >= low -> y > low": KINK,
     "head/stages.py Scale.evaluate: y <= high -> y < high": KINK,
     "head/kernels.py _times_exp: largest >= _REPRESENTABLE -> largest > _REPRESENTABLE": "a limit chosen by feel",
+    "head/kernels.py _along_a_line: first < 0 -> first <= 0": "at 0 both are 1",
+    "head/kernels.py _along_a_line: to_end < 1 -> to_end <= 1": "either way is exact there",
+    "head/kernels.py _along_a_line: length.unsqueeze(-1) -> length.unsqueeze(-2)": "both are (N, 1, 1)",
+    "targets/output_gradients.py _gather: (values - at_start - explained) / scale -> values - at_start - explained": (
+        "what Shapley values leave out is rounding"
+    ),
+    "targets/output_gradients.py _pull_back: without start_trace is not None": (
+        "without a start the first of the two steps is refused as both are"
+    ),
     "methods/perturbation.py ClosedFormScoreCAM.compute: run.count * -(-count // self.batch_size) -> run.count": BAR,
     "methods/perturbation.py ClosedFormScoreCAM.compute: run.count * -(-count // self.batch_size) -> "
     "-(-count // self.batch_size)": BAR,

@@ -25,7 +25,15 @@ from pytorch_grad_cam_pcasvm.head import HeadTrace
 from pytorch_grad_cam_pcasvm.head.decisions import Ensemble, KernelSVM, LinearDecision
 from pytorch_grad_cam_pcasvm.head.distances import Neighbours, Quadratic
 from pytorch_grad_cam_pcasvm.head.elementwise import Elementwise, Power
-from pytorch_grad_cam_pcasvm.head.kernels import RBF, At, Linear, Polynomial, Sigmoid, squared_distances
+from pytorch_grad_cam_pcasvm.head.kernels import (
+    RBF,
+    At,
+    Linear,
+    Polynomial,
+    Sigmoid,
+    _along_a_line,
+    squared_distances,
+)
 from pytorch_grad_cam_pcasvm.head.stage import pulled_through
 from pytorch_grad_cam_pcasvm.head.stages import (
     Affine,
@@ -287,6 +295,17 @@ def test_rbf_on_the_line_itself(along):
     """Before and behind it: in between, what is left of both sides' parts is rounding where both ends are far."""
     x0, d = np.array([0.3, -0.2, 1.0]), np.array([1.0, 2.0, -1.0])
     assert distance_to_exact(0.7, x0 + d, x0, [x0 + along * d], [-1.0]) < 1e-11
+
+
+def test_rounding_lifts_no_kernel_on_a_long_line_above_its_mean_and_moves_no_centre_off_it():
+    """In single precision, of points on the line, whose distances at its ends are large, and cancel at its middle."""
+    start, step, places = rand(40, 6).float(), 1e5 * rand(40, 6, seed=1).float(), rand(40, 1, seed=2).float()
+    points = start + step * places
+    squared = [100 * squared_distances(x, points) for x in (start, start + step)]
+    along, length = 100 * ((points - start[:, None]) * step[:, None]).sum(-1), 100 * step.square().sum(-1, keepdim=True)
+    log_mean, centre = _along_a_line(torch.minimum(*squared), along, length)
+    assert (log_mean <= (torch.pi / length).log() / 2 + 1e-5).all()
+    assert ((centre >= 0) & (centre <= 1)).all()
 
 
 def test_rbf_far_from_every_support_vector():

@@ -9,6 +9,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 import torch
+from reference import relative
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.decomposition import PCA, KernelPCA, TruncatedSVD
 from sklearn.ensemble import (
@@ -17,6 +18,7 @@ from sklearn.ensemble import (
     ExtraTreesClassifier,
     ExtraTreesRegressor,
     GradientBoostingClassifier,
+    GradientBoostingRegressor,
     HistGradientBoostingClassifier,
     HistGradientBoostingRegressor,
     IsolationForest,
@@ -470,6 +472,27 @@ def test_where_nothing_is_known_maps_start_at_the_mean_with_a_warning():
     with pytest.warns(BaselineWarning, match="RandomForestClassifier has no gradient"):
         maps = ContributionCAM(net, ["block"], mean=torch.zeros(8)).explain(X[:2], SVMTarget())
     assert adds_up(maps)
+
+
+def test_decisions_in_tiny_units_have_the_maps_of_others():
+    """Behind a kernel, gradients this small have a factor of their own."""
+    target, units = SCORES[:, 0] * SCORES[:, 1], (1.0, 2.0**-60)
+    heads = [
+        make_pipeline(
+            KernelPCA(3, kernel="rbf", gamma=0.3, eigen_solver="dense"),
+            GradientBoostingRegressor(n_estimators=1, learning_rate=unit, init="zero", random_state=0),
+        ).fit(FEATURES, target)
+        for unit in units
+    ]
+    usual, tiny = (
+        ContributionCAM(PCASVMNet(BACKBONE, head), ["block"], baseline="zero").explain(X[:8], SVMTarget())
+        for head in heads
+    )
+    assert float(tiny.log_scale.min()) < -30
+    assert usual.log_scale.eq(0).all()
+    scale = tiny.log_scale.exp() / units[1]
+    assert relative((tiny.maps.sum((2, 3)) + tiny.remainder) * scale, usual.values - usual.baseline_values) < 1e-12
+    assert relative(tiny.maps * scale[..., None, None], usual.maps) < 1e-10
 
 
 def test_several_layers_and_heads_of_many_inputs():
