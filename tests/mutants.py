@@ -137,6 +137,7 @@ FASTER = {
         "bytes_per_target",
         "block.size > 1",
     ),
+    "targets/output_gradients.py _differentiate_places": ("without column.positions",),
     # Sizes of terms, of which a tolerance is a part that is far above what rounding loses.
     "targets/output_gradients.py _differentiate_whole": ("values.abs()", "term.abs()"),
     "targets/output_gradients.py _at_start": ("values.abs()", "rises.abs()"),

@@ -94,7 +94,7 @@ class SVMTarget(PlacedTarget, ClosedFormTarget):
 
     def count_questions(self, head: Head) -> int:
         """Return 1 for named classes, else the number of classes, or of pairs of these."""
-        if head.decision_position is None or head.classes_ is None:
+        if head.classes_ is None:
             return 1
         unnamed = (self.category is None) + (self._find_word(head) == "runner-up")
         return int(head.voting.n_classes**unnamed) if unnamed else 1
@@ -130,7 +130,7 @@ class SVMTarget(PlacedTarget, ClosedFormTarget):
         category = labels[number] if self.category is None else self.category
         if isinstance(versus, tuple):
             versus = tuple(label for label in versus if label != category)
-        if not versus if isinstance(versus, tuple) else versus == category:
+        if versus in ((), category):
             versus, strength = None, 1.0
         return replace(self, category=category, versus=versus, strength=strength)
 
@@ -186,8 +186,8 @@ class SVMTarget(PlacedTarget, ClosedFormTarget):
 
         category = torch.zeros(shape, dtype=torch.long, device=like.device) if which is None else which
         second, word = None, self._find_word(head)
-        if which is not None and word == "runner-up":
-            category, second = which // head.voting.n_classes, which % head.voting.n_classes
+        if word == "runner-up":
+            category, second = category // head.voting.n_classes, category % head.voting.n_classes
         category = category if self.category is None else index(self.category)
         if isinstance(self.versus, tuple) or word == "others":
             rows = self._against_several(head, category)

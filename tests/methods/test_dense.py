@@ -282,8 +282,10 @@ def test_callables_of_all_positions_are_sums_of_targets(gamma, factor):
 
     for baseline in ("zero", X.flip(0)):
         cam = ContributionCAM(net, ["stem"], baseline=baseline)
-        whole, parts = cam.explain(X, linear), cam.explain(X, [SVMTarget("hole"), PCATarget(1)])
-        for actual, expected in zip(weighted(whole, 1.0), weighted(parts, 1.0, factor), strict=True):
+        whole = cam.explain(X, [linear, lambda image: image.components[0].mean()])
+        parts = cam.explain(X, [SVMTarget("hole"), PCATarget(1), PCATarget(0)])
+        sums = [*weighted(parts, 1.0, factor, 0.0), *weighted(parts, 0.0, 0.0, 1.0)]
+        for actual, expected in zip([*weighted(whole, 1.0, 0.0), *weighted(whole, 0.0, 1.0)], sums, strict=True):
             torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-9 * float(expected.abs().max()))
     with pytest.raises(ValueError, match="<lambda> is not linear"):
         cam.explain(X, lambda image: linear(image) ** 2)
