@@ -130,7 +130,7 @@ class SVMTarget(PlacedTarget, ClosedFormTarget):
         category = labels[number] if self.category is None else self.category
         if isinstance(versus, tuple):
             versus = tuple(label for label in versus if label != category)
-        if versus in ((), category):
+        if not versus if isinstance(versus, tuple) else versus == category:
             versus, strength = None, 1.0
         return replace(self, category=category, versus=versus, strength=strength)
 

@@ -55,6 +55,20 @@ def test_a_class_may_be_called_runner_up():
     assert fix_target(ProbabilityTarget(sign="-"), output) == ProbabilityTarget(output.labels()[0].item(), sign="-")
 
 
+def test_a_class_that_is_its_own_only_rival_has_its_margin_and_0_is_a_class():
+    x = np.random.default_rng(0).normal(size=(30, 4))
+    head = Head.of(LogisticRegression().fit(x, np.arange(30) % 3))
+    for target, number, named in (
+        (SVMTarget(1, versus=0), 1, SVMTarget(1, versus=0)),
+        (SVMTarget(versus=0), 2, SVMTarget(2, versus=0)),
+        (SVMTarget(versus=(0,)), 0, SVMTarget(0)),
+        (SVMTarget(versus=(0, 1)), 0, SVMTarget(0, versus=(1,))),
+        (SVMTarget(versus="runner-up"), 3, SVMTarget(1, versus=0)),
+        (SVMTarget(versus="runner-up"), 4, SVMTarget(1)),
+    ):
+        assert target.name_question(head, number) == named
+
+
 def test_without_classes_there_is_nothing_to_name():
     x = np.random.default_rng(0).normal(size=(30, 4))
     for estimator in (SVR().fit(x, x[:, 0]), OneClassSVM().fit(x)):
