@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from sklearn.ensemble import RandomForestClassifier
+from sklearn.ensemble import HistGradientBoostingClassifier, RandomForestClassifier
 from small import SIDE, Narrow
 from torch import nn
 from torchvision.models import ResNet18_Weights, SqueezeNet1_1_Weights, squeezenet
@@ -32,8 +32,11 @@ told = {}
 for line in json.loads(sys.argv[1]):
     out, error = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(error):
-        status = main(line.split())
-    heavy = sorted({"torch", "sklearn", "matplotlib", "numpy", "scipy"} & {*sys.modules})
+        try:
+            status = main(line.split())
+        except SystemExit as ended:  # of the parser
+            status = ended.code
+    heavy = sorted({"torch", "sklearn", "matplotlib", "numpy", "scipy", "PIL"} & {*sys.modules})
     told[line] = [status, out.getvalue(), error.getvalue(), heavy]
 print(json.dumps(told))
 """
@@ -94,6 +97,7 @@ def _sooner() -> Iterator[None]:
         patch.setattr(explainer, "TILE", 72)
         patch.setattr(explainer, "LARGE", 2 * 72 + explainer.GAP)
         patch.setattr(RandomForestClassifier.__init__, "__defaults__", (25,))
+        patch.setitem(HistGradientBoostingClassifier.__init__.__kwdefaults__, "max_iter", 25)
         patch.setattr(import_module("pytorch_grad_cam_pcasvm.evaluation.report"), "_pictures", lambda result: {})
         yield
 
