@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from scipy.special import ndtr, ndtri  # scipy.stats has them, too, but takes 50 times as long
+from scipy.special import ndtr, ndtri  # of scipy.stats they take 0.1 ms each
 
 from pytorch_grad_cam_pcasvm.evaluation.result import BLANK, FAILED, FEW, PASSED, UNDECIDED, Result, Row
 from pytorch_grad_cam_pcasvm.runtime.amounts import LAST, LEAST

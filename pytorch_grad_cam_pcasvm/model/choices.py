@@ -81,8 +81,8 @@ def choose_threshold(scores: Any, rate: float = 0.01, groups: Any = None) -> Thr
     if wanted > count:
         return Threshold(float(scores.max()), 1 / (count + 1), rate, count)
     common = math.lcm(*sizes.tolist())  # fractions of it are whole numbers
-    reached = accumulate(common // size for size in sizes[own[order]].tolist())
-    place = next(place for place, shares in enumerate(reached) if shares >= math.ceil(wanted * common))
+    least, reached = math.ceil(wanted * common), accumulate(common // size for size in sizes[own[order]].tolist())
+    place = next(place for place, shares in enumerate(reached) if shares >= least)
     return Threshold(float(scores[order[place]]), rate, rate, count)
 
 
