@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from scipy.stats import t as student
+from scipy.special import stdtrit
 
 from pytorch_grad_cam_pcasvm.evaluation.result import ANYTHING, FAILED, PASSED, Estimate, Row
 from pytorch_grad_cam_pcasvm.evaluation.turns import EARLY, list_looks, settled
@@ -50,7 +50,7 @@ def answer_of_t(values: np.ndarray, limit: float) -> str:
     levels = [(stop, EARLY) for stop in list_looks(len(values))] + [(len(values), LAST)]
     for stop, level in levels:
         some = values[:stop]
-        half = some.std(ddof=1) / math.sqrt(stop) * student.ppf((1 + level) / 2, stop - 1)
+        half = some.std(ddof=1) / math.sqrt(stop) * stdtrit(stop - 1, (1 + level) / 2)
         if abs(some.mean() - limit) > half:
             return PASSED if some.mean() > limit else FAILED
     return ""

@@ -2,6 +2,7 @@
 
 import argparse
 from dataclasses import dataclass, field, fields
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar
@@ -568,6 +569,7 @@ COMMANDS: tuple[type[Command], ...] = (
 )
 
 
+@cache  # for programs that call main again and again
 def make_parser() -> Parser:
     """Return the parser of the command line; the parsed options have ``kind``, the dataclass of the command."""
     lines = "".join(f"  {RUN} {entry.name} {entry.examples[0]}\n" for entry in COMMANDS if entry is not ExploreOptions)

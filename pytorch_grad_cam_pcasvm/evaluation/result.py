@@ -165,7 +165,7 @@ def interval_of_share(count: int, rest: int, level: float) -> tuple[float, float
     return low, float(beta.ppf((1 + level) / 2, count + 1, rest)) if rest else 1.0
 
 
-def interval_of_bounded(numbers: Sequence[float], bounds: tuple[float, float], level: float) -> tuple[float, float]:
+def interval_of_bounded(numbers: Any, bounds: tuple[float, float], level: float) -> tuple[Any, Any]:
     """Return an interval for the mean of numbers between bounds, which holds for any distribution between them.
 
     It is by betting (Waudby-Smith and Ramdas, arXiv 2010.09686, for a fixed number of them): who bets on each number
@@ -173,32 +173,34 @@ def interval_of_bounded(numbers: Sequence[float], bounds: tuple[float, float], l
     where they have 2 / (1 - level) times that: by Markov's inequality this happens no more often than it may.
 
     Args:
-        numbers: one for each image.
+        numbers: one for each image, (N,), or rows of them, (M, N), of which the ends are (M,).
         bounds: the lowest and the highest number that there can be.
         level: of the interval, such as 0.95.
     """
     low, high = bounds
     shares = (np.asarray(numbers, np.float64) - low) / (high - low)
-    shares = np.clip(shares, 0, 1)[np.random.default_rng(0).permutation(len(shares))]  # sorted ones would be no draws
-    least, most = _least_mean(shares, (1 - level) / 2), 1 - _least_mean(1 - shares, (1 - level) / 2)
-    return low + (high - low) * least, low + (high - low) * most
+    order = np.random.default_rng(0).permutation(shares.shape[-1])  # sorted ones would be no draws
+    shares = np.clip(shares, 0, 1)[..., order]
+    least, rest = _find_least_means(np.stack([shares, 1 - shares]), (1 - level) / 2)
+    return low + (high - low) * least, high - (high - low) * rest
 
 
-def _least_mean(shares: np.ndarray, risk: float) -> float:
-    """Return the smallest mean of numbers in [0, 1] that a bet on larger ones does not refuse."""
-    counts = np.arange(1, len(shares) + 1) + _DOUBT
-    means = (0.5 * _DOUBT + shares.cumsum()) / counts
-    variances = (0.25 * _DOUBT + ((shares - means) ** 2).cumsum()) / counts
-    earlier = np.concatenate([[0.25], variances[:-1]])  # before each bet
-    bets = np.sqrt(2 * np.log(1 / risk) / (len(shares) * earlier))
-    least, most = 0.0, float(shares.mean())
+def _find_least_means(shares: np.ndarray, risk: float) -> np.ndarray:
+    """Return the smallest means of rows of numbers in [0, 1], (..., N), that a bet on larger ones does not refuse."""
+    counts = np.arange(1, shares.shape[-1] + 1) + _DOUBT
+    means = (0.5 * _DOUBT + shares.cumsum(-1)) / counts
+    variances = (0.25 * _DOUBT + ((shares - means) ** 2).cumsum(-1)) / counts
+    earlier = np.concatenate([np.full_like(shares[..., :1], 0.25), variances[..., :-1]], -1)  # before each bet
+    bets = np.sqrt(2 * np.log(1 / risk) / (shares.shape[-1] * earlier))
+    most, enough = shares.mean(-1, keepdims=True), np.log(1 / risk)
+    least = np.zeros_like(most)
     for _ in range(_HALVINGS):
         mean = (least + most) / 2
-        if not mean > 0:
-            break
-        wealth = np.log1p(np.minimum(bets, _ALL_IN / mean) * (shares - mean)).sum()
-        least, most = (mean, most) if wealth >= np.log(1 / risk) else (least, mean)
-    return least
+        bet = np.minimum(bets, _ALL_IN / np.maximum(mean, 1e-300))
+        refused = np.log1p(bet * (shares - mean)).sum(-1, keepdims=True) >= enough
+        np.copyto(least, mean, where=refused)
+        np.copyto(most, mean, where=~refused)
+    return least[..., 0]  # type: ignore[no-any-return]
 
 
 def interval_of_any(numbers: Sequence[float], mean: float, error: float, level: float) -> tuple[float, float]:

@@ -9,6 +9,7 @@ import os
 import re
 import warnings
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -993,6 +994,7 @@ def _mixed(opacity: Any, colours: Any, grey: Any) -> Image.Image:
     return Image.fromarray((opacity * colours + (1 - opacity) * grey).round().astype(np.uint8))
 
 
+@lru_cache
 def _font(size: int) -> Any:
     for name in ("DejaVuSans.ttf", "Arial.ttf"):  # which have the letters of more languages than Pillow's own
         try:
@@ -1002,6 +1004,7 @@ def _font(size: int) -> Any:
     return ImageFont.load_default(size + 1)
 
 
+@lru_cache(1000)  # most words are the same on each sheet
 def shorten(text: str, font: Any, width: int) -> str:
     """Return a text, or its beginning and an ellipsis, of at most a width in pixels."""
     while font.getlength(text) > width:
@@ -1009,6 +1012,7 @@ def shorten(text: str, font: Any, width: int) -> str:
     return text
 
 
+@lru_cache(1000)
 def _wrapped(text: str, font: Any, width: int) -> list[str]:
     """Return a text in lines of at most a width."""
     lines = [""]

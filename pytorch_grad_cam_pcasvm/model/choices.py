@@ -80,8 +80,9 @@ def choose_threshold(scores: Any, rate: float = 0.01, groups: Any = None) -> Thr
     wanted = (count + 1) * (1 - Fraction(str(rate)))  # as it is typed, so that 0.01 of 100 is one
     if wanted > count:
         return Threshold(float(scores.max()), 1 / (count + 1), rate, count)
-    reached = accumulate(Fraction(1, int(sizes[own[row]])) for row in order.tolist())
-    place = next(place for place, shares in enumerate(reached) if shares >= wanted)
+    common = math.lcm(*sizes.tolist())  # fractions of it are whole numbers
+    least, reached = math.ceil(wanted * common), accumulate(common // size for size in sizes[own[order]].tolist())
+    place = next(place for place, shares in enumerate(reached) if shares >= least)
     return Threshold(float(scores[order[place]]), rate, rate, count)
 
 

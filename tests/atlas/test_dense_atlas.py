@@ -28,7 +28,8 @@ from pytorch_grad_cam_pcasvm import (
 )
 from pytorch_grad_cam_pcasvm.atlas.explainer import Explainer
 
-X, LABELS = images(20)
+COUNT = 12
+X, LABELS = images(COUNT)
 DATA = TensorDataset(X, LABELS)
 NAMES = np.array(["crack", "fine", "hole"])
 
@@ -52,10 +53,10 @@ def built(tmp_path_factory):
 
 def test_rows_are_patches(built):
     store, _, head, rows = built
-    assert len(store) == 80
-    assert store.rows.tolist() == [image for image in range(20) for _ in range(4)]
+    assert len(store) == 4 * COUNT
+    assert store.rows.tolist() == [image for image in range(COUNT) for _ in range(4)]
     at = store.rows * 36 + store.places @ [6, 1]
-    assert len(set(at.tolist())) == 80
+    assert len(set(at.tolist())) == 4 * COUNT
     np.testing.assert_allclose(store.components, head[:2].transform(rows[at]), rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(store.scores, head.decision_function(rows[at]), rtol=1e-5, atol=1e-5)
     assert store.predictions.tolist() == head.predict(rows[at]).tolist()
@@ -91,9 +92,9 @@ def test_maps_are_those_at_the_places(built, tmp_path, layer, baseline):
 def test_each_class_has_its_strongest_patch(built):
     store, net, head, rows = built
     output = net(X)
-    margins = output.margins.movedim(1, -1).reshape(20, 36, 3).amax(-1).detach().numpy()
-    predicted = head.predict(rows).reshape(20, 36)
-    for image in range(20):
+    margins = output.margins.movedim(1, -1).reshape(COUNT, 36, 3).amax(-1).detach().numpy()
+    predicted = head.predict(rows).reshape(COUNT, 36)
+    for image in range(COUNT):
         (kept,) = np.nonzero(store.rows == image)
         positions = store.places[kept] @ [6, 1]
         present = np.unique(predicted[image])
@@ -106,9 +107,9 @@ def test_each_class_has_its_strongest_patch(built):
 def test_the_least_normal_patch_is_kept(tmp_path):
     net, *_ = network(NearestNeighbors(n_neighbors=2))
     store = atlas.build(net, X, [net.backbone[0][1]], tmp_path / "atlas", patches=2, progress=False)
-    worst = net.anomaly_map(X).reshape(20, 36).argmax(1)
-    positions = (store.places @ [6, 1]).reshape(20, 2)
-    assert all(int(worst[image]) in positions[image] for image in range(20))
+    worst = net.anomaly_map(X).reshape(COUNT, 36).argmax(1)
+    positions = (store.places @ [6, 1]).reshape(COUNT, 2)
+    assert all(int(worst[image]) in positions[image] for image in range(COUNT))
     assert store.to_html(tmp_path / "page").exists()
 
 

@@ -10,11 +10,14 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from sklearn.ensemble import RandomForestClassifier
-from small import SIDE
-from torchvision.models import ResNet18_Weights, SqueezeNet1_1_Weights
+import torch
+from sklearn.ensemble import HistGradientBoostingClassifier, RandomForestClassifier
+from small import SIDE, Narrow
+from torch import nn
+from torchvision.models import ResNet18_Weights, SqueezeNet1_1_Weights, squeezenet
 from torchvision.transforms._presets import ImageClassification
 
 from pytorch_grad_cam_pcasvm.cli import training
@@ -29,8 +32,11 @@ told = {}
 for line in json.loads(sys.argv[1]):
     out, error = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(error):
-        status = main(line.split())
-    heavy = sorted({"torch", "sklearn", "matplotlib", "numpy", "scipy"} & {*sys.modules})
+        try:
+            status = main(line.split())
+        except SystemExit as ended:  # of the parser
+            status = ended.code
+    heavy = sorted({"torch", "sklearn", "matplotlib", "numpy", "scipy", "PIL"} & {*sys.modules})
     told[line] = [status, out.getvalue(), error.getvalue(), heavy]
 print(json.dumps(told))
 """
@@ -78,17 +84,28 @@ def told_by() -> Callable[[Sequence[str], Path], dict[str, list]]:
 
 @pytest.fixture(scope="module", autouse=True)
 def _sooner() -> Iterator[None]:
-    """Let networks see half as much, forests have few trees, sheets be small, and reports have no worst images.
+    """Let networks see half as much, squeezenet be narrow, forests have few trees, and reports have no worst images.
 
-    Images and sheets of their own size are in tests/export and tests/documents, and tests/evaluation draws the worst
-    images.
+    Sheets are small, too. Images, networks and sheets of their own size are in tests/export and tests/documents, and
+    tests/evaluation draws the worst images.
     """
     with pytest.MonkeyPatch.context() as patch:
         half = partial(ImageClassification, crop_size=SIDE, resize_size=SIDE * 256 // 224)
         for weights in (SqueezeNet1_1_Weights, ResNet18_Weights):  # the second also of networks of one's own
             patch.setattr(weights.DEFAULT.value, "transforms", half)
+        patch.setattr(squeezenet, "nn", SimpleNamespace(**vars(nn) | {"Conv2d": Narrow}))
         patch.setattr(explainer, "TILE", 72)
         patch.setattr(explainer, "LARGE", 2 * 72 + explainer.GAP)
         patch.setattr(RandomForestClassifier.__init__, "__defaults__", (25,))
+        patch.setitem(HistGradientBoostingClassifier.__init__.__kwdefaults__, "max_iter", 25)
         patch.setattr(import_module("pytorch_grad_cam_pcasvm.evaluation.report"), "_pictures", lambda result: {})
         yield
+
+
+@pytest.fixture(scope="module")
+def weights(_sooner: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file with the weights of the small squeezenet."""
+    torch.manual_seed(0)
+    file = tmp_path_factory.mktemp("weights") / "squeezenet.pth"
+    torch.save(squeezenet.squeezenet1_1(weights=None).state_dict(), file)
+    return file

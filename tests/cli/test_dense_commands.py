@@ -347,7 +347,7 @@ def test_patches_of_one_photo_alone_have_no_score(parts, tmp_path, capsys):
 
 def test_two_heads_by_chance_are_no_comparison(parts, tmp_path, capsys):
     rng = np.random.default_rng(0)
-    for number in range(24):
+    for number in range(12):
         path = tmp_path / "photos" / ("good", "bad")[number % 2] / f"{number}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(rng.integers(100, 150, (64, 64, 3), np.uint8)).save(path)

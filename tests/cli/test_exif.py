@@ -134,11 +134,11 @@ def photos(tmp_path, monkeypatch):
     compared = {name: report.CHECKS[name] for name in ("faithfulness", "localisation")}
     monkeypatch.setattr(report, "CHECKS", compared)  # the others take their time
     random = np.random.default_rng(0)
-    for number in range(16):
+    for number in range(8):
         pixels, mask = random.integers(0, 90, (24, 40, 3), np.uint8), np.zeros((24, 40), np.uint8)
         pixels[:, :14] += np.uint8(150 * (number % 2))  # at the left, where people see them
         mask[:, :14] = 255 * (number % 2)
-        name, orientation = f"{['good', 'spot'][number % 2]}/{number:02}.png", number // 2 + 1
+        name, orientation = f"{['good', 'spot'][number % 2]}/{number:02}.png", number + 1
         photo = stored(lying(pixels, orientation), orientation, tmp_path / "photos" / name)
         assert np.array_equal(np.asarray(ImageOps.exif_transpose(Image.open(photo))), pixels)
         for kind, plain, drawn in (
@@ -175,7 +175,7 @@ def what_commands_find(photos, name, head, masks):
     """Return the values of explain, the components of an atlas, and what evaluate measures; and the atlas."""
     run("explain", photos / name, "--head", head, "--out", photos / f"maps-{name}")
     run("atlas", photos / name, "--head", head, "--out", photos / f"atlas-{name}")
-    options = ["--masks", photos / f"masks-{masks}", "--out", photos / f"page-{name}", "--count", 8, "--all-images"]
+    options = ["--masks", photos / f"masks-{masks}", "--out", photos / f"page-{name}", "--count", 4, "--all-images"]
     run("evaluate", photos / name, "--head", head, *options, "--method", "ContributionCAM")
     store = atlas.load(photos / f"atlas-{name}")
     report = json.loads((photos / f"page-{name}" / "report.json").read_text())["results"]
@@ -214,8 +214,8 @@ def test_a_head_that_says_nothing_sees_photos_as_they_are_stored(photos):
     assert found == what_commands_find(photos, "raw", head, "raw")[0]
     assert "exif" not in store.manifest
     for exif, reads in ((False, "raw"), (True, "seen")):
-        expected = Images(photos / reads, TRANSFORM).read(range(16)).images
-        assert torch.equal(Images(photos / "photos", TRANSFORM, exif=exif).read(range(16)).images, expected)
+        expected = Images(photos / reads, TRANSFORM).read(range(8)).images
+        assert torch.equal(Images(photos / "photos", TRANSFORM, exif=exif).read(range(8)).images, expected)
         assert torch.equal(image_folder(photos / "photos", TRANSFORM, exif=exif)[4][0], expected[4])
 
 

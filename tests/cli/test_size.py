@@ -102,7 +102,8 @@ def _made(name, size):
     from pytorch_grad_cam_pcasvm.model import backbones
 
     net = backbones._make_timm(name[5:], None, size, downloads=False) if ":" in name else None
-    net = (torchvision.models.get_model(name, weights=None), None, None, None) if net is None else net
+    with torch.device("meta"):  # whose weights take no time
+        net = (torchvision.models.get_model(name, weights=None), None, None, None) if net is None else net
     backbones._refuse_size(net[0].eval(), name, size)
     return net
 

@@ -820,6 +820,7 @@ def test_what_fails_in_a_report_is_told_and_stops_nothing(corner, tmp_path, monk
     assert "pictures: not drawn: ZeroDivisionError" in found.read_text()
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_blank_maps_are_no_matter_of_more_images(corner, tmp_path):
     net, x, labels = corner
     checks = ["faithfulness", "stability"]
@@ -829,6 +830,7 @@ def test_blank_maps_are_no_matter_of_more_images(corner, tmp_path):
     assert '<td class="failed">8 without any map to judge (of 8), 100% of the maps are blank</td>' in text
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("whiten", [False, True])
 @pytest.mark.parametrize("target", [HotellingTarget(), ResidualTarget()])
 def test_rotations_that_do_not_change_a_target_are_told(corner, tmp_path, target, whiten):
@@ -850,6 +852,7 @@ def test_rotations_that_do_not_change_a_target_are_told(corner, tmp_path, target
         assert told in page
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_images_without_an_object_are_told(corner, tmp_path):
     net, (x, labels) = corner[0], (each[:24] for each in corner[1:])
     masks = np.zeros((24, 12, 12))

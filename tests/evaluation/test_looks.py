@@ -83,6 +83,7 @@ def test_a_study_may_stop_early_and_says_so(corner, capsys):
     assert evaluation.Result.from_dict(early.to_dict()).rows == early.rows
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_how_long_it_takes_is_said_first(corner, tmp_path, capsys, monkeypatch):
     net, x, labels = corner
     module = sys.modules["pytorch_grad_cam_pcasvm.evaluation.report"]
@@ -156,6 +157,7 @@ def test_a_look_at_values_that_are_all_the_same_goes_on(corner):
     assert "stopped" not in result.settings
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_where_nothing_is_left_once_parts_are_removed_that_is_said(corner, tmp_path, monkeypatch):
     net, x, labels = corner
     call = [net, (x, labels), ["features"], [ContributionCAM]]

@@ -35,16 +35,17 @@ def scenes(decimals=1, count=12, empty=4):
 
 def aupro_by_hand(numbers, masks):
     """The overlap with each region at every threshold, integrated over false positives up to 0.3, one by one."""
-    regions = []
+    thresholds, regions = np.unique(numbers)[::-1], []
+
+    def above(some):
+        return 1 - np.searchsorted(np.sort(some), thresholds) / len(some)
+
     for image, mask in enumerate(masks):
         labels, count = ndimage.label(mask, np.ones((3, 3)))
         regions += [numbers[image][labels == number] for number in range(1, count + 1)]
-    points, elsewhere = [(0.0, 0.0)], numbers[~masks]
-    for threshold in np.unique(numbers)[::-1]:
-        overlap = np.mean([(region >= threshold).mean() for region in regions])
-        points.append(((elsewhere >= threshold).mean(), overlap))
+    points = zip(above(numbers[~masks]), np.mean([above(region) for region in regions], 0), strict=True)
     area = 0.0
-    for (x0, y0), (x1, y1) in itertools.pairwise(points):
+    for (x0, y0), (x1, y1) in itertools.pairwise([(0.0, 0.0), *points]):
         end = min(x1, 0.3)
         if end > x0:
             area += (end - x0) * (y0 + y0 + (y1 - y0) * (end - x0) / (x1 - x0)) / 2

@@ -13,6 +13,7 @@ from pytorch_grad_cam_pcasvm.runtime.amounts import LAST, least_images
 
 QUIET = {"progress": False, "batch_size": 10}
 CHECKS = ["faithfulness", "completeness"]
+pytestmark = pytest.mark.usefixtures("undrawn")
 
 
 class Clock:

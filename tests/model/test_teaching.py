@@ -109,10 +109,8 @@ def test_suspicion_is_the_sum_of_contributions_and_distances_each_standardised(t
     features = net.fine(x).detach().flatten(2).mT.numpy()
     reduction = make_pipeline(StandardScaler(), PCA(12)).fit(features.reshape(-1, 12))
     reduced = reduction.transform(features.reshape(-1, 12)).reshape(len(x), -1, 12)
-    distances = np.array([
-        [min(np.linalg.norm(patch - other) for other in reduced[good].reshape(-1, 12)) for patch in reduced[n]]
-        for n in faulty
-    ])
+    others = reduced[good].reshape(-1, 12)
+    distances = np.array([[np.linalg.norm(patch - others, axis=1).min() for patch in reduced[n]] for n in faulty])
     maps = []
     for n in faulty:
         with ContributionCAM(model.net, ["fine"]) as cam:
