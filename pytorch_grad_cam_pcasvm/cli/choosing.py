@@ -26,6 +26,7 @@ _USUAL_COSTS = 1.0, 10.0  # more is the same wherever the classes can be separat
 _SMALL = 8, 16, 32  # components of trees, whose coalitions are to be few
 _UNEQUAL = 1.2  # classes differ by more than that factor
 _HARDLY = 1 / 3  # of the photos of a class that is hardly found
+_RARE = 10  # photos of a class, on which no score should rest
 _BETTER = 0.02  # balanced accuracy, less than which is no advice
 
 Make = Callable[[FitOptions], Any]  # makes the classifier of options, not fitted
@@ -137,7 +138,9 @@ def tell_score(options: FitOptions, choice: Any, labels: Any) -> dict[str, Any]:
     print(f"{len(choice.folds)}-fold cross-validation: {accuracy(own.tolist(), own == choice.predicted)}")
     anew = ", each with a choice of its own" if len(choice.candidates) > 1 else ""
     if choice.score == choice.score:
-        print(f"AUROC of these folds{anew}: {choice.score:.3f} \N{PLUS-MINUS SIGN} {choice.error:.3f}")
+        count, rarest = min((int((own == name).sum()), str(name)) for name in set(own.tolist()))
+        doubt = f", which rests on {count} photos of {rarest}" if count < _RARE else ""
+        print(f"AUROC of these folds{anew}: {choice.score:.3f} \N{PLUS-MINUS SIGN} {choice.error:.3f}{doubt}")
     score = {"auroc": choice.score, "error": choice.error, "balanced_accuracy": balance(own, choice.predicted)}
     return {"score": score | {"folds": len(choice.folds), "photos": len(own), "groups": options.groups}}
 
@@ -159,7 +162,7 @@ def explain_poor(labels: Any, guessed: Any) -> str | None:
     chance = 1 / len(recalls)
     missed = [name for name, recall in recalls.items() if recall < min(_HARDLY, chance)]
     if missed:
-        return f"{' and '.join(missed)} hardly found"
+        return f"{' and '.join(missed)} {'hardly' if any(map(recalls.get, missed)) else 'not'} found"
     if balance(labels, guessed) < (1 + chance) / 2:
         return f"a balanced accuracy below {(1 + chance) / 2:.0%} is poor"
     return None

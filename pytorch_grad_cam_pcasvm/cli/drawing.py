@@ -263,7 +263,8 @@ def explain(options: Any) -> None:
     tell_bad(bad)
     with name_path(out / "index.html"):
         gallery.write(out / "index.html")
-    print(f"wrote maps of {count - len(bad)} images and {values}")
+    done = count - len(bad)
+    print(f"wrote maps of {done} image{'s' * (done != 1)} and {values}")
     print(*gallery.list_outcomes(), sep="\n", end="\n" * bool(gallery.list_outcomes()))
     print(f"open {(out / 'index.html').resolve().as_uri()}")
 
@@ -309,12 +310,12 @@ def _list_unreadable(explainer: Any, folder: Path, paths: Sequence[Path]) -> dic
     return bad
 
 
-def _keep_originals(folder: Any) -> dict[str, Any]:
+def _keep_originals(folder: Any) -> dict[Path, Any]:
     """Return the photos that a folder reads from now on, by their paths: each is decoded once, and drawn, too."""
-    read, originals = folder.loader, {}
+    read, originals = folder.loader, dict[Path, Any]()
 
     def keep(path: Any) -> Any:
-        originals[str(path)] = picture = read(path)
+        originals[Path(path)] = picture = read(path)
         return picture
 
     folder.loader = keep
@@ -376,7 +377,7 @@ def _with_network(options: Any, bad: list[str]) -> tuple[int, Iterator[Card]]:
             picture: Any = as_picture(images.picture(batch.images[place].float()))
             frame: Any = WHOLE
             if steps is not None:  # the picture itself, in its own shape
-                picture = originals[str(images.data.paths[row])]
+                picture = originals[Path(images.data.paths[row])]
                 frame = find_frame(picture.size, (x.shape[2], x.shape[3]), steps["resize"])
             truth = None if images.names is None else images.names[batch.labels[place]]
             strongest = [chosen.index(package.PCATarget(b)) for b in parts[place]]

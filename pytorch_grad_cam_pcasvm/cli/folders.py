@@ -194,8 +194,12 @@ def check(options: CheckOptions) -> None:
     paths = list_photos(root)
     if not paths:
         raise ValueError(f"the folder {root} has no photos ({', '.join(SUFFIXES)})")
-    looked = {path: _look_at(path) for path in paths}
     splits = list_splits(root)
+    beside = sorted({_name_class(root, path) for path in paths} - set(splits)) if splits else []
+    paths = [path for path in paths if _name_class(root, path) not in beside]
+    looked = {path: _look_at(path) for path in paths}
+    if beside:
+        print(f"ignored: {', '.join(name or 'photos' for name in beside)}, beside {' and '.join(splits)}")
     findings = [*_tell_odd(root, looked), *_tell_doubled(root, looked, splits)]
     for part in splits:
         of_part = [path for path in paths if path.is_relative_to(root / part)]

@@ -105,9 +105,10 @@ class LeftOut:
                 print("no cross-validation: it needs patches of each class in two photos or more")
             return {}
         areas = self.measure_folds(self.evidence)
-        mean, error = float(np.nanmean(areas)), measure_error(areas)
-        words = f"AUROC of photos {mean:.3f} \N{PLUS-MINUS SIGN} {error:.3f}"
-        score: dict[str, Any] = {"image_auroc": mean, "error": error, "folds": len(self.photos.folds)}
+        words, score = "no fold has photos with faults and without", dict[str, Any](folds=len(self.photos.folds))
+        if np.isfinite(areas).any():
+            score |= {"image_auroc": float(np.nanmean(areas)), "error": measure_error(areas)}
+            words = f"AUROC of photos {score['image_auroc']:.3f} \N{PLUS-MINUS SIGN} {score['error']:.3f}"
         faults = None
         truths = np.stack(self._truths) if self._truths else np.zeros(0, bool)
         if truths.any() and not truths.all():

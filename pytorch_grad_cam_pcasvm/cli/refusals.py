@@ -92,7 +92,9 @@ def refuse_model(options: Any) -> None:
                 f"--model {MODEL}"
             )
         return
-    if model.suffix == MODEL.suffix and not str(read_header(model).get("format", "")).startswith(_WRITER):
+    if model.suffix not in (".skops", ".joblib", ".pkl") and not str(read_header(model).get("format", "")).startswith(
+        _WRITER
+    ):
         with model.open("rb") as file:
             if file.read(1) != b"\x80":  # of a pickle, which is told as such when it is read
                 raise ValueError(f"{model} is no model, or is truncated or damaged: make one with '{RUN} fit PHOTOS'")
@@ -140,7 +142,7 @@ def refuse_photos(options: Any) -> None:
     """
     if options.name == "fit":
         _refuse_training(options)
-    elif options.name in ("atlas", "evaluate"):
+    elif options.name in ("atlas", "evaluate") or (options.name == "explain" and options.model.suffix != ".onnx"):
         classes_in(options.images, ("test", "testing"))
     elif options.name == "export" and options.images is not None:
         name_classes(options.images)

@@ -285,7 +285,8 @@ def masks_by_picture(root: Path, names: Sequence[str], paths: Sequence[Path]) ->
     if unknown:
         raise ValueError(
             f"{unknown[0]} is the mask of no picture: a mask is named as its picture, such as {example} or "
-            f"{example.stem}_mask.png for {names[0]}, or lies in a folder of that name, {example.with_suffix('')}"
+            f"{example.stem}_mask.png for {names[0]}, or lies in a folder of that name, {example.with_suffix('')}; "
+            "masks of other pictures, such as those to test on, need a folder of their own"
         )
     for key, masks in of_key.items():
         _check_one_kind(root, key, masks)

@@ -131,7 +131,7 @@ def verdict(method: str, where: str, results: Mapping[str, Result]) -> Verdict:
     if blank or against:
         clauses = [evidence.write(_BLANK) if most_blank else _ALL_BLANK] if blank else []
         clauses += evidence.list_clauses(_DECIDING, against, than="worse than")
-        clauses += evidence.list_clauses(_DECIDING, unclear, than="no better than")
+        clauses += evidence.list_clauses(_DECIDING, unclear, than="not clearly better than")
         return evidence.judge(DO_NOT, DO_NOT, against + unclear, reasons="; ".join(clauses))
     if 0 < evidence.images < FEW or too_few:
         counts = {evidence.count_images(check, row) for check, row in too_few}

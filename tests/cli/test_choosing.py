@@ -2,6 +2,7 @@
 
 import csv
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from torch import nn
 from torchvision.transforms import v2
 
 from pytorch_grad_cam_pcasvm import Head, ResidualTarget, SVMTarget, evaluation, export, extract_features, load_model
-from pytorch_grad_cam_pcasvm.cli import folders, main
+from pytorch_grad_cam_pcasvm.cli import choosing, folders, main
 from pytorch_grad_cam_pcasvm.head import tensor
 from pytorch_grad_cam_pcasvm.head.anomalies import measure_anomaly
 from pytorch_grad_cam_pcasvm.model.choices import choose_threshold
@@ -193,6 +194,18 @@ def test_levels_that_there_are_not(objects, tmp_path, capsys, level, said):
     assert re.search(said, error)
 
 
+def test_a_score_says_of_how_few_photos_it_is(capsys):
+    labels, guessed = np.array(["cat"] * 12 + ["dog"] * 2), np.array(["cat"] * 14)
+    found = {"rows": np.arange(14), "predicted": guessed, "folds": [0, 1], "candidates": [0]}
+    choosing.tell_score(SimpleNamespace(groups=None), SimpleNamespace(**found, score=1.0, error=0.0), labels)
+    assert "AUROC of these folds: 1.000 \N{PLUS-MINUS SIGN} 0.000, which rests on 2 photos of dog\n" in (
+        capsys.readouterr().out
+    )
+    assert choosing.explain_poor(labels, guessed) == "dog not found"
+    guessed[12:] = ["dog", "cat"]
+    assert choosing.explain_poor(np.append(labels, ["dog"] * 2), np.append(guessed, ["cat"] * 2)) == "dog hardly found"
+
+
 def test_the_same_file_twice_is_one_photo(tmp_path):
     random = np.random.default_rng(0)
     paths = [tmp_path / name for name in ("a/0.png", "a/1.png", "b/0.png", "b/1.png", "b/2.png")]
@@ -213,7 +226,7 @@ def test_next_step_after_a_poor_score_was_tried(tmp_path, capsys):
     options = ["--class-weight", "none", "--components", "4", "--C", "0.05"]
     status, told, _ = run(capsys, "fit", photos, *NETWORK, *options, "--out", tmp_path / "model.safetensors")
     assert status == 0
-    hint = re.search(r"hint: crack hardly found\. Tried on the same features: (.*) has a balanced accuracy of (\d+)%, "
+    hint = re.search(r"hint: crack \w+ found\. Tried on the same features: (.*) has a balanced accuracy of (\d+)%, "
                      r"and this one (\d+)%; (?:add it|type it in place of (.*))\n", told)  # fmt: skip
     assert hint
     assert int(hint[2]) > int(hint[3]) + 2

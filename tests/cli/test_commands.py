@@ -315,7 +315,7 @@ def test_photos_too_few_for_cross_validation(fit, capsys, dogs, components, why)
     assert why in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("command", ["fit", "atlas", "evaluate"])
+@pytest.mark.parametrize("command", ["fit", "atlas", "evaluate", "explain"])
 @pytest.mark.parametrize(("folders", "of_fit", "of_others", "told"), [
     ("test train", "train", "test", "the folders are named test and train, which look like splits, not classes: "),
     ("Training Val", "Training", "Training", "the folders are named Training and Val, which look like splits"),
@@ -323,13 +323,14 @@ def test_photos_too_few_for_cross_validation(fit, capsys, dogs, components, why)
     ("validation", "validation", "validation", "the only folder is named validation, which looks like a split, not"),
 ])  # fmt: skip
 def test_splits_are_no_classes(network, head, photos, tmp_path, capsys, command, folders, of_fit, of_others, told):
+    root = tmp_path / "photos"
     for name in folders.split():
-        shutil.copytree(photos, tmp_path / name)
-    options = ["--images", str(tmp_path), *network[2:], "--out", str(tmp_path / "out.safetensors")]
+        shutil.copytree(photos, root / name)
+    options = ["--images", str(root), *network[2:], "--out", str(tmp_path / "out.safetensors")]
     assert main([command, *options, *([] if command == "fit" else ["--head", str(head)])]) == 2
     error = capsys.readouterr().err
     assert error.startswith(f"error: {told}")
-    assert f"did you mean {tmp_path / (of_fit if command == 'fit' else of_others)}?\n" in error
+    assert f"did you mean {root / (of_fit if command == 'fit' else of_others)}?\n" in error
 
 
 def test_trains_among_buses_are_a_class(fit, capsys):

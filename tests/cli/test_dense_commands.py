@@ -314,6 +314,18 @@ def test_photos_with_tiny_faults_are_no_good_photos(parts, tmp_path, capsys):
     assert "(6 of 7)" in printed
 
 
+@pytest.mark.filterwarnings("error:Mean of empty slice")
+def test_photos_that_all_have_faults_have_no_score(parts, tmp_path, capsys):
+    for folder in ("test", "masks"):
+        shutil.copytree(parts / folder / "spot", tmp_path / folder / "spot")
+    options = ["--pool", "dense", "--masks", str(tmp_path / "masks"), "--components", "4", "--C", "1", "--no-cache"]
+    line = ["fit", str(tmp_path / "test"), *NETWORK_OF_FIT, *options, "--out", str(tmp_path / "model.safetensors")]
+    assert main(line) == 0
+    printed = capsys.readouterr().out
+    assert "by photo: no fold has photos with faults and without, of pixels 0." in printed
+    assert "nan" not in printed
+
+
 def test_classes_whose_faults_are_too_small_are_named(parts, tmp_path, capsys):
     for folder in ("test", "masks"):
         shutil.copytree(parts / folder, tmp_path / folder)

@@ -275,10 +275,13 @@ def test_check_names_all_that_is_odd_and_writes_nothing(here, capsys):
 def test_check_knows_parts_of_a_data_set(here, capsys):
     shutil.copytree(here / "photos", here / "all" / "train")
     shutil.copytree(here / "photos" / "cat", here / "all" / "test" / "cat")
+    shutil.copytree(here / "photos" / "cat", here / "all" / "maps" / "cat")
     for name in ("phone.heic", "tiny.png"):
         Image.new("RGB", (4, 90)).save(here / "all" / "test" / "cat" / name, "PNG")
     assert main(["check", "all"]) == 0
     told = capsys.readouterr().out
+    assert told.startswith("ignored: maps, beside test and train\n")
+    assert "maps/" not in told
     assert "train: 12 photos\nclasses: cat 6, dog 6\n" in told
     assert "test: fewer than 10 photos: cat" in told
     assert "the same photo in test and train, so that scores are too good: test/cat/" in told

@@ -27,6 +27,7 @@ def place(tmp_path_factory):
     (root / "empty").mkdir()
     (root / "model.onnx").touch()
     (root / "broken.safetensors").write_bytes(b"\x05broken")
+    (root / "notes.txt").write_text("a note on the photos")
     (root / "lines_backbone.py").write_text(test_lines.BACKBONE)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(root)
@@ -61,6 +62,7 @@ LINES = [
     ("explain photos --components 300", "--components 300, but the head has 3 components"),
     ("export photos --at 3", "--at names a position, but this head decides once for each image"),
     ("explain photos --model broken.safetensors", "broken.safetensors is no model, or is truncated or damaged"),
+    ("explain photos --model notes.txt", "notes.txt is no model, or is truncated or damaged: make one with"),
     ("explain photos --model newer.safetensors", "was written by a newer version"),
     ("explain photos --model head.safetensors", "is a head alone, which does not say what it was fitted behind"),
     *(
@@ -144,10 +146,16 @@ def test_layers_of_fit_are_checked_before_photos_are_read(options, told, capsys,
     assert told in capsys.readouterr().err
 
 
+def test_the_folder_that_one_is_in_is_explained(here, capsys, monkeypatch):
+    monkeypatch.chdir(here / "photos")
+    assert main(["explain", ".", "--model", "../model.safetensors", *TRUST, "--out", "../maps"]) == 0
+    assert "wrote maps of 12 images " in capsys.readouterr().out
+
+
 def test_one_photo_is_explained(here, capsys):
     photo = sorted((here / "photos" / "cat").glob("*.png"))[0].relative_to(here)
     assert main(["explain", str(photo), *TRUST]) == 0
-    assert "wrote maps of 1 images" in capsys.readouterr().out
+    assert "wrote maps of 1 image " in capsys.readouterr().out
     assert (here / "maps" / photo.name).exists()
     assert main(["explain", "photos/cat/nowhere.png", *TRUST]) == 2
     assert "there is no folder photos/cat/nowhere.png" in capsys.readouterr().err

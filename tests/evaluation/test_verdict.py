@@ -109,7 +109,7 @@ def test_what_is_open_is_told_beside_what_failed():
     })
     assert found.sentence == (
         "Do not use Method at layer4 for this head: 52% of its maps contradict the decision; deletion and insertion "
-        "are no better than with random maps."
+        "are not clearly better than with random maps."
     )
     assert len(found.decided_by) == 3
 
