@@ -92,9 +92,8 @@ def refuse_model(options: Any) -> None:
                 f"--model {MODEL}"
             )
         return
-    if model.suffix not in (".skops", ".joblib", ".pkl") and not str(read_header(model).get("format", "")).startswith(
-        _WRITER
-    ):
+    is_own = str(read_header(model).get("format", "")).startswith(_WRITER)
+    if not is_own and model.suffix not in (".skops", ".joblib", ".pkl"):
         with model.open("rb") as file:
             if file.read(1) != b"\x80":  # of a pickle, which is told as such when it is read
                 raise ValueError(f"{model} is no model, or is truncated or damaged: make one with '{RUN} fit PHOTOS'")
