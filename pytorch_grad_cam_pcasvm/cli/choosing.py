@@ -18,7 +18,7 @@ from sklearn.svm import SVC
 from pytorch_grad_cam_pcasvm.cli.arguments import FitOptions
 from pytorch_grad_cam_pcasvm.cli.folders import accuracy
 from pytorch_grad_cam_pcasvm.model.backbones import call_by_name
-from pytorch_grad_cam_pcasvm.model.choices import COMPONENTS, can_choose, choose_head, split_folds
+from pytorch_grad_cam_pcasvm.model.choices import COMPONENTS, FEW, can_choose, choose_head, split_folds
 from pytorch_grad_cam_pcasvm.model.fitting import fitted_on_words, name_head
 
 _COSTS = {"linear": (0.001, 0.01, 0.1, 1.0)}  # its kernel is not scaled by the number of components
@@ -26,7 +26,6 @@ _USUAL_COSTS = 1.0, 10.0  # more is the same wherever the classes can be separat
 _SMALL = 8, 16, 32  # components of trees, whose coalitions are to be few
 _UNEQUAL = 1.2  # classes differ by more than that factor
 _HARDLY = 1 / 3  # of the photos of a class that is hardly found
-_RARE = 10  # photos of a class, on which no score should rest
 _BETTER = 0.02  # balanced accuracy, less than which is no advice
 
 Make = Callable[[FitOptions], Any]  # makes the classifier of options, not fitted
@@ -139,7 +138,7 @@ def tell_score(options: FitOptions, choice: Any, labels: Any) -> dict[str, Any]:
     anew = ", each with a choice of its own" if len(choice.candidates) > 1 else ""
     if choice.score == choice.score:
         count, rarest = min((int((own == name).sum()), str(name)) for name in set(own.tolist()))
-        doubt = f", which rests on {count} photos of {rarest}" if count < _RARE else ""
+        doubt = f", which rests on {count} photos of {rarest}" if count < FEW else ""
         print(f"AUROC of these folds{anew}: {choice.score:.3f} \N{PLUS-MINUS SIGN} {choice.error:.3f}{doubt}")
     score = {"auroc": choice.score, "error": choice.error, "balanced_accuracy": balance(own, choice.predicted)}
     return {"score": score | {"folds": len(choice.folds), "photos": len(own), "groups": options.groups}}
