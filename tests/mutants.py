@@ -2,9 +2,10 @@
 
 Every mutant has one thing changed: a sign, a term or factor left out, an axis, a comparison, a minimum for a maximum, a
 condition negated. The tests that run the changed function are run until one fails. Those that survive are printed; each
-must be in EQUIVALENT, with the reason why no test can kill it. Nothing is written into the tree: a process that has
-imported torch and its like, but not the package, is forked for every mutant, and gives the changed module to whoever
-imports it.
+must be in EQUIVALENT, with the reason why no test can kill it. Nothing is written into the tree. A process that has
+collected a file of tests is forked for every mutant, and gives the package's functions their changed code. What runs at
+import cannot be changed so: it is run once more, and so is what ends otherwise than EQUIVALENT says. There a process
+that has imported torch and its like, but not the package, is forked, and gives the changed module to its importers.
 
 The exit status is 1 where a survivor has no reason, or where a mutant with a reason dies or does not exist.
 """
@@ -17,6 +18,8 @@ import gc
 import importlib
 import importlib.abc
 import importlib.util
+import inspect
+import math
 import os
 import pickle
 import signal
@@ -28,6 +31,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
+from types import CodeType, FunctionType
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = "pytorch_grad_cam_pcasvm"
@@ -508,18 +512,23 @@ def shown(node: ast.expr) -> str:
 # --- how it is run --------------------------------------------------------------------------------------------------
 
 
+def compile_mutant(mutant: Mutant, tree: ast.Module) -> CodeType:
+    """Return the code of a file with one node changed."""
+
+    class Swap(ast.NodeTransformer):
+        def visit(self, node: ast.AST) -> ast.AST:
+            return copy.deepcopy(mutant.instead) if node is mutant.node else super().visit(node)
+
+    return compile(ast.fix_missing_locations(Swap().visit(tree)), str(ROOT / PACKAGE / mutant.file), "exec")
+
+
 class Mutated(importlib.abc.MetaPathFinder):
     """Gives a module with one node changed to whoever imports it."""
 
     def __init__(self, mutant: Mutant, tree: ast.Module) -> None:
         self.module = f"{PACKAGE}.{mutant.file[:-3].replace('/', '.')}"
         self.path = str(ROOT / PACKAGE / mutant.file)
-
-        class Swap(ast.NodeTransformer):
-            def visit(self, node: ast.AST) -> ast.AST:
-                return copy.deepcopy(mutant.instead) if node is mutant.node else super().visit(node)
-
-        self.code = compile(ast.fix_missing_locations(Swap().visit(tree)), self.path, "exec")
+        self.code = compile_mutant(mutant, tree)
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> object:
         if name != self.module:
@@ -527,6 +536,102 @@ class Mutated(importlib.abc.MetaPathFinder):
         loader = SourceFileLoader(name, self.path)
         loader.get_code = lambda fullname: self.code  # type: ignore[method-assign]
         return importlib.util.spec_from_file_location(name, self.path, loader=loader)
+
+
+def list_codes(code: CodeType) -> Iterator[CodeType]:
+    """Yield a code and all that are within it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from list_codes(constant)
+
+
+def place_of(code: CodeType) -> tuple[str, str, int]:
+    """Return the file, name and line of a code."""
+    return code.co_filename, code.co_qualname, code.co_firstlineno
+
+
+def of_import(code: CodeType) -> tuple[object, ...]:
+    """Return what a module or class does when it is imported, without what is in its functions."""
+    constants = [type(c) if isinstance(c, CodeType) else (type(c), c) for c in code.co_consts]
+    return code.co_code, code.co_names, constants
+
+
+def change_functions(
+    mutant: Mutant, tree: ast.Module, functions: dict[tuple[str, str, int], list[FunctionType]]
+) -> None:
+    """Give the functions of a module the code of a mutant.
+
+    Raises:
+        ValueError: it is not only functions that change.
+    """
+    before = list_codes(compile(tree, str(ROOT / PACKAGE / mutant.file), "exec"))
+    pairs = list(zip(before, list_codes(compile_mutant(mutant, tree)), strict=True))
+    count = Counter(place_of(old) for old, _ in pairs)
+    for old, new in pairs:
+        if old == new:
+            continue
+        if not old.co_flags & inspect.CO_OPTIMIZED:  # of a module or class
+            if of_import(old) != of_import(new):
+                raise ValueError("it runs at import")
+        elif count[place_of(old)] > 1:
+            raise ValueError("two functions have the same name and line")
+        else:
+            for function in functions.get(place_of(old), ()):
+                function.__code__ = new
+
+
+class Forked:
+    """A plugin of pytest: forks a process for every mutant, which runs the tests that call it, likely killers first."""
+
+    def __init__(self, path: str, mutants: list[Mutant], trees: dict[str, ast.Module], result: Path) -> None:
+        self.path, self.mutants, self.trees, self.result = path, mutants, trees, result
+
+    def pytest_runtestloop(self, session) -> bool:  # type: ignore[no-untyped-def]
+        items = {item.nodeid: item for item in session.items}
+        functions = defaultdict(list)
+        gc.unfreeze()  # what is frozen is not listed
+        for function in gc.get_objects():
+            if type(function) is FunctionType and function.__code__.co_filename.startswith(str(ROOT / PACKAGE)):
+                functions[place_of(function.__code__)].append(function)
+        gc.freeze()
+        ends: dict[str, str] = {}
+        killers: list[str] = []  # the latest first
+        for mutant in self.mutants:
+            seconds = mutant.tests[self.path]
+            tests = sorted(seconds, key=lambda test: (test not in killers[:3], seconds[test]))
+            reading, writing = os.pipe()
+            child = os.fork()
+            if not child:
+                signal.alarm(60 + int(5 * sum(seconds.values())))
+                status = 3
+                try:
+                    change_functions(mutant, self.trees[mutant.file], functions)
+                    status = self.run(session, [items[test] for test in tests], writing)
+                except ValueError:
+                    pass
+                finally:
+                    os._exit(status)
+            os.close(writing)
+            killer = os.read(reading, 1 << 16).decode()
+            os.close(reading)
+            status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+            if killer:
+                killers = [killer, *(test for test in killers if test != killer)]
+            ends[mutant.name] = {0: "survived", 3: "import", -signal.SIGALRM: "clock"}.get(status, "killed")
+            self.result.write_bytes(pickle.dumps(ends))
+        return True
+
+    @staticmethod
+    def run(session, items: list, writing: int) -> int:  # type: ignore[no-untyped-def]
+        """Return 1 if a test fails, whose name is written into a pipe."""
+        session.items[:] = items
+        for item, following in zip(items, [*items[1:], None], strict=True):
+            item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+            if session.testsfailed:
+                os.write(writing, item.nodeid.encode())
+                return 1
+        return 0
 
 
 class Chosen:
@@ -591,6 +696,27 @@ def killed(mutant: Mutant, tree: ast.Module) -> int:
     sys.meta_path.insert(0, Mutated(mutant, tree))
     # 5: no such test, which kills nothing.
     return any(tested(path, Chosen(seconds)) not in (0, 5) for path, seconds in mutant.tests.items())
+
+
+def run_forked(mutants: list[Mutant], trees: dict[str, ast.Module], jobs: int) -> dict[str, str]:
+    """Return how every mutant ends: "killed", "survived", out of time ("clock") or not to be changed so ("import")."""
+    ends = dict.fromkeys((mutant.name for mutant in mutants), "survived")
+    for turn in range(max((len(mutant.tests) for mutant in mutants), default=0)):
+        groups = defaultdict(list)
+        for mutant in mutants:
+            if ends[mutant.name] == "survived" and turn < len(mutant.tests):
+                groups[list(mutant.tests)[turn]].append(mutant)
+        parts = [(path, of[i : i + 60]) for path, of in groups.items() for i in range(0, len(of), 60)]
+        parts.sort(key=lambda part: -len(part[1]))
+        with tempfile.TemporaryDirectory() as folder:
+            results = [Path(folder) / str(number) for number in range(len(parts))]
+            plugins = [Forked(path, of, trees, result) for (path, of), result in zip(parts, results, strict=True)]
+            work = [(lambda plugin=plugin: tested(plugin.path, plugin), math.inf) for plugin in plugins]
+            in_children(work, jobs, lambda number, status: None)
+            for (_, of), result in zip(parts, results, strict=True):
+                found = pickle.loads(result.read_bytes()) if result.exists() else {}
+                ends.update({mutant.name: found.get(mutant.name, "import") for mutant in of})
+    return ends
 
 
 def in_children(
@@ -682,25 +808,26 @@ def main() -> int:
     if not choose_tests(mutants, options.jobs):
         return 1
     print(f"{len(mutants)} mutants, after {time.monotonic() - begun:.0f} s", flush=True)
-    survivors: set[str] = set()
-    ran_out = []
+    ends = run_forked(mutants, trees, options.jobs)
+    again = [m for m in mutants if ends[m.name] == "import" or (ends[m.name] == "survived") != bool(reason_of(m.name))]
+    again = [m for m in again if ends[m.name] != "killed" or m.name in EQUIVALENT]
+    print(f"{len(again)} of them once more, after {time.monotonic() - begun:.0f} s", flush=True)
 
     def done(number: int, status: int | None) -> None:
-        mutant = mutants[number]
-        if status is None:
-            ran_out.append(mutant.name)
-            print(f"out of time {mutant.name}", flush=True)
-        if status == 0:
-            survivors.add(mutant.name)
-            reason = reason_of(mutant.name)
-            count = sum(map(len, mutant.tests.values()))
-            print(f"survived :{mutant.node.lineno} {mutant.name}  [{reason or f'{count} tests'}]", flush=True)
+        ends[again[number].name] = {None: "clock", 0: "survived"}.get(status, "killed")
 
     work = []
-    for mutant in mutants:
+    for mutant in again:
         limit = 60 + 5 * sum(sum(seconds.values()) for seconds in mutant.tests.values())
         work.append((lambda mutant=mutant: killed(mutant, trees[mutant.file]), limit))
     in_children(work, options.jobs, done)
+    survivors = {name for name, end in ends.items() if end == "survived"}
+    ran_out = [name for name, end in ends.items() if end == "clock"]
+    for mutant in mutants:
+        if mutant.name in survivors:
+            count = sum(map(len, mutant.tests.values()))
+            print(f"survived :{mutant.node.lineno} {mutant.name}  [{reason_of(mutant.name) or f'{count} tests'}]")
+    print(*(f"out of time {name}" for name in ran_out), sep="\n")
     names = {mutant.name for mutant in mutants}
     expected = {name for name in EQUIVALENT if chosen(name)}
     new = sorted(name for name in survivors if reason_of(name) is None)
