@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import pytorch_grad_cam_pcasvm as package
-from pytorch_grad_cam_pcasvm.cli.folders import find_normal, refuse_bad, tell_bad
+from pytorch_grad_cam_pcasvm.cli.folders import find_normal, name_first, refuse_bad, tell_bad
 from pytorch_grad_cam_pcasvm.cli.preparation import open_folder, tell_whites
 from pytorch_grad_cam_pcasvm.data import list_photos, name_classes
 from pytorch_grad_cam_pcasvm.runtime.files import name_path
@@ -34,10 +34,14 @@ _SUMMARY = {  # of a page
     "wrong": " Of the {judged} with a label, {wrong} predicted wrongly, shown first.",
     "right": " Of the {judged} with a label, all predicted rightly.",
     "failed": " {failed} of {tested} fail: their anomaly is above the threshold.",
-    "missed": "{mistaken} of {total} photos with a fault {verdict}",
-    "alarms": "{mistaken} of {total} good ones {verdict}",
+    "missed": "{mistaken} of {total} photos that are not {good} {verdict}",
+    "alarms": "{mistaken} of {total} {good} ones {verdict}",
+    "unknown": "{count} of {total} are counted neither right nor wrong: the model has no class called {names}",
 }
-_VERDICTS = {True: ("pass", "fail"), False: ("are taken for good", "are taken for faulty")}  # by a threshold, or not
+_VERDICTS = {  # by a threshold, or not
+    True: ("pass", "fail"),
+    False: ("are taken for {good}", "are taken for another class"),
+}
 
 
 @dataclass
@@ -142,13 +146,24 @@ class Gallery:
         return any(judged.anomaly is not None for judged in self._judgements)
 
     def list_outcomes(self) -> list[str]:
-        """Return how many faults are missed and how many good photos raise a false alarm, in words; [] if unknown."""
+        """Return how many faults are missed and how many good photos raise a false alarm, in words; [] if unknown.
+
+        Good photos have the name of their class, which may be "Normal" of X-rays. Photos in folders whose names are no
+        classes of the model are counted, too.
+        """
+        good = next((str(judged.truth) for judged in self._judgements if judged.is_good), "good")
         verdicts, sentences = _VERDICTS[any(judged.passes is not None for judged in self._judgements)], []
         for clause, is_good, verdict in zip(("missed", "alarms"), (False, True), verdicts, strict=True):
             outcomes = [one.outcome for one in self._judgements if one.is_compared and one.is_good == is_good]
             mistaken = len(outcomes) - outcomes.count(None)
             if outcomes:
-                sentences.append(_SUMMARY[clause].format(mistaken=mistaken, total=len(outcomes), verdict=verdict))
+                words = {"good": good, "verdict": verdict.format(good=good)}
+                sentences.append(_SUMMARY[clause].format(mistaken=mistaken, total=len(outcomes), **words))
+        unknown = [one for one in self._judgements if one.is_of_other_classes]
+        if unknown:
+            names = name_first(sorted({str(one.truth) for one in unknown}))
+            words = {"count": len(unknown), "total": len(self._judgements), "names": names}
+            sentences.append(_SUMMARY["unknown"].format(**words))
         return sentences
 
     def write(self, path: Path) -> None:
@@ -161,7 +176,7 @@ class Gallery:
             summary += _SUMMARY["wrong" if wrong else "right"].format(judged=len(rights), wrong=wrong)
         if passes:
             summary += _SUMMARY["failed"].format(failed=passes.count(False), tested=len(passes))
-        summary += "".join(f" {words}." for words in self.list_outcomes())
+        summary += "".join(f" {html.escape(words)}." for words in self.list_outcomes())
         cards = "\n".join(text for _, text in sorted(self._cards, key=lambda card: card[0]))
         where = _WHERE_ANOMALIES if self._has_anomalies else _WHERE
         template = string.Template((Path(__file__).parent / "gallery.html").read_text(encoding="utf-8"))

@@ -207,7 +207,7 @@ def _check_normal(options: FitOptions, classes: Sequence[str] | None, of_good_pa
             print(f"{likely!r} is taken for the class of good photos (another: --normal)")
         elif likely and not of_good_parts:
             print(
-                f"hint: if {likely!r} means that there is no defect, add --normal {likely}: maps then show what "
+                f"hint: if {likely!r} means that there is nothing to find, add --normal {likely}: maps then show what "
                 "speaks against it"
             )
         return

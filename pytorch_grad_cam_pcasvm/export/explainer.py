@@ -312,6 +312,11 @@ class Judgement:
         """Whether both its label and the decision say if it is a good one."""
         return self.is_good is not None and self.seems_good is not None
 
+    @property
+    def is_of_other_classes(self) -> bool:
+        """Whether it is labelled a class that the model, which predicts one for a photo, does not have."""
+        return self.label is not None and self.truth is not None and self.right is None and not self.is_compared
+
 
 class Answers:
     """The outputs of an explanation in words: predictions, judgements, titles and values of images.

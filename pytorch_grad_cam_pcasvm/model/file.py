@@ -177,8 +177,8 @@ def _compare(model: Model, described: Description, path: Path) -> None:
     backbone, _ = model.net.feature_source()
     if digest_of_weights(backbone) != described.weights:
         raise ValueError(
-            f"the {type(backbone).__name__} has other weights, or another dtype, than the one behind which {path} was "
-            "fitted: load these weights, or fit the model again"
+            f"the {type(backbone).__name__} has other weights, or another dtype, than the {described.backbone.name} "
+            f"behind which {path} was fitted: load these weights, or fit the model again"
         )
     half = next((p.dtype for p in backbone.parameters()), None) in (torch.float16, torch.bfloat16)
     limit = _SAME_HALF if half else _SAME

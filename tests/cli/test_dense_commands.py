@@ -399,8 +399,8 @@ def test_class_folders_without_masks_teach_patches(parts, tmp_path, capsys):
     printed = capsys.readouterr().out  # without a threshold, the class of any position tells
     spots, good = ((model.net.predict(images(tmp_path, f"photos/{name}")[0]) == "spot").any((1, 2))
                    for name in ("spot", "good"))  # fmt: skip
-    assert f"{(~spots).sum()} of {len(spots)} photos with a fault are taken for good" in printed
-    assert f"{good.sum()} of {len(good)} good ones are taken for faulty" in printed
+    assert f"{(~spots).sum()} of {len(spots)} photos that are not good are taken for good" in printed
+    assert f"{good.sum()} of {len(good)} good ones are taken for another class" in printed
     page = (tmp_path / "maps" / "index.html").read_text()
     assert page.count("<b>false alarm</b>") == good.sum() > 0  # a photo that is in the folder of spots, too
 

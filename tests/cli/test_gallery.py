@@ -62,7 +62,7 @@ def test_missed_faults_and_false_alarms_come_first_and_are_counted(tmp_path):
         outcomes.append(judged.outcome)
         gallery.add(Card(f"{truth}/{anomaly}.png", sheet, judged, file="a.png"))
     assert outcomes == [None, None, "missed", "false alarm", "missed"]
-    assert gallery.list_outcomes() == ["2 of 3 photos with a fault pass", "1 of 2 good ones fail"]
+    assert gallery.list_outcomes() == ["2 of 3 photos that are not good pass", "1 of 2 good ones fail"]
     gallery.write(tmp_path / "index.html")
     text = (tmp_path / "index.html").read_text()
     names = re.findall(r'data-name="(\S+).png"', text)
@@ -78,6 +78,19 @@ def test_missed_faults_and_false_alarms_come_first_and_are_counted(tmp_path):
     assert sheets.outcome({"anomaly": np.array([1.0])}, 0, None) is None
     sheets.good = None  # no folder is called so
     assert sheets.outcome({"anomaly": np.array([1.0])}, 0, "crack") is None
+
+
+def test_the_normal_class_has_its_name_and_photos_of_other_classes_are_counted():
+    sheets = Sheets({"classes": ["Normal", "Viral"], "titles": [], "colours": [], "normal": "Normal"})
+    gallery, sheet = Gallery("x-rays", "Viral"), Image.new("RGB", (60, 40), "white")
+    sheet.info["pictures"] = (0, 0, 60, 40)
+    for truth, label in (("Normal", 0), ("Normal", 1), ("Viral", 0), ("Covid", 1), ("Covid", 0), (None, 1)):
+        gallery.add(Card("a.png", sheet, sheets.judge({"label": np.array([label])}, 0, truth), file="a.png"))
+    assert gallery.list_outcomes() == [
+        "1 of 1 photos that are not Normal are taken for Normal",
+        "1 of 2 Normal ones are taken for another class",
+        "2 of 6 are counted neither right nor wrong: the model has no class called Covid",
+    ]
 
 
 @pytest.mark.parametrize("normal", ["good", "background"])  # of masks, what lies outside of them
@@ -102,8 +115,8 @@ def test_without_a_threshold_the_classes_of_positions_tell_mistakes(tmp_path, no
     assert outcomes == [None, None, "missed", "false alarm", "missed", None]
     assert verdicts[1:4] == ["labelled: crack", "missed: labelled crack", "false alarm: labelled good"]
     assert gallery.list_outcomes() == [
-        "2 of 3 photos with a fault are taken for good",
-        "1 of 3 good ones are taken for faulty",
+        "2 of 3 photos that are not good are taken for good",
+        "1 of 3 good ones are taken for another class",
     ]
     gallery.write(tmp_path / "index.html")
     text = (tmp_path / "index.html").read_text()

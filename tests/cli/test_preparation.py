@@ -529,7 +529,7 @@ def test_a_good_score_needs_no_hint(fitted):
 
 
 def test_a_class_can_be_an_absence(fitted, run, long_photos, tmp_path):
-    assert "hint: if 'good' means that there is no defect, add --normal good" in fitted()[1]
+    assert "hint: if 'good' means that there is nothing to find, add --normal good" in fitted()[1]
     head, _ = fitted("--normal", "good", name="normal.safetensors")
     assert Head.load(head).normal == "good"
     assert run("fit", long_photos, "--normal", "fine", "--out", head).code == 2
