@@ -157,13 +157,14 @@ class Gallery:
             outcomes = [one.outcome for one in self._judgements if one.is_compared and one.is_good == is_good]
             mistaken = len(outcomes) - outcomes.count(None)
             if outcomes:
-                words = {"good": good, "verdict": verdict.format(good=good)}
-                sentences.append(_SUMMARY[clause].format(mistaken=mistaken, total=len(outcomes), **words))
+                verdict = verdict.format(good=good)
+                sentences.append(
+                    _SUMMARY[clause].format(mistaken=mistaken, total=len(outcomes), good=good, verdict=verdict)
+                )
         unknown = [one for one in self._judgements if one.is_of_other_classes]
         if unknown:
             names = name_first(sorted({str(one.truth) for one in unknown}))
-            words = {"count": len(unknown), "total": len(self._judgements), "names": names}
-            sentences.append(_SUMMARY["unknown"].format(**words))
+            sentences.append(_SUMMARY["unknown"].format(count=len(unknown), total=len(self._judgements), names=names))
         return sentences
 
     def write(self, path: Path) -> None:
