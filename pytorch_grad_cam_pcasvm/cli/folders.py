@@ -277,14 +277,18 @@ def _tell_doubled(root: Path, looked: dict[Path, dict[str, Any]], splits: Sequen
     groups = [paths for paths in same.values() if len(paths) > 1]
     across = [paths for paths in groups if len({_name_class(root, path) for path in paths}) > 1]
     where = f"{' and '.join(splits)}, so that scores are too good" if splits else "two classes"
-    findings = [f"the same photo in {where}: {_name_some(root, paths)}" for paths in across]
     inside = [paths for paths in groups if paths not in across]
+    findings = [f"the same photo in {where}: {_name_equal(root, across)}"] if across else []
     if inside:
         findings.append(
-            f"doubled: {len(inside)} photo{'s are' if len(inside) > 1 else ' is'} there more than once, such as "
-            f"{' = '.join(path.relative_to(root).as_posix() for path in inside[0])}; scores count them as new ones"
+            f"doubled: {len(inside)} photo{'s are' if len(inside) > 1 else ' is'} there more than once, "
+            f"{_name_equal(root, inside)}; keep one of each: fit leaves them in one fold, but counts them all"
         )
     return findings
+
+
+def _name_equal(root: Path, groups: Sequence[Sequence[Path]]) -> str:
+    return name_first([" = ".join(path.relative_to(root).as_posix() for path in paths) for paths in groups])
 
 
 def _name_class(root: Path, path: Path) -> str:
