@@ -656,7 +656,8 @@ class Sheets(Answers):
             numbers["maps"] = np.maximum(numbers["maps"], 0) - np.maximum(outputs["opposite"][row, k], 0)
         end = f"{numbers['nu']:.3g}" + (f" x exp({numbers['log_scale']:.4g})" if numbers["log_scale"] else "")
         # What maps of other methods add up to is no amount of the value: their numbers have no unit.
-        end = f"strongest colour: {end}, from one position" if "baseline_values" in outputs else " "
+        unit = ", from one position" if size > TILE else ""  # for which a tile is too narrow
+        end = f"strongest colour: {end}{unit}" if "baseline_values" in outputs else " "
         start = outputs["baseline_values"][row, k] if "baseline_values" in outputs else 0.0
         value, strongest = self.said(outputs, row, k), self.about.get("strongest", [])
         if abs(start) > BEFORE * max(abs(numbers["values"]), numbers["nu"]):
