@@ -139,7 +139,7 @@ def test_a_sheet_shows_what_is_decided_where(tmp_path):
 
 
 @needs_chromium
-@pytest.mark.parametrize("name", ["places", "anomalies"])
+@pytest.mark.parametrize("name", ["places", pytest.param("anomalies", marks=pytest.mark.slow)])
 def test_the_page_shows_what_is_decided_where(name, tmp_path, runtime, page):  # noqa: F811
     cam, x, targets = explained(name)
     export.onnx(cam, x, tmp_path / "explainer.onnx", targets)

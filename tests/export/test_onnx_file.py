@@ -81,7 +81,7 @@ def test_what_is_being_done_is_said_if_it_is_wanted(written):
     assert written().printed == ""
 
 
-@pytest.mark.parametrize("classes", [2, 3])
+@pytest.mark.parametrize("classes", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_a_log_ratio_far_from_all_support_vectors_is_that_of_explain(classes, tmp_path):
     """There onnxruntime's own ReduceLogSumExp gives minus infinity."""
     torch.manual_seed(0)
