@@ -7,7 +7,7 @@ from typing import Any
 from pytorch_grad_cam_pcasvm.cli.arguments import CLASSIFIERS, GOOD_PARTS, MODEL, RUN, EvaluateOptions, FitOptions
 from pytorch_grad_cam_pcasvm.cli.folders import classes_in, find_normal, name_objects, two_classes
 from pytorch_grad_cam_pcasvm.data import list_photos, name_classes
-from pytorch_grad_cam_pcasvm.model.description import read_description, read_header
+from pytorch_grad_cam_pcasvm.model.description import parse_origin, read_description, read_header
 from pytorch_grad_cam_pcasvm.runtime.amounts import least_images
 
 _WRITER = "pytorch_grad_cam_pcasvm"  # of all its files
@@ -152,7 +152,8 @@ def refuse_photos(options: Any) -> None:
 
 
 def _refuse_training(options: FitOptions) -> None:
-    """Refuse photos that a head cannot be fitted on; name the class of good photos, if one is called so."""
+    """Refuse photos that no head can be fitted on, and what is no name of a backbone; name the class of good photos."""
+    parse_origin(options.backbone)
     of_good_parts = learns_from_good_parts(options)
     if options.rate is not None and not of_good_parts and options.masks is None:
         raise ValueError(
