@@ -698,8 +698,20 @@ def killed(mutant: Mutant, tree: ast.Module) -> int:
     return any(tested(path, Chosen(seconds)) not in (0, 5) for path, seconds in mutant.tests.items())
 
 
+def fail_unchanged(mutants: list[Mutant], trees: dict[str, ast.Module], jobs: int) -> list[str]:
+    """Return the files of tests of which some fail in a forked process without a mutant, and would kill any."""
+    tests: dict[str, dict[str, float]] = defaultdict(dict)
+    for mutant in mutants:
+        for path, seconds in mutant.tests.items():
+            tests[path] |= seconds
+    nothing = ast.Constant(None)
+    unchanged = [Mutant(path, mutants[0].file, nothing, nothing, [], {path: of}) for path, of in tests.items()]
+    return [path for path, end in run_forked(unchanged, trees, jobs).items() if end != "survived"]
+
+
 def run_forked(mutants: list[Mutant], trees: dict[str, ast.Module], jobs: int) -> dict[str, str]:
     """Return how every mutant ends: "killed", "survived", out of time ("clock") or not to be changed so ("import")."""
+    begun = time.monotonic()
     ends = dict.fromkeys((mutant.name for mutant in mutants), "survived")
     for turn in range(max((len(mutant.tests) for mutant in mutants), default=0)):
         groups = defaultdict(list)
@@ -716,6 +728,8 @@ def run_forked(mutants: list[Mutant], trees: dict[str, ast.Module], jobs: int) -
             for (_, of), result in zip(parts, results, strict=True):
                 found = pickle.loads(result.read_bytes()) if result.exists() else {}
                 ends.update({mutant.name: found.get(mutant.name, "import") for mutant in of})
+        left = sum(end == "survived" for end in ends.values())
+        print(f"{left} of {len(mutants)} live, after {time.monotonic() - begun:.0f} s", flush=True)
     return ends
 
 
@@ -808,6 +822,10 @@ def main() -> int:
     if not choose_tests(mutants, options.jobs):
         return 1
     print(f"{len(mutants)} mutants, after {time.monotonic() - begun:.0f} s", flush=True)
+    failed = fail_unchanged(mutants, trees, options.jobs)
+    if failed:
+        print("some of these tests fail in a forked process without a mutant:", *failed)
+        return 1
     ends = run_forked(mutants, trees, options.jobs)
     again = [m for m in mutants if ends[m.name] == "import" or (ends[m.name] == "survived") != bool(reason_of(m.name))]
     again = [m for m in again if ends[m.name] != "killed" or m.name in EQUIVALENT]
