@@ -552,7 +552,7 @@ def place_of(code: CodeType) -> tuple[str, str, int]:
 
 
 def of_import(code: CodeType) -> tuple[object, ...]:
-    """Return what a module or class does when it is imported, without what is in its functions."""
+    """Return the instructions, names and constants of a module or class; its functions are left out."""
     constants = [type(c) if isinstance(c, CodeType) else (type(c), c) for c in code.co_consts]
     return code.co_code, code.co_names, constants
 
