@@ -27,7 +27,7 @@ import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
@@ -54,10 +54,10 @@ TESTS = {
     "rules/attention.py": "rules recorder secants_path",
     "rules/linear.py": "rules secants_path recorder",
     "rules/norms.py": "rules secants_path recorder token_backward",
-    "rules/elementwise.py": "rules recorder",
+    "rules/elementwise.py": "rules recorder secants_path",
     "rules/reductions.py": "rules secants_path recorder",
     "rules/sampling.py": "rules secants_path recorder",
-    "rules/pooling.py": "rules recorder",
+    "rules/pooling.py": "rules recorder relevance secants_path",
     "rules/shapes.py": "rules recorder",
     "rules/indexing.py": "rules secants_path recorder overlapping",
     "tape/overlapping.py": "overlapping",
@@ -271,11 +271,14 @@ EQUIVALENT: dict[str, str] = {
     "rules/elementwise.py _elu: x.clamp(max=0) -> x": "where does not take what overflows",
     "rules/pooling.py _expand: [value] * count -> [value]": "a list of one is repeated in the next line",
     "rules/pooling.py _max_pool.rule: without None": "torch takes an empty stride for none",
+    "rules/pooling.py _unpool: y >= y0 -> y > y0": "of no change each share is 0",
     "head/elementwise.py Isotonic.__call__: len(at) - 1 -> len(at) + 1": NOT_ABOVE,
     "head/elementwise.py Isotonic.__call__: len(at) - 1 -> len(at)": NOT_ABOVE,
     # Either is right.
     "rules/elementwise.py softplus: x * beta > threshold -> x * beta >= threshold": KINK,
     "rules/elementwise.py _slope_at_limit: x.clamp(min=0.0) -> x.clamp(max=0.0)": "both have the same slope",
+    "rules/elementwise.py _prelu: x > 0 -> x >= 0": KINK,
+    "rules/elementwise.py rrelu: x > 0 -> x >= 0": KINK,
     "rules/elementwise.py hardswish: x >= 3 -> x > 3": KINK,
     "rules/elementwise.py hardswish: x <= -3 -> x < -3": KINK,
     "head/vote.py Vote.ranking: -self.n_classes -> self.n_classes": "of 2 C values the last C begin at C",
@@ -584,8 +587,10 @@ def change_functions(
 class Forked:
     """A plugin of pytest: forks a process for every mutant, which runs the tests that call it, likely killers first."""
 
-    def __init__(self, path: str, mutants: list[Mutant], trees: dict[str, ast.Module], result: Path) -> None:
-        self.path, self.mutants, self.trees, self.result = path, mutants, trees, result
+    def __init__(self, mutants: list[Mutant], trees: dict[str, ast.Module], result: Path) -> None:
+        self.mutants, self.trees, self.result = mutants, trees, result
+        self.paths = list(dict.fromkeys(path for mutant in mutants for path in mutant.tests))
+        self.name = f"{len(mutants)} of {mutants[0].file}"
 
     def pytest_runtestloop(self, session) -> bool:  # type: ignore[no-untyped-def]
         items = {item.nodeid: item for item in session.items}
@@ -598,8 +603,8 @@ class Forked:
         ends: dict[str, str] = {}
         killers: list[str] = []  # the latest first
         for mutant in self.mutants:
-            seconds = mutant.tests[self.path]
-            tests = sorted(seconds, key=lambda test: (test not in killers[:3], seconds[test]))
+            seconds = {test: time for of_path in mutant.tests.values() for test, time in of_path.items()}
+            tests = sorted(seconds, key=lambda test: (test not in killers[:5], seconds[test]))
             reading, writing = os.pipe()
             child = os.fork()
             if not child:
@@ -672,20 +677,20 @@ class Watched:
         self.test = ""
 
 
-def tested(path: str, *plugins: object) -> int:
-    """Run a test file; return pytest's exit status."""
+def tested(paths: Iterable[str], *plugins: object) -> int:
+    """Run test files; return pytest's exit status."""
     import pytest
 
     options = ["-x", "-q", "-p", "no:cacheprovider", "--tb=no", "--assert=plain", "--rootdir", str(ROOT)]
     options += ["-m", "combination or not (slow or optional)"]
-    return int(pytest.main([*options, path], plugins=list(plugins)))
+    return int(pytest.main([*options, *paths], plugins=list(plugins)))
 
 
 def watched(path: str, result: Path) -> int:
     """Write down what the tests of a file call."""
     plugin = Watched()
     sys.settrace(plugin.note)
-    status = tested(path, plugin)
+    status = tested([path], plugin)
     sys.settrace(None)
     result.write_bytes(pickle.dumps((dict(plugin.calls), dict(plugin.seconds), plugin.failed)))
     return status
@@ -695,41 +700,36 @@ def killed(mutant: Mutant, tree: ast.Module) -> int:
     """Return 0 if no test fails."""
     sys.meta_path.insert(0, Mutated(mutant, tree))
     # 5: no such test, which kills nothing.
-    return any(tested(path, Chosen(seconds)) not in (0, 5) for path, seconds in mutant.tests.items())
+    return any(tested([path], Chosen(seconds)) not in (0, 5) for path, seconds in mutant.tests.items())
 
 
-def fail_unchanged(mutants: list[Mutant], trees: dict[str, ast.Module], jobs: int) -> list[str]:
+def fail_unchanged(mutants: list[Mutant], jobs: int) -> list[str]:
     """Return the files of tests of which some fail in a forked process without a mutant, and would kill any."""
     tests: dict[str, dict[str, float]] = defaultdict(dict)
     for mutant in mutants:
         for path, seconds in mutant.tests.items():
             tests[path] |= seconds
     nothing = ast.Constant(None)
-    unchanged = [Mutant(path, mutants[0].file, nothing, nothing, [], {path: of}) for path, of in tests.items()]
-    return [path for path, end in run_forked(unchanged, trees, jobs).items() if end != "survived"]
+    unchanged = [Mutant(path, path, nothing, nothing, [], {path: of}) for path, of in tests.items()]
+    ends = run_forked(unchanged, {path: ast.parse("") for path in tests}, jobs)
+    return [path for path, end in ends.items() if end != "survived"]
 
 
 def run_forked(mutants: list[Mutant], trees: dict[str, ast.Module], jobs: int) -> dict[str, str]:
     """Return how every mutant ends: "killed", "survived", out of time ("clock") or not to be changed so ("import")."""
-    begun = time.monotonic()
-    ends = dict.fromkeys((mutant.name for mutant in mutants), "survived")
-    for turn in range(max((len(mutant.tests) for mutant in mutants), default=0)):
-        groups = defaultdict(list)
-        for mutant in mutants:
-            if ends[mutant.name] == "survived" and turn < len(mutant.tests):
-                groups[list(mutant.tests)[turn]].append(mutant)
-        parts = [(path, of[i : i + 60]) for path, of in groups.items() for i in range(0, len(of), 60)]
-        parts.sort(key=lambda part: -len(part[1]))
-        with tempfile.TemporaryDirectory() as folder:
-            results = [Path(folder) / str(number) for number in range(len(parts))]
-            plugins = [Forked(path, of, trees, result) for (path, of), result in zip(parts, results, strict=True)]
-            work = [(lambda plugin=plugin: tested(plugin.path, plugin), math.inf) for plugin in plugins]
-            in_children(work, jobs, lambda number, status: None)
-            for (_, of), result in zip(parts, results, strict=True):
-                found = pickle.loads(result.read_bytes()) if result.exists() else {}
-                ends.update({mutant.name: found.get(mutant.name, "import") for mutant in of})
-        left = sum(end == "survived" for end in ends.values())
-        print(f"{left} of {len(mutants)} live, after {time.monotonic() - begun:.0f} s", flush=True)
+    groups = defaultdict(list)
+    for mutant in mutants:
+        if mutant.tests:
+            groups[mutant.file].append(mutant)
+    parts = [of[i : i + 60] for of in groups.values() for i in range(0, len(of), 60)]
+    ends = dict.fromkeys((mutant.name for mutant in mutants), "survived")  # whatever no test calls
+    with tempfile.TemporaryDirectory() as folder:
+        plugins = [Forked(of, trees, Path(folder) / str(number)) for number, of in enumerate(parts)]
+        work = [(lambda plugin=plugin: tested(plugin.paths, plugin), math.inf) for plugin in plugins]
+        in_children(work, jobs, lambda number, status: print(f"ran {plugins[number].name}", flush=True))
+        for plugin in plugins:
+            found = pickle.loads(plugin.result.read_bytes()) if plugin.result.exists() else {}
+            ends.update({mutant.name: found.get(mutant.name, "import") for mutant in plugin.mutants})
     return ends
 
 
@@ -822,7 +822,7 @@ def main() -> int:
     if not choose_tests(mutants, options.jobs):
         return 1
     print(f"{len(mutants)} mutants, after {time.monotonic() - begun:.0f} s", flush=True)
-    failed = fail_unchanged(mutants, trees, options.jobs)
+    failed = fail_unchanged(mutants, options.jobs)
     if failed:
         print("some of these tests fail in a forked process without a mutant:", *failed)
         return 1

@@ -148,8 +148,8 @@ for _needs, _slopes in {"inputs": _BY_INPUT, "y": _BY_OUTPUT, "nothing": _BY_NEI
 
 
 def look_up_slope(name: str) -> Slope:
-    """Return the slope f'(x) of an operation, as a function of x, y = f(x) and the operation's other arguments."""
-    return (_BY_INPUT | _BY_OUTPUT | _BY_NEITHER)[name]
+    """Return the slope f'(x) of an operation whose slope varies, as a function of x, y = f(x) and other arguments."""
+    return (_BY_INPUT | _BY_OUTPUT)[name]
 
 
 @register_jacobian(*aten("pow"))
