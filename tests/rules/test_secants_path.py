@@ -104,6 +104,22 @@ def test_a_baseline_of_zeros_has_no_size_to_divide_by(case):
     assert pulled.abs().max() < 100 * gradient.abs().max(), "huge terms that cancel"
 
 
+def test_a_cosine_similarity_of_what_is_smaller_than_eps():
+    """Autograd through torch's own takes the slope of the size there, although eps is what it divides by."""
+
+    def written_out(x):
+        other = x.flip(2).tanh()
+        return (x * other).sum(-1) / (x.norm(dim=-1).clamp(min=2.0) * other.norm(dim=-1).clamp(min=2.0))
+
+    x, x0, seeds = random(2, 4, 6, 5), random(2, 4, 6, 5, seed=1), random(1, 2, 4, 6, seed=7)
+    passed = recorded(lambda x: F.cosine_similarity(x, x.flip(2).tanh(), -1, 2.0), x)
+    for start in (x0, torch.zeros_like(x0)):
+        adds_up(passed, start)
+    root = x.clone().requires_grad_()
+    (expected,) = torch.autograd.grad((written_out(root) * seeds[0]).sum(), root)
+    assert relative(passed.pullback([seeds], 0).dense()[0], expected) < 1e-12
+
+
 def test_a_softmax_that_is_saturated_or_masked():
     x, x0 = 400 * random(2, 3, 5), 400 * random(2, 3, 5, seed=1)
     mask = torch.tensor([True, False, False, True, False])
