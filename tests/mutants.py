@@ -551,7 +551,7 @@ def list_codes(code: CodeType) -> Iterator[CodeType]:
 
 def place_of(code: CodeType) -> tuple[str, str, int]:
     """Return the file, name and line of a code."""
-    return code.co_filename, code.co_qualname, code.co_firstlineno
+    return code.co_filename, code.co_name, code.co_firstlineno
 
 
 def of_import(code: CodeType) -> tuple[object, ...]:
@@ -827,8 +827,13 @@ def main() -> int:
         print("some of these tests fail in a forked process without a mutant:", *failed)
         return 1
     ends = run_forked(mutants, trees, options.jobs)
-    again = [m for m in mutants if ends[m.name] == "import" or (ends[m.name] == "survived") != bool(reason_of(m.name))]
-    again = [m for m in again if ends[m.name] != "killed" or m.name in EQUIVALENT]
+
+    def is_doubtful(name: str) -> bool:
+        if ends[name] == "killed":
+            return name in EQUIVALENT
+        return ends[name] == "import" or (ends[name] == "survived" and reason_of(name) is None)
+
+    again = [mutant for mutant in mutants if is_doubtful(mutant.name)]
     print(f"{len(again)} of them once more, after {time.monotonic() - begun:.0f} s", flush=True)
 
     def done(number: int, status: int | None) -> None:
