@@ -157,7 +157,7 @@ class Sigmoid(_OfInnerProduct):
         argument, argument0 = at.argument, at0.argument
         u = (self.gamma * (argument - argument0)).abs()
         # sinh(u) / u = exp(u) (1 - exp(-2u)) / (2u), whose parts overflow where their quotient does not.
-        mean = torch.where(u > 0, -torch.expm1(-2 * u) / (2 * torch.where(u > 0, u, 1.0)), 1.0)
+        mean = torch.where(u > 0, -torch.expm1(-2 * u) / (2 * u), 1.0)
         log_slope = u + mean.log() + self._log_sech(argument) + self._log_sech(argument0)
         scaled, log_scale = _times_exp(self.gamma * coefficients, log_slope)
         return torch.tensordot(scaled, points, 1), log_scale

@@ -187,10 +187,7 @@ def _register(
         positions = input.dim() - spatial >= 2
         return positions and (keeps_sums is None or keeps_sums(input, *args, y=y, **options))
 
-    def images(input: Tensor, *args: Any, y: Any, **options: Any) -> bool:
-        return input.dim() - spatial >= 2
-
-    register_jacobian(*aten(name), keeps_sums=keeps, by_image=images, **facts)(rule)
+    register_jacobian(*aten(name), keeps_sums=keeps, by_image=True, **facts)(rule)
 
 
 def _keeps_size(input: Tensor, *args: Any, y: Tensor) -> bool:

@@ -501,6 +501,22 @@ def test_the_short_way_is_the_whole_pullback(behind, pool, skips):
     assert relative(parts + 1, (whole * (x - x0)).sum(-1) + 1) < 1e-11
 
 
+@pytest.mark.parametrize("norm", [nn.LayerNorm(12), nn.RMSNorm(12)], ids=["layer norm", "RMS norm"])
+@pytest.mark.parametrize("dim", [0, 1])
+def test_the_sum_behind_a_norm_wherever_tokens_lie(dim, norm):
+    norm = norm.double()
+    x, x0 = torch.randn(2, 5, 5, 12, dtype=torch.float64)  # as many tokens as images, so that no shape tells
+    with torch.no_grad():
+        passed = Path(nn.Sequential(Step(lambda x: 1 * x), norm, Step(lambda x: x.mean(dim))), None, ["0"]).record(x)
+        seeds = [torch.randn(2, 5, 12, dtype=torch.float64)]
+        for at in (None, passed.run_from({0: x0})):
+            sums = passed.pullback(seeds, 0, at).token_sums(dim, 0, 5)
+            assert relative(sums.squeeze(dim + 1), passed.pullback(seeds, 0, at).dense().sum(dim + 1)) < 1e-12
+        step = next(step for step in passed.tape.steps if step.name.endswith("norm"))
+        found = [step.rule.find_tokens(axis, passed.tape.recorded(step)) for axis in (0, 1, 2)]
+        assert [dims and dims[0] for dims in found] == [0, 1, None]
+
+
 def test_a_class_token_needs_one_query(monkeypatch):
     net, x = net_of(tower(before=1, fused=True), "cls"), images(3, 1)
     rows = []

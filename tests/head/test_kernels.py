@@ -208,6 +208,13 @@ def test_on_a_point_of_a_narrow_rbf_the_gradient_is_nothing_but_rounding(noise, 
         found, _ = each.pullback(At(of, each.argument(of, points)), points, coefficients)
         assert relative(found[0], expected) < 1e-9
         assert not each.coincides(near, points).any()
+        assert not each.coincides(2 * x - near, points).any()
+
+
+def test_every_row_coincides_with_its_own_points_but_for_its_own_rounding():
+    x = torch.tensor([[1e-3, 2e-3], [1e6, -1e6]], dtype=torch.float64)
+    points = torch.stack([x[1], x[0] + 1e-7, x[0]])
+    assert RBF(1.0).coincides(x, points).tolist() == [[False, False, True], [True, False, False]]
 
 
 @pytest.mark.parametrize(

@@ -578,6 +578,8 @@ def test_attention_of_other_widths():
         lambda x: torch.norm(x, torch.inf, (2, 3)),
         lambda x: F.normalize(x, torch.inf),
         lambda x: F.pairwise_distance(x, x.exp(), p=torch.inf),
+        lambda x: F.batch_norm(x, None, None, training=True),
+        lambda x: F.batch_norm(x, torch.zeros(4).double(), 3 * torch.ones(4).double(), training=True),
         lambda x: torch.einsum("nchh->nch", x[..., :6, :]),
         lambda x: torch.einsum("...hh,...h->...", x[..., :6, :], x[..., 0, :]),
     ],

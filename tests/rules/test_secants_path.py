@@ -578,6 +578,31 @@ def test_what_mixes_images_has_no_players_behind():
         assert torch.equal(rows.reshape(alone.shape), alone)
 
 
+@pytest.mark.parametrize("case", [*FUNCTIONS, *range(len(LAYERS))])
+def test_no_affine_beginning_mixes_images(case):
+    layer, shape = (FUNCTIONS[case], (2, 4, 6, 5)) if case in FUNCTIONS else LAYERS[case]
+    function = prepared(layer) if isinstance(layer, nn.Module) else layer
+    x = random(*shape)
+    other = torch.cat([x[:1], random(*shape, seed=1)[1:]])
+    first, second = (recorded(function, each).affine(0).value[0] for each in (x, other))
+    assert relative(second, first) < 1e-12
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x.mean((2, 3)),
+        lambda x: x.sum(-1),
+        lambda x: F.avg_pool2d(x, 2),
+        lambda x: F.adaptive_avg_pool2d(x, 1),
+        lambda x: F.avg_pool2d(x[:, 0], 2),
+        lambda x: F.adaptive_avg_pool1d(x[:, 0, 0], 2),
+    ],
+)
+def test_means_and_sums_within_an_image_are_affine(function):
+    assert recorded(function, random(2, 3, 4, 4)).affine(0).is_output
+
+
 @pytest.mark.parametrize(
     ("function", "last"),
     [
