@@ -39,7 +39,7 @@ PACKAGE = "pytorch_grad_cam_pcasvm"
 # File: the tests that belong to it, the quickest first.
 TESTS = {
     "path/record.py": "facts branches secants_path recorder relevance baselines boundary refused ways_out",
-    "tape/alias_tracker.py": "ways refused",
+    "tape/alias_tracker.py": "ways refused changes overlapping recorder threads stem",
     "tape/aliases.py": "ways refused",
     "tape/step.py": "refused ways facts secants_path rules",
     "tape/tape.py": "secants_path tiles dense",
@@ -100,6 +100,8 @@ TESTS = {
 # Of some files only these functions are mathematics.
 ONLY = {
     "head/anomalies.py": {"residual"},
+    "path/record.py": {"ClosedFormPass"},
+    "tape/step.py": {"is_random", "Step", "values_in", "_map_items"},
     "tape/alias_tracker.py": {"find_value", "is_smooth"},
     "tape/aliases.py": {"written_back", "_inverse"},
     "tape/tape.py": {"averages_positions", "is_mean", "line"},
@@ -115,7 +117,7 @@ ONLY = {
 }
 # These check arguments, write messages, or guess how much memory is needed.
 NEVER = {"__post_init__", "__repr__", "advice", "_at", "_check_sign", "_described", "_head_of", "_no_rule"}
-NEVER |= {"_check_sums", "_why_unknown", "bytes_per_target", "why_blank"}
+NEVER |= {"_check_sums", "_refused", "_name_place", "_why_unknown", "bytes_per_target", "why_blank"}
 
 BOUND = "a bound on rounding errors, of which any near it is as good"
 BLOCKS = "the size of a block, chosen for speed"
@@ -127,6 +129,7 @@ ROUNDING = "logsumexp takes the largest out itself: rounding alone depends on it
 SIGN = "it is 1 or -1"
 UNREACHED = "nothing pulls from what does not depend on the root"
 NOTHING = "zeros take no share"
+NO_RULE = "a path with a step without a rule is refused before"
 KINK = "which side's slope a kink has differs between versions of torch"
 
 # Functions, and what is in the conditions by which they choose the quicker of two ways, or in the size of steps to one
@@ -151,6 +154,9 @@ FASTER = {
     "calculus/dual_numbers.py _with": ("place + 1",),
     "calculus/dual_numbers.py _place_of_dual": ("type(x)", "isinstance(x, Tensor)"),
     "calculus/relevance.py _shared": ("may_look",),
+    "calculus/backward.py Walk._add_cotangent": ("type(part)", "type(parts[0])"),
+    "calculus/backward.py Walk._pull_arguments": ("without one.shape[dim] > 1",),
+    "calculus/backward.py Walk._followed": ("without step.rule.same_for_all",),
     "calculus/affine.py AffineBeginning.rows": ("self.tape.values[start].shape",),
     "calculus/affine.py AffineBeginning.run_rows": ("without self._interchangeable",),
     "calculus/affine.py AffineBeginning._interchangeable": ("may_look",),
@@ -221,6 +227,23 @@ EQUIVALENT: dict[str, str] = {
     "head/log_ratio.py Evidence.secant: gap.abs() > rounding -> gap.abs() >= rounding": BOUND,
     "calculus/relevance.py propagate_relevance: without output in values": UNREACHED,
     "calculus/relevance.py _shared: x < 0 -> x <= 0": NOTHING,
+    "calculus/relevance.py _shared: without ref.index in values": UNREACHED,
+    "calculus/backward.py Walk.sums.keeps: without step.rule is not None": NO_RULE,
+    "calculus/backward.py Walk._region: without step.rule is None": NO_RULE,
+    "calculus/backward.py Walk._behind: without step.first != Ref(line[-1])": (
+        "no step gives back the numbers or the sums of another argument than its first"
+    ),
+    "calculus/backward.py Walk._checked: isinstance(part, Tensor) -> not isinstance(part, Tensor) #2": "a message",
+    "calculus/backward.py Walk._pull_arguments: without isinstance(one, Cotangent)": (
+        "a norm is pulled back from what is one"
+    ),
+    "calculus/backward.py Walk._tokens: without step.rule is None": NO_RULE,
+    "calculus/backward.py Walk.token_sums: self.value.narrow(dim, 0, 1) -> self.value.narrow(dim, 1, 1)": (
+        "its shape is asked for"
+    ),
+    "tape/tape.py Tape.averages_positions: without rule.secant != 'linear'": (
+        "of other steps that keep sums the gradient is not the same everywhere"
+    ),
     "calculus/relevance.py _shared: sign > 0 -> sign >= 0": SIGN,
     "rules/cotangents.py Cotangent.__init__: without size == 1": "of one position the sum is what it is",
     "rules/cotangents.py Cotangent.along: images < tokens -> images <= tokens": "they are two dimensions",

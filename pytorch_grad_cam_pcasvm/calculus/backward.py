@@ -113,16 +113,15 @@ class Walk(Pullback):
     @cached_property
     def whole(self) -> Cotangent:  # type: ignore[override]
         """The cotangent of the activations."""
-        return self._behind(lambda step, before, after: False)
+        return self._behind(lambda step, after: False)
 
     def sums(self) -> Tensor:
         """Return the sum over the positions of every channel, shape (K, N, T)."""
         rows, channels = self.value.shape[:2]
 
-        def keeps(step: Step, before: Tensor, after: Tensor) -> bool:
-            has_channels = after.shape[:2] == (rows, channels) or (
-                after.dim() == 2 and after.shape[0] == before.shape[0] == rows
-            )
+        def keeps(step: Step, after: Tensor) -> bool:
+            # What gives all numbers back in their order has the channels still, though it may not show them.
+            has_channels = after.shape[:2] == (rows, channels) or after.dim() == 2
             # From a start only sums of linear steps are kept.
             linear = step.rule is not None and step.rule.secant == "linear"
             return has_channels and (self.start is None or linear) and self.tape.keeps_sums(step)
@@ -134,14 +133,13 @@ class Walk(Pullback):
 
     def times(self, x: Tensor, dims: Sequence[int]) -> Tensor:
         """Return the products with x, summed over dimensions, which fall away: (K, ...)."""
-        return self._behind(lambda step, *values: self.tape.keeps_numbers(step)).view(x.shape).times(x, dims)
+        return self._behind(lambda step, after: self.tape.keeps_numbers(step)).view(x.shape).times(x, dims)
 
-    def _behind(self, keeps: Callable[[Step, Tensor, Tensor], bool]) -> Cotangent:
+    def _behind(self, keeps: Callable[[Step, Tensor], bool]) -> Cotangent:
         """Return the cotangent behind the first steps of a line that keep the property in question."""
-        values, line, inside = self.tape.values, [self.root], []
+        line, inside = [self.root], []
         for step in self.tape.line(self.root, self.steps):
-            before, after = values[line[-1]], values[step.output]
-            if step.rule is None or step.first != Ref(line[-1]) or not keeps(step, before, after):
+            if step.first != Ref(line[-1]) or not keeps(step, self.tape.values[step.output]):
                 break
             line.append(step.output)
             inside.append(step)
@@ -171,7 +169,9 @@ class Walk(Pullback):
             outputs = [None if output is None else sums.pop(output, None) for output in step.outputs]
             if any(output is not None for output in outputs):
                 (place,) = places[next(output for output in step.outputs if output in places)]
-                tokens = TokenRange(self._tokens(step, place) or (), place, 0, 1)
+                dims = self._tokens(step, place)
+                assert dims is not None  # or it would not be inside
+                tokens = TokenRange(dims, place, 0, 1)
                 for index, part in self._pair_cotangents(step, self._pull_arguments(step, outputs, tokens), tokens):
                     assert isinstance(part, Part)
                     take(index, part.inner.dense())
@@ -203,7 +203,7 @@ class Walk(Pullback):
         inside = []
         for step in self.steps:
             inputs = [index for index in step.inputs if index in self.smooth]
-            if step.rule is None or step is self.attention or any(index not in places for index in inputs):
+            if step.rule is None or any(index not in places for index in inputs):
                 continue
             if not any(index in step.inputs for index in step.outputs):
                 followed = [

@@ -19,7 +19,7 @@ from sklearn.svm import SVC
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from pytorch_grad_cam_pcasvm import NoClosedFormError, PCASVMNet, RelevanceCAM, SVMTarget
+from pytorch_grad_cam_pcasvm import NoClosedFormError, PCASVMNet, RelevanceCAM, SVMTarget, register_jacobian
 from pytorch_grad_cam_pcasvm.path.record import Path
 
 
@@ -133,6 +133,16 @@ def test_a_constant_factor_takes_no_share() -> None:
 def test_two_factors_take_half_each() -> None:
     net = Steps(lambda x: x.clamp(min=0) * (3 * x.clamp(max=0).abs() + 3 * x.clamp(min=0)))
     assert relative(relevance_of(net, ones(2, 3, 4))[0], 3 * X.clamp(min=0) ** 2) < 1e-12
+
+
+@pytest.mark.parametrize("relevance", ["moved", "shared"])
+def test_an_argument_without_a_gradient_takes_no_share(relevance: str, rules: None) -> None:
+    @register_jacobian(torch.copysign, relevance=relevance)
+    def copysign(input: Tensor, other: Tensor, *, y: Tensor, grad: Tensor) -> tuple[Tensor, None]:
+        return grad * torch.sign(input * other), None
+
+    found = relevance_of(Steps(lambda x: torch.copysign(x, x * x)), ones(2, 3, 4))[0]
+    assert relative(found, X if relevance == "moved" else X.clamp(min=0)) < 1e-12
 
 
 def test_outputs_that_are_not_asked_for_and_do_not_depend_on_the_layer() -> None:

@@ -410,6 +410,22 @@ def test_the_maps_of_a_head_are_those_of_autograd_through_it(head):
         assert relative(found, expected) < 1e-10
 
 
+def test_heads_are_kept_apart_where_queries_alone_depend_on_the_layer():
+    def attend(x):
+        q = x.unflatten(2, (2, 6)).transpose(1, 2)
+        k, v = torch.randn(2, 3, 2, 29, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+
+    x, x0 = torch.randn(2, 3, 29, 12, dtype=torch.float64)
+    with torch.no_grad():
+        passed = Path(nn.Sequential(Step(lambda x: 1 * x), Step(attend)), None, ["0"]).record(x)
+        seeds, at = [torch.randn(2, 3, 29, 12, dtype=torch.float64)], passed.run_from({0: x0})
+        found = passed.with_heads().pullback(seeds, 0, at).contributions(x - x0, (0, 1))
+        assert found.shape == (4, 3, 29)
+        expected = passed.pullback(seeds, 0, at).contributions(x - x0, (0, 1))
+        assert relative(found.unflatten(0, (2, 2)).sum(1), expected) < 1e-12
+
+
 def test_heads_that_cannot_be_kept_apart_are_refused():
     net, x = net_of(tower(before=2, fused=True), "mean"), images(2, 1)
     with pytest.raises(NoClosedFormError, match="not everything after the target layer goes through one attention"):
@@ -503,18 +519,19 @@ def test_the_short_way_is_the_whole_pullback(behind, pool, skips):
 
 @pytest.mark.parametrize("norm", [nn.LayerNorm(12), nn.RMSNorm(12)], ids=["layer norm", "RMS norm"])
 @pytest.mark.parametrize("dim", [0, 1])
-def test_the_sum_behind_a_norm_wherever_tokens_lie(dim, norm):
+@pytest.mark.parametrize("heads", [(), (2,)], ids=["", "heads"])
+def test_the_sum_behind_a_norm_wherever_tokens_lie(dim, norm, heads):
     norm = norm.double()
-    x, x0 = torch.randn(2, 5, 5, 12, dtype=torch.float64)  # as many tokens as images, so that no shape tells
+    x, x0 = torch.randn(2, 5, 5, *heads, 12, dtype=torch.float64)  # as many tokens as images, so that no shape tells
     with torch.no_grad():
         passed = Path(nn.Sequential(Step(lambda x: 1 * x), norm, Step(lambda x: x.mean(dim))), None, ["0"]).record(x)
-        seeds = [torch.randn(2, 5, 12, dtype=torch.float64)]
+        seeds = [torch.randn(2, 5, *heads, 12, dtype=torch.float64)]
         for at in (None, passed.run_from({0: x0})):
             sums = passed.pullback(seeds, 0, at).token_sums(dim, 0, 5)
             assert relative(sums.squeeze(dim + 1), passed.pullback(seeds, 0, at).dense().sum(dim + 1)) < 1e-12
         step = next(step for step in passed.tape.steps if step.name.endswith("norm"))
-        found = [step.rule.find_tokens(axis, passed.tape.recorded(step)) for axis in (0, 1, 2)]
-        assert [dims and dims[0] for dims in found] == [0, 1, None]
+        found = [step.rule.find_tokens(axis, passed.tape.recorded(step)) for axis in range(x.dim())]
+        assert [dims and dims[0] for dims in found] == [*range(x.dim() - 1), None]
 
 
 def test_a_class_token_needs_one_query(monkeypatch):

@@ -164,6 +164,31 @@ def test_a_wrong_claim_that_tokens_are_apart_is_refused(rules, claim, ask):
             passed.pullback([torch.randn(2, 2, 8, dtype=torch.float64)], 0, at)
 
 
+@pytest.mark.parametrize(
+    "limits", [nn.Identity(), lambda x: torch.zeros(2, 9, 8, dtype=x.dtype)], ids=["value", "constant"]
+)
+def test_a_named_argument_has_tokens_too(limits, rules):
+    class Clamped(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.limits, self.start = limits, nn.Identity()
+
+        def forward(self, x):
+            return torch.clamp(self.start(1 * x), max=self.limits(x.roll(1, 1)))[:, 3]
+
+    register_jacobian(torch.clamp, secant="elementwise")(
+        lambda input, min=None, max=None, *, y, grad: grad * (input < max)
+    )
+    net, x, seed = Clamped(), torch.randn(2, 9, 8, dtype=torch.float64), torch.randn(3, 2, 8, dtype=torch.float64)
+    names = ["limits", "start"] if isinstance(limits, nn.Module) else ["start"]
+    with torch.no_grad():
+        passed = Path(net, None, names).record(x)
+        found = passed.pullback([seed], len(names) - 1).dense()
+        expected = torch.zeros(3, *x.shape, dtype=x.dtype)
+        expected[:, :, 3] = seed * (x < limits(x.roll(1, 1)))[:, 3]
+    assert relative(found, expected) < 1e-12
+
+
 def test_a_causal_step_mixes_tokens(rules):
     class Summed(nn.Module):
         def forward(self, x):

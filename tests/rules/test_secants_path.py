@@ -336,6 +336,17 @@ def test_comparisons_are_made_again_at_the_baseline(statements):
     assert relative(passed.pullback([seeds], 0).dense(), expected) < 1e-12
 
 
+def test_a_jump_that_nobody_sees_is_none():
+    x, x0 = random(2, 3, 4, 4), random(2, 3, 4, 4, seed=1)
+    seen = (x > 0) == (x0 > 0)
+    assert 20 < seen.sum() < 76
+    passed = recorded(lambda h: torch.where(h > 0, 1.0, 0.0 * h), x)
+    walk = passed.pullback([random(1, *x.shape) * seen], 0, passed.run_from({0: x0}))
+    assert not walk.dense().any()  # each number is constant on its side
+    passed = recorded(lambda h: torch.where(h > 0, (h - 9).relu(), 0.0), x)  # which is 0 on either side
+    assert not passed.pullback([random(1, *x.shape)], 0, passed.run_from({0: x0})).dense().any()
+
+
 def test_an_index_that_is_the_same_at_the_baseline():
     with torch.no_grad():
         passed = recorded(lambda x: x.flatten(1).gather(1, x.flatten(1).argsort(1)).tanh(), random(2, 3, 4, 4))
