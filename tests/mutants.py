@@ -2,7 +2,8 @@
 
 Every mutant has one thing changed: a sign, a term or factor left out, an axis, a comparison, a minimum for a maximum, a
 condition negated. The tests that run the changed function are run until one fails. Those that survive are printed; each
-must be in EQUIVALENT, with the reason why no test can kill it. Nothing is written into the tree. A process that has
+must be in EQUIVALENT, with the reason why no test can kill it. Those that are there take longest, as no test stops them:
+they are run with ``--reasons`` alone, and must survive. Nothing is written into the tree. A process that has
 collected a file of tests is forked for every mutant, and gives the package's functions their changed code. What runs at
 import cannot be changed so: it is run once more, and so is what ends otherwise than EQUIVALENT says. There a process
 that has imported torch and its like, but not the package, is forked, and gives the changed module to its importers.
@@ -749,10 +750,15 @@ def run_forked(mutants: list[Mutant], trees: dict[str, ast.Module], jobs: int) -
     with tempfile.TemporaryDirectory() as folder:
         plugins = [Forked(of, trees, Path(folder) / str(number)) for number, of in enumerate(parts)]
         work = [(lambda plugin=plugin: tested(plugin.paths, plugin), math.inf) for plugin in plugins]
-        in_children(work, jobs, lambda number, status: print(f"ran {plugins[number].name}", flush=True))
-        for plugin in plugins:
+
+        def done(number: int, status: int | None) -> None:
+            plugin = plugins[number]
             found = pickle.loads(plugin.result.read_bytes()) if plugin.result.exists() else {}
             ends.update({mutant.name: found.get(mutant.name, "import") for mutant in plugin.mutants})
+            lived = [f"  {mutant.name}" for mutant in plugin.mutants if ends[mutant.name] != "killed"]
+            print(f"ran {plugin.name}, of which {len(lived)} were not killed", *lived, sep="\n", flush=True)
+
+        in_children(work, jobs, done)
     return ends
 
 
@@ -829,6 +835,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", default="", help="mutants with this in their names, or one of these: a|b")
     parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--reasons", action="store_true", help="only those that have a reason to survive")
     parser.add_argument("--list", action="store_true", help="print the names, and run nothing")
     options = parser.parse_args()
     begun = time.monotonic()
@@ -837,7 +844,8 @@ def main() -> int:
         return any(part in name for part in options.only.split("|"))
 
     trees = {file: ast.parse((ROOT / PACKAGE / file).read_text()) for file in TESTS}
-    mutants = [m for file, tree in trees.items() for m in mutants_of(file, tree) if chosen(m.name)]
+    of_files = [m for file, tree in trees.items() for m in mutants_of(file, tree) if chosen(m.name)]
+    mutants = [m for m in of_files if (reason_of(m.name) is not None) == options.reasons]
     if options.list:
         print(*(mutant.name for mutant in mutants), sep="\n")
         return 0
@@ -874,10 +882,9 @@ def main() -> int:
             count = sum(map(len, mutant.tests.values()))
             print(f"survived :{mutant.node.lineno} {mutant.name}  [{reason_of(mutant.name) or f'{count} tests'}]")
     print(*(f"out of time {name}" for name in ran_out), sep="\n")
-    names = {mutant.name for mutant in mutants}
-    expected = {name for name in EQUIVALENT if chosen(name)}
+    names, expected = {mutant.name for mutant in mutants}, {name for name in EQUIVALENT if chosen(name)}
     new = sorted(name for name in survivors if reason_of(name) is None)
-    died, gone = sorted((expected & names) - survivors), sorted(expected - names)
+    died, gone = sorted((expected & names) - survivors), sorted(expected - {mutant.name for mutant in of_files})
     for what, listed in (("SURVIVED", new), ("DIED, BUT HAS A REASON", died), ("DOES NOT EXIST", gone)):
         for name in listed:
             print(f"{what}: {name}")
