@@ -2,11 +2,13 @@
 
 Every mutant has one thing changed: a sign, a term or factor left out, an axis, a comparison, a minimum for a maximum, a
 condition negated. The tests that run the changed function are run until one fails. Those that survive are printed; each
-must be in EQUIVALENT, with the reason why no test can kill it. Those that are there take longest, as no test stops them:
-they are run with ``--reasons`` alone, and must survive. Nothing is written into the tree. A process that has
-collected a file of tests is forked for every mutant, and gives the package's functions their changed code. What runs at
-import cannot be changed so: it is run once more, and so is what ends otherwise than EQUIVALENT says. There a process
-that has imported torch and its like, but not the package, is forked, and gives the changed module to its importers.
+must be in EQUIVALENT, with the reason why no test can kill it. Mutants with a reason, which no test stops, take longest:
+they are run with ``--reasons`` alone, and must survive.
+
+Nothing is written into the tree. A process that has collected a file of tests is forked for every mutant, and gives the
+package's functions their changed code. What runs at import cannot be changed so: it is run once more, and so is what
+ends otherwise than EQUIVALENT says. There a process that has imported torch and its like, but not the package, is
+forked, and gives the changed module to its importers.
 
 The exit status is 1 where a survivor has no reason, or where a mutant with a reason dies or does not exist.
 """
