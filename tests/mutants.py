@@ -2,8 +2,8 @@
 
 Every mutant has one thing changed: a sign, a term or factor left out, an axis, a comparison, a minimum for a maximum, a
 condition negated. The tests that run the changed function are run until one fails. Those that survive are printed; each
-must be in EQUIVALENT, with the reason why no test can kill it. Mutants with a reason, which no test stops, take longest:
-they are run with ``--reasons`` alone, and must survive.
+must be in EQUIVALENT, with the reason why no test can kill it. Mutants with a reason take longest, as no test stops
+them: they are run with ``--reasons`` alone, and must survive.
 
 Nothing is written into the tree. A process that has collected a file of tests is forked for every mutant, and gives the
 package's functions their changed code. What runs at import cannot be changed so: it is run once more, and so is what
@@ -161,6 +161,7 @@ FASTER = {
     "calculus/backward.py Walk._pull_arguments": ("without one.shape[dim] > 1",),
     "calculus/backward.py Walk._followed": ("without step.rule.same_for_all",),
     "calculus/affine.py AffineBeginning.rows": ("self.tape.values[start].shape",),
+    "calculus/affine.py AffineBeginning.isolate_players": ("not self.tape.keeps_numbers(step) ->",),
     "calculus/affine.py AffineBeginning.run_rows": ("without self._interchangeable",),
     "calculus/affine.py AffineBeginning._interchangeable": ("may_look",),
     "calculus/affine.py AffineBeginning._interchangeable.repeats": (

@@ -222,6 +222,7 @@ NETS = {
     "pooled": net(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 2)),
     "pooled features": net(nn.AdaptiveAvgPool2d(1), nn.Flatten()),
     "attention": net(Block(), nn.Linear(4, 5)),
+    "dense along a row": net(nn.Linear(4, 3), nn.Tanh()),
 }
 
 
@@ -499,6 +500,7 @@ AFFINE = {
     "pooled": "aten.linear",
     "pooled features": "aten.flatten",
     "attention": "aten.transpose",
+    "dense along a row": "aten.linear",
 }
 
 
@@ -569,6 +571,19 @@ def test_what_goes_around_the_target_layer_belongs_to_its_image():
         expected = skip.out((skip.first(X) + 2 * other[:3]).relu().flatten(1))
         assert relative(before.run_rows(other[:3]), expected) < 1e-12
         adds_up(passed, torch.zeros_like(passed.activations[0][:1]))
+
+
+def test_the_other_images_may_have_less_of_what_goes_around_the_target_layer():
+    skip = Skip().double()
+    for parameter in skip.parameters():
+        parameter.data.abs_()
+    x = random(1, 3, 6, 6).abs() - torch.arange(3.0).double().reshape(3, 1, 1, 1) / 2  # the first is above the others
+    with torch.no_grad():
+        beginning = Path(skip, None, ["second"]).run(x).affine(0)
+        beginning.end = beginning.root
+        other = random(5, *beginning.value.shape[1:])
+        expected = skip.out((skip.first(x)[2:] + 2 * other).relu().flatten(1))
+        assert relative(beginning.run_rows(other, image=2), expected) < 1e-12
 
 
 def test_what_mixes_images_has_no_players_behind():
