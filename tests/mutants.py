@@ -132,6 +132,7 @@ ROUNDING = "logsumexp takes the largest out itself: rounding alone depends on it
 SIGN = "it is 1 or -1"
 UNREACHED = "nothing pulls from what does not depend on the root"
 NOTHING = "zeros take no share"
+TRACED = "is for exported programs, whose tests are optional"
 NO_RULE = "a path with a step without a rule is refused before"
 KINK = "which side's slope a kink has differs between versions of torch"
 
@@ -197,7 +198,8 @@ FASTER = {
 # Mutant: why no test can kill it.
 EQUIVALENT: dict[str, str] = {
     # Tiles.
-    "network/tiles.py TiledNet._cut_blocks: without is_traced()": "is for exported programs, whose tests are optional",
+    "network/tiles.py TiledNet._cut_blocks: without is_traced()": TRACED,
+    "path/record.py ClosedFormPass.run_from: without not is_traced()": TRACED,
     "path/blocks.py BlockPass._list_seeing: without not may_look(of_tiles)": "is for accelerators, where nobody looks",
     "path/blocks.py BlockPass._list_seeing: without not self.backbone.source.dense": "saves a look at pooled features",
     "path/blocks.py BlockPass.averages: without not self.backbone.source.dense": "is asked of pooled features alone",

@@ -408,6 +408,23 @@ def test_only_a_network_that_branches_is_asked_at_the_baseline(statements, expec
     assert ran == expected
 
 
+def test_a_network_that_branches_may_have_frozen_attention():
+    def statements(x):
+        return F.scaled_dot_product_attention(x, x, x) if x.sum() > 0 else x
+
+    x = random(2, 3, 4).abs()
+    with torch.no_grad():
+        passed = Path(Masked(statements), None, ["start"], attention="frozen").run(x)
+        adds_up(passed, x[:1] / 2)  # which differs from the network there, whose attention is not frozen
+
+
+def test_a_pass_of_a_network_that_branches_is_not_checked_unless_that_is_asked_for():
+    x = random(2, 3, 4, 4).abs()
+    with torch.no_grad():
+        base = Path(Masked(branching), None, ["start"]).record(x).run_from({0: -x[:1] - 1})
+    assert relative(base.output[:1], (-x[:1] - 1).tanh()) < 1e-12
+
+
 def test_a_network_that_takes_no_single_image_is_asked_with_all():
     class Squeezed(Masked):
         def forward(self, x):
