@@ -44,7 +44,7 @@ TESTS = {
     "path/record.py": "facts branches secants_path recorder relevance baselines boundary refused ways_out",
     "tape/alias_tracker.py": "ways refused changes overlapping recorder threads stem",
     "tape/aliases.py": "ways refused",
-    "tape/step.py": "refused ways facts secants_path rules",
+    "tape/step.py": "recorder refused ways facts secants_path rules",
     "tape/tape.py": "secants_path tiles dense",
     "calculus/relevance.py": "facts relevance baselines",
     "calculus/secants.py": "secants_path",

@@ -81,7 +81,7 @@ class Operation:
         arguments = self.defaults | self.name_arguments(args, kwargs)
         training = arguments.get("train", arguments.get("training"))
         share = arguments.get("dropout_p", arguments.get("dropout", arguments.get("p")))
-        return training is not False and not (isinstance(share, int | float) and share == 0)
+        return training is not False and not (isinstance(share, float) and share == 0)
 
 
 @cache

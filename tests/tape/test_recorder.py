@@ -273,12 +273,17 @@ class Masked(nn.Module):
 def test_a_network_that_is_random_is_refused():
     with pytest.raises(ValueError, match=r"draws random numbers \(aten::rand_like in a Masked\)"):
         Path(Masked().double(), None, ["conv"]).run(X)
+    net = small()
+    net[1].forward = lambda x: x * torch.ones_like(x).bernoulli_(torch.full_like(x, 0.5))  # no number
+    with pytest.raises(ValueError, match=r"draws random numbers \(aten::bernoulli"):
+        Path(net, None, ["0"]).run(X)
 
 
 QUIET = {
     "rrelu": F.rrelu,
     "attention": lambda x: F.scaled_dot_product_attention(x, x, x),
     "dropout": lambda x: F.dropout(x, training=False) + F.alpha_dropout(x),
+    "dropout of nothing": lambda x: F.dropout(x, 0, training=True) + F.dropout(x, 0.0, training=True),
 }
 
 
