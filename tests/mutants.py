@@ -186,6 +186,7 @@ FASTER = {
         "x.shape[dim] > 1",
     ),
     "rules/cotangents.py Outer.base": ("left.dim() > self.right.dim()",),
+    "rules/cotangents.py by_rows": ("matrix.", "grad.dim()"),
     "rules/cotangents.py Outer.narrow": ("len(self.shape) - 2", "length < self.shape[dim]"),
     "rules/cotangents.py Outer.sum": ("len(self.shape) - 2",),
     "rules/cotangents.py Outer.times": ("x.dim() - 2",),
@@ -258,6 +259,13 @@ EQUIVALENT: dict[str, str] = {
         "no position lies anywhere"
     ),
     "rules/cotangents.py _products: over == 'channels' -> not over == 'channels' #2": BLOCKS,
+    "rules/cotangents.py _products: alone -> not alone": BLOCKS,
+    "rules/cotangents.py _products: without not is_traced()": TRACED,
+    "rules/cotangents.py Shared.sum: self._behind.narrow(dim, 0, 1) -> self._behind.narrow(dim, 1, 1)": (
+        "they are the same along it"
+    ),
+    "calculus/affine.py _is_linear: without step.rule is None": NO_RULE,
+    "calculus/affine.py _is_linear: step.rule is None -> step.rule is not None": "the same numbers, row by row",
     "rules/linear.py _subscripts: '...' * ('...' in left) -> '...'": "without an ellipsis it is for nothing",
     "calculus/backward.py Walk._split_heads.split: grad.unsqueeze(1) -> grad.unsqueeze(0)": "one target at a time",
     "calculus/secants.py through_secant: without x is not x0": "an object is equal to itself",

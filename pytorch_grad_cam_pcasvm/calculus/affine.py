@@ -1,5 +1,6 @@
 """The affine beginning of a path, and the share of its result that each channel or position contributes."""
 
+from collections.abc import Iterator
 from functools import cached_property
 from typing import Any
 
@@ -28,7 +29,7 @@ class AffineBeginning:
     def __init__(self, tape: Tape, root: int) -> None:
         self.tape, self.root = tape, root
         self._following = tape.following(root, switches=True)[0]
-        count, line, steps = tape.values[root].shape[0], [root], list[Step]()
+        line, steps = [root], list[Step]()
         for step in tape.line(root, self._following):
             output = step.output
             if (
@@ -39,9 +40,7 @@ class AffineBeginning:
                 break
             line.append(output)
             steps.append(step)
-        while tape.values[line[-1]].shape[:1] != (count,):
-            line.pop()
-        self.end, self._line = line[-1], list(zip(line, steps, strict=False))
+        self.end, self._line = line[-1], dict(zip(line[:-1], steps, strict=True))
 
     @property
     def value(self) -> Tensor:
@@ -122,16 +121,11 @@ class AffineBeginning:
 
         return all(repeats(tensor) for tensor in outputs if has_gradient(tensor))
 
-    def _steps(self, start: int) -> list[Step]:
-        """Return the steps from a value to the end, while their first arguments lead on."""
-        steps, reached = [], False
-        for value, step in self._line:
-            reached |= value == start
-            if reached and (step.first != Ref(value) or not self.tape.switches.isdisjoint(step.outputs)):
-                break
-            if reached:
-                steps.append(step)
-        return steps
+    def _steps(self, start: int) -> Iterator[Step]:
+        """Yield the steps from a value to the end."""
+        while start in self._line:
+            yield self._line[start]
+            start = self._line[start].output
 
     def _weight(self, step: Step) -> Tensor:
         return self.tape.resolved(step.arguments[1]).detach()
@@ -141,7 +135,7 @@ class AffineBeginning:
         tape = self.tape
         for step in self._steps(start):
             after = tape.values[step.output].shape
-            if tape.keeps_numbers(step) and after[:1] == rows.shape[:1]:
+            if tape.keeps_numbers(step):
                 rows = rows.reshape(*rows.shape[:2], *after[1:])
             elif _is_linear(step):
                 rows = F.linear(rows, self._weight(step).to(rows.dtype))

@@ -524,6 +524,14 @@ def test_the_sum_behind_a_norm_wherever_tokens_lie(dim, norm, heads):
     norm = norm.double()
     x, x0 = torch.randn(2, 5, 5, *heads, 12, dtype=torch.float64)  # as many tokens as images, so that no shape tells
     with torch.no_grad():
+        whole = Path(nn.Sequential(Step(lambda x: 1 * x), norm, Step(lambda x: x.mean((dim, -1)))), None, ["0"]).record(
+            x
+        )
+        seeds = [torch.randn(2, 5, *heads, dtype=torch.float64)]
+        assert (
+            relative(whole.pullback(seeds, 0).sums() + 1, whole.pullback(seeds, 0).dense().flatten(3).sum(3) + 1)
+            < 1e-12
+        )
         passed = Path(nn.Sequential(Step(lambda x: 1 * x), norm, Step(lambda x: x.mean(dim))), None, ["0"]).record(x)
         seeds = [torch.randn(2, 5, *heads, 12, dtype=torch.float64)]
         for at in (None, passed.run_from({0: x0})):

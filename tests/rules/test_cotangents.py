@@ -125,6 +125,14 @@ def test_products_by_images_and_tokens(both):
             assert close(given.along(x, images, tokens), expected), (images, tokens)
 
 
+@pytest.mark.parametrize("sizes", [((2, 8, 5), (K, 2, 8, 6)), ((K, 2, 8, 5), (2, 8, 6))], ids=str)
+def test_outer_products_without_heads(sizes):
+    left, right = (random(*size) for size in sizes)
+    x = random(2, 5, 6)
+    expected = (torch.einsum("...ml,...md->...ld", left, right) * x).sum(-1)
+    assert close(Outer(left, right).along(x, 0, 1), expected)
+
+
 def test_some_positions(both):
     given, whole = both
     for dim, size in enumerate(SHAPE):

@@ -562,6 +562,13 @@ def test_players_are_passed_alone_through_what_is_no_dense_layer(shape, over):
             assert relative(rows[:, player], net[1:4](alone) - net[1:4](0 * alone)) < 1e-12
 
 
+def test_players_are_multiplied_number_by_number():
+    x, factors = random(3, 4, 2, 3), random(1, 24, seed=1)
+    rows = recorded(lambda x: x.flatten(1) * factors, x).affine(0).isolate_players(x, "channels")
+    alone = torch.diag_embed(x.movedim(1, -1)).movedim(-1, 1).movedim(-1, 2)
+    assert relative(rows, alone.flatten(2) * factors) < 1e-12
+
+
 class Skip(nn.Module):
     def __init__(self):
         super().__init__()
@@ -652,8 +659,10 @@ def test_means_and_sums_within_an_image_are_affine(function):
         (lambda x: {"one": (y := x.flatten(1)), "other": y.tanh()}, "aten.flatten"),
         (lambda x: x.flatten(1).long().double(), "aten.flatten"),
         (lambda x: (y := x.flatten(1)) * y, "aten.flatten"),
+        (lambda x: 1 / x.flatten(1), "aten.flatten"),
+        (lambda x: torch.div(x.flatten(1), 0.2, rounding_mode="floor"), "aten.flatten"),
     ],
-    ids=["an output that is not the last", "whole numbers", "a square"],
+    ids=["an output that is not the last", "whole numbers", "a square", "an inverse", "a division that rounds"],
 )
 def test_where_the_affine_beginning_ends(function, last):
     with torch.no_grad():
