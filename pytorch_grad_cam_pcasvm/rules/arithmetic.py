@@ -49,7 +49,7 @@ def _div_secant(
     if rounding_mode is not None:
         raise NoClosedFormError("a division that rounds is a step function", "divide without rounding_mode")
     input0, other0 = base.args[:2]
-    if not isinstance(other, Tensor) or other is other0:
+    if other is other0:
         return lambda: unbroadcast(grad / other, input)
     # Both are exact; the first has no huge terms that cancel where b is next to 0 at one end, as a norm is.
     divisor, same_sign = mid(other, other0), other * other0 > 0

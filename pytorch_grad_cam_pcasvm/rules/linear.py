@@ -1,6 +1,7 @@
 """Linear operations: dense layers, products of matrices, convolutions, and the patches that these look at."""
 
 import string
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -29,7 +30,8 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, *, y: Tens
 
 
 def _queries(dim: int, input: Tensor, *args: Any, y: Tensor) -> list[int | None] | None:
-    return [dim, None] if dim == y.dim() - 2 and input.dim() == y.dim() else None
+    rows = dim == y.dim() - 2 and input.dim() == y.dim() and input.layout is torch.strided
+    return [dim, None] if rows else None
 
 
 @register_jacobian(
@@ -80,18 +82,19 @@ def bilinear(
     )
 
 
-def _takes_no_diagonal(equation: str, *operands: Any) -> bool:
+def _takes_no_diagonal(equation: str, *rest: Any) -> bool:
     terms = equation.replace(" ", "").replace("...", "").partition("->")[0].split(",")
     return all(len(set(term)) == len(term) for term in terms)
 
 
 @register_jacobian(*aten("einsum"), needs="others", holds=_takes_no_diagonal)
-def einsum(equation: str, *operands: Any, y: Tensor, grad: Tensor, base: Call | None = None) -> Any:
+def einsum(
+    equation: str, tensors: Sequence[Tensor], *rest: Any, y: Tensor, grad: Tensor, base: Call | None = None
+) -> Any:
     """Grad in the place of the operand, for each of them."""
-    tensors = list(operands[0] if isinstance(operands[0], list | tuple) else operands)
     factors = tensors
     if base is not None:
-        tensors0 = list(base.args[1] if isinstance(base.args[1], list | tuple) else base.args[1:])
+        tensors0 = base.args[1]
         if sum(x is not x0 for x, x0 in zip(tensors, tensors0, strict=True)) > 2:
             raise NoClosedFormError(
                 "an einsum of more than two values that change has no secant", "multiply two at a time"
@@ -111,11 +114,10 @@ def einsum(equation: str, *operands: Any, y: Tensor, grad: Tensor, base: Call | 
         pulled = unbroadcast(pulled, tensors[place])
         return pulled.expand(len(grad), *tensors[place].shape)
 
-    parts = [lambda place=place: pull(place) for place in range(len(tensors))]
-    return (None, parts) if isinstance(operands[0], list | tuple) else (None, *parts)
+    return None, [lambda place=place: pull(place) for place in range(len(tensors))]
 
 
-def _subscripts(equation: str, tensors: list[Tensor]) -> tuple[list[str], str, str]:
+def _subscripts(equation: str, tensors: Sequence[Tensor]) -> tuple[list[str], str, str]:
     """Return the letters of every operand and of the result, an ellipsis written out, and a letter for the targets."""
     left, arrow, result = equation.replace(" ", "").partition("->")
     terms = left.split(",")

@@ -6,7 +6,7 @@ import pytest
 import torch
 from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
 from reference import relative
-from test_rules import pulled
+from test_rules import FUNCTIONS, LAYERS, Start, prepared, pulled
 from torch import nn
 
 from pytorch_grad_cam_pcasvm import (
@@ -21,8 +21,9 @@ from pytorch_grad_cam_pcasvm import (
 from pytorch_grad_cam_pcasvm.methods.starts import BaselineCAM
 from pytorch_grad_cam_pcasvm.path.record import Path
 from pytorch_grad_cam_pcasvm.rules import registry
+from pytorch_grad_cam_pcasvm.rules.cotangents import cotangent
 from pytorch_grad_cam_pcasvm.tape.recorder import Recorder
-from pytorch_grad_cam_pcasvm.tape.step import list_tensors
+from pytorch_grad_cam_pcasvm.tape.step import Ref, TokenRange, list_tensors
 from pytorch_grad_cam_pcasvm.tape.tape import Tape
 
 
@@ -143,6 +144,80 @@ def test_a_users_layer_takes_part_in_sums_and_contributions_of_tokens(rules, kin
         sums = passed.pullback(seeds, 0).token_sums(1, 2, 5)
     assert relative(parts, (whole * (x - x0)).sum(-1)) < 1e-12
     assert relative(sums[:, :, 0], of_gradients[:, :, 2:7].sum(2)) < 1e-12
+
+
+@pytest.mark.parametrize("case", [*FUNCTIONS, *range(len(LAYERS))])
+def test_tokens_are_apart_where_rules_say(case):
+    """The gradient of one of them is that of its own numbers, and 0 for others."""
+    layer, shape = (FUNCTIONS[case], (2, 4, 6, 5)) if case in FUNCTIONS else LAYERS[case]
+    function = prepared(layer) if isinstance(layer, nn.Module) else layer
+    with torch.no_grad():
+        tape = Path(Start(function), None, ["start"]).record(torch.randn(shape, dtype=torch.float64)).tape
+        path = tape.following(tape.roots["start"])[1]
+        for step in [step for step in tape.steps if step.rule is not None and step.single]:
+            call = tape.recorded(step)
+            for dim in range(0 if list_tensors(step.options) else call.y.dim()):
+                dims = step.rule.find_tokens(dim, call)
+                if dims is None:
+                    continue
+                seed, last = torch.randn(2, *call.y.shape, dtype=torch.float64), call.y.shape[dim] - 1
+                seed.narrow(dim + 1, 0, last).zero_()
+                at = step.resolve(tape.values, path, seed.dtype, TokenRange(dims, dim, last, 1))
+                whole = several(step.rule.pulled(step.resolve(tape.values, path, seed.dtype), seed))
+                parts = several(step.rule.pulled(at, seed.narrow(dim + 1, last, 1)))
+                for item, own, one, part in zip(step.arguments, dims, whole, parts, strict=False):
+                    if isinstance(item, Ref) and item.index in path:
+                        expected = cotangent(one).dense()
+                        if own is not None:
+                            assert not expected.narrow(own + 1, 0, last).any(), (step.name, dim)
+                            expected = expected.narrow(own + 1, last, 1)
+                        assert relative(cotangent(part).dense() + 1, expected + 1) < 1e-12, (step.name, dim)
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        (nn.Linear(4, 5).double(), [0, 1, None]),
+        (lambda x: x @ torch.ones(2, 4, 5, dtype=x.dtype), [None, 1, None]),
+        (nn.LayerNorm(4).double(), [0, 1, None]),
+        (lambda x: x.softmax(1), [0, None, 2]),
+        (lambda x: x.flatten(0, 1), [None, 2]),
+        (lambda x: x + torch.ones(3, 1, dtype=x.dtype), [0, 1, 2]),
+    ],
+    ids=["linear", "matmul", "norm", "softmax", "flatten", "add"],
+)
+def test_where_tokens_are(function, expected):
+    with torch.no_grad():
+        tape = Path(Start(function), None, ["start"]).record(torch.randn(2, 3, 4, dtype=torch.float64)).tape
+    call = tape.recorded(tape.steps[-1])
+    found = [tape.steps[-1].rule.find_tokens(dim, call) for dim in range(call.y.dim())]
+    assert [dims and dims[0] for dims in found] == expected
+
+
+def test_an_elementwise_layer_of_two_tensors_has_no_tokens_of_its_own(rules):
+    class Blend(nn.Module):
+        def forward(self, a, b):
+            return torch.lerp(a, b, 0.3)
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.start, self.blend = nn.Identity(), Blend()
+
+        def forward(self, x):
+            x = self.start(1 * x)
+            return self.blend(x, 2 * x)[:, 3]
+
+    register_jacobian(Blend, secant="elementwise")(lambda layer, x, y, grad: (0.7 * grad, 0.3 * grad))
+    x, seed = torch.randn(2, 9, 8, dtype=torch.float64), torch.randn(3, 2, 8, dtype=torch.float64)
+    with torch.no_grad():
+        found = Path(Net(), None, ["start"]).record(x).pullback([seed], 0).dense()
+    assert relative(found[:, :, 3], 1.3 * seed) < 1e-12
+    assert torch.count_nonzero(found) == torch.count_nonzero(found[:, :, 3])
+
+
+def several(pulled):
+    return pulled if isinstance(pulled, tuple) else (pulled,)
 
 
 @pytest.mark.parametrize("ask", ["token_sums", "contributions"])

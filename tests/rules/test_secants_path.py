@@ -615,6 +615,7 @@ def test_what_mixes_images_has_no_players_behind():
         lambda x: x.flip(0).tanh(),
         lambda x: x.flatten(0).roll(3).unflatten(0, (-1, 3, 4)).tanh(),
         lambda x: x.flatten(1).flip(0).tanh(),
+        lambda x: F.conv2d(random(5, 3, 6, 3), x.unsqueeze(-1)).tanh(),
     ):
         path = Path(Masked(function), None, ["start"])
         with torch.no_grad():
