@@ -109,6 +109,10 @@ ONLY = {
     "tape/aliases.py": {"written_back", "_inverse"},
     "tape/tape.py": {"averages_positions", "is_mean", "line"},
     "rules/registry.py": {"unbroadcast", "register_slope"},
+    "tape/overlapping.py": {
+        *("overlapping_write", "_fill", "_added", "_masked", "_indexed", "_write_along", "_scattered", "_written"),
+        *("_is_one_number", "_one_number"),
+    },
     "head/stack.py": {"pullback"},
     "methods/method.py": {"_compute_jacobian"},
     "methods/run.py": {"gradients", "sums", "products", "contributions", "relevance", "_sum_images"},

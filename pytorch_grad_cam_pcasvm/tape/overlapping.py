@@ -144,7 +144,7 @@ def _indexed(
 def _write_along(
     name: str, whole: Tensor, view: Tensor, places: Tensor, dim: int, index: Tensor, source: Any, *, alpha: float = 1
 ) -> Write:
-    source = source if name != "index_add" or alpha == 1 else alpha * source
+    source = alpha * source if name == "index_add" else source
     return _written(name, view, places.index_select(dim, index), source, adds=name == "index_add")
 
 
@@ -153,7 +153,7 @@ def _scattered(
 ) -> Write:
     if options:  # reduce=
         raise order_matters(name)
-    if isinstance(source, Tensor) and source.dim():
+    if isinstance(source, Tensor):
         source = source[tuple(slice(size) for size in index.shape)]
     inside = places[
         tuple(slice(None) if axis == dim % view.dim() else slice(size) for axis, size in enumerate(index.shape))

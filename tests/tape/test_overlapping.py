@@ -49,7 +49,8 @@ EXACT = {
     "abs": lambda v, h: v.abs_(),
     "round": lambda v, h: v.round_(),
     "add": lambda v, h: v.add_(h.sin()),
-    "add a number": lambda v, h: v.add_(1),
+    "add a number": lambda v, h: v.add_(0.7),
+    "sub a number": lambda v, h: v.sub_(0.3, alpha=2),
     "sub": lambda v, h: v.sub_(h.sin(), alpha=2),
     "masked": lambda v, h: v.masked_fill_(MASK, 0.4),
     "masked on the path": lambda v, h: v.masked_fill_(v > 0, 0.4),
@@ -62,6 +63,9 @@ EXACT = {
     "filled at indices": lambda v, h: v.index_fill_(0, PAIR, 0.2),
     "scattered": lambda v, h: v.scatter_(0, torch.zeros(1, 1, 6, 5, 5, dtype=torch.long), h.sin()[None]),
     "scattered and added": lambda v, h: v.scatter_add_(0, torch.zeros(1, 1, 6, 5, 5, dtype=torch.long), h.sin()[None]),
+    "scattered, some": lambda v, h: v.scatter_(-5, torch.zeros(1, 1, 6, 5, 3, dtype=torch.long), h.sin()[None]),
+    "scattered, some, and added": lambda v, h: v.scatter_add_(2, torch.ones(1, 1, 4, 5, 3, dtype=torch.long), both(h)),
+    "scattered, a number": lambda v, h: v.scatter_(0, torch.zeros(1, 1, 6, 5, 3, dtype=torch.long), 0.2),
     "one of them": lambda v, h: v[1].mul_(h.sin()),
 }
 CHANCE = {
