@@ -209,6 +209,9 @@ EQUIVALENT: dict[str, str] = {
     "path/blocks.py BlockPass._list_seeing: without not may_look(of_tiles)": "is for accelerators, where nobody looks",
     "path/blocks.py BlockPass._list_seeing: without not self.backbone.source.dense": "saves a look at pooled features",
     "path/blocks.py BlockPass.averages: without not self.backbone.source.dense": "is asked of pooled features alone",
+    "tape/overlapping.py overlapping_write: without all((_is_one_number(item) for item in (*rest, *options.values())))": (
+        "what is left by several numbers is compared, and refused, too"
+    ),
     # What is left over of an image.
     "head/anomalies.py residual: 4 * z.shape[-1] ** 0.5 * precision.eps -> precision.eps": BOUND,
     "head/anomalies.py residual: 4 * z.shape[-1] ** 0.5 -> 4": BOUND,
@@ -789,8 +792,8 @@ def run_forked(mutants: list[Mutant], trees: dict[str, ast.Module], jobs: int) -
             plugin = plugins[number]
             found = pickle.loads(plugin.result.read_bytes()) if plugin.result.exists() else {}
             ends.update({mutant.name: found.get(mutant.name, "import") for mutant in plugin.mutants})
-            lived = [f"  {mutant.name}" for mutant in plugin.mutants if ends[mutant.name] != "killed"]
-            print(f"ran {plugin.name}, of which {len(lived)} were not killed", *lived, sep="\n", flush=True)
+            lived = [f"  {ends[m.name]}: {m.name}" for m in plugin.mutants if m.lines and ends[m.name] != "killed"]
+            print(f"ran {plugin.name}", *lived, sep="\n", flush=True)
 
         in_children(work, jobs, done)
     return ends

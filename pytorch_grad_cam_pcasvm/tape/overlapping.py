@@ -155,10 +155,7 @@ def _scattered(
         raise order_matters(name)
     if isinstance(source, Tensor):
         source = source[tuple(slice(size) for size in index.shape)]
-    inside = places[
-        tuple(slice(None) if axis == dim % view.dim() else slice(size) for axis, size in enumerate(index.shape))
-    ]
-    return _written(name, view, inside.gather(dim, index), source, adds=name == "scatter_add")
+    return _written(name, view, places.gather(dim, index), source, adds=name == "scatter_add")
 
 
 _WRITES: dict[str, Callable[..., Write]] = {
