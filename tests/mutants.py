@@ -209,7 +209,7 @@ EQUIVALENT: dict[str, str] = {
     "path/blocks.py BlockPass._list_seeing: without not may_look(of_tiles)": "is for accelerators, where nobody looks",
     "path/blocks.py BlockPass._list_seeing: without not self.backbone.source.dense": "saves a look at pooled features",
     "path/blocks.py BlockPass.averages: without not self.backbone.source.dense": "is asked of pooled features alone",
-    "tape/overlapping.py overlapping_write: without all((_is_one_number(item) for item in (*rest, *options.values())))": (
+    "tape/overlapping.py overlapping_write: without all((_is_one_number(item) for item in (*rest, *options.values())))": (  # noqa: E501
         "what is left by several numbers is compared, and refused, too"
     ),
     # What is left over of an image.
