@@ -159,6 +159,7 @@ FASTER = {
     "targets/boundary_head.py Boundary.holds_for": (
         *("head is", "start is", "len(tensors)", "_hooks", "_forward_pre_hooks", "tensor is", "count_writes"),
     ),
+    "targets/boundary_head.py Boundary.at": ("len(self._runs)",),
     "targets/boundary_head.py Boundary._in_reach": ("point - self.", "len(way)", "float(", "facts.spread **"),
     "targets/boundary_head.py on_cpu": ("device.type",),
     # Sizes of terms, of which a tolerance is a part that is far above what rounding loses.

@@ -414,6 +414,23 @@ def test_no_boundary_within_reach_is_refused():
     assert gap(ContributionCAM(net, [p.layer], baseline="mean").explain(p.x, [SVMTarget(1)])) < 1e-9
 
 
+def test_no_boundary_of_the_predicted_class_within_reach_is_refused():
+    p = explained("pooled", "rbf", 3)
+    head = make_pipeline(StandardScaler(), LogisticRegression()).fit(
+        p.backbone(p.images(60, seed=4)).numpy(), np.arange(60) % 3
+    )
+    head[-1].intercept_[0] += 1e12
+    with pytest.raises(ValueError, match="no decision boundary is within reach of the training mean"):
+        ContributionCAM(PCASVMNet(p.backbone, head), [p.layer]).explain(p.x)
+
+
+def test_secants_have_the_dtype_that_is_asked_for():
+    p = explained("pooled", "rbf")
+    boundary = Boundary(p.net.head, p.net.head.feature_mean)
+    for dtype in (torch.float32, torch.float64):
+        assert boundary.differentiate(p.net(p.x), [SVMTarget("ant")], dtype).by_image.dtype == dtype
+
+
 def test_a_mean_for_it_must_be_a_finite_tensor():
     p = explained("gelu", "rbf")
     with pytest.raises(TypeError, match="mean must be a tensor from mean_activations, got str"):
