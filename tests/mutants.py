@@ -83,7 +83,7 @@ TESTS = {
         "recombination methods anomalies token_backward boundary figures mistake off_jump enumerated dense"
     ),
     "methods/method.py": "maps method",
-    "targets/boundary_head.py": "boundary off_jump enumerated",
+    "targets/boundary_head.py": "boundary off_jump enumerated dense",
     "maps/results.py": "multiscale boundary maps",
     "methods/boundary_path.py": "boundary",
     "methods/run.py": "maps methods method contributions token_backward boundary tiles",
@@ -161,7 +161,11 @@ FASTER = {
     ),
     "targets/boundary_head.py Boundary.at": ("len(self._runs)",),
     "targets/boundary_head.py Boundary._in_reach": ("point - self.", "len(way)", "float(", "facts.spread **"),
-    "targets/boundary_head.py on_cpu": ("device.type",),
+    "targets/boundary_head.py Boundary._search": ("head is", "start.unsqueeze"),
+    "targets/boundary_head.py _Search.__init__": ("max(1", "_BYTES //"),
+    # On the CPU nothing is copied to it.
+    "targets/boundary_head.py on_cpu": ("device.type", "_hooks", "isinstance(value"),
+    "targets/boundary_head.py on_cpu.copied": ("is_floating_point",),
     # Sizes of terms, of which a tolerance is a part that is far above what rounding loses.
     "targets/output_gradients.py _differentiate_whole": ("values.abs()", "term.abs()"),
     "targets/output_gradients.py _at_start": ("values.abs()", "rises.abs()"),

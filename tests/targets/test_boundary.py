@@ -110,6 +110,24 @@ def test_the_point_lies_between_the_mean_and_a_support_vector():
         assert 0 < nearest @ place / (nearest @ nearest) <= 1
 
 
+@pytest.mark.parametrize("place", ["mean", "image", "between"])
+def test_the_nearest_crossing_counts_from_wherever_it_is_searched(place):
+    p = explained("pooled", "rbf", 2)
+    scaler, pca, svm = p.fitted
+    features = p.backbone(p.images(60, seed=4)).detach()
+    start = {"mean": features.mean(0), "image": features[3], "between": features[[3, 8]].mean(0)}[place]
+    point = Boundary(p.net.head, start).point(SVMTarget(p.labels[1]))
+    here, there = (pca.transform(scaler.transform(x.numpy()[None]))[0] for x in (start, point))
+    value = svm.decision_function(here[None])[0]
+    assert abs(svm.decision_function(there[None])[0]) < 1e-9 * abs(value)
+    others = svm.support_vectors_[svm.decision_function(svm.support_vectors_) * value < 0]
+    ways, parts = others - here, np.linspace(0, 1, 9)  # which of two is nearer, eighths of the ways tell
+    signs = np.sign([svm.decision_function(here + part * ways) for part in parts]) != np.sign(value)
+    nearest = ways[np.argmin(parts[signs.argmax(0) - 1] * np.linalg.norm(ways, axis=1))]
+    way = there - here
+    assert way @ nearest > (1 - 1e-12) * np.linalg.norm(way) * np.linalg.norm(nearest)
+
+
 def test_a_linear_decision_takes_the_projection_of_the_mean():
     p = explained("pooled", "one vs rest")
     scaler, pca, svm = p.fitted
