@@ -225,6 +225,8 @@ EQUIVALENT: dict[str, str] = {
     "tape/overlapping.py overlapping_write: without all((_is_one_number(item) for item in (*rest, *options.values())))": (  # noqa: E501
         "what is left by several numbers is compared, and refused, too"
     ),
+    "maps/results.py warn_of_blanks: without hidden": "a hint in a message",
+    "maps/results.py warn_of_blanks: without more is None": "a hint in a message",
     # What is left over of an image.
     "head/anomalies.py residual: 4 * z.shape[-1] ** 0.5 * precision.eps -> precision.eps": BOUND,
     "head/anomalies.py residual: 4 * z.shape[-1] ** 0.5 -> 4": BOUND,

@@ -214,6 +214,8 @@ def test_a_blank_map_says_why():
     assert "image 0, P+ of PCATarget(0): all its evidence has the other sign" in text
     assert "SVMTarget('a'): there is no gradient at all" in text
     assert text.endswith(". See .maps, which keeps both signs")
+    with pytest.warns(BlankMapWarning, match="there is no gradient at all$"):
+        blank([0.0, 0.0, 0.0, 0.0]).positive()
     with pytest.warns(BlankMapWarning, match="SVMTarget"):
         assert relative(maps.negative()[0, 0], torch.tensor([[1.0, 0.5]])) == 0
     with pytest.warns(BlankMapWarning):

@@ -370,3 +370,30 @@ def test_a_network_that_mixes_images_is_refused():
         cam.explain(x)
     maps = cam.explain(x[:1])
     assert relative(maps.maps.sum((2, 3)) + maps.baseline_values, maps.values) < 1e-10
+
+
+class Halves(nn.Module):
+    """Sees both halves of each picture one after the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = nn.Sequential(nn.Conv2d(3, 4, 3), nn.GELU(), nn.Conv2d(4, 5, 3), nn.GELU()).double()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = x.unflatten(3, (2, -1)).movedim(3, 1).flatten(0, 1)
+        return self.body(rows).mean((2, 3)).unflatten(0, (-1, 2)).mean(1)
+
+
+def test_a_transform_that_puts_crops_side_by_side_leaves_nothing_out() -> None:
+    backbone, x = Halves().eval(), torch.randn(40, 3, 8, 12, dtype=torch.float64)
+    with torch.no_grad():
+        features = backbone(x).numpy()
+    net = PCASVMNet(backbone, make_pipeline(StandardScaler(), PCA(3), SVC()).fit(features, np.arange(40) % 2)).eval()
+    cam = ContributionCAM(net, ["body.1"], lambda t: t.unflatten(0, (-1, 2)).movedim(1, 3).flatten(3), baseline="zero")
+    maps = cam.explain(x[:3], [SVMTarget(1), PCATarget(0)])
+    assert maps.maps.shape == (3, 2, 6, 8)
+    terms = maps.maps.abs().sum((2, 3))
+    assert maps.remainder is not None
+    assert (maps.remainder.abs() < 1e-12 * terms).all()
+    assert ((maps.maps.sum((2, 3)) + maps.baseline_values - maps.values).abs() < 1e-10 * terms).all()
