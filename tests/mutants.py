@@ -88,7 +88,7 @@ TESTS = {
     "methods/boundary_path.py": "boundary",
     "methods/run.py": "maps methods method contributions token_backward boundary tiles",
     "methods/gradient.py": "methods maps",
-    "methods/contributions.py": "contributions baselines methods",
+    "methods/contributions.py": "contributions baselines methods multiscale token_backward enumerated",
     "methods/perturbation.py": "methods coalitions baselines",
     "maps/signed_maps.py": "maps",
     "network/layout.py": "maps token_backward channel_means tiles",
@@ -126,7 +126,7 @@ ONLY = {
 }
 # These check arguments, write messages, or guess how much memory is needed.
 NEVER = {"__post_init__", "__repr__", "advice", "_at", "_check_sign", "_described", "_head_of", "_no_rule"}
-NEVER |= {"_check_sums", "_refused", "_name_place", "_why_unknown", "bytes_per_target", "why_blank"}
+NEVER |= {"_check_sums", "_refuse_layers", "_refused", "_name_place", "_why_unknown", "bytes_per_target", "why_blank"}
 
 BOUND = "a bound on rounding errors, of which any near it is as good"
 BLOCKS = "the size of a block, chosen for speed"
@@ -224,6 +224,9 @@ EQUIVALENT: dict[str, str] = {
     "path/blocks.py BlockPass.averages: without not self.backbone.source.dense": "is asked of pooled features alone",
     "tape/overlapping.py overlapping_write: without all((_is_one_number(item) for item in (*rest, *options.values())))": (  # noqa: E501
         "what is left by several numbers is compared, and refused, too"
+    ),
+    "methods/run.py Run.products: without not layout.has_channels_first": (
+        "is for transformers on tiles, whose tests are optional"
     ),
     "maps/results.py warn_of_blanks: without hidden": "a hint in a message",
     "maps/results.py warn_of_blanks: without more is None": "a hint in a message",
