@@ -64,7 +64,7 @@ TESTS = {
     "rules/shapes.py": "rules recorder",
     "rules/indexing.py": "rules secants_path recorder overlapping",
     "tape/overlapping.py": "overlapping",
-    "network/grid.py": "cells",
+    "network/grid.py": "cells anomaly_scale",
     "network/tiling.py": "tiles",
     "network/tiles.py": "tiles",
     "path/blocks.py": "tiles",
@@ -140,6 +140,7 @@ UNREACHED = "nothing pulls from what does not depend on the root"
 NOTHING = "zeros take no share"
 TRACED = "is for exported programs, whose tests are optional"
 NO_RULE = "a path with a step without a rule is refused before"
+REACH = "a rough bound on how many pixels further a resized one is seen"
 KINK = "which side's slope a kink has differs between versions of torch"
 
 # Functions, and what is in the conditions by which they choose the quicker of two ways, or in the size of steps to one
@@ -230,6 +231,13 @@ EQUIVALENT: dict[str, str] = {
     ),
     "maps/results.py warn_of_blanks: without hidden": "a hint in a message",
     "maps/results.py warn_of_blanks: without more is None": "a hint in a message",
+    # Where positions lie.
+    "network/grid.py _shifted: dim + 1 -> dim - 1": "the image of any other axis does",
+    "network/grid.py _shifted: abs(far[0] - (length - quarter) * ratio) <= 2 -> "
+    "abs(far[0] - (length - quarter) * ratio) < 2": REACH,
+    "network/grid.py _shifted: abs(near[1] - quarter * ratio) <= 2 -> abs(near[1] - quarter * ratio) < 2": REACH,
+    "network/grid.py Geometry._agrees: change[2 + dim].movedim(dim, 0).reshape(grid[dim], -1).sum(1) -> "
+    "change[2 + dim].movedim(dim, 0).reshape(grid[dim], -1).mean(1)": "their middle is the same in any unit",
     # What is left over of an image.
     "head/anomalies.py residual: 4 * z.shape[-1] ** 0.5 * precision.eps -> precision.eps": BOUND,
     "head/anomalies.py residual: 4 * z.shape[-1] ** 0.5 -> 4": BOUND,

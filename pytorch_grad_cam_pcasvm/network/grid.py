@@ -163,9 +163,10 @@ def _shifted(change: Tensor, picture: tuple[int, ...]) -> tuple[Axis, ...] | Non
     for dim, length in enumerate(picture):
         quarter, size = math.ceil(length / 4), change.shape[1 + dim]
         far = _reach(change[2 + dim], dim)
-        near = _reach(change[2 + (dim + 1) % len(picture)], dim) if len(picture) > 1 else None
-        if far is None or (len(picture) > 1 and near is None):
+        if far is None:
             return None
+        # An image in which this is lost has lost its own far end, too.
+        near = _reach(change[2 + (dim + 1) % len(picture)], dim) if len(picture) > 1 else None
         shift, ratio = far[0] - (length - quarter), size / length
         if near is None or near[1] - quarter == shift:
             axes.append((float(-shift), 1.0))
@@ -203,8 +204,8 @@ def _behind(axis: Axis, reach: int, stride: int, padding: int | None, ceil: bool
     position i of a stride s begins at pixel i s.
     """
     start, step = axis
-    if padding is None:
-        return start, step * stride
+    if padding is None:  # "same", which has no stride
+        return axis
     rest = before + 2 * padding - reach
     if after != rest // stride + 1 and not (ceil and after == -(-rest // stride) + 1):
         return start, step * stride  # padded in its forward

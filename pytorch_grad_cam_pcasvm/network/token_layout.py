@@ -296,7 +296,7 @@ class _Probe:
     def _after(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         if isinstance(module, _CONVOLUTIONS) and output.dim() == self._axes + 2:
             self._shapes.append(tuple(output.shape[2:]))
-        self._geometry.see(module, args[0] if args else None, output)
+        self._geometry.see(module, args[0] if args else kwargs.get("input"), output)
         items = (output,) if isinstance(output, Tensor) else output if isinstance(output, tuple | list) else ()
         self._see(items)
         shape = next((item.shape for item in items if isinstance(item, Tensor)), None)
