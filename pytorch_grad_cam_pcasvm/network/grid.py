@@ -94,6 +94,7 @@ class Geometry:
         self.picture = tuple(picture)
         self._axes: dict[tuple[int, ...], tuple[Axis, ...]] = {self.picture: ((0.0, 1.0),) * len(self.picture)}
         self._changes: dict[tuple[int, ...], Tensor] = {}  # by how much each position has changed, (N, *grid)
+        self._is_lost = False  # whether it is not known where the input of the first layer lies on the picture
 
     def see(self, module: nn.Module, x: Any, y: Any) -> None:
         """Note a layer that has run on images of noise, of which some were changed in a corner."""
@@ -104,6 +105,7 @@ class Geometry:
         before, after = tuple(x.shape[2:]), tuple(y.shape[2:])
         if before not in self._axes and not self._changes:  # the first layer: of a padded, cropped or resized picture
             axes = _shifted(_change(x), self.picture)
+            self._is_lost = axes is None
             if axes is not None:
                 self._axes[before] = axes
         axes = self._find_place(before)
@@ -118,7 +120,8 @@ class Geometry:
         axes = self._find_place(tuple(grid))
         sides = list(zip(grid, self.picture, strict=True))
         if axes is None or not self._agrees(tuple(grid), axes):
-            return None if all(length % size == 0 for size, length in sides) else Cells((), self.picture)
+            even = not self._is_lost and all(length % size == 0 for size, length in sides)
+            return None if even else Cells((), self.picture)
         if all(math.isclose(step * size, length) for (size, length), (_, step) in zip(sides, axes, strict=True)):
             return None
         return Cells(axes, self.picture)

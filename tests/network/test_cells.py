@@ -295,6 +295,13 @@ def test_pictures_of_which_too_little_is_known(case):
     assert cells(Patches(UNKNOWN[case], 6), "embed", (100, 70))[0].axes == ()
 
 
+def test_what_lies_somewhere_on_the_picture_is_not_shared_out_evenly():
+    middle = Patches(lambda x: x[:, :, 32:96, 32:96])  # four patches of 16 pixels, as if they were of 32
+    found, grid = cells(middle, "embed", (128, 128))
+    assert grid == (4, 4)
+    assert found.axes == ()
+
+
 @pytest.mark.parametrize(("mixed", "axes"), [(2.5, ((0, 16), (0, 16))), (8, ())])
 def test_positions_that_see_all_of_the_picture_lie_nowhere(mixed, axes):
     # The middle of the last quarter of 129 pixels is 112.5, that is, position 6.5. By how much the mean of all changes
@@ -311,8 +318,16 @@ def test_positions_that_nothing_moves_lie_nowhere():
 
 
 def test_what_is_not_known_is_shared_out_evenly_where_it_can_be():
-    keyword = Between(nn.Identity(), lambda x, embed: embed(input=x), embed=nn.Conv2d(3, 4, 6, 6))
-    assert cells(keyword, "inner.embed", (96, 66))[0] is None
+    class Unfolded(nn.Module):
+        def forward(self, x):
+            return x.unfold(2, 6, 6).unfold(3, 6, 6).mean((4, 5))
+
+    assert cells(nn.Sequential(Unfolded()), "0", (96, 66))[0] is None
+
+
+def test_a_layer_that_is_called_by_keyword_is_seen():
+    keyword = Between(nn.Identity(), lambda x, embed: embed(input=padded_around(x)), embed=nn.Conv2d(3, 4, 16, 16))
+    assert cells(keyword, "inner.embed", (100, 70))[0].axes == ((-6, 16), (-5, 16))
 
 
 SIGNALS = {
