@@ -89,7 +89,7 @@ TESTS = {
     "methods/run.py": "maps methods method contributions token_backward boundary tiles",
     "methods/gradient.py": "methods maps",
     "methods/contributions.py": "contributions baselines methods multiscale token_backward enumerated",
-    "methods/perturbation.py": "methods coalitions baselines",
+    "methods/perturbation.py": "methods coalitions baselines dense outputs",
     "maps/signed_maps.py": "maps",
     "network/layout.py": "maps token_backward channel_means tiles",
     "targets/output_gradients.py": (
@@ -127,6 +127,7 @@ ONLY = {
 # These check arguments, write messages, or guess how much memory is needed.
 NEVER = {"__post_init__", "__repr__", "advice", "_at", "_check_sign", "_described", "_head_of", "_no_rule"}
 NEVER |= {"_check_sums", "_refuse_layers", "_refused", "_name_place", "_why_unknown", "bytes_per_target", "why_blank"}
+NEVER |= {"looks_channels_last", "_in_proportion"}
 
 BOUND = "a bound on rounding errors, of which any near it is as good"
 BLOCKS = "the size of a block, chosen for speed"
@@ -156,6 +157,8 @@ FASTER = {
         "block.size > 1",
     ),
     "targets/output_gradients.py _differentiate_places": ("without column.positions",),
+    "methods/perturbation.py Players.__init__": ("grid is None",),
+    "methods/perturbation.py Players.at_once": ("8 *", "max(self", "self._position is None"),
     # What is not kept is made again; of a head that is another one, numbers are others, too.
     "targets/boundary_head.py Boundary.holds_for": (
         *("head is", "start is", "len(tensors)", "_hooks", "_forward_pre_hooks", "tensor is", "count_writes"),

@@ -250,6 +250,14 @@ def test_standard_errors_are_those_of_many_seeds() -> None:
 
 
 @pytest.mark.usefixtures("few_exact")
+def test_half_of_the_samples_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn, draw = [], perturbation._draw_orders
+    monkeypatch.setattr(perturbation, "_draw_orders", lambda *args, **to: drawn.append(args) or draw(*args, **to))
+    sampled(explained("pooled", "rbf", n=1), [SVMTarget("bee")], samples=12)
+    assert [count for _, count, _ in drawn] == [6]
+
+
+@pytest.mark.usefixtures("few_exact")
 def test_an_order_comes_with_its_reverse() -> None:
     # Where players meet in pairs only, an order and its reverse together are exact.
     p = explained("pooled", "quadratic", 2)
