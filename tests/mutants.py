@@ -70,14 +70,14 @@ TESTS = {
     "path/blocks.py": "tiles",
     "head/elementwise.py": "estimators head secants_head registry",
     "head/decisions.py": "secants_head head estimators",
-    "head/head.py": "head",
-    "head/stack.py": "secants_head output_gradients targets head",
+    "head/head.py": "head vote_and_facts alike",
+    "head/stack.py": "conditions secants_head output_gradients targets head",
     "head/log_ratio.py": "log_ratio",
     "head/kernels.py": "secants_head kernels head",
-    "head/stage.py": "secants_head output_gradients head estimators vote_and_facts",
-    "head/stages.py": "secants_head output_gradients head estimators",
+    "head/stage.py": "hooks conditions secants_head output_gradients head estimators vote_and_facts",
+    "head/stages.py": "conditions vote_and_facts secants_head output_gradients head estimators anomalies",
     "head/vote.py": "files_of_versions vote_and_facts targets head estimators registry options enumerated",
-    "head/distances.py": "secants_head registry neighbours",
+    "head/distances.py": "distances secants_head registry neighbours",
     "calculus/dual_numbers.py": "dual_numbers",
     "maps/recombination.py": (
         "recombination methods anomalies token_backward boundary figures mistake off_jump enumerated dense"
@@ -127,7 +127,7 @@ ONLY = {
 # These check arguments, write messages, or guess how much memory is needed.
 NEVER = {"__post_init__", "__repr__", "advice", "_at", "_check_sign", "_described", "_head_of", "_no_rule"}
 NEVER |= {"_check_sums", "_refuse_layers", "_refused", "_name_place", "_why_unknown", "bytes_per_target", "why_blank"}
-NEVER |= {"looks_channels_last", "_in_proportion"}
+NEVER |= {"looks_channels_last", "_in_proportion", "tell_of_fit"}
 
 BOUND = "a bound on rounding errors, of which any near it is as good"
 BLOCKS = "the size of a block, chosen for speed"
@@ -140,6 +140,8 @@ SIGN = "it is 1 or -1"
 UNREACHED = "nothing pulls from what does not depend on the root"
 NOTHING = "zeros take no share"
 TRACED = "is for exported programs, whose tests are optional"
+UNSEEN = "is for accelerators, where nobody looks"
+JACOBIAN = "a Jacobian is what the pullback makes of the identity, and the secant of a linear stage"
 NO_RULE = "a path with a step without a rule is refused before"
 REACH = "a rough bound on how many pixels further a resized one is seen"
 KINK = "which side's slope a kink has differs between versions of torch"
@@ -178,11 +180,19 @@ FASTER = {
     "calculus/dual_numbers.py _linear": ("without function in", "len(args)"),
     "calculus/dual_numbers.py _with": ("place + 1",),
     "calculus/dual_numbers.py _place_of_dual": ("type(x)", "isinstance(x, Tensor)"),
+    # Products of all support vectors at once, or class by class.
+    "head/decisions.py KernelSVM.__init__": (
+        "len(dual_coef) > 1",
+        "<= _DENSE",
+        "len(first) * len(support_vectors)",
+    ),
+    "head/log_ratio.py Line._at_once": (
+        *("is_traced()", "self.start.shape", "images * self.start[:, 0].numel() ->", "-> _AT_ONCE"),
+    ),
     "calculus/relevance.py _shared": ("may_look",),
     "calculus/backward.py Walk._add_cotangent": ("type(part)", "type(parts[0])"),
     "calculus/backward.py Walk._pull_arguments": ("without one.shape[dim] > 1",),
     "calculus/backward.py Walk._followed": ("without step.rule.same_for_all",),
-    "calculus/affine.py AffineBeginning.rows": ("self.tape.values[start].shape",),
     "calculus/affine.py AffineBeginning.isolate_players": ("not self.tape.keeps_numbers(step) ->",),
     "calculus/affine.py AffineBeginning.run_rows": ("without self._interchangeable",),
     "calculus/affine.py AffineBeginning._interchangeable": ("may_look",),
@@ -223,7 +233,7 @@ EQUIVALENT: dict[str, str] = {
     # Tiles.
     "network/tiles.py TiledNet._cut_blocks: without is_traced()": TRACED,
     "path/record.py ClosedFormPass.run_from: without not is_traced()": TRACED,
-    "path/blocks.py BlockPass._list_seeing: without not may_look(of_tiles)": "is for accelerators, where nobody looks",
+    "path/blocks.py BlockPass._list_seeing: without not may_look(of_tiles)": UNSEEN,
     "path/blocks.py BlockPass._list_seeing: without not self.backbone.source.dense": "saves a look at pooled features",
     "path/blocks.py BlockPass.averages: without not self.backbone.source.dense": "is asked of pooled features alone",
     "tape/overlapping.py overlapping_write: without all((_is_one_number(item) for item in (*rest, *options.values())))": (  # noqa: E501
@@ -265,7 +275,9 @@ EQUIVALENT: dict[str, str] = {
     "(here.abs() + at_start.abs()).mean(0)": BOUND,
     "head/log_ratio.py Evidence.secant: here.abs() + at_start.abs() -> here.abs()": BOUND,
     "head/log_ratio.py Evidence.secant: here.abs() + at_start.abs() -> at_start.abs()": BOUND,
-    "head/log_ratio.py Line._at_once: _AT_ONCE // (images * self.start[:, 0].numel()) -> _AT_ONCE": BLOCKS,
+    "head/log_ratio.py Evidence._compute_terms: self.log_intercept.unsqueeze(-1) -> "
+    "self.log_intercept.unsqueeze(-2)": "both are (2, 1, 1)",
+    "head/log_ratio.py LogRatio._list_gradient_rows: without may_look(seed)": UNSEEN,
     "targets/decisions.py LogRatioTarget._pull_back: "
     "log_scale.exp().unsqueeze(-1) -> log_scale.exp().unsqueeze(-2)": "K is 1",
     "head/log_ratio.py Evidence.secant: gap.abs() > rounding -> gap.abs() >= rounding": BOUND,
@@ -317,8 +329,6 @@ EQUIVALENT: dict[str, str] = {
     "calculus/affine.py AffineBeginning._interchangeable.repeats: tensor.abs() -> tensor": BOUND,
     "calculus/affine.py AffineBeginning._interchangeable.repeats: (tensor - tensor[:1]).abs() <= bound -> "
     "(tensor - tensor[:1]).abs() < bound": BOUND,
-    "path/record.py Path._check_target: reversed(tape.leading(steps, tape.outputs)) -> "
-    "tape.leading(steps, tape.outputs)": ("of several steps without a rule any may be named"),
     "tape/step.py Step.resolve.cast: without tokens is not None": "without a range of tokens, no dimension is given",
     "rules/rule.py Rule.pulled: torch.ones_like(y).unsqueeze(0) -> torch.ones_like(y).unsqueeze(1)": "ones broadcast",
     "rules/rule.py Rule.pulled: _changed(args, base.args) > 1 -> _changed(args, base.args) >= 1": (
@@ -343,7 +353,6 @@ EQUIVALENT: dict[str, str] = {
     "rules/registry.py unbroadcast: extra > 1 -> extra >= 1": "flatten(1, 1) changes nothing",
     "rules/registry.py unbroadcast: without grad.shape[dim + 1] != 1": "a sum over one number is that number",
     "rules/elementwise.py _elu: x.clamp(max=0) -> x": "where does not take what overflows",
-    "rules/arithmetic.py _div_secant: without other is other0": "the mean of a number and itself is that number",
     "rules/arithmetic.py _div_secant: other * other0 > 0 -> other * other0 >= 0": "what is divided by 0 is not finite",
     "rules/attention.py attention.heads: shared > 1 -> shared >= 1": "a sum over one number is that number",
     "rules/attention.py attention.of_group: shared > 1 -> shared >= 1": "a sum over one number is that number",
@@ -376,6 +385,30 @@ EQUIVALENT: dict[str, str] = {
     "head/stages.py Scale.evaluate: y > high -> y >= high": "at the limit both are the limit",
     "head/stages.py Scale.evaluate: y >= low -> y > low": KINK,
     "head/stages.py Scale.evaluate: y <= high -> y < high": KINK,
+    "head/stages.py Normalise._norm_secant: norm + norm0 -> norm": "of a row of zeros the norm's secant has no part",
+    "head/stages.py Normalise._norm_secant: norm + norm0 -> norm0": "of a row of zeros the norm's secant has no part",
+    "head/stages.py Normalise._norm_secant: norm >= norm0 -> norm > norm0": "of equal norms either place adds up",
+    "head/stage.py Conditions.bound_rounding: 16 * self.eps -> self.eps": BOUND,
+    "head/stack.py Stack.pullback: without start is None": JACOBIAN,
+    "head/stack.py Stack.pullback: without stage.linear": JACOBIAN,
+    "head/stack.py Stack.pullback: without not short": JACOBIAN,
+    "head/distances.py mean_slopes: missing.abs() > 16 * torch.finfo(x.dtype).eps * size -> "
+    "missing.abs() >= 16 * torch.finfo(x.dtype).eps * size": BOUND,
+    "head/distances.py mean_slopes: 16 * torch.finfo(x.dtype).eps * size -> 16 * torch.finfo(x.dtype).eps": BOUND,
+    "head/distances.py mean_slopes: 16 * torch.finfo(x.dtype).eps -> torch.finfo(x.dtype).eps": BOUND,
+    "head/distances.py Neighbours.secant: size + size0 -> size": BOUND,
+    "head/distances.py Neighbours.secant: size + size0 -> size0": BOUND,
+    "head/distances.py Neighbours.evaluate: distances.amax(-1, keepdim=True) -> "
+    "distances.amin(-1, keepdim=True)": BOUND,
+    "head/distances.py Neighbours.evaluate: distances.amax(-1, keepdim=True) -> "
+    "distances.amax(-2, keepdim=True)": BOUND,
+    "head/distances.py Neighbours._slopes: (x.unsqueeze(-2) - points).square().sum(-1) -> "
+    "(x.unsqueeze(-2) - points).square().mean(-1)": "their order is the same",
+    "calculus/dual_numbers.py _Constants.__torch_function__: without function is F.layer_norm": TRACED,
+    "calculus/dual_numbers.py _Constants.__torch_function__: function is F.layer_norm -> "
+    "function is not F.layer_norm": TRACED,
+    "calculus/dual_numbers.py _Constants.__torch_function__: without is_traced()": "the same numbers, in pieces",
+    "head/kernels.py RBF.secant: x0.shape[0] > 1 -> x0.shape[0] >= 1": "around a start of one row the start is 0",
     "head/kernels.py _times_exp: largest >= _REPRESENTABLE -> largest > _REPRESENTABLE": "a limit chosen by feel",
     "head/kernels.py _along_a_line: first < 0 -> first <= 0": "at 0 both are 1",
     "head/kernels.py _along_a_line: to_end < 1 -> to_end <= 1": "either way is exact there",

@@ -146,8 +146,10 @@ def _normalised(
     *rest: Any,
 ) -> Tensor | None:
     """Return the change of a batch norm's output for a change of its input, in evaluation mode."""
+    if training:  # there may be no moments
+        return None
     scale = (var + eps).rsqrt() * (1 if weight is None else weight)
-    return None if training else x * scale.reshape(-1, *[1] * (x.dim() - 2))
+    return x * scale.reshape(-1, *[1] * (x.dim() - 2))
 
 
 def _linear(function: Any, args: list[Any], place: int, kwargs: dict[str, Any]) -> Tensor | None:
@@ -156,7 +158,7 @@ def _linear(function: Any, args: list[Any], place: int, kwargs: dict[str, Any]) 
         args[2:3] = [None]  # a bias changes nothing
         return function(*args, **{name: item for name, item in kwargs.items() if name != "bias"})
     if function is _BATCH_NORM:
-        return _normalised(*args, **kwargs)
+        return _normalised(*args, **kwargs) if place == 0 else None
     if kwargs:
         return None
     if function is torch.addcdiv and place == 1:

@@ -106,7 +106,7 @@ class SupportVectorEffect:
         size = self.decision.abs()
         total = size.sum(-1)
         strongest = size.topk(min(count, size.shape[-1]), -1).values.sum(-1)
-        return torch.where(total > 0, strongest / torch.where(total > 0, total, 1.0), 0.0)
+        return torch.where(total > 0, strongest / total, 0.0)
 
 
 class KernelSVM(Decision):

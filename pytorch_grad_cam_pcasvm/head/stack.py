@@ -314,7 +314,7 @@ class Stack(Hookable):
         if any(position < first for position in seeds):
             raise ValueError(f"the trace was resumed at position {first}: it has no values before that to explain")
         scaled: Scaled | None = None
-        for position in range(len(self.stages), first - 1, -1):
+        for position in range(len(self.stages), -1, -1):
             y, seed = trace.values[position], seeds.get(position)
             stage = self.stages[position - 1] if position > first else None
             is_identity = position in seeds and seed is None

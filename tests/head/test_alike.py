@@ -228,6 +228,12 @@ def test_t2_of_scaled_features_takes_what_varies():
     np.testing.assert_allclose(HotellingTarget()(output).detach(), expected, rtol=1e-4)
 
 
+def test_a_reduction_of_components_that_vary_is_not_taken_for_the_one_before():
+    with pytest.warns(ConstantComponentWarning, match="components 4, 5, 6 and 7 of PCA"):
+        head = Head.of(make_pipeline(PCA(8), PCA(3)).fit(of_rank(4, np.float64)))
+    assert [stage.facts.varying for stage in head.stages] == [4, None]
+
+
 @pytest.mark.parametrize(
     "head",
     [

@@ -23,6 +23,7 @@ from pytorch_grad_cam_pcasvm import (
     mean_activations,
     stage_for,
 )
+from pytorch_grad_cam_pcasvm.head.distances import NearestDistance, mean_slopes
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError
 
 RNG = np.random.default_rng(0)
@@ -144,6 +145,23 @@ def test_the_secant_of_a_distance_is_the_mean_of_its_gradient():
     (gradient,) = torch.autograd.grad(mean_distance(3)(line).sum(), line)
     mean = gradient.reshape(4000, *x.shape).mean(0)
     assert (pulled[:, 0] - mean).norm() < 0.1 * mean.norm()
+
+
+def test_the_mean_slope_of_a_square_is_the_slope_half_way():
+    roots = torch.tensor(RNG.normal(size=(2, 5, 5)))
+    x, start = torch.tensor(QUERIES), torch.tensor(QUERIES[:1] - 2)
+    value, value0 = (torch.stack([(at @ root).square().sum(-1) for root in roots], -1) for at in (x, start))
+    matrices = 2 * roots @ roots.mT
+    slopes = mean_slopes(lambda at: (matrices @ at.mT).movedim(-1, 0), x, start, value - value0, value)
+    half = (x + start) / 2
+    torch.testing.assert_close(slopes, torch.stack([half @ matrix for matrix in matrices], 1), rtol=1e-11, atol=1e-11)
+
+
+def test_far_from_the_origin_the_nearest_points_are_found():
+    rows, x = TRAINING + 1e9, torch.tensor(QUERIES + 1e9)
+    distances = (x.unsqueeze(1) - torch.tensor(rows)).norm(dim=-1)
+    found, _ = NearestDistance(torch.tensor(rows), 3).evaluate(x)
+    torch.testing.assert_close(-found[:, 0], distances.topk(3, largest=False).values.mean(1))
 
 
 @pytest.mark.parametrize("kind", LIKENESSES)

@@ -201,6 +201,13 @@ def test_labels_of_any_dtype(labels):
         assert relative(SVMTarget(label)(output), output.margins[:, index]) < 1e-12
 
 
+@pytest.mark.parametrize("label", [np.int64(7), torch.tensor(7)], ids=["numpy", "torch"])
+def test_labels_that_are_no_classes_are_named_as_python_writes_them(label):
+    head = Head.of(fitted([PCA(3)], SVC(), 2, [3, 5]))
+    with pytest.raises(ValueError, match=r"^7 is not a class of this head: choose one of \[3, 5\]"):
+        head.class_index(label)
+
+
 def test_runner_up_is_the_second_best_class():
     pipeline = fitted([PCA(4)], SVC(), 5)
     output = read(Head.of(pipeline), QUERY)
@@ -550,6 +557,13 @@ def test_effect_of_support_vectors(kernel, classes):
     owner = np.repeat(np.arange(classes), svm.n_support_)
     expected = np.where(owner < 2, svm.dual_coef_[0], 0.0)
     assert relative(first, np.broadcast_to(expected, first.shape)) < 1e-9
+
+
+def test_effect_of_support_vectors_without_a_reduction():
+    pipeline = fitted([StandardScaler()], SVC(gamma=0.1), 2)
+    effect = Head.of(pipeline).support_vector_effect(torch.tensor(QUERY))
+    ways = pipeline[0].transform(QUERY)[:, None] - pipeline[1].support_vectors_
+    assert relative(effect.decision[:, 0], pipeline[1].dual_coef_ * np.exp(-0.1 * (ways**2).sum(-1))) < 1e-12
 
 
 def test_scores_are_not_taken_for_components():

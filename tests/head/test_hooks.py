@@ -93,6 +93,22 @@ def test_hooks_that_change_something_have_no_closed_form(kind, change):
         assert relative(pulled_back(head, trace, {2: None}), pulled_back(head, before, {2: None})) == 0
 
 
+@pytest.mark.parametrize(
+    ("kind", "change"),
+    [("decision", lambda output: output.unsqueeze_(0)), ("head", lambda output: output.values.append(None))],
+    ids=["shape", "count"],
+)
+def test_hooks_that_change_what_an_output_is_made_of_have_no_closed_form(kind, change):
+    head, module = hooked_head(kind)
+
+    def alter(module, args, output):
+        change(output)
+
+    module.register_forward_hook(alter)
+    with pytest.raises(NoClosedFormError, match=f"a hook on {type(module).__name__}"):
+        head.pullback(trace_of(head, QUERY), {3: torch.ones(1, 1, 3).double()})
+
+
 def test_hooks_on_every_module_see_the_stages():
     head, _ = hooked_head("nested")
     names = []

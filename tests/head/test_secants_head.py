@@ -191,6 +191,9 @@ TINY = 5 * np.finfo(float).eps  # scikit-learn takes such a row for one of zeros
         ([1, -2, 0.5, 0], [-1, 2, -0.5, 0]),
         ([1, -2, 0.5, 0], [-2, 1, -0.5, 0]),
         ([1, 1, -1, 1], [1, 1, 1, 1]),
+        # At the limit itself a row is divided by its norm.
+        ([2 * TINY, 0, 0, 0], [0, 0, 6 * TINY, 0]),
+        ([0, 0, 6 * TINY, 0], [2 * TINY, 0, 0, 0]),
     ],
 )
 def test_normalised_rows_of_zeros_add_up(norm, x, x0):
@@ -199,6 +202,17 @@ def test_normalised_rows_of_zeros_add_up(norm, x, x0):
     assert (added(grad, x, x0) - expected).abs().max() <= 1e-12 * expected.abs().max()
     if not x0.any() and x.any():  # all of the difference is x's own, in its own places
         assert relative(grad[0], torch.eye(4).double() * (expected.norm() / x.norm())) < 1e-12
+
+
+def test_powers_at_0_have_the_derivatives_of_both_sides():
+    exponents = torch.tensor([0.0, 0.5, 1.0, 1.7, 2.0, 3.0]).double()
+    stage, x = Power(exponents, False), torch.zeros(2, 6).double().requires_grad_()
+    (first,) = torch.autograd.grad(stage.function(x).sum(), x, create_graph=True)
+    assert torch.equal(first, torch.ones(2, 6).double())
+    # Of (1 + x)^(e - 1) on the right, and of (1 - x)^(1 - e) on the left.
+    for slope in (first, stage.slope(x)):
+        (second,) = torch.autograd.grad(slope.sum(), x)
+        torch.testing.assert_close(second, (exponents - 1).expand(2, 6), rtol=1e-12, atol=1e-12)
 
 
 def test_the_quotient_of_two_points_that_meet():

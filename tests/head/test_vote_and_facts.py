@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from sklearn.decomposition import PCA, TruncatedSVD
+from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.ensemble import RandomForestClassifier
 from sklearn.linear_model import LinearRegression
 from sklearn.pipeline import make_pipeline, make_union
@@ -93,8 +94,10 @@ def test_what_stages_know_of_the_training_set_in_tensors():
     torch.testing.assert_close(pca.output_deviations, expected)
     both = stage_for(make_union(StandardScaler(), PCA(2)).fit(FEATURES))
     torch.testing.assert_close(both.output_deviations, torch.cat([torch.ones(5).double(), expected]))
-    for estimator in (StandardScaler(with_mean=False), MinMaxScaler(), TruncatedSVD(2)):
-        stage = stage_for(estimator.fit(FEATURES))
+    # Of a discriminant analysis the mean is one of the classes' means, with its priors for weights.
+    discriminant = LinearDiscriminantAnalysis(priors=[0.2, 0.3, 0.5])
+    for estimator in (StandardScaler(with_mean=False), MinMaxScaler(), TruncatedSVD(2), discriminant):
+        stage = head_of(estimator, SVC()).stages[0]
         assert stage.input_mean is stage.input_deviations is stage.output_deviations is None
     assert stage_for(make_union(PCA(2), TruncatedSVD(2)).fit(FEATURES)).output_deviations is None
     assert stage_for(StandardScaler(with_std=False).fit(FEATURES)).input_deviations is None

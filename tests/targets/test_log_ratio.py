@@ -227,7 +227,7 @@ def test_many_terms_are_taken_in_blocks(monkeypatch):
     decision, x = svm(0.3, 0.4, classes=3), inputs(4)
     every, starts = torch.eye(3).double().unsqueeze(0), (inputs(1, seed=3), x + 1e-6)
     whole = [LogRatio(decision).secant((x, USUAL), (x0, USUAL), every)[0] for x0 in starts]
-    monkeypatch.setattr("pytorch_grad_cam_pcasvm.head.log_ratio._AT_ONCE", 2000)
+    monkeypatch.setattr("pytorch_grad_cam_pcasvm.head.log_ratio._AT_ONCE", 150)  # two nodes, of four rows
     for x0, expected in zip(starts, whole, strict=True):
         assert relative(LogRatio(decision).secant((x, USUAL), (x0, USUAL), every)[0], expected) < 1e-12
 
@@ -311,6 +311,8 @@ def test_on_a_support_vector_that_is_all_the_evidence_there_is_no_gradient():
     assert not torch.equal(output.features, x)
     assert LogRatioTarget().seeds(output)[0].any(1).tolist() == [False, False, True]
     assert "it lies on a support vector" in LogRatioTarget().why_blank(output[0])
+    near = HeadOutput.of(head, head(x[:1] + 1e-9))  # known to double precision
+    assert LogRatioTarget().seeds(near)[0].any()
 
 
 ENSEMBLES = {
