@@ -150,7 +150,16 @@ KINK = "which side's slope a kink has differs between versions of torch"
 # end: their mutants may survive.
 FASTER = {
     "targets/output_gradients.py _pull_together": (
-        *("head.enumerated", "is_traced()", "without apart", "output.device", "seed.shape", "most //", "(most"),
+        *(
+            "head.enumerated",
+            "is_traced()",
+            "without apart",
+            "output.device",
+            "seed.shape",
+            "most //",
+            "(most",
+            "bytes_per_target",
+        ),
     ),
     "targets/output_gradients.py _differentiate_region": (
         "is_traced()",
