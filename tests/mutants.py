@@ -248,6 +248,12 @@ EQUIVALENT: dict[str, str] = {
     "tape/overlapping.py overlapping_write: without all((_is_one_number(item) for item in (*rest, *options.values())))": (  # noqa: E501
         "what is left by several numbers is compared, and refused, too"
     ),
+    "targets/output_gradients.py _differentiate_region: (remainder * share).sum(1) -> (remainder * share).mean(1)": (
+        "what Shapley values leave out is rounding"
+    ),
+    "targets/output_gradients.py _differentiate_region: remainder * share -> remainder": (
+        "what Shapley values leave out is rounding"
+    ),
     "methods/run.py Run.products: without not layout.has_channels_first": (
         "is for transformers on tiles, whose tests are optional"
     ),

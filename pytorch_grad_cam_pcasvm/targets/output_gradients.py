@@ -328,10 +328,6 @@ def _differentiate_whole(
     at_start = None if start is None else HeadRun(start.head, start.head_trace, start.grid)
     before = None
     if at_start is not None:
-        count = output.count // at_start.count
-        at_start = (
-            at_start.rows(torch.arange(at_start.count, device=output.device).repeat(count)) if count > 1 else at_start
-        )
         here = output.head_trace.values
         rises = [(here[place] - at_start.head_trace.values[place]) * seed for place, seed in seeds.items()]
         terms = [rise.unflatten(0, (output.count, -1)).flatten(1) for rise in rises]

@@ -9,6 +9,7 @@ import torch
 from meta import Traffic
 from pytorch_grad_cam import GradCAM
 from pytorch_grad_cam.utils.model_targets import SemanticSegmentationTarget
+from reference import relative
 from sklearn.decomposition import PCA
 from sklearn.ensemble import RandomForestClassifier
 from sklearn.linear_model import LogisticRegression
@@ -41,6 +42,7 @@ from pytorch_grad_cam_pcasvm import (
 )
 from pytorch_grad_cam_pcasvm.methods import boundary_path
 from pytorch_grad_cam_pcasvm.runtime.errors import BaselineWarning
+from pytorch_grad_cam_pcasvm.targets import output_gradients
 
 torch.manual_seed(0)
 X = torch.randn(4, 3, 16, 24, dtype=torch.float64)
@@ -76,12 +78,12 @@ def network(classifier, layer="mix"):
     return PCASVMNet(BACKBONE, pipeline, layer, pool="dense").eval(), pipeline
 
 
-def margins_by_hand(pipeline, rows):
+def margins_by_hand(pipeline, rows, gamma=GAMMA):
     """The margins of each class of an RBF SVM, sums over pairs, with torch alone."""
     scaler, pca, svm = (step for _, step in pipeline.steps)
     p = (rows - torch.tensor(scaler.mean_)) / torch.tensor(scaler.scale_)
     p = (p - torch.tensor(pca.mean_)) @ torch.tensor(pca.components_).T
-    kernel = torch.exp(-GAMMA * torch.cdist(p, torch.tensor(svm.support_vectors_)) ** 2)
+    kernel = torch.exp(-gamma * torch.cdist(p, torch.tensor(svm.support_vectors_)) ** 2)
     ends = np.concatenate([[0], np.cumsum(svm.n_support_)])
     margins, pair = [0.0, 0.0, 0.0], 0
     for i in range(3):
@@ -140,6 +142,41 @@ def test_gradients_at_places_are_those_of_autograd():
         torch.testing.assert_close(maps.maps[:, k], (gradient * stem).sum(1).detach(), rtol=1e-8, atol=1e-10)
         torch.testing.assert_close(targets[k](net(X)), values.detach(), rtol=1e-9, atol=1e-9)
         assert targets[k](net(X)[1]).item() == pytest.approx(values[1].item(), rel=1e-9)
+
+
+@pytest.mark.parametrize("at_once", [None, 1], ids=["together", "one by one"])
+def test_gradients_at_places_far_from_all_support_vectors(at_once, monkeypatch):
+    """Each place has a factor of its own, which would underflow in single precision."""
+    if at_once is not None:
+        monkeypatch.setattr(output_gradients, "_BYTES", at_once)
+    net, pipeline = network(SVC(gamma=40.0))
+    x = 3 * torch.randn(1, 3, 16, 24, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
+    stem = BACKBONE.stem(x).requires_grad_()
+    margins = margins_by_hand(pipeline, BACKBONE.mix(stem).flatten(2).mT.flatten(0, 1), 40.0)[:, 2]
+    slopes = torch.stack([torch.autograd.grad(value, stem, retain_graph=True)[0].flatten(1) for value in margins])
+    size = slopes.abs().amax((1, 2)).reshape(8, 12)
+    mask = ((size > 1e-80) & (size < 1e-20)).numpy()
+    assert 3 < mask.sum() < 40
+    cam, chosen = ClosedFormHiResCAM(net, ["stem"]), torch.from_numpy(mask)
+    maps = cam.explain(x, [SVMTarget("hole", at=mask), SVMTarget("crack", at=mask)])
+    whole = cam.explain(x, lambda image: image.margins[2][chosen].mean())
+    assert (maps.log_scale < -40).all()
+    assert (maps.maps.abs() < 1e3).all()  # the factor is the largest one
+    expected = (slopes[chosen.flatten()].mean(0).reshape(stem.shape) * stem).sum(1).detach()
+    for each in (maps, whole):
+        actual = each.maps[:, 0] * each.log_scale[:, 0, None, None].exp()
+        assert relative(actual / expected.abs().max(), expected / expected.abs().max()) < 1e-8
+
+
+def test_contributions_of_a_region_are_the_means_of_its_places():
+    net, _ = network(RandomForestClassifier(8, random_state=0))
+    mean = mean_activations(net, [X], "mix", progress=False).mean((1, 2))
+    places = [SVMTarget("crack", at=tuple(place)) for place in np.argwhere(MASK).tolist()]
+    maps = ContributionCAM(net, ["mix"], mean=mean).explain(X, [SVMTarget("crack", at=MASK), *places])
+    for name in ("values", "baseline_values", "remainder", "effects"):
+        column = getattr(maps, name)
+        torch.testing.assert_close(column[:, 0], column[:, 1:].mean(1), rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(maps.maps[:, 0], maps.maps[:, 1:].mean(1), rtol=1e-9, atol=1e-12)
 
 
 def test_the_class_of_a_region_is_the_most_frequent_one():
@@ -280,7 +317,7 @@ def test_callables_of_all_positions_are_sums_of_targets(gamma, factor):
         value = image.margins[2].mean()
         return value + factor * image.components[1].mean() if factor else value
 
-    for baseline in ("zero", X.flip(0)):
+    for baseline in ("zero", X.flip(0), X[:1]):
         cam = ContributionCAM(net, ["stem"], baseline=baseline)
         whole = cam.explain(X, [linear, lambda image: image.components[0].mean()])
         parts = cam.explain(X, [SVMTarget("hole"), PCATarget(1), PCATarget(0)])
