@@ -60,6 +60,7 @@ def shared(*sizes):
     whole = behind * x
 
     def summed(grad, dim):
+        assert dim < len(SHAPE) - 1, "tokens do not lie along the last dimension"
         return (grad * x).sum(dim + 1, keepdim=True)
 
     return Shared(lambda: whole, summed, Cotangent(behind.expand(K, *SHAPE))), whole
@@ -83,6 +84,7 @@ KINDS = {
     "behind a dense layer, many targets": lambda: dense(weights.FEW + 1),
     "shared by all": lambda: shared(1, 1, 1, 1),
     "shared by some": lambda: shared(2, 4, 1, 6),
+    "shared along the last, too": lambda: shared(2, 4, 1, 1),
 }
 SUBSETS = [list(dims) for count in (1, 2, 3, 4) for dims in combinations(range(4), count)]
 
