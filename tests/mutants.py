@@ -100,7 +100,7 @@ TESTS = {
     "targets/components.py": "targets anomalies output_gradients head outputs method",
     "targets/decisions.py": "targets classes log_ratio output_gradients head outputs method boundary",
     "targets/scores.py": "targets output_gradients head outputs",
-    "targets/catalogue.py": "classes targets output_gradients method",
+    "targets/catalogue.py": "classes maps targets output_gradients method",
 }
 # Of some files only these functions are mathematics.
 ONLY = {
@@ -293,6 +293,9 @@ EQUIVALENT: dict[str, str] = {
     "head/log_ratio.py Evidence._compute_terms: self.log_intercept.unsqueeze(-1) -> "
     "self.log_intercept.unsqueeze(-2)": "both are (2, 1, 1)",
     "head/log_ratio.py LogRatio._list_gradient_rows: without may_look(seed)": UNSEEN,
+    "targets/decisions.py SVMTarget._find_word: without isinstance(self.versus, str)": (
+        "it is compared with words, and only a word equals one"
+    ),
     "targets/decisions.py LogRatioTarget._pull_back: "
     "log_scale.exp().unsqueeze(-1) -> log_scale.exp().unsqueeze(-2)": "K is 1",
     "head/log_ratio.py Evidence.secant: gap.abs() > rounding -> gap.abs() >= rounding": BOUND,

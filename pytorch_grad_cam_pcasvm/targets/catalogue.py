@@ -74,7 +74,7 @@ def encoded(target: Any) -> Any:
         if isinstance(value, Region):
             return value.encoded
         native = value.item() if isinstance(value, np.generic | Tensor) else value
-        if not isinstance(native, None | bool | int | float | str):
+        if not isinstance(native, None | int | float | str):  # a boolean is an integer
             reason = f"a label must be a string, a number or a boolean, got {type(value).__name__}"
             raise TypeError(f"{target} cannot be saved: {reason}")
         return {"dtype": value.dtype.str, "value": native} if isinstance(value, np.generic) else native

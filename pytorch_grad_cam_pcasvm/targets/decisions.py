@@ -138,7 +138,7 @@ class SVMTarget(PlacedTarget, ClosedFormTarget):
         """Return the decision, whatever its sign and place; None for the value of a regressor."""
         if head.vote is None or (head.classes_ is None and head.vote.about != "one class"):
             return None
-        return self if self.sign == "+" and self.at is None else replace(self, sign="+", at=None)
+        return replace(self, sign="+", at=None)
 
     def why_blank(self, output: HeadOutput) -> str | None:
         """Return the reason why the map of an output row is blank, or None if it is unknown."""
@@ -311,7 +311,7 @@ class LogRatioTarget(PlacedTarget, ClosedFormTarget):
     def _stage(self, output: OfHead) -> tuple[Stage, int]:
         """Return the stage of the log-ratios, in place of the decision, and the position of its input."""
         position = find_decision(output, self)
-        return log_ratios(output.head.stages[position - 1]), position - 1
+        return log_ratios(output.head.stages[-1]), position - 1  # nothing follows a decision
 
     def _combine(self, output: OfHead, rows: Tensor) -> Tensor:
         """Return combinations (N, P), or (P,) for a row, of the log-ratios."""

@@ -57,7 +57,7 @@ class ProbabilityTarget(PlacedTarget):
 
     def count_questions(self, head: Head) -> int:
         """Return 1 for a named class, else the number of classes."""
-        return 1 if self.category is not None or head.decision_position is None else int(head.voting.n_classes)
+        return 1 if self.category is not None else int(head.voting.n_classes)
 
     def number_questions(self, output: OfHead) -> Tensor:
         """Return the index of the class predicted for each row, shape (N,)."""

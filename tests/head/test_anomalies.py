@@ -209,6 +209,18 @@ def test_components_without_variance(whiten: bool, tmp_path: Any) -> None:
     assert variance.min() < np.finfo(float).eps ** 2 * 1e3, "there is no component without variance"
 
 
+@pytest.mark.parametrize("whiten", [False, True])
+def test_components_without_variance_may_come_first(whiten: bool) -> None:
+    pca = PCA(5, whiten=whiten, svd_solver="full").fit(X @ np.diag([1.0] * 3 + [0.0] * 7))
+    for name in ("components_", "explained_variance_", "explained_variance_ratio_", "singular_values_"):
+        setattr(pca, name, getattr(pca, name)[::-1].copy())
+    with pytest.warns(ConstantComponentWarning, match="components 0 and 1 of PCA"):
+        head = Head.of([pca])
+    scores = pca.transform(QUERY)[:, 2:]
+    expected = (scores**2 / (1.0 if whiten else pca.explained_variance_[2:])).sum(1)
+    assert relative(HotellingTarget()(output_of(head, QUERY)), expected) < 1e-10
+
+
 def test_all_components_leave_nothing_and_give_the_mahalanobis_distance() -> None:
     centred = QUERY - X.mean(0)
     expected = np.einsum("nd,de,ne->n", centred, np.linalg.inv(np.cov(X.T)), centred)

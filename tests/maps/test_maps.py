@@ -516,6 +516,15 @@ def test_targets_survive_a_file(target, tmp_path):
     assert_same(loaded, maps)
 
 
+def test_a_label_that_is_a_tensor_is_saved_as_a_number(tmp_path):
+    lone = torch.ones(1, 1)
+    target = SVMTarget(torch.tensor(1), versus=[torch.tensor(0), 2])
+    SignedMaps(torch.ones(1, 1, 1, 1), lone, lone, lone, lone, [target], lone).save(tmp_path / "maps")
+    (loaded,) = SignedMaps.load(tmp_path / "maps").targets
+    assert loaded == SVMTarget(1, versus=[0, 2])
+    assert_same_types(loaded, SVMTarget(1, versus=[0, 2]))
+
+
 def test_targets_of_others_are_saved_by_name(tmp_path):
     lone = torch.ones(1, 2)
     targets = [ClassifierOutputTarget(3), lambda output: output[..., 0]]

@@ -88,7 +88,8 @@ def test_how_many_questions_a_margin_stands_for_and_which_have_boundaries(proble
         for arguments in ((), ("ant",), ("ant", "bee"), ("ant", "runner-up"), (None, "runner-up"))
     ] == [3, 1, 1, 3, 9]
     x = np.random.default_rng(0).normal(size=(30, 4))
-    assert SVMTarget("ant", sign="-").boundary(head) == SVMTarget("ant")
+    for asked in (SVMTarget("ant", sign="-"), SVMTarget("ant", at="max"), SVMTarget("ant", sign="-", at=(0, 1))):
+        assert asked.boundary(head) == SVMTarget("ant")
     assert SVMTarget().boundary(Head.of(SVR().fit(x, x[:, 0]))) is None
     assert SVMTarget().boundary(Head.of(OneClassSVM().fit(x))) == SVMTarget()
     assert SVMTarget().boundary(SimpleNamespace(vote=None, classes_=None)) is None
@@ -120,3 +121,4 @@ def test_against_several_no_class_is_its_own_rival(problem):
         rivals = [names.index(name) for name in ("ant", "cat") if name != label]
         margins = output.margins[place]
         assert relative(of_ant[place], margins[names.index(label)] - margins[rivals].mean()) < 1e-12
+        assert relative(SVMTarget(versus=[label])(output)[place], margins[names.index(label)]) < 1e-12  # no rival

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from problems import Backbone, Problem
-from reference import relative
+from reference import activations_of, relative, with_activations
 from sklearn.base import clone
 from sklearn.decomposition import PCA
 from sklearn.pipeline import Pipeline
@@ -16,6 +16,7 @@ from torch import nn
 
 from pytorch_grad_cam_pcasvm import (
     BlankMapWarning,
+    ClosedFormAblationCAM,
     ClosedFormGradCAM,
     ContributionCAM,
     HotellingTarget,
@@ -182,6 +183,9 @@ def test_a_head_without_pca_or_svm_says_what_it_lacks(problem):
     for targets in (None, [SVMTarget("ant")] * 5, [SVMTarget()] * 5):
         with pytest.raises(ValueError, match="needs a head with an SVM, but this one has none: use PCATarget"):
             cam(problem.x, targets)
+    for call in (cam, cam.explain):
+        with pytest.raises(ValueError, match="the head has no SVM: use PCATarget"):
+            call(problem.x, ProbabilityTarget())
     assert cam.explain(problem.x).targets == [PCATarget(b) for b in range(4)]
     features = problem.net(problem.x).features.detach().numpy()
     svm = SVC().fit(np.concatenate([features, features + 1]), ["ant"] * 5 + ["bee"] * 5)
@@ -196,6 +200,25 @@ def test_targets_on_an_ordinary_classifier(problem):
     for target in (PCATarget(0), SVMTarget("ant")):
         with pytest.raises(ValueError, match="needs the output of a PCASVMNet; for an ordinary classifier use"):
             cam(problem.x, [target] * 5)
+
+
+def test_the_largest_score_is_that_of_the_class_that_an_image_has_with_all_its_channels():
+    torch.manual_seed(0)
+    net, x = Backbone(classes=3).double().eval(), torch.randn(5, 3, 12, 12, dtype=torch.float64)
+    layer = net.features[3]
+    with torch.no_grad():
+        net.classifier[-1].bias -= net(x).mean(0)  # so that each class has some images
+    scores, f = net(x).detach(), activations_of(net, layer, x)
+    largest = scores.argmax(1, keepdim=True)
+    maps, changed = ClosedFormAblationCAM(net, [layer]).explain(x), 0
+    for t in range(f.shape[1]):
+        without = f.clone()
+        without[:, t] = 0
+        left = with_activations(net, layer, x, without)
+        assert relative(maps.weights[:, 0, t], (scores - left).gather(1, largest)[:, 0]) < 1e-10
+        changed += int((left.argmax(1, keepdim=True) != largest).sum())
+    assert len(largest.unique()) > 1
+    assert changed, "no image is of another class without a channel: nothing is tested"
 
 
 @pytest.mark.parametrize(
