@@ -232,7 +232,7 @@ def _find_varying(reduction: Any, variances: Tensor) -> Tensor:
     varying = reduction.facts.varying
     if varying is None:
         return variances
-    # Those of whitened components are all 1, and divisors of the others.
+    # Those of whitened components are all 1, and so are the divisors of others.
     order = (variances * reduction.divisor).argsort(descending=True, stable=True)
     return variances.index_fill(0, order[int(varying) :], torch.inf)
 
