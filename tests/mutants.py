@@ -61,7 +61,7 @@ TESTS = {
     "rules/reductions.py": "rules secants_path recorder",
     "rules/sampling.py": "rules secants_path recorder",
     "rules/pooling.py": "rules recorder relevance secants_path",
-    "rules/shapes.py": "rules recorder",
+    "rules/shapes.py": "rules recorder facts",
     "rules/indexing.py": "rules secants_path recorder overlapping",
     "tape/overlapping.py": "overlapping",
     "network/grid.py": "cells anomaly_scale",

@@ -57,7 +57,7 @@ def put_alike_rule(input: Tensor, places: Tensor, source: Tensor, *, y: Tensor, 
     def of_source() -> Tensor:
         ones = torch.ones_like(places, dtype=grad.dtype).reshape(-1)
         count = grad.new_zeros(input.numel()).index_add(0, places.reshape(-1), ones)
-        return (grad.flatten(1) / count.clamp(min=1))[:, places]
+        return (grad.flatten(1) / count)[:, places]
 
     return *put_rule(input, places, source, y=y, grad=grad)[:2], of_source
 

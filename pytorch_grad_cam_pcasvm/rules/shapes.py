@@ -195,7 +195,7 @@ def narrowed(
     size = input.shape[dim]
     # Not slice.indices, which would take a symbol for a number.
     first = 0 if start is None else start if start >= 0 else max(0, start + size)
-    if step == 1 and y.shape[dim] > 0:
+    if step == 1:
         return Part(lambda: grad, input.shape, dim, first, y.shape[dim])
     pulled = grad.new_zeros(len(grad), *input.shape)
     return torch.slice_scatter(pulled, grad, dim + 1, start, end, step)

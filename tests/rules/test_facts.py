@@ -194,6 +194,18 @@ def test_where_tokens_are(function, expected):
     assert [dims and dims[0] for dims in found] == expected
 
 
+@pytest.mark.parametrize("take", [lambda x: x[:, -1], lambda x: x[:, -4:-1]], ids=["the last", "some before the last"])
+def test_tokens_from_behind_are_reached(take):
+    x = torch.randn(2, 9, 8, dtype=torch.float64)
+    with torch.no_grad():
+        passed = Path(Start(take), None, ["start"]).record(x)
+    seeds = [torch.randn(3, *passed.output.shape, dtype=torch.float64)]
+    whole = passed.pullback(seeds, 0).dense()
+    for start, length in ((0, 4), (3, 4), (5, 4), (8, 1)):
+        found = passed.pullback(seeds, 0).token_sums(1, start, length)
+        assert relative(found + 1, whole.narrow(2, start, length).sum(2, keepdim=True) + 1) < 1e-12
+
+
 def test_an_elementwise_layer_of_two_tensors_has_no_tokens_of_its_own(rules):
     class Blend(nn.Module):
         def forward(self, a, b):
