@@ -656,12 +656,15 @@ def shown(node: ast.expr) -> str:
 # --- how it is run --------------------------------------------------------------------------------------------------
 
 
-def compile_mutant(mutant: Mutant, tree: ast.Module) -> CodeType:
-    """Return the code of a file with one node changed."""
+def compile_mutant(mutant: Mutant, tree: ast.Module, *, keeps_names: bool = False) -> CodeType:
+    """Return the code of a file with one node changed; with its names, so that a function that is there can take it."""
+    instead = copy.deepcopy(mutant.instead)
+    if keeps_names:
+        instead = ast.copy_location(ast.IfExp(ast.Constant(True), instead, mutant.node), mutant.node)
 
     class Swap(ast.NodeTransformer):
         def visit(self, node: ast.AST) -> ast.AST:
-            return copy.deepcopy(mutant.instead) if node is mutant.node else super().visit(node)
+            return instead if node is mutant.node else super().visit(node)
 
     return compile(ast.fix_missing_locations(Swap().visit(tree)), str(ROOT / PACKAGE / mutant.file), "exec")
 
@@ -710,19 +713,20 @@ def change_functions(
         ValueError: it is not only functions that change.
     """
     before = list_codes(compile(tree, str(ROOT / PACKAGE / mutant.file), "exec"))
-    pairs = list(zip(before, list_codes(compile_mutant(mutant, tree)), strict=True))
-    count = Counter(place_of(old) for old, _ in pairs)
+    pairs = list(zip(before, list_codes(compile_mutant(mutant, tree, keeps_names=True)), strict=True))
+    count = Counter(old for old, _ in pairs)
     for old, new in pairs:
         if old == new:
             continue
         if not old.co_flags & inspect.CO_OPTIMIZED:  # of a module or class
             if of_import(old) != of_import(new):
                 raise ValueError("it runs at import")
-        elif count[place_of(old)] > 1:
-            raise ValueError("two functions have the same name and line")
+        elif count[old] > 1:
+            raise ValueError("two functions have the same code")
         else:
             for function in functions.get(place_of(old), ()):
-                function.__code__ = new
+                if function.__code__ == old:  # of several in one line
+                    function.__code__ = new
 
 
 class Forked:
