@@ -251,6 +251,10 @@ FUNCTIONS = {
     "getitem by a list": lambda x: x[:, [2, 0, 2]],
     "getitem by a tensor": lambda x: x[INDEX.clamp(max=1)],
     "getitem by a mask": lambda x: x[:, torch.tensor([True, False, True, True])],
+    "upsampled by torch's own operations": lambda x: (
+        torch.ops.aten.upsample_nearest2d(x, [7, 9]) * torch.ops.aten.upsample_bilinear2d(x, [7, 9], True)
+    ),
+    "upsampled by factors": lambda x: torch.ops.aten.upsample_nearest2d(x, [13, 11], 2.2, 2.3),
     "slices from behind": lambda x: x[:, -3:-1] * x[:, -1:].exp() * x[:, -9:2].tanh(),
     "slices with a step": lambda x: x[:, ::2] * x[:, -3::2].exp() * x[:, 1::2, -1:].tanh(),
     "a slice of nothing": lambda x: x[:, 4:].sum(1) + x.tanh().sum(1),
