@@ -81,6 +81,10 @@ def test_the_mean_is_moved_into_a_cell_whatever_the_precision(last, reduce):
         value = float(maps.baseline_values[0])
         torch.testing.assert_close(maps.baseline_values, torch.full_like(maps.baseline_values, value))
         values.append(value)
+        # It is that of the features that were found, which the activations give.
+        given = net.head(off_jump(net.head, net.head.feature_mean)[None]).values[-1]
+        given = net.head.voting.margins(given)[0, 0] if isinstance(last, Classes) else given[0, 0]
+        assert value == pytest.approx(float(given), rel=1e-6)
         # It is what the estimator says of a row a little off the mean, whatever rounding does to that.
         signs = np.array(np.meshgrid(*[[-1, 1]] * last.n_features_in_)).reshape(last.n_features_in_, -1).T
         at_corners = last.values(1e-3 * signs)
