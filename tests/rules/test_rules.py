@@ -255,6 +255,8 @@ FUNCTIONS = {
         torch.ops.aten.upsample_nearest2d(x, [7, 9]) * torch.ops.aten.upsample_bilinear2d(x, [7, 9], True)
     ),
     "upsampled by factors": lambda x: torch.ops.aten.upsample_nearest2d(x, [13, 11], 2.2, 2.3),
+    "inverse sines": lambda x: (0.9 * x.tanh()).asin() * (0.9 * x.tanh()).acos(),
+    "inverse hyperbolic functions": lambda x: (0.9 * x.tanh()).atanh() * (1.1 + x.square()).acosh(),
     "slices from behind": lambda x: x[:, -3:-1] * x[:, -1:].exp() * x[:, -9:2].tanh(),
     "slices with a step": lambda x: x[:, ::2] * x[:, -3::2].exp() * x[:, 1::2, -1:].tanh(),
     "a slice of nothing": lambda x: x[:, 4:].sum(1) + x.tanh().sum(1),
