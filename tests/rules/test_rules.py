@@ -695,27 +695,31 @@ def test_a_rule_may_have_no_gradient_for_an_argument(rules):
     assert relative(actual, expected) < 1e-12
 
 
-def test_a_registered_layer_of_two_tensors(rules):
-    class Blend(nn.Module):
-        def forward(self, a, b):
-            return torch.lerp(a, b, 0.3)
+class Blend(nn.Module):
+    def forward(self, a, b):
+        return torch.lerp(a, b, 0.3)
 
+
+class Blended(nn.Module):
+    """A layer of two functions of a target layer."""
+
+    def __init__(self, first, second):
+        super().__init__()
+        self.start, self.blend, self.first, self.second = nn.Identity(), Blend(), first, second
+
+    def forward(self, x):
+        x = self.start(1 * x)
+        return self.blend(self.first(x), self.second(x))
+
+
+def test_a_registered_layer_of_two_tensors(rules):
     @register_jacobian(Blend)
     def blend(layer, x, y, grad):
         a, b = x
         assert a.shape == b.shape == y.shape
         return 0.7 * grad, 0.3 * grad
 
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.start, self.blend = nn.Identity(), Blend()
-
-        def forward(self, x):
-            x = self.start(1 * x)
-            return self.blend(x.tanh(), x)
-
-    x, net = torch.randn(2, 3, 4, 4, dtype=torch.float64), Net()
+    x, net = torch.randn(2, 3, 4, 4, dtype=torch.float64), Blended(torch.tanh, lambda x: x)
     with torch.no_grad():
         passed = Path(net, None, ["start"]).record(x)
         assert [step.name for step in passed.tape.steps] == ["aten.tanh", "Blend"]
