@@ -48,7 +48,7 @@ TESTS = {
     "tape/tape.py": "secants_path tiles dense",
     "calculus/relevance.py": "facts relevance baselines",
     "calculus/secants.py": "secants_path",
-    "calculus/backward.py": "token_backward facts secants_path recorder methods",
+    "calculus/backward.py": "token_backward facts secants_path recorder methods rules refused",
     "calculus/affine.py": "secants_path coalitions boundary baselines",
     "rules/cotangents.py": "cotangents facts recorder secants_path",
     "rules/rule.py": "facts secants_path rules token_backward secants_head output_gradients head estimators",
@@ -64,7 +64,7 @@ TESTS = {
     "rules/shapes.py": "rules recorder facts secants_path ways",
     "rules/indexing.py": "rules secants_path recorder overlapping ways",
     "tape/overlapping.py": "overlapping",
-    "network/grid.py": "cells anomaly_scale",
+    "network/grid.py": "cells anomaly_scale patchcore",
     "network/tiling.py": "tiles",
     "network/tiles.py": "tiles",
     "path/blocks.py": "tiles",
@@ -74,7 +74,7 @@ TESTS = {
     "head/stack.py": "conditions secants_head output_gradients targets head",
     "head/log_ratio.py": "log_ratio",
     "head/kernels.py": "secants_head kernels head",
-    "head/stage.py": "hooks conditions secants_head output_gradients head estimators vote_and_facts",
+    "head/stage.py": "hooks conditions secants_head output_gradients head estimators vote_and_facts enumerated",
     "head/stages.py": "conditions vote_and_facts secants_head output_gradients head estimators anomalies",
     "head/vote.py": "files_of_versions vote_and_facts targets head estimators registry options enumerated",
     "head/distances.py": "distances secants_head registry neighbours",
@@ -85,10 +85,12 @@ TESTS = {
     "methods/method.py": "maps method",
     "targets/boundary_head.py": "boundary off_jump enumerated dense",
     "maps/results.py": "multiscale boundary maps",
-    "methods/boundary_path.py": "boundary off_jump enumerated enumerated_networks",
+    "methods/boundary_path.py": "boundary_path boundary off_jump enumerated enumerated_networks",
     "methods/run.py": "maps methods method contributions token_backward boundary tiles",
     "methods/gradient.py": "methods maps",
-    "methods/contributions.py": "contributions baselines methods multiscale token_backward enumerated",
+    "methods/contributions.py": (
+        "contributions baselines methods multiscale token_backward enumerated enumerated_networks branches boundary"
+    ),
     "methods/perturbation.py": "methods coalitions baselines dense outputs",
     "maps/signed_maps.py": "maps",
     "network/layout.py": "maps token_backward channel_means tiles",
@@ -168,6 +170,7 @@ FASTER = {
         "block.size > 1",
     ),
     "targets/output_gradients.py _differentiate_places": ("without column.positions",),
+    "methods/contributions.py SecantCAM.sampling": ("without self.max_bytes",),
     "methods/perturbation.py Players.__init__": ("grid is None",),
     "methods/perturbation.py Players.at_once": ("8 *", "max(self", "self._position is None"),
     # What is not kept is made again; of a head that is another one, numbers are others, too.
@@ -179,7 +182,7 @@ FASTER = {
     "targets/boundary_head.py Boundary._search": ("head is", "start.unsqueeze"),
     "targets/boundary_head.py _Search.__init__": ("max(1", "_BYTES //"),
     # On the CPU nothing is copied to it.
-    "targets/boundary_head.py on_cpu": ("device.type", "_hooks", "isinstance(value"),
+    "targets/boundary_head.py on_cpu": ("device.type", "_hooks", "isinstance(value", "for value in shared} |"),
     "targets/boundary_head.py on_cpu.copied": ("is_floating_point",),
     # Sizes of terms, of which a tolerance is a part that is far above what rounding loses.
     "targets/output_gradients.py _differentiate_whole": ("values.abs()", "term.abs()"),
@@ -196,12 +199,13 @@ FASTER = {
         "len(first) * len(support_vectors)",
     ),
     "head/log_ratio.py Line._at_once": (
-        *("is_traced()", "self.start.shape", "images * self.start[:, 0].numel() ->", "-> _AT_ONCE"),
+        *("is_traced()", "self.start.shape", "images * self.start[:, 0].numel() ->", "-> _AT_ONCE", "max(1"),
     ),
     "calculus/relevance.py _shared": ("may_look",),
     "calculus/backward.py Walk._add_cotangent": ("type(part)", "type(parts[0])"),
     "calculus/backward.py Walk._pull_arguments": ("without one.shape[dim] > 1",),
     "calculus/backward.py Walk._followed": ("without step.rule.same_for_all",),
+    "calculus/backward.py Walk._verify": ("without key in self.tape.verified",),
     "calculus/affine.py AffineBeginning.isolate_players": ("not self.tape.keeps_numbers(step) ->",),
     "calculus/affine.py AffineBeginning.run_rows": ("without self._interchangeable",),
     "calculus/affine.py AffineBeginning._interchangeable": ("may_look",),
@@ -319,6 +323,15 @@ EQUIVALENT: dict[str, str] = {
         "a norm is pulled back from what is one"
     ),
     "calculus/backward.py Walk._tokens: without step.rule is None": NO_RULE,
+    "calculus/backward.py Walk._verify: without rule is None": NO_RULE,
+    "calculus/backward.py Walk._verify: self.start is None -> self.start is not None": "it tells two walks apart",
+    "calculus/backward.py Walk._verify: without self.start is not None": "what fails there, the walk refuses",
+    "calculus/backward.py Walk._pair_cotangents: without tokens is not None": (
+        "without a range of tokens, no dimension is given"
+    ),
+    "calculus/backward.py Walk._pull_arguments: one.shape[dim] > 1 -> one.shape[dim] >= 1": (
+        "of one token the sum is what it is"
+    ),
     "calculus/backward.py Walk.token_sums: self.value.narrow(dim, 0, 1) -> self.value.narrow(dim, 1, 1)": (
         "its shape is asked for"
     ),
@@ -338,8 +351,6 @@ EQUIVALENT: dict[str, str] = {
     "rules/cotangents.py Shared.sum: self._behind.narrow(dim, 0, 1) -> self._behind.narrow(dim, 1, 1)": (
         "they are the same along it"
     ),
-    "calculus/affine.py _is_linear: without step.rule is None": NO_RULE,
-    "calculus/affine.py _is_linear: step.rule is None -> step.rule is not None": "the same numbers, row by row",
     "rules/linear.py _subscripts: '...' * ('...' in left) -> '...'": "without an ellipsis it is for nothing",
     "calculus/backward.py Walk._split_heads.split: grad.unsqueeze(1) -> grad.unsqueeze(0)": "one target at a time",
     "calculus/secants.py through_secant: without x is not x0": "an object is equal to itself",
@@ -414,6 +425,10 @@ EQUIVALENT: dict[str, str] = {
     "head/stages.py Normalise._norm_secant: norm + norm0 -> norm": "of a row of zeros the norm's secant has no part",
     "head/stages.py Normalise._norm_secant: norm + norm0 -> norm0": "of a row of zeros the norm's secant has no part",
     "head/stages.py Normalise._norm_secant: norm >= norm0 -> norm > norm0": "of equal norms either place adds up",
+    "head/stages.py Projection.restoring: without self.inverse is None": "what is missing counts as None",
+    "head/stages.py Projection.restoring: self.inverse.unsqueeze(1) * self.components -> self.components": (
+        "of one dimension it is ones"
+    ),
     "head/stage.py Conditions.bound_rounding: 16 * self.eps -> self.eps": BOUND,
     "head/stack.py Stack.pullback: without start is None": JACOBIAN,
     "head/stack.py Stack.pullback: without stage.linear": JACOBIAN,
@@ -422,6 +437,17 @@ EQUIVALENT: dict[str, str] = {
     "missing.abs() >= 16 * torch.finfo(x.dtype).eps * size": BOUND,
     "head/distances.py mean_slopes: 16 * torch.finfo(x.dtype).eps * size -> 16 * torch.finfo(x.dtype).eps": BOUND,
     "head/distances.py mean_slopes: 16 * torch.finfo(x.dtype).eps -> torch.finfo(x.dtype).eps": BOUND,
+    "head/distances.py OfPoints.secant: torch.maximum(y.abs(), y0.abs()) -> torch.minimum(y.abs(), y0.abs())": BOUND,
+    "head/distances.py OfPoints.secant: y.abs() -> y": BOUND,
+    "head/distances.py OfPoints.secant: y0.abs() -> y0": BOUND,
+    **{
+        f"head/distances.py CosineDistance.nearest: x.unsqueeze(-2) - near -> {instead}": "no slope of cosines reads it"
+        for instead in ("x.unsqueeze(-2) + near", "x.unsqueeze(-2)", "-near")
+    },
+    "head/distances.py LocalOutlier.slopes: distances > self.radii[index] -> distances >= self.radii[index]": (
+        "at a kink either slope is one"
+    ),
+    "head/distances.py LogDensity._exponents: squares.clamp(min=0) -> squares": BOUND,
     "head/distances.py Neighbours.secant: size + size0 -> size": BOUND,
     "head/distances.py Neighbours.secant: size + size0 -> size0": BOUND,
     "head/distances.py Neighbours.evaluate: distances.amax(-1, keepdim=True) -> "
@@ -454,6 +480,38 @@ EQUIVALENT: dict[str, str] = {
     "methods/perturbation.py ClosedFormScoreCAM.compute: -count -> count": BAR,
     "methods/perturbation.py ClosedFormScoreCAM.compute: steps > 20 -> not steps > 20": BAR,
     "methods/perturbation.py ClosedFormScoreCAM.compute: steps > 20 -> steps >= 20": BAR,
+    "targets/boundary_head.py _Search._bisect: ends[low] * ends[high] > 0 -> ends[low] * ends[high] >= 0": (
+        "an end at which it is 0 is the zero"
+    ),
+    "targets/boundary_head.py _Search._in_rounding: 1 - lengths -> -lengths": BOUND,
+    "targets/boundary_head.py _Search._in_rounding: (self._evaluate_rows(x + lengths.unsqueeze(1) * step) - expe "
+    "... s() <= expected.abs() / 2 -> (self._evaluate_rows(x + lengths.unsqueeze(1) * step) - expe "
+    "... bs() < expected.abs() / 2": BOUND,
+    "targets/boundary_head.py _Search.find_nearest: self._evaluate_rows(candidates) * value < 0 -> "
+    "self._evaluate_rows(candidates) * value <= 0": "a sample whose value is exactly 0 is a crossing itself",
+    **{
+        f"targets/boundary_head.py _Search.find_nearest: start + ways[{which}] -> {instead}": "any ways beside it do"
+        for which in ("0", "1:")
+        for instead in (f"start - ways[{which}]", f"ways[{which}]")
+    },
+    "methods/boundary_path.py leave_jump: without run.head.enumerated is None": "what has a gradient has no jumps",
+    "methods/boundary_path.py leave_jump: without is_traced()": TRACED,
+    "methods/boundary_path.py leave_jump: output.head_trace.values[0].mean(0) -> "
+    "output.head_trace.values[0].sum(0)": "the mean is one row",
+    "methods/contributions.py ContributionCAM.compute: without may_look(maps)": UNSEEN,
+    "methods/contributions.py LIFTCAM.compute: without may_look(weights)": UNSEEN,
+    "methods/contributions.py LIFTCAM.compute: torch.cat([weights, *left], -1) -> torch.cat([weights], -1)": (
+        "what Shapley values leave out is rounding"
+    ),
+    "methods/contributions.py ContributionCAM.compute: remainder + seeds.remainder.to(remainder) -> "
+    "remainder - seeds.remainder.to(remainder)": "what Shapley values leave out is rounding",
+    "methods/contributions.py ContributionCAM.compute: remainder + seeds.remainder.to(remainder) -> "
+    "remainder": "what Shapley values leave out is rounding",
+    "methods/boundary_path.py PathBoundary._reused: (values - former.goal).norm() <= former.nothing -> "
+    "(values - former.goal).norm() < former.nothing": BOUND,
+    "methods/boundary_path.py PathBoundary._reused: key in self._kept -> not key in self._kept": TRACED,
+    "methods/boundary_path.py PathBoundary._by_components: output.head_trace.values[0].detach().mean(0) -> "
+    "output.head_trace.values[0].detach().sum(0)": "the mean is one row",
     "methods/perturbation.py _masks: span > 0 -> span >= 0": FLAT,
     "methods/perturbation.py _masks: span > 0 -> span >= 0 #2": FLAT,
     "maps/signed_maps.py SignedMaps._part: sign > 0 -> sign >= 0": SIGN,

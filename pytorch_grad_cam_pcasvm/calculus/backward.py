@@ -317,7 +317,7 @@ class Walk(Pullback):
     ) -> Iterator[tuple[int, Cotangent]]:
         """Yield the values that a step depends on, and their cotangents."""
         args = step.operands
-        dims = [None] * len(args) if tokens is None else tokens.dims[len(step.arguments) - len(args) :]
+        dims = [None] * len(args) if tokens is None else tokens.dims[-len(args) :]
         for argument, part, dim in zip(args, pulled, dims, strict=False):
             if tokens is not None and dim is not None and isinstance(argument, Ref) and part is not None:
                 if argument.index in self.path:

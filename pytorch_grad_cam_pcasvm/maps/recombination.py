@@ -249,7 +249,7 @@ def decision_steps(components: SignedMaps, head: Any, target: Any) -> tuple[Tens
     with torch.no_grad():
         boundary, origin = _boundary_of(components, tail, reduction), components.baseline_values
         seeds = _differentiate_components(components, reduction, tail, [target], boundary)
-        if boundary is not None and not isinstance(target, PCATarget | HotellingTarget):
+        if boundary is not None:
             questions = resolve_targets([target], _make_output(tail, 0, components.values))
             ((_, boundaries, which),) = questions.group_boundaries(tail, components.values.device)
             origin = boundary.at(boundaries, which).features
@@ -318,7 +318,7 @@ def take_tail(head: Head, count: int, made_by: Head | None, width: int | None) -
         ValueError: the head takes another number of components, or reduces features in another way.
     """
     position = behind_components(head, count, made_by, width)
-    if not position and made_by is not None and head is not made_by:
+    if not position and made_by is not None:
         refuse_between(made_by.between)
     stages = list(head.stages)[position:]
     tail = Head(stages) if stages else None

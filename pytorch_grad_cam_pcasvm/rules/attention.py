@@ -11,8 +11,8 @@ from pytorch_grad_cam_pcasvm.rules.registry import aten, list_dims, ratio, regis
 from pytorch_grad_cam_pcasvm.rules.rule import Call, mid
 
 
-def _keep_other_dim(dim: int, input: Tensor, along: Any = None, *rest: Any, y: Tensor, **options: Any) -> int | None:
-    return dim if isinstance(along, int) and along % y.dim() != dim else None
+def _keep_other_dim(dim: int, input: Tensor, along: int, *rest: Any, y: Tensor, **options: Any) -> int | None:
+    return dim if along % y.dim() != dim else None
 
 
 @register_jacobian(*aten("softmax", "_softmax"), needs="y", tokens=_keep_other_dim, attends=("input",))
@@ -84,8 +84,8 @@ def _queries(
     if special or dim != y.dim() - 2 or query.dim() != y.dim():
         return None
     mask = options.get("attn_mask", mask)
-    own = mask is not None and mask.dim() > 1 and mask.shape[-2] > 1
-    return [dim, None, None, mask.dim() - 2 if mask is not None and own else None]
+    own = mask.dim() - 2 if mask is not None and mask.dim() > 1 and mask.shape[-2] > 1 else None
+    return [dim, None, None, own]
 
 
 @register_jacobian(

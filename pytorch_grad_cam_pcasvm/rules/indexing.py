@@ -140,12 +140,8 @@ def scatter(input: Tensor, dim: int, index: Tensor, source: Any, *, y: Tensor, g
     axis, places = dim % input.dim() + 1, index.expand(len(grad), *index.shape)
 
     def of_source() -> Tensor:
-        inside = tuple(slice(size) for size in index.shape)
-        gathered = grad.gather(axis, places)
-        if not isinstance(source, Tensor) or source.dim() == 0:
-            return unbroadcast(gathered, torch.as_tensor(source))
         whole = grad.new_zeros(len(grad), *source.shape)
-        whole[(slice(None), *inside)] = gathered
+        whole[(slice(None), *map(slice, index.shape))] = grad.gather(axis, places)
         return whole
 
     return lambda: grad.scatter(axis, places, 0.0), None, None, of_source

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import repeat
 from types import FrameType
 from typing import Any
 
@@ -369,7 +370,7 @@ def values_in(arguments: Any, *counterparts: Any) -> Iterator[tuple[Any, ...]]:
         for name, item in arguments.items():
             yield from values_in(item, *(other[name] for other in counterparts))
     elif isinstance(arguments, list | tuple):
-        lists = (other if isinstance(other, list | tuple) else [other] * len(arguments) for other in counterparts)
+        lists = (other if isinstance(other, list | tuple) else repeat(other) for other in counterparts)
         for items in zip(arguments, *lists, strict=False):
             if isinstance(items[0], Ref | dict | list | tuple):
                 yield from values_in(*items)

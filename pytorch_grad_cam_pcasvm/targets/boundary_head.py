@@ -184,8 +184,9 @@ class Boundary:
         position, deviations = self._deviations or find_deviations(near.head) or (0, None)
         jumps = None if deviations is None else Jumps(near.head, target, position, deviations.to(values[0]))
         goal = None if jumps is None else jumps.find_jump(values[position][0])
-        if deviations is None or goal is None:
+        if goal is None:
             return near.features[0]  # no sample is known to be decided otherwise: baseline_values say what is there
+        assert deviations is not None
         point = features_at(near.head, values[0][0], position, goal, deviations.to(values[0]))
         if point is None:
             raise no_boundary(target, size)
@@ -246,7 +247,7 @@ class _Search:
         """Return the nearest zero to a start, shape (Q,)."""
         value = float(self._evaluate(start))
         candidates = self._candidates()
-        if len(candidates) and value:
+        if len(candidates):
             across = self._evaluate_rows(candidates) * value < 0
             for ends, reach in ((candidates[across], 1.0), (candidates, _BEYOND)):
                 crossed = self._crossed(start, ends, reach) if len(ends) else None

@@ -157,6 +157,19 @@ def test_the_mean_slope_of_a_square_is_the_slope_half_way():
     torch.testing.assert_close(slopes, torch.stack([half @ matrix for matrix in matrices], 1), rtol=1e-11, atol=1e-11)
 
 
+@pytest.mark.parametrize("fitted", [NearestNeighbors(n_neighbors=2), LocalOutlierFactor(n_neighbors=3, novelty=True)])
+def test_at_points_of_the_training_set_values_are_right_and_gradients_finite(fitted):
+    rows = np.concatenate([TRAINING, *[TRAINING[:1]] * 9])  # the first is there ten times
+    fitted.fit(rows)
+    head, x = Head.of(fitted), torch.tensor(TRAINING[:3])
+    by_sklearn = getattr(fitted, "decision_function", lambda x: -fitted.kneighbors(x)[0].mean(1))
+    trace = head(x)
+    np.testing.assert_allclose(trace.values[-1][:, 0], by_sklearn(TRAINING[:3]), rtol=1e-9, atol=1e-9)
+    pulled, _ = head.pullback(trace, {len(head.stages): torch.ones(1, 1, 1).double()})
+    assert pulled.isfinite().all()
+    assert not pulled[0].any()
+
+
 def test_far_from_the_origin_the_nearest_points_are_found():
     rows, x = TRAINING + 1e9, torch.tensor(QUERIES + 1e9)
     distances = (x.unsqueeze(1) - torch.tensor(rows)).norm(dim=-1)

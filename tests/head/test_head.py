@@ -803,6 +803,31 @@ class Arcsinh(Stage):
         return grad / (1 + saved**2).sqrt().unsqueeze(1), None
 
 
+def test_a_stage_with_a_pullback_of_its_own_inherits_no_secant():
+    class Secant(Arcsinh):
+        def secant(self, saved, saved0, grad):
+            return grad, None
+
+    class Same(Secant):
+        pass
+
+    class Other(Secant):
+        def pullback(self, saved, grad):
+            return grad, None
+
+    class Both(Secant):
+        def pullback(self, saved, grad):
+            return grad, None
+
+        def secant(self, saved, saved0, grad):
+            return 2 * grad, None
+
+    x = torch.ones(1, 2)
+    assert Arcsinh.secant is Other.secant is Stage.secant
+    assert Same().secant(x, x, x[:, None])[0].tolist() == [[[1.0, 1.0]]]
+    assert Both().secant(x, x, x[:, None])[0].tolist() == [[[2.0, 2.0]]]
+
+
 def test_a_stage_of_ones_own_is_checked_once():
     from problems import Problem
 

@@ -1,7 +1,9 @@
 """Recombined maps where sizes coincide, factors were taken out, or the reduction is not known."""
 
+import warnings
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,7 @@ import torch
 from reference import relative
 from sklearn.base import clone
 from sklearn.decomposition import PCA, KernelPCA
+from sklearn.ensemble import RandomForestClassifier
 from sklearn.neural_network import MLPClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import Normalizer, PowerTransformer, QuantileTransformer, StandardScaler
@@ -17,8 +20,10 @@ from sklearn.svm import SVC
 from torch import nn
 
 from pytorch_grad_cam_pcasvm import (
+    BaselineWarning,
     ClosedFormGradCAM,
     ContributionCAM,
+    Head,
     HotellingTarget,
     PCASVMNet,
     PCATarget,
@@ -26,7 +31,10 @@ from pytorch_grad_cam_pcasvm import (
     SVMTarget,
     recombined,
 )
+from pytorch_grad_cam_pcasvm.maps import decision_steps
+from pytorch_grad_cam_pcasvm.maps.recombination import compute_result
 from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput
+from pytorch_grad_cam_pcasvm.targets.output_gradients import OutputGradients
 
 IMAGES = torch.randn(9, 2, 7, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 LABELS = np.arange(9) % 2
@@ -125,3 +133,78 @@ def test_the_layers_of_one_classifier_are_no_steps_between() -> None:
     other = SVC().fit(rows, LABELS)
     actual = recombined(maps, other, [SVMTarget(1)])
     assert relative(actual.values[:, 0], torch.from_numpy(other.decision_function(rows))) < 1e-10
+
+
+@pytest.mark.parametrize("remainder", [True, False], ids=["of components", "of decisions alone"])
+def test_sums_of_component_maps_by_hand(remainder: bool) -> None:
+    generator = torch.Generator().manual_seed(3)
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    components = SimpleNamespace(
+        maps=draw(2, 3, 4, 5),
+        weights=draw(2, 3, 6),
+        log_scale=3 * draw(2, 3),
+        remainder=draw(2, 3) if remainder else None,
+    )
+    grads, excess, left, log_scale = draw(2, 4, 3), draw(2, 4), draw(2, 4), draw(2, 4)
+    grads[0, 1] = 0
+    seeds = OutputGradients([grads.transpose(0, 1)], log_scale, values=draw(2, 4), excess=excess, remainder=left)
+    result = compute_result(components, seeds)
+    factors = grads * components.log_scale.exp().unsqueeze(1)
+    scale = (result.log_scale - log_scale).exp()
+    of_maps = torch.einsum("nkb,nbhw->nkhw", factors, components.maps) - (excess / 20)[..., None, None]
+    of_rest = left + (torch.einsum("nkb,nb->nk", factors, components.remainder) if remainder else 0)
+    assert relative(result.maps * scale[..., None, None], of_maps) < 1e-12
+    assert (
+        relative(result.weights * scale[..., None], torch.einsum("nkb,nbt->nkt", factors, components.weights)) < 1e-12
+    )
+    assert relative(result.remainder * scale, of_rest) < 1e-12
+    assert (result.maps.abs() < 1e3 * components.maps.abs().amax()).all()
+
+
+STEPS = {
+    "neutral": ("neutral", [StandardScaler(), PCA(3), SVC(C=3.0)], 1.0),
+    "mean": ("mean", [StandardScaler(), PCA(3), SVC(C=3.0)], 1.0),
+    "far from all support vectors": (38 * IMAGES[0], [StandardScaler(), PCA(3), SVC(gamma=9.0)], 40.0),
+    "a reduction alone": ("neutral", [StandardScaler(), PCA(3)], 1.0),
+}
+
+
+@pytest.mark.parametrize("case", STEPS)
+def test_a_decision_is_its_value_at_the_start_and_its_steps(case: str) -> None:
+    baseline, stages, factor = STEPS[case]
+    net = net_of(*stages)
+    components = ContributionCAM(net, ["1"], baseline=baseline).explain(
+        factor * IMAGES, [PCATarget(b) for b in range(3)]
+    )
+    tail = Head(list(net.head.stages)[net.head.component_position :]) if len(stages) > 2 else None
+    for target in (PCATarget(1, "-"), HotellingTarget(), *([] if tail is None else [SVMTarget(1), SVMTarget()])):
+        g, p0, log_scale = decision_steps(components, net.head, target)
+        whole = recombined(components, net.head, [target])
+        change = log_scale.exp() * (g * (components.values - p0)).sum(1)
+        size = log_scale.exp() * (g * (components.values - p0)).abs().sum(1)
+        assert ((whole.baseline_values[:, 0] + change - whole.values[:, 0]).abs() <= 1e-9 * size).all()
+        if isinstance(target, SVMTarget):
+            assert (log_scale < -30).any() == (factor > 1)
+            assert (p0.abs().amax() < 1e-9) == (baseline == "mean")
+        elif factor == 1:
+            assert p0.abs().amax() < 1e-9  # the mean
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["the whole pipeline", "the classifier alone"])
+def test_where_a_forest_is_undecided_the_variances_of_its_components_tell(known: bool, tmp_path: Path) -> None:
+    net = net_of(StandardScaler(), PCA(3), RandomForestClassifier(5, random_state=0))
+    ContributionCAM(net, ["1"]).explain(IMAGES).save(tmp_path / "maps.safetensors")
+    components = SignedMaps.load(tmp_path / "maps.safetensors")
+    forest = RandomForestClassifier(5, random_state=0).fit(net(IMAGES).components.detach().numpy(), LABELS)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always", BaselineWarning)
+        recombined(components, net.head if known else forest, [SVMTarget()])
+        assert [warning.category for warning in told] == ([] if known else [BaselineWarning])
+        told.clear()
+        # A scaler before the classifier knows them, too.
+        scaled = make_pipeline(StandardScaler(), clone(forest)).fit(net(IMAGES).components.detach().numpy(), LABELS)
+        recombined(components, scaled, [SVMTarget()])
+        assert not told

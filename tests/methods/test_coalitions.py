@@ -89,6 +89,15 @@ def test_ablation_is_the_network_without_a_channel(case: Any, dtype: torch.dtype
     assert relative(maps.maps, torch.einsum("nkt,nt...->nk...", expected, f.double())) < 10 * tolerance
 
 
+def test_a_callable_may_read_the_features() -> None:
+    p = explained("pooled", "rbf")
+    f = activations_of(p.net, p.layer, p.x)
+    maps = ClosedFormAblationCAM(p.net, [p.layer]).explain(p.x, [lambda output: output.features[..., 2].square()])
+    expected = torch.zeros_like(maps.weights[:, 0])
+    expected[:, 2] = f.mean((2, 3))[:, 2] ** 2
+    assert relative(maps.weights[:, 0], expected) < 1e-9
+
+
 @pytest.mark.parametrize("baseline", BASELINES)
 @pytest.mark.parametrize("path", ["gelu", "skip"])
 def test_ablation_to_any_baseline(path: str, baseline: str) -> None:

@@ -355,7 +355,8 @@ def test_where_the_gradient_fades_contributions_do_not() -> None:
     assert gap(contribution) < 1e-10
 
 
-def test_a_network_that_mixes_images_is_refused():
+@pytest.mark.parametrize("method", [ContributionCAM, LIFTCAM])
+def test_a_network_that_mixes_images_is_refused(method):
     """What one image brings to the features of another is on no map of the other."""
 
     class Centred(nn.Module):
@@ -365,11 +366,20 @@ def test_a_network_that_mixes_images_is_refused():
     torch.manual_seed(0)
     net = nn.Sequential(nn.Conv2d(3, 4, 3), Centred(), nn.Flatten(), nn.Linear(64, 3)).double().eval()
     x = torch.randn(3, 3, 6, 6, dtype=torch.float64)
-    cam = ContributionCAM(net, ["0"], baseline="zero")
+    cam = method(net, ["0"], baseline="zero")
     with pytest.raises(NoClosedFormError, match="do not add up: the network mixes the images of a batch"):
         cam.explain(x)
     maps = cam.explain(x[:1])
-    assert relative(maps.maps.sum((2, 3)) + maps.baseline_values, maps.values) < 1e-10
+    if method is ContributionCAM:
+        assert relative(maps.maps.sum((2, 3)) + maps.baseline_values, maps.values) < 1e-10
+
+
+@pytest.mark.parametrize(("name", "least"), [("samples", 16), ("seed", 0)])
+def test_too_small_numbers_for_permutations_are_refused(name, least):
+    net = nn.Sequential(nn.Conv2d(3, 4, 3))
+    ContributionCAM(net, ["0"], **{name: least})
+    with pytest.raises(ValueError, match=f"{name} must be an integer from {least}, got {least - 1}"):
+        ContributionCAM(net, ["0"], **{name: least - 1})
 
 
 class Halves(nn.Module):

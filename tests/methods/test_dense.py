@@ -374,6 +374,15 @@ def test_all_methods_take_places():
     assert torch.isfinite(smooth.maps).all()
 
 
+def test_ablation_of_dense_features_themselves():
+    net, pipeline = network(SVC(gamma=GAMMA))
+    maps = ClosedFormAblationCAM(net, ["mix"]).explain(X[:2], SVMTarget("hole", at=(3, 4)))
+    rows = BACKBONE.mix(BACKBONE.stem(X[:2]))[:, :, 3, 4]
+    whole = margins_by_hand(pipeline, rows)[:, 2]
+    without = [margins_by_hand(pipeline, rows * (torch.arange(7) != t))[:, 2] for t in range(7)]
+    torch.testing.assert_close(maps.weights[:, 0], whole.unsqueeze(1) - torch.stack(without, 1), rtol=1e-9, atol=1e-9)
+
+
 def test_targets_are_compared_and_stored(tmp_path):
     assert SVMTarget("hole", at=MASK) == SVMTarget("hole", at=torch.from_numpy(MASK))
     assert hash(SVMTarget("hole", at=MASK)) == hash(SVMTarget("hole", at=MASK.tolist()))

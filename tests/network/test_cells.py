@@ -330,6 +330,15 @@ def test_a_layer_that_is_called_by_keyword_is_seen():
     assert cells(keyword, "inner.embed", (100, 70))[0].axes == ((-6, 16), (-5, 16))
 
 
+def test_a_layer_that_takes_what_is_no_tensor_is_passed_over():
+    class OfPair(nn.Conv2d):
+        def forward(self, pair):
+            return super().forward(pair[0] + pair[1])
+
+    of_pair = Between(nn.Identity(), lambda x, embed: embed((x, 0)), embed=OfPair(3, 4, 16, 16))
+    assert cells(of_pair, "inner.embed", (96, 64))[0] is None  # shared out evenly
+
+
 SIGNALS = {
     "padded": (lambda x: F.pad(x, (5, 0)), ((-5, 16),)),
     "smoothed": (lambda x: F.avg_pool1d(x, 5, 1, 2), ((0, 16),)),

@@ -22,8 +22,9 @@ from pytorch_grad_cam_pcasvm.methods.starts import BaselineCAM
 from pytorch_grad_cam_pcasvm.path.record import Path
 from pytorch_grad_cam_pcasvm.rules import registry
 from pytorch_grad_cam_pcasvm.rules.cotangents import cotangent
+from pytorch_grad_cam_pcasvm.rules.rule import Call
 from pytorch_grad_cam_pcasvm.tape.recorder import Recorder
-from pytorch_grad_cam_pcasvm.tape.step import Ref, TokenRange, list_tensors
+from pytorch_grad_cam_pcasvm.tape.step import Ref, TokenRange, list_tensors, values_in
 from pytorch_grad_cam_pcasvm.tape.tape import Tape
 
 
@@ -183,8 +184,10 @@ def test_tokens_are_apart_where_rules_say(case):
         (lambda x: x.softmax(1), [0, None, 2]),
         (lambda x: x.flatten(0, 1), [None, 2]),
         (lambda x: x + torch.ones(3, 1, dtype=x.dtype), [0, 1, 2]),
+        (lambda x: x.transpose(-1, -2), [0, 2, 1]),
+        (lambda x: x.unbind(-2)[0], [0, 2]),
     ],
-    ids=["linear", "matmul", "norm", "softmax", "flatten", "add"],
+    ids=["linear", "matmul", "norm", "softmax", "flatten", "add", "transpose", "unbind"],
 )
 def test_where_tokens_are(function, expected):
     with torch.no_grad():
@@ -194,7 +197,36 @@ def test_where_tokens_are(function, expected):
     assert [dims and dims[0] for dims in found] == expected
 
 
-@pytest.mark.parametrize("take", [lambda x: x[:, -1], lambda x: x[:, -4:-1]], ids=["the last", "some before the last"])
+@pytest.mark.parametrize(
+    ("expected", "shape", "mask", "options"),
+    [
+        ([1, None, None], (2, 3, 4), None, {}),
+        ([1, None, None, 0], (2, 3, 4), (3, 3), {}),
+        ([1, None, None, 1], (2, 3, 4), (2, 3, 3), {}),
+        ([1, None, None, None], (2, 3, 4), (1, 3), {}),
+        ([1, None, None, None], (2, 3, 4), (3,), {}),
+        (None, (2, 3, 4), None, {"is_causal": True}),
+        (None, (2, 3, 4), None, {"enable_gqa": True}),
+        (None, (3, 4), None, {}),
+    ],
+)
+def test_tokens_of_attention_are_its_queries(expected, shape, mask, options):
+    y = torch.randn(2, 3, 4)
+    arguments = (torch.randn(shape), y, y, *([] if mask is None else [torch.randn(mask)]))
+    rule = registry.find_rule(torch.ops.aten.scaled_dot_product_attention)
+    assert [rule.find_tokens(dim, Call(arguments, options, y)) for dim in range(3)] == [None, expected, None]
+    assert rule.find_tokens(1, Call((y, y, y, None, 0.0, True), {}, y)) is None
+
+
+@pytest.mark.parametrize(
+    "take",
+    [
+        lambda x: x[:, -1],
+        lambda x: x[:, -4:-1],
+        lambda x: (x * torch.arange(9, dtype=x.dtype).unsqueeze(1))[:, -1],
+    ],
+    ids=["the last", "some before the last", "the last times a constant"],
+)
 def test_tokens_from_behind_are_reached(take):
     x = torch.randn(2, 9, 8, dtype=torch.float64)
     with torch.no_grad():
@@ -217,6 +249,18 @@ def test_an_elementwise_layer_of_two_tensors_has_no_tokens_of_its_own(rules):
         net = Third(lambda x: x, lambda x: 2 * x)
         found = Path(net, None, ["start"]).record(x).pullback([seed], 0).dense()
     assert relative(found[:, :, 3], 1.3 * seed) < 1e-12
+    assert torch.count_nonzero(found) == torch.count_nonzero(found[:, :, 3])
+
+
+def test_a_token_may_have_no_gradient_in_one_of_two_arguments(rules):
+    register_jacobian(torch.copysign, secant="elementwise")(
+        lambda input, other, *, y, grad: (grad * input.sign() * other.sign(), None)
+    )
+    x, seed = torch.randn(2, 9, 8, dtype=torch.float64), torch.randn(3, 2, 8, dtype=torch.float64)
+    with torch.no_grad():
+        path = Path(Start(lambda x: torch.copysign(x, x.roll(1, 1))[:, 3]), None, ["start"])
+        found = path.record(x).pullback([seed], 0).dense()
+    assert relative(found[:, :, 3], seed * (x.sign() * x.roll(1, 1).sign())[:, 3]) < 1e-12
     assert torch.count_nonzero(found) == torch.count_nonzero(found[:, :, 3])
 
 
@@ -486,3 +530,12 @@ def test_tensors_of_arguments_are_listed_in_order():
     a, b, c, d = torch.zeros(4, 2)
     listed = list_tensors(([a, (b, 1)], {"alpha": 2, "out": [c, d]}))
     assert list(map(id, listed)) == list(map(id, (a, b, c, d)))
+
+
+def test_values_among_arguments_come_with_what_stands_in_their_places():
+    one, two, three = map(Ref, range(3))
+    arguments = (one, 2.0, [two, "a"], {"weight": three, "dim": 1})
+    numbers = (10, 20, [30, 40], {"weight": 50, "dim": 60})
+    found = values_in(arguments, numbers, ("a", "b", None, {"weight": "c", "dim": "d"}))
+    assert list(found) == [(one, 10, "a"), (two, 30, None), (three, 50, "c")]
+    assert list(values_in([one, two], None)) == [(one, None), (two, None)]

@@ -161,6 +161,8 @@ WIDE = torch.randn(7, 120, dtype=torch.float64, generator=torch.Generator().manu
 FILTERS = torch.randn(3, 4, 3, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
 FIXED = torch.randn(2, 4, 6, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(6))
 INDEX = torch.tensor([2, 0, 2])
+SOME = torch.tensor([3, 0])
+PLACES = torch.rand(2, 3, 4, 5, generator=torch.Generator().manual_seed(7)).argsort(1)
 
 
 def _has_gradient(function):
@@ -444,6 +446,12 @@ FUNCTIONS = {
     "index_select, gather": lambda x: (
         x.index_select(1, INDEX) * x.gather(1, INDEX.reshape(1, 3, 1, 1).expand(2, 3, 6, 5))
         + torch.take_along_dim(x, INDEX.reshape(1, 3, 1, 1), dim=1)
+    ),
+    "index_copy": lambda x: x.index_copy(-3, SOME, x[:, 2:].exp()) * x.index_copy(2, SOME, x[:, :, :2].tanh()),
+    "scatter": lambda x: x.scatter(-3, PLACES, x[:, :3, 2:].exp()) * x.scatter(1, PLACES, 0.3),
+    "scatter_add": lambda x: x.scatter_add(-3, PLACES, x[:, :3, 2:].exp()),
+    "cumprod, prod along any dimension": lambda x: (
+        x.cumprod(-3) * x.cumprod(2) + x.prod(-3, keepdim=True) * x.prod(2, keepdim=True) + x.prod(1).prod(-1).mean()
     ),
     "masked_select": lambda x: x.masked_select(OTHER > 0) * x[:, OTHER[:, 0, 0] > 0].mean(),
     "movedim, rot90, diagonal": lambda x: x.movedim(1, -1).rot90(1, (1, 2)).diagonal(0, 1, 2) * x.ravel()[0],
@@ -737,6 +745,7 @@ def test_a_registered_layer_of_two_tensors(rules):
         (lambda layer, x, y, grad: grad.flatten(3), r"\([12], 2, 3, 16\)"),
         (lambda layer, x, y, grad: 3.0, "float"),
         (lambda layer, x, y, grad: "dx", "str"),
+        (lambda layer, x, y, grad: torch.cat([swish(layer, x, y, grad)] * 2), r"\([24], 2, 3, 4, 4\)"),
     ],
 )
 def test_a_rule_of_the_wrong_shape_is_named(rules, rule, given):
@@ -759,6 +768,21 @@ def test_a_rule_without_the_gradient_that_autograd_has_is_refused(rules):
     register_jacobian(Swish)(lambda layer, x, y, grad: None)
     with pytest.raises(NoClosedFormError, match="the rule of Swish is not autograd's Jacobian of it"):
         pulled(Beside(Swish()), torch.randn(2, 3, 4, 4, dtype=torch.float64))
+
+
+class First(nn.Module):
+    def forward(self, a, b):
+        return 2 * a + 0 * b
+
+
+def test_a_rule_may_have_no_gradient_for_one_of_several(rules):
+    register_jacobian(First)(lambda layer, x, y, grad: (2 * grad, None))
+    net, x = Blended(torch.tanh, lambda x: x), torch.randn(2, 3, 4, 4, dtype=torch.float64)
+    net.blend = First()
+    with torch.no_grad():
+        grad = torch.randn(2, *x.shape, dtype=torch.float64)
+        actual = Path(net, None, ["start"]).record(x).pullback([grad], 0).dense()
+    assert relative(actual, 2 * grad * (1 - x.tanh() ** 2)) < 1e-12
 
 
 class Failing(nn.Module):

@@ -1,6 +1,7 @@
 """Secants of the path: what is pulled back through them adds up exactly, for every rule and for whole paths."""
 
 import copy
+import itertools
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from pytorch_grad_cam_pcasvm.path.autograd import AutogradPath
 from pytorch_grad_cam_pcasvm.path.record import Path
 from pytorch_grad_cam_pcasvm.rules import cotangents, registry
 from pytorch_grad_cam_pcasvm.rules.cotangents import player_rows, through_products, through_sums
+from pytorch_grad_cam_pcasvm.rules.rule import Call
 
 
 def random(*shape, seed=0):
@@ -618,6 +620,8 @@ def test_the_other_images_may_have_less_of_what_goes_around_the_target_layer():
 def test_what_mixes_images_has_no_players_behind():
     for function in (
         lambda x: x.flip(0).tanh(),
+        lambda x: x.flip(-3).tanh(),
+        lambda x: F.pad(x, (0, 0, 0, 0, 1, -1)).tanh(),
         lambda x: x.flatten(0).roll(3).unflatten(0, (-1, 3, 4)).tanh(),
         lambda x: x.flatten(1).flip(0).tanh(),
         lambda x: F.conv2d(random(5, 3, 6, 3), x.unsqueeze(-1)).tanh(),
@@ -653,9 +657,11 @@ def test_no_affine_beginning_mixes_images(case):
         lambda x: F.adaptive_avg_pool2d(x, 1),
         lambda x: F.avg_pool2d(x[:, 0], 2),
         lambda x: F.adaptive_avg_pool1d(x[:, 0, 0], 2),
+        lambda x: F.pad(x, (1, 2, 0, 3)),
+        lambda x: x.flip(-1).flip((1, 2)),
     ],
 )
-def test_means_and_sums_within_an_image_are_affine(function):
+def test_what_is_affine_within_an_image_has_players_behind(function):
     assert recorded(function, random(2, 3, 4, 4)).affine(0).is_output
 
 
@@ -666,9 +672,17 @@ def test_means_and_sums_within_an_image_are_affine(function):
         (lambda x: x.flatten(1).long().double(), "aten.flatten"),
         (lambda x: (y := x.flatten(1)) * y, "aten.flatten"),
         (lambda x: 1 / x.flatten(1), "aten.flatten"),
+        (lambda x: torch.ones(2, 12, dtype=x.dtype) / x.flatten(1), "aten.flatten"),
         (lambda x: torch.div(x.flatten(1), 0.2, rounding_mode="floor"), "aten.flatten"),
     ],
-    ids=["an output that is not the last", "whole numbers", "a square", "an inverse", "a division that rounds"],
+    ids=[
+        "an output that is not the last",
+        "whole numbers",
+        "a square",
+        "an inverse",
+        "a quotient",
+        "a division that rounds",
+    ],
 )
 def test_where_the_affine_beginning_ends(function, last):
     with torch.no_grad():
@@ -694,6 +708,63 @@ def test_a_pass_that_is_moved():
         step = 1e-5 * direction
         numeric = [passed.replay(passed.activations[0] + s * step, 0).pullback([seeds], 0).dense() for s in (1, -1)]
         assert relative(tangent, (numeric[0] - numeric[1]) / 2e-5) < 1e-6
+
+
+RANKS = {
+    "kthvalue": (2, 1),
+    "median": (-2,),
+    "sort": (1, True),
+    "topk": (2, 1, False),
+}
+
+
+def ranked_secant(x, x0, places, places0, seeds):
+    """Return the secant of numbers that are chosen in a row by their rank, one after another."""
+    found, change = torch.zeros_like(x), x - x0
+    for seed, place, before in zip(seeds, places, places0, strict=True):
+        dy = x[place] - x0[before]
+        at = place if dy >= 0 else before
+        if dy == 0:
+            found[at] += seed * (change[at] == 0)
+        elif change[at] != 0 and change[at].abs() >= dy.abs():
+            found[at] += seed * dy / change[at]
+        else:
+            found += seed * dy * change / change.square().sum()
+    return found
+
+
+@pytest.mark.parametrize("levels", [2, 40], ids=["many equal", "few equal"])
+@pytest.mark.parametrize("kind", RANKS)
+def test_the_secant_of_a_rank_goes_to_whose_it_is_or_to_all(kind, levels):
+    x, x0 = ((levels * random(30, 5, 3, seed=seed)).round() / levels for seed in (0, 1))
+    x0[:, :2] = x[:, :2]  # some do not change
+    choose = getattr(torch, kind)
+    (y, places), (_, places0) = (choose(each, *RANKS[kind]) for each in (x, x0))
+    keeps = y.dim() == x.dim()
+    seeds = random(2, *y.shape, seed=2)
+    rule = registry.find_rule(getattr(torch.ops.aten, kind))
+    found = rule.pull(x, *RANKS[kind], y=y, grad=(seeds, None), base=Call((x0,), {}, None))
+    if not keeps:
+        places, places0, seeds = places.unsqueeze(1), places0.unsqueeze(1), seeds.unsqueeze(2)
+    for target, image, column in itertools.product(range(2), range(30), range(3)):
+        row = (slice(None), column)
+        expected = ranked_secant(*(each[image][row] for each in (x, x0, places, places0)), seeds[target, image][row])
+        torch.testing.assert_close(found[target, image][row], expected, rtol=1e-12, atol=1e-12)
+
+
+def test_the_secant_of_a_median_of_all_is_that_of_one_row():
+    x, x0, seeds = random(4, 5), random(4, 5, seed=1), random(2, seed=2)
+    (_, place), (_, place0) = (each.flatten().median(0, keepdim=True) for each in (x, x0))
+    rule = registry.find_rule(torch.ops.aten.median)
+    for base, before in ((Call((x0,), {}, None), x0), (None, None)):
+        found = rule.pull(x, y=x.median(), grad=seeds, base=base)
+        for target, seed in enumerate(seeds):
+            expected = (
+                torch.zeros(20).double().scatter(0, place, seed)
+                if before is None
+                else ranked_secant(x.flatten(), before.flatten(), place, place0, seed[None])
+            )
+            torch.testing.assert_close(found[target].flatten(), expected, rtol=1e-12, atol=1e-12)
 
 
 class Softsign(nn.Module):

@@ -2,6 +2,7 @@
 
 import queue
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
@@ -12,7 +13,7 @@ from torch import nn
 from way import Net, Way, X
 
 from pytorch_grad_cam_pcasvm.runtime.rollback import Rollback
-from pytorch_grad_cam_pcasvm.tape.stem import OtherThreads
+from pytorch_grad_cam_pcasvm.tape.stem import OtherThreads, _activities
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch.jit is deprecated
 POOL = ThreadPoolExecutor(1)
@@ -200,14 +201,24 @@ def test_what_another_thread_computes_without_a_graph_is_the_same_at_the_baselin
             passed.run_from({0: -passed.activations[0]})
 
 
+def wait_for_the_pool():
+    """Wait until its thread waits: for a moment after a result is there, it goes on."""
+    before, now = None, _activities()
+    while now != before or any("running" in line for lines in now.values() for line in lines or ()):
+        time.sleep(0.02)
+        before, now = now, _activities()
+
+
 def test_threads_that_wait_or_compute_before_the_network_runs_cost_nothing():
     in_the_pool(lambda: torch.ones(3).sum())
+    wait_for_the_pool()
     with torch.no_grad():
         assert not Path(behind(torch.sin), None, ["stem"]).run(X).tape.branches
 
 
 @pytest.mark.parametrize("name", ["QueueFeederThread", "tqdm_monitor"])
 def test_threads_that_feed_workers_or_look_after_progress_bars_cost_nothing(name):
+    wait_for_the_pool()
     asked, answers = queue.Queue(), queue.Queue()
 
     def answer():

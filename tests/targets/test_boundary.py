@@ -14,6 +14,7 @@ from sklearn.discriminant_analysis import LinearDiscriminantAnalysis, QuadraticD
 from sklearn.gaussian_process import GaussianProcessClassifier
 from sklearn.linear_model import LogisticRegression, RidgeClassifier, RidgeClassifierCV
 from sklearn.naive_bayes import GaussianNB
+from sklearn.neural_network import MLPClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import Normalizer, StandardScaler
 from sklearn.svm import SVC, LinearSVC
@@ -110,13 +111,14 @@ def test_the_point_lies_between_the_mean_and_a_support_vector():
         assert 0 < nearest @ place / (nearest @ nearest) <= 1
 
 
+@pytest.mark.parametrize("label", [0, 1])
 @pytest.mark.parametrize("place", ["mean", "image", "between"])
-def test_the_nearest_crossing_counts_from_wherever_it_is_searched(place):
+def test_the_nearest_crossing_counts_from_wherever_it_is_searched(place, label):
     p = explained("pooled", "rbf", 2)
     scaler, pca, svm = p.fitted
     features = p.backbone(p.images(60, seed=4)).detach()
     start = {"mean": features.mean(0), "image": features[3], "between": features[[3, 8]].mean(0)}[place]
-    point = Boundary(p.net.head, start).point(SVMTarget(p.labels[1]))
+    point = Boundary(p.net.head, start).point(SVMTarget(p.labels[label]))
     here, there = (pca.transform(scaler.transform(x.numpy()[None]))[0] for x in (start, point))
     value = svm.decision_function(here[None])[0]
     assert abs(svm.decision_function(there[None])[0]) < 1e-9 * abs(value)
@@ -321,6 +323,8 @@ def test_a_crossing_whose_ends_have_one_sign_but_for_rounding_is_at_one_of_them(
     zero = head.stages[0].bias / -head.stages[0].weight[0]  # not one number farther on, where the sign is another
     start, step = zero + 1e-17, torch.ones(1, dtype=torch.float64)
     assert torch.equal(search._bisect(start, step, 0.0, 1.0), start)
+    against = _Search(head, SVMTarget(0), 0, 1.0)  # whose values are negative there
+    assert torch.equal(against._bisect(start, step, 0.0, 1.0), start)
 
 
 @pytest.mark.parametrize("classifier", [GaussianNB(), QuadraticDiscriminantAnalysis(reg_param=0.1)])
@@ -638,6 +642,26 @@ def test_where_the_start_is_singular_other_ways_lead_on(stages):
     net = PCASVMNet(p.backbone, small_head(p, *stages)).eval()
     maps = ContributionCAM(net, [p.layer]).explain(p.x, [SVMTarget(), SVMTarget("ant", versus="bee")])
     assert relative(maps.maps.sum((2, 3)), maps.values) < 1e-7
+
+
+def test_a_step_that_leads_too_far_is_halved():
+    fitted = MLPClassifier((1,), activation="tanh", max_iter=1).fit([[0.0], [1.0]], [0, 1])
+    fitted.coefs_, fitted.intercepts_ = [np.ones((1, 1)), np.ones((1, 1))], [-np.ones(1), np.zeros(1)]
+    head = Head.of(fitted)
+    for start in (4.0, -2.0):  # the tangent at 4 leads to -96, where nothing has a slope
+        point = Boundary(head, torch.tensor([start]).double()).point(SVMTarget(1))
+        assert float(point) == pytest.approx(1.0, abs=1e-9)
+    zero = torch.ones(1).double()
+    assert _Search(head, SVMTarget(1), 0, 0.0).polished(zero) is zero
+
+
+def test_steps_lead_where_decisions_are_too_small_for_their_squares():
+    fitted = SVC(gamma=1.0).fit([[0.0, 0.0], [1.0, 0.0]], [0, 1])
+    head, start = Head.of(fitted), torch.tensor([0.3, 9.0]).double()
+    size = abs(float(fitted.decision_function([[0.3, 9.0]])[0]))
+    assert 0 < size < 1e-30
+    point = _Search(head, SVMTarget(1), 0, size).polished(start)
+    assert float(point[0]) == pytest.approx(0.5, abs=1e-9)
 
 
 def test_means_may_be_reassigned():

@@ -20,6 +20,8 @@ from pytorch_grad_cam_pcasvm import (
     mean_activations,
     recombined,
 )
+from pytorch_grad_cam_pcasvm.methods.boundary_path import leave_jump
+from pytorch_grad_cam_pcasvm.network.inputs import Inputs
 from pytorch_grad_cam_pcasvm.targets.jumps import off_jump
 
 IMAGES = torch.randn(60, 2, 9, 9, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -144,6 +146,15 @@ def test_starts_that_lie_on_no_jump_stay():
     expected = net.head.voting.margins(at_mean[-1])[0, 0]
     torch.testing.assert_close(maps.baseline_values[:, 0], expected.expand(9))
     assert maps.baseline_values[:, 1].abs().max() < 1e-12
+
+
+def test_activations_of_one_of_several_inputs_are_not_moved():
+    net = network(Classes())
+    run = ContributionCAM(net, ["3"])._run_network(IMAGES[:1], [net.backbone[3]])
+    start = net.head.feature_mean.reshape(1, -1, 1, 1).expand_as(run.passed.activations[0])
+    assert leave_jump(run, 0, start) is not start
+    run.images = Inputs((IMAGES[:1], IMAGES[:1]))
+    assert leave_jump(run, 0, start) is start
 
 
 def test_without_variances_nothing_is_moved():
