@@ -93,7 +93,7 @@ TESTS = {
     ),
     "methods/perturbation.py": "methods coalitions baselines dense outputs",
     "maps/signed_maps.py": "maps",
-    "network/layout.py": "maps token_backward channel_means tiles",
+    "network/layout.py": "token_layout maps token_backward channel_means tiles",
     "targets/output_gradients.py": (
         "output_gradients targets outputs method coalitions anomalies enumerated dense contributions baselines boundary"
     ),
@@ -507,6 +507,12 @@ EQUIVALENT: dict[str, str] = {
     "remainder - seeds.remainder.to(remainder)": "what Shapley values leave out is rounding",
     "methods/contributions.py ContributionCAM.compute: remainder + seeds.remainder.to(remainder) -> "
     "remainder": "what Shapley values leave out is rounding",
+    "targets/output_gradients.py _differentiate_whole: log_scale.exp().unsqueeze(-1) -> "
+    "log_scale.exp().unsqueeze(-2)": "K is 1",
+    "targets/output_gradients.py _evaluate: without isinstance(target, PlacedTarget)": "regions are of these alone",
+    "network/layout.py Layout.__call__: activations.dim() - self.dims -> -self.dims": "they count from behind",
+    "network/layout.py Layout.__call__: activations.dim() - self.dims -> -self.dims #2": "they count from behind",
+    "network/layout.py Layout.split_tokens: activations.dim() - self.dims -> -self.dims": "they count from behind",
     "methods/boundary_path.py PathBoundary._reused: (values - former.goal).norm() <= former.nothing -> "
     "(values - former.goal).norm() < former.nothing": BOUND,
     "methods/boundary_path.py PathBoundary._reused: key in self._kept -> not key in self._kept": TRACED,

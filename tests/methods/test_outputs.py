@@ -15,7 +15,7 @@ from pytorch_grad_cam.utils.model_targets import (
 from reference import relative
 from torch import nn
 
-from pytorch_grad_cam_pcasvm import ClosedFormGradCAM
+from pytorch_grad_cam_pcasvm import ClosedFormGradCAM, ContributionCAM
 
 
 class Net(nn.Module):
@@ -111,6 +111,17 @@ def test_what_targets_none_means_is_asked_where_it_is_not_clear():
         ClosedFormGradCAM(net, [net.features])(X)
     with pytest.raises(ValueError, match=r"jacobians needs a network that returns scores"):
         ClosedFormGradCAM(net, [net.features]).jacobians(X)
+
+
+def test_contributions_to_several_tensors_add_up():
+    net = Net(lambda logits, pixels: {"logits": logits, "pixels": pixels})
+    cam = ContributionCAM(net, [net.features], baseline="zero")
+    maps = cam.explain(X, [lambda row: row["logits"][0] - 2 * row["pixels"][1].sum()])
+    assert relative(maps.maps.sum((2, 3)) + maps.baseline_values, maps.values) < 1e-12
+    with torch.no_grad():
+        at_zero = net.form(net.dense(torch.zeros(1, 6).double()), net.pixels(torch.zeros(1, 6, 6, 5).double()))
+        expected = at_zero["logits"][0, 0] - 2 * at_zero["pixels"][0, 1].sum()
+    assert relative(maps.baseline_values, expected.expand(3, 1)) < 1e-12
 
 
 def test_a_target_that_reads_only_one_of_several_tensors():

@@ -1,5 +1,7 @@
 """Layouts are found by looking at what a network does, or refused."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from problems import explained
@@ -9,6 +11,7 @@ from towers import ChannelsLast, Tower
 from pytorch_grad_cam_pcasvm import methods
 from pytorch_grad_cam_pcasvm.network.features import output_of
 from pytorch_grad_cam_pcasvm.network.layout import Layout
+from pytorch_grad_cam_pcasvm.network.tiling import Crops
 from pytorch_grad_cam_pcasvm.network.token_layout import find_token_layout
 
 X = torch.randn(3, 3, 24, 16, generator=torch.Generator().manual_seed(0))
@@ -246,3 +249,30 @@ def test_tokens_where_channels_come_first_are_no_other_maps(name):
         assert torch.equal(of_tokens.maps, expected.maps)
         for column in expected.columns:
             assert torch.equal(getattr(of_tokens, column), getattr(expected, column))
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [Layout((3, 4), 4), Layout((3, 4), 4, 0, 3), Layout((3, 4), 3, 0, 2, 1), Layout((3, 4), 3, 1, 2)],
+    ids=["maps", "channels last", "tokens", "tokens first"],
+)
+def test_tiles_lie_side_by_side_one_below_the_other(layout):
+    of_tiles = replace(layout, crops=Crops((0,), (0, 2), (3, 4)))
+    for leading in ((), (5,)):  # for each of five targets
+        maps = torch.randn(*leading, 4, 6, 3, 4)  # two tiles of two images
+        one, other = maps.unflatten(-4, (2, 2)).unbind(-4)
+        first = maps.narrow(-4, 0, 1)
+        for given, expected in ((maps, torch.cat([one, other], -2)), (first, torch.cat([first, first], -2))):
+            if layout.dims == 4:
+                given = given.movedim(-3, layout.channels - 4)
+            else:
+                tokens = torch.cat([torch.zeros(*given.shape[:-2], layout.before), given.flatten(-2)], -1).mT
+                given = tokens.transpose(-3, -2) if layout.batch else tokens
+            assert torch.equal(of_tiles(given), expected)
+
+
+def test_only_tokens_are_summed_as_such():
+    assert Layout((3, 4), 3, 0, 2, 1).tokens == (1, 1, 12)
+    assert Layout((3, 4), 3, 1, 2, 1).tokens == (0, 1, 12)
+    for layout in (Layout((12,), 3), Layout((3, 4), 4, 0, 3), Layout((3, 4), 3, 0, 2, function=torch.relu)):
+        assert layout.tokens is None
