@@ -41,7 +41,9 @@ PACKAGE = "pytorch_grad_cam_pcasvm"
 
 # File: the tests that belong to it, the quickest first.
 TESTS = {
-    "path/record.py": "facts branches secants_path recorder relevance baselines boundary refused ways_out",
+    "path/record.py": (
+        "facts branches secants_path recorder relevance baselines boundary_path boundary refused ways_out"
+    ),
     "tape/alias_tracker.py": "ways refused changes overlapping recorder threads stem",
     "tape/aliases.py": "ways refused",
     "tape/step.py": "recorder refused ways facts secants_path rules",
@@ -70,14 +72,14 @@ TESTS = {
     "path/blocks.py": "tiles",
     "head/elementwise.py": "estimators head secants_head registry",
     "head/decisions.py": "secants_head head estimators",
-    "head/head.py": "head vote_and_facts alike",
+    "head/head.py": "head vote_and_facts alike anomalies recombination",
     "head/stack.py": "conditions secants_head output_gradients targets head",
     "head/log_ratio.py": "log_ratio",
     "head/kernels.py": "secants_head kernels head",
     "head/stage.py": "hooks conditions secants_head output_gradients head estimators vote_and_facts enumerated",
     "head/stages.py": "conditions vote_and_facts secants_head output_gradients head estimators anomalies",
     "head/vote.py": "files_of_versions vote_and_facts targets head estimators registry options enumerated",
-    "head/distances.py": "distances secants_head registry neighbours",
+    "head/distances.py": "distances secants_head registry neighbours patchcore",
     "calculus/dual_numbers.py": "dual_numbers",
     "maps/recombination.py": (
         "recombination methods anomalies token_backward boundary figures mistake off_jump enumerated dense"
@@ -97,12 +99,12 @@ TESTS = {
     "targets/output_gradients.py": (
         "output_gradients targets outputs method coalitions anomalies enumerated dense contributions baselines boundary"
     ),
-    "targets/target.py": "output_gradients method anomalies targets head",
+    "targets/target.py": "output_gradients method anomalies targets head contributions baselines boundary",
     "head/anomalies.py": "anomalies targets",
     "targets/components.py": "targets anomalies output_gradients head outputs method",
     "targets/decisions.py": "targets classes log_ratio output_gradients head outputs method boundary",
-    "targets/scores.py": "targets output_gradients head outputs",
-    "targets/catalogue.py": "classes maps targets output_gradients method",
+    "targets/scores.py": "targets output_gradients head outputs densities",
+    "targets/catalogue.py": "classes maps targets output_gradients method meanings",
 }
 # Of some files only these functions are mathematics.
 ONLY = {
@@ -513,6 +515,11 @@ EQUIVALENT: dict[str, str] = {
     "network/layout.py Layout.__call__: activations.dim() - self.dims -> -self.dims": "they count from behind",
     "network/layout.py Layout.__call__: activations.dim() - self.dims -> -self.dims #2": "they count from behind",
     "network/layout.py Layout.split_tokens: activations.dim() - self.dims -> -self.dims": "they count from behind",
+    **{
+        "path/record.py ClosedFormPass.is_isolated: {identify_memory(tensor) for tensor in (*network.parameters( "
+        f"... work.buffers())}} - {{None}} -> {instead}": TRACED
+        for instead in ("{identify_memory(tensor) for tensor in (*network.parameters(), *network.buffers())}",)
+    },
     "methods/boundary_path.py PathBoundary._reused: (values - former.goal).norm() <= former.nothing -> "
     "(values - former.goal).norm() < former.nothing": BOUND,
     "methods/boundary_path.py PathBoundary._reused: key in self._kept -> not key in self._kept": TRACED,

@@ -803,6 +803,15 @@ class Arcsinh(Stage):
         return grad / (1 + saved**2).sqrt().unsqueeze(1), None
 
 
+def test_what_a_head_knows_of_photos_is_what_was_stored():
+    head = Head.of(LinearSVC().fit(np.eye(4), [0, 1, 0, 1]))
+    assert (head.normal, head.exif, head.threshold) == (None, False, None)
+    head.training_set.preparation = {"normal": "good", "exif": True, "threshold": {"score": 0.5}}
+    assert (head.normal, head.exif, head.threshold) == ("good", True, 0.5)
+    head.training_set.preparation = {"size": [8, 8]}
+    assert (head.normal, head.exif, head.threshold) == (None, False, None)
+
+
 def test_a_stage_with_a_pullback_of_its_own_inherits_no_secant():
     class Secant(Arcsinh):
         def secant(self, saved, saved0, grad):

@@ -257,6 +257,22 @@ def test_means_that_are_other_tensors_make_another_network(monkeypatch):
             assert not near.find()[1]
 
 
+@pytest.mark.parametrize("bypassed", [False, True])
+def test_an_image_stands_for_all_unless_something_goes_around_the_layer(bypassed):
+    class Around(nn.Module):
+        image = torch.zeros(1)
+
+        def forward(self, x):
+            return x + self.image.mean() if bypassed else x
+
+    net, _, _ = made(around := Around())
+    net.backbone[0].register_forward_pre_hook(lambda module, args: setattr(around, "image", args[0]))
+    run = run_of(net)
+    alone = run.isolate()
+    assert (alone is run) is not bypassed
+    assert not bypassed or not alone.images.any()
+
+
 def test_without_a_head_there_are_no_jumps():
     net, _, mean = made()
     run = ContributionCAM(net.backbone, ["0"])._run_network(torch.ones(1, 1, 5, 6).double(), [net.backbone[0]])

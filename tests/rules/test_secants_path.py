@@ -621,6 +621,9 @@ def test_what_mixes_images_has_no_players_behind():
     for function in (
         lambda x: x.flip(0).tanh(),
         lambda x: x.flip(-3).tanh(),
+        lambda x: x.roll((1, 1), (1, -3)).tanh(),
+        lambda x: x.roll(3).tanh(),
+        lambda x: x.flatten(1).tril().tanh(),
         lambda x: F.pad(x, (0, 0, 0, 0, 1, -1)).tanh(),
         lambda x: x.flatten(0).roll(3).unflatten(0, (-1, 3, 4)).tanh(),
         lambda x: x.flatten(1).flip(0).tanh(),
@@ -659,6 +662,8 @@ def test_no_affine_beginning_mixes_images(case):
         lambda x: F.adaptive_avg_pool1d(x[:, 0, 0], 2),
         lambda x: F.pad(x, (1, 2, 0, 3)),
         lambda x: x.flip(-1).flip((1, 2)),
+        lambda x: x.roll(1, -1).roll((1, 2), (1, -2)),
+        lambda x: x.tril().triu(-1),
     ],
 )
 def test_what_is_affine_within_an_image_has_players_behind(function):

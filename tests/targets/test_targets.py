@@ -9,6 +9,7 @@ from problems import Backbone, Problem
 from reference import activations_of, relative, with_activations
 from sklearn.base import clone
 from sklearn.decomposition import PCA
+from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import Pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.svm import SVC
@@ -19,6 +20,7 @@ from pytorch_grad_cam_pcasvm import (
     ClosedFormAblationCAM,
     ClosedFormGradCAM,
     ContributionCAM,
+    Head,
     HotellingTarget,
     PCASVMNet,
     PCATarget,
@@ -367,3 +369,11 @@ def test_several_classes_are_saved_and_named(tmp_path):
 def test_several_classes_that_are_refused(options, error, message):
     with pytest.raises(error, match=message):
         SVMTarget(**options)
+
+
+def test_questions_about_what_is_predicted_are_named():
+    head = Head.of(LogisticRegression().fit([[0.0], [1.0]], ["ant", "bee"]))
+    assert ProbabilityTarget().name_question(head, 1) == ProbabilityTarget("bee")
+    assert ProbabilityTarget("ant").name_question(head, 1) == ProbabilityTarget("ant")
+    assert ScoreTarget().name_question(None, 3) == ScoreTarget(3)
+    assert ScoreTarget(2).name_question(None, 3) == ScoreTarget(2)
