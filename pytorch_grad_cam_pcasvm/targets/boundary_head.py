@@ -247,7 +247,7 @@ class _Search:
         """Return the nearest zero to a start, shape (Q,)."""
         value = float(self._evaluate(start))
         candidates = self._candidates()
-        if len(candidates):
+        if len(candidates) and value:
             across = self._evaluate_rows(candidates) * value < 0
             for ends, reach in ((candidates[across], 1.0), (candidates, _BEYOND)):
                 crossed = self._crossed(start, ends, reach) if len(ends) else None

@@ -697,6 +697,23 @@ def test_where_the_affine_beginning_ends(function, last):
     assert not beginning.is_output
 
 
+def test_a_weight_of_another_layer_is_what_it_is_now():
+    class Weighted(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.start, self.other = nn.Identity(), nn.Identity()
+
+        def forward(self, x):
+            return F.linear(self.start(1 * x).flatten(1), self.other(2 * x).flatten(1))
+
+    x = random(2, 3, 4)
+    with torch.no_grad():
+        passed = Path(Weighted(), None, ["start", "other"]).run(x)
+        rows = passed.affine(0).isolate_players(x, "channels")
+    alone = torch.diag_embed(x.mT).movedim(1, -1)  # (N, J, T, L)
+    assert relative(rows, alone.flatten(2) @ (2 * x).flatten(1).mT) < 1e-12
+
+
 def test_a_pass_that_is_moved():
     with torch.no_grad():
         passed = Path(NETS["dense, GELU"], None, ["0"]).run(X / 20)
