@@ -326,6 +326,9 @@ EQUIVALENT: dict[str, str] = {
     ),
     "calculus/backward.py Walk._tokens: without step.rule is None": NO_RULE,
     "calculus/backward.py Walk._verify: without rule is None": NO_RULE,
+    "calculus/backward.py Walk._pair_cotangents: without isinstance(argument, Ref)": (
+        "torch's tensors have a method of this name, which is no value of the tape"
+    ),
     "calculus/backward.py Walk._verify: self.start is None -> self.start is not None": "it tells two walks apart",
     "calculus/backward.py Walk._verify: without self.start is not None": "what fails there, the walk refuses",
     "calculus/backward.py Walk._pair_cotangents: without tokens is not None": (
@@ -530,6 +533,9 @@ EQUIVALENT: dict[str, str] = {
     "methods/perturbation.py _masks: span > 0 -> span >= 0 #2": FLAT,
     "maps/signed_maps.py SignedMaps._part: sign > 0 -> sign >= 0": SIGN,
     "maps/signed_maps.py SignedMaps._part: sign > 0 -> sign >= 0 #2": SIGN,
+    "rules/reductions.py median: x.median(0, keepdim=True) -> x.median(0, keepdim=not True)": (
+        "a row's median is one number in either shape"
+    ),
     "rules/reductions.py _extreme: sign > 0 -> sign >= 0": SIGN,
     "rules/reductions.py _of_two: sign > 0 -> sign >= 0": SIGN,
     "rules/reductions.py _with_index: sign > 0 -> sign >= 0": SIGN,

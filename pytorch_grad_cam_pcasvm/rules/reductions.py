@@ -121,7 +121,7 @@ def _ranked(dim: int, choose: Callable[[Tensor], tuple[Tensor, Tensor]], keeps_d
             y0, places0 = choose(base.args[0])
             places = torch.where(y >= y0, places, places0)
             own, dy = change.gather(axis - 1, places), y - y0
-            alone = (own != 0) & (own.abs() >= dy.abs()) | (dy == 0)
+            alone = own.abs() >= dy.abs()
             rest = (grad * torch.where(alone, 0.0, dy)).sum(axis, keepdim=True)
             rest = rest * ratio(change, change.square().sum(axis - 1, keepdim=True))
             grad = grad * torch.where(alone, torch.where(own == 0, 1.0, ratio(dy, own)), 0.0)
