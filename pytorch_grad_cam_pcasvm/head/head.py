@@ -169,15 +169,21 @@ class Head(Stack):
     def starts_as(self, other: "Head", count: int) -> bool:
         """Return whether the first stages of two heads compute the same values to the last bit."""
         parts = [list(head.stages)[:count] for head in (self, other)]
-        if all(one is two for one, two in zip(*parts, strict=False)) and len(parts[0]) == len(parts[1]):
+        if parts[0] == parts[1]:  # the same stages
             return True
-        one, two = (nn.ModuleList(part).state_dict() for part in parts)
         # What a Projection knows of its inverse, which one from an earlier version's file does not, changes nothing.
-        names = {name for name in one.keys() | two.keys() if name.rpartition(".")[2] not in Projection.beside}
+        one, two = (
+            {
+                name: x
+                for name, x in nn.ModuleList(part).state_dict().items()
+                if name.split(".")[-1] not in Projection.beside
+            }
+            for part in parts
+        )
         return (
             storage.agree(storage.constants(parts[0]), storage.constants(parts[1]))
-            and names <= one.keys() & two.keys()
-            and all(torch.equal(one[name].cpu(), two[name].cpu()) for name in names)
+            and one.keys() == two.keys()
+            and all(torch.equal(x.cpu(), two[name].cpu()) for name, x in one.items())
         )
 
     def save(self, path: str | PathLike[str]) -> None:

@@ -308,7 +308,7 @@ def blurred(maps: Tensor, sigma: float) -> Tensor:
             f"blur={sigma:g} reaches {reach} pixels, and maps are {tuple(maps.shape[2:])}: upsample them, size=(H, W)"
         )
     for size in ([2 * reach + 1, 1], [1, 2 * reach + 1]):  # one axis after the other, which is the same and much less
-        maps = gaussian_blur(maps, size, [sigma] * 2)
+        maps = gaussian_blur(maps, size, [sigma])
     return maps
 
 

@@ -803,6 +803,40 @@ class Arcsinh(Stage):
         return grad / (1 + saved**2).sqrt().unsqueeze(1), None
 
 
+class Scaled(Stage):
+    """A reduction of a user's own, with a tensor."""
+
+    reduces = True
+
+    def __init__(self, name, scale=2.0):
+        super().__init__()
+        self.name = name
+        self.register_buffer(name, torch.tensor(scale))
+
+    def evaluate(self, x):
+        return x * getattr(self, self.name), x
+
+    def pullback(self, saved, grad):
+        return grad * getattr(self, self.name), None
+
+
+def test_heads_that_start_alike_have_the_same_stages_or_the_same_numbers():
+    rows = np.random.default_rng(0).normal(size=(9, 4))
+    heads = [Head.of(make_pipeline(Normalizer(norm), PCA(2)).fit(rows)) for norm in ("l1", "l1", "l2")]
+    first, again, other = heads
+    assert first.starts_as(again, 2)
+    assert not first.starts_as(other, 1)
+    assert not first.starts_as(Head(list(first.stages)[1:]), 2)
+    assert not Head(list(first.stages)[1:]).starts_as(first, 2)
+    assert Head([Scaled("a")]).starts_as(Head([Scaled("a")]), 1)
+    for name, scale in (("a", 3.0), ("b", 2.0)):
+        assert not Head([Scaled("a")]).starts_as(Head([Scaled(name, scale)]), 1)
+    more = Scaled("a")
+    more.register_buffer("b", torch.tensor(2.0))
+    assert not Head([more]).starts_as(Head([Scaled("a")]), 1)
+    assert not Head([Scaled("a")]).starts_as(Head([more]), 1)
+
+
 def test_what_a_head_knows_of_photos_is_what_was_stored():
     head = Head.of(LinearSVC().fit(np.eye(4), [0, 1, 0, 1]))
     assert (head.normal, head.exif, head.threshold) == (None, False, None)

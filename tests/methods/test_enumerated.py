@@ -499,6 +499,7 @@ def test_several_layers_and_heads_of_many_inputs():
     net, _ = network(RandomForestClassifier(5, **TREES), LABELS[SEVERAL])
     maps = ContributionCAM(net, ["stem", "block"], baseline="zero").explain(X[:3])
     assert adds_up(maps)
+    assert maps.standard_errors is None  # of all coalitions
     wide = PCASVMNet(BACKBONE, RandomForestClassifier(5, **TREES).fit(np.repeat(FEATURES, 2, 1), LABELS[SEVERAL]),
                      pool=lambda t: t.repeat_interleave(2, 1)).eval()  # fmt: skip
     assert "sampled permutations of its 16 inputs" in repr(wide.head)

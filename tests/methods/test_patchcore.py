@@ -85,9 +85,10 @@ def test_scores_and_maps_are_those_of_the_algorithm_written_out():
     output = net(test)
     assert np.array_equal(net.anomaly_map(output), net.anomaly_map(test))
     assert np.array_equal(net.anomaly_score(output, neighbours=9), net.anomaly_score(test, neighbours=9))
-    maps = net.anomaly_map(output, size=(48, 64), blur=2)
-    assert maps.shape == (5, 48, 64)
-    assert np.abs(maps - blurred_by_hand(distances, (48, 64), 2)).max() < 1e-6
+    for sigma in (2, 0.9):
+        maps = net.anomaly_map(output, size=(48, 64), blur=sigma)
+        assert maps.shape == (5, 48, 64)
+        assert np.abs(maps - blurred_by_hand(distances, (48, 64), sigma)).max() < 1e-6
 
 
 def test_the_coreset_is_greedy():
