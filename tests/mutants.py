@@ -173,6 +173,11 @@ FASTER = {
     ),
     "targets/output_gradients.py _differentiate_places": ("without column.positions",),
     "methods/contributions.py SecantCAM.sampling": ("without self.max_bytes",),
+    "targets/target.py call_at_start": (
+        *("max(0.001", "eps ** 0.5 ->", "tolerance * (terms", ") >= tolerance", "values.abs() -> terms"),
+        "values.abs() -> values",
+    ),
+    "targets/scores.py DensityTarget.seeds": ("y.abs()", "y0.abs()"),
     "methods/perturbation.py Players.__init__": ("grid is None",),
     "methods/perturbation.py Players.at_once": ("8 *", "max(self", "self._position is None"),
     # What is not kept is made again; of a head that is another one, numbers are others, too.

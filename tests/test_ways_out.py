@@ -14,7 +14,7 @@ import tempfile
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from itertools import count
 from pathlib import Path
@@ -2478,6 +2478,14 @@ def apart(use: Callable[..., SignedMaps]) -> SignedMaps:
     return use(explain("neutral"), explain, head)
 
 
+def untold(use: Callable[..., SignedMaps]) -> SignedMaps:
+    """Return what becomes of maps of as many components as there are features, of which they do not tell."""
+    pipeline = make_pipeline(StandardScaler(), PCA(), LinearSVC())
+    explain = partial(ContributionCAM(net_of(pipeline), ["0"]).explain, PICTURES[:3])
+    maps = explain()
+    return use(replace(maps, output=maps.output.as_subclass(torch.Tensor)), explain, pipeline)
+
+
 def machine_behind(components: SignedMaps, *, whole: bool = True, target: Any = None) -> SignedMaps:
     pipeline = make_pipeline(StandardScaler(), PCA(3), LinearSVC()).fit(FEATURES, THREE)
     return recombined(components, pipeline if whole else pipeline[:-1], target or SVMTarget(0))
@@ -2834,6 +2842,17 @@ OTHERS = [
         lambda: machine_behind(of_components(targets=[SVMTarget(0)])),
         "the maps are not those of components 0, 1, ...",
         {"make them with cam.explain(x)": lambda: machine_behind(of_components())},
+    ),
+    Row(
+        "maps/recombination.py: may take features or components",
+        lambda: untold(lambda maps, _, pipeline: recombined(maps, pipeline, SVMTarget(0))),
+        "numbers, and may take features or components, of which there are as many",
+        {
+            "pipeline[2:]": lambda: untold(lambda maps, _, pipeline: recombined(maps, pipeline[2:], SVMTarget(0))),
+            "explain the images again": lambda: untold(
+                lambda _, explain, pipeline: recombined(explain(), pipeline, SVMTarget(0))
+            ),
+        },
     ),
     Row(
         "maps/recombination.py: maps of this method are not sums",

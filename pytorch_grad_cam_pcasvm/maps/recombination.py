@@ -291,12 +291,8 @@ def _make_output(part: Head | None, position: int, components: Tensor | None) ->
 
 def _split_head(head: Head, count: int, components: SignedMaps) -> tuple[Head | None, Head | None]:
     """Return the reduction that components came from, if it is known, and the part of a head behind them."""
-    output = components.output
-    made_by = output.head if isinstance(output, HeadOutput) else None
-    width = None
-    if made_by is not None:
-        width = made_by.n_features if output.features is None else output.features.shape[-1]
-    position = behind_components(head, count, made_by, width)
+    made_by = components.output.head if isinstance(components.output, HeadOutput) else None
+    position = behind_components(head, count, made_by, width := components.width)
     if not position:
         refuse_between(components.between)
     source = head if position else made_by
@@ -312,10 +308,11 @@ def take_tail(head: Head, count: int, made_by: Head | None, width: int | None) -
         head: a head with the same reduction, or one that was fitted on the components.
         count: number of components.
         made_by: the head that they came from, or None.
-        width: number of features that ``made_by`` takes.
+        width: number of features that the components were made of; None: not known.
 
     Raises:
-        ValueError: the head takes another number of components, or reduces features in another way.
+        ValueError: the head takes another number of components, or reduces features in another way; or it may take
+            features or components.
     """
     position = behind_components(head, count, made_by, width)
     if not position and made_by is not None:
@@ -342,6 +339,12 @@ def behind_components(head: Head, count: int, made_by: Head | None, width: int |
     """Return the position of components in a head, or 0 if it was fitted on them; see :func:`take_tail`."""
     # A head that takes the components may have a reduction of its own.
     if head.n_features == count != width:
+        if width is None and head.component_position:
+            raise ValueError(
+                f"the head takes {count} numbers, and may take features or components, of which there are as many: the "
+                "maps come from a file that does not tell of how many features they were made: pass the steps behind "
+                "the PCA alone, as pipeline[2:], or explain the images again, and recombine those maps"
+            )
         return 0
     position = head.component_position or 0
     if made_by is not None and not head.starts_as(made_by, position):

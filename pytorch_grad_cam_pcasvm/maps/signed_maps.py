@@ -86,6 +86,7 @@ class SignedMaps(Columns):
     effects: Tensor | None = None
     _warnings: Any = None  # of what made them, where no number may be looked at yet
     _between: Sequence[str] = ()  # as a file tells, which has no head
+    _width: int | None = None  # likewise
 
     def __repr__(self) -> str:
         dtype = str(self.maps.dtype).removeprefix("torch.")
@@ -192,6 +193,7 @@ class SignedMaps(Columns):
                 "neutral": json.dumps(self.neutral),
                 "layers": json.dumps(list(self.layers)),
                 "between": json.dumps(list(self.between)),
+                "width": json.dumps(self.width),
             },
         )
 
@@ -214,6 +216,10 @@ class SignedMaps(Columns):
             columns: Any = {name: tensors[name] for name in (*SCALED, *PLAIN) if name in tensors}
             flags: Any = {name: json.loads(metadata.get(name, "false")) for name in ("linear", "neutral")}
             layers, between = (tuple(json.loads(metadata.get(name, "[]"))) for name in ("layers", "between"))
+            features = tensors.get("output.features")  # which tell it in files of earlier versions
+            flags["_width"] = json.loads(metadata.get("width", "null")) or (
+                None if features is None else features.shape[1]
+            )
             return SignedMaps(**columns, targets=targets, output=output, layers=layers, _between=between, **flags)
         except Exception as error:  # whatever a damaged file without a checksum leads to
             raise ValueError(f"{path} is damaged, or no valid file of maps: {error}; write it again") from error
@@ -227,6 +233,19 @@ class SignedMaps(Columns):
             ()
         """
         return self.output.head.between if isinstance(self.output, HeadOutput) else self._between
+
+    @property
+    def width(self) -> int | None:
+        """The number of features that the components were made of; None: not known.
+
+        Example:
+            >>> maps.width
+            64
+        """
+        if not isinstance(self.output, HeadOutput):
+            return self._width
+        features = self.output.features
+        return self.output.head.n_features if features is None else features.shape[1]
 
     @property
     def _traits(self) -> tuple[Any, ...]:

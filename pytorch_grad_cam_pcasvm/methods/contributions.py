@@ -153,8 +153,7 @@ class LIFTCAM(SecantCAM):
     def compute(self, run: Run, layer: int, targets: Questions) -> MethodResult:
         start, seeds = run.starts[layer], run.secants(targets, layer)
         weights = run.products(seeds, layer, run.shaped(start.difference, layer), "positions", start.path)
-        whole = len(run.layers) == 1 and run.layouts[layer].is_that_of_maps  # or tokens may be left out
-        if whole and may_look(weights):
+        if run.layouts[layer].is_that_of_maps and may_look(weights):  # else tokens may be left out
             left = [] if seeds.remainder is None else [seeds.remainder.unsqueeze(-1).to(weights)]
             _check_sums(run, layer, torch.cat([weights, *left], -1), seeds)
         return MethodResult(signed_maps(weights, run.activations(layer)), weights, seeds.values, seeds.log_scale)

@@ -112,7 +112,7 @@ class Boundary:
         starts = [self.at(boundaries, which) for _, boundaries, which in groups]
         value_dtype = starts[0].head_trace.values[until].dtype if until else dtype
         asked = [(questions.take_targets(members), start) for (members, *_), start in zip(groups, starts, strict=True)]
-        if output.grid is None and questions.images is None:
+        if questions.images is None:
             columns = [(some.columns, start) for some, start in asked]
             parts = differentiate_starts(output, columns, value_dtype, until, sampling)
         else:
@@ -178,8 +178,8 @@ class Boundary:
 
     def _beside_jump(self, target: ClosedFormTarget, near: HeadRun) -> Tensor:
         """Return the point for a head without a gradient, of which samples tell where the value jumps over 0."""
-        values, size = near.head_trace.values, float(target(near).abs())
-        if not size:
+        values, value = near.head_trace.values, float(target(near))
+        if not value:
             return near.features[0]
         position, deviations = self._deviations or find_deviations(near.head) or (0, None)
         jumps = None if deviations is None else Jumps(near.head, target, position, deviations.to(values[0]))
@@ -189,7 +189,7 @@ class Boundary:
         assert deviations is not None
         point = features_at(near.head, values[0][0], position, goal, deviations.to(values[0]))
         if point is None:
-            raise no_boundary(target, size)
+            raise no_boundary(target, value)
         return point
 
     def _in_reach(self, target: ClosedFormTarget, point: Tensor, size: float) -> Tensor:
@@ -342,11 +342,11 @@ class _Search:
         raise no_boundary(self._target, self._size)
 
 
-def no_boundary(target: Any, size: float) -> NoBoundaryError:
-    """Return the error of a target without a boundary near the training mean, where its value has a size."""
+def no_boundary(target: Any, value: float) -> NoBoundaryError:
+    """Return the error of a target without a boundary near the training mean, where it has this value, or size."""
     return NoBoundaryError(
-        f"{target}: no decision boundary is within reach of the training mean, where its value is {size:.3g}: start at "
-        "the mean instead, baseline='mean'"
+        f"{target}: no decision boundary is within reach of the training mean, where its value is {value:.3g}: start "
+        "at the mean instead, baseline='mean'"
     )
 
 

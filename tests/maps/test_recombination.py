@@ -31,8 +31,10 @@ from pytorch_grad_cam_pcasvm import (
     SVMTarget,
     recombined,
 )
+from pytorch_grad_cam_pcasvm.head import storage
 from pytorch_grad_cam_pcasvm.maps import decision_steps
 from pytorch_grad_cam_pcasvm.maps.recombination import compute_result
+from pytorch_grad_cam_pcasvm.maps.signed_maps import FORMATS
 from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput
 from pytorch_grad_cam_pcasvm.targets.output_gradients import OutputGradients
 
@@ -49,14 +51,39 @@ def net_of(*stages: Any) -> PCASVMNet:
 
 
 @pytest.mark.parametrize("method", [ClosedFormGradCAM, ContributionCAM])
-def test_as_many_components_as_features(method: Any) -> None:
+def test_as_many_components_as_features(method: Any, tmp_path: Path) -> None:
     """The whole pipeline is a pipeline all the same, and not a head that was fitted on the components."""
     net = net_of(StandardScaler(), PCA(6), SVC())
     cam = method(net, ["1"])
     targets = (SVMTarget(), PCATarget(4, sign="-"))
-    expected, actual = cam.explain(IMAGES, targets), recombined(cam.explain(IMAGES), net.head, targets)
-    assert relative(actual.maps, expected.maps) < 1e-10
-    assert relative(actual.values, expected.values) < 1e-10
+    components, expected = cam.explain(IMAGES), cam.explain(IMAGES, targets)
+    components.save(tmp_path / "maps.safetensors")
+    loaded = SignedMaps.load(tmp_path / "maps.safetensors")
+    loaded.save(tmp_path / "again.safetensors")
+    for maps in (components, loaded, SignedMaps.load(tmp_path / "again.safetensors")):
+        assert maps.width == 6
+        actual = recombined(maps, net.head, targets)
+        assert relative(actual.maps, expected.maps) < 1e-10
+        assert relative(actual.values, expected.values) < 1e-10
+
+
+def test_files_that_do_not_tell_how_many_features_there_were(tmp_path: Path) -> None:
+    net = net_of(StandardScaler(), PCA(6), SVC())
+    path, cam = tmp_path / "maps.safetensors", ContributionCAM(net, ["1"])
+    cam.explain(IMAGES).save(path)
+    metadata, tensors = storage.read(path, "maps.save(path)", FORMATS)
+    of_version_0_4 = {name: text for name, text in metadata.items() if name not in ("width", "sha256")}
+    expected = cam.explain(IMAGES, SVMTarget(1))
+    storage.write(path, tensors, of_version_0_4)
+    assert SignedMaps.load(path).width == 6
+    assert relative(recombined(SignedMaps.load(path), net.head, SVMTarget(1)).maps, expected.maps) < 1e-10
+    storage.write(path, {name: x for name, x in tensors.items() if name != "output.features"}, of_version_0_4)
+    maps = SignedMaps.load(path)
+    assert maps.width is None
+    with pytest.raises(ValueError, match=r"as many: .* pass the steps behind the PCA alone, as pipeline\[2:\]"):
+        recombined(maps, net.head, SVMTarget(1))
+    behind = Head(list(net.head.stages)[net.head.component_position :])
+    assert relative(recombined(maps, behind, SVMTarget(1)).maps, expected.maps) < 1e-10
 
 
 def test_factors_of_components_far_from_all_samples() -> None:
@@ -183,6 +210,7 @@ def test_a_decision_is_its_value_at_the_start_and_its_steps(case: str) -> None:
     for target in (PCATarget(1, "-"), HotellingTarget(), *([] if tail is None else [SVMTarget(1), SVMTarget()])):
         g, p0, log_scale = decision_steps(components, net.head, target)
         whole = recombined(components, net.head, [target])
+        assert whole.effects is None
         change = log_scale.exp() * (g * (components.values - p0)).sum(1)
         size = log_scale.exp() * (g * (components.values - p0)).abs().sum(1)
         assert ((whole.baseline_values[:, 0] + change - whole.values[:, 0]).abs() <= 1e-9 * size).all()

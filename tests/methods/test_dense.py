@@ -374,6 +374,18 @@ def test_all_methods_take_places():
     assert torch.isfinite(smooth.maps).all()
 
 
+def test_as_many_components_as_dense_features(tmp_path):
+    rows, labels = fitted(None)[1:]
+    head = make_pipeline(StandardScaler(), PCA(7), SVC(gamma=GAMMA)).fit(rows, labels)
+    net = PCASVMNet(BACKBONE, head, "mix", pool="dense").eval()
+    cam, place = ContributionCAM(net, ["stem"], baseline="zero"), (3, 4)
+    components = cam.explain(X[:2], [PCATarget(b, at=place) for b in range(7)])
+    components.save(tmp_path / "maps.safetensors")
+    expected = cam.explain(X[:2], SVMTarget("hole", at=place))
+    for maps in (components, SignedMaps.load(tmp_path / "maps.safetensors")):
+        torch.testing.assert_close(recombined(maps, head, SVMTarget("hole")).maps, expected.maps, rtol=1e-6, atol=1e-8)
+
+
 def test_ablation_of_dense_features_themselves():
     net, pipeline = network(SVC(gamma=GAMMA))
     maps = ClosedFormAblationCAM(net, ["mix"]).explain(X[:2], SVMTarget("hole", at=(3, 4)))

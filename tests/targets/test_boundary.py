@@ -42,6 +42,7 @@ from pytorch_grad_cam_pcasvm.runtime.device import no_looks
 from pytorch_grad_cam_pcasvm.runtime.errors import NoBoundaryError
 from pytorch_grad_cam_pcasvm.targets import output_gradients
 from pytorch_grad_cam_pcasvm.targets.boundary_head import Boundary, _Search
+from pytorch_grad_cam_pcasvm.targets.questions import resolve_image_targets
 
 KNOWN = [head for head in HEADS if head not in ("normalised", "no machine")]
 MANY = SVMTarget(versus="others", strength=0.6)
@@ -150,6 +151,13 @@ def test_each_image_starts_on_its_own_boundary_the_same_for_all_of_its_class():
     each = cam(p.x, targets)
     for image, target in enumerate(targets):
         assert np.abs(each[image] - cam(p.x[image : image + 1], [target])[0]).max() < 1e-5
+    # One start may stand for all images.
+    output, start = p.net(p.x), p.net(p.images(1, seed=4))
+    questions = resolve_image_targets(targets, output)
+    found = output_gradients.differentiate_targets(output, questions, torch.float64, start)
+    for image, target in enumerate(targets):
+        alone = output_gradients.differentiate_targets(p.net(p.x[image : image + 1]), [target], torch.float64, start)
+        assert relative(found.by_image[image], alone.by_image[0]) < 1e-10
 
 
 @pytest.mark.parametrize("head", ["rbf", "linear", "poly", "one vs rest", "one class", "whitened", "calibrated"])

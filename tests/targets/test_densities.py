@@ -109,6 +109,17 @@ def test_one_row_for_each_image(name, tmp_path):
                                direct.maps * direct.log_scale.exp()[..., None, None])  # fmt: skip
 
 
+def test_the_secant_of_a_density_is_the_mean_of_its_gradient():
+    net, _ = network("full", "mean", StandardScaler(), PCA(3))
+    here, start = net(IMAGES), net(GOOD[:1])
+    ((position, gradient),) = DensityTarget("-").seeds(here).items()
+    y, y0 = (output.head_trace.values[position] for output in (here, start))
+    torch.testing.assert_close(gradient, -y.softmax(-1))
+    places = (torch.arange(2000, dtype=torch.float64) + 0.5).reshape(-1, 1, 1) / 2000
+    mean = (y0 + places * (y - y0)).softmax(-1).mean(0)
+    assert (DensityTarget("-").seeds(here, start)[position] + mean).norm() < 0.05 * mean.norm()
+
+
 def test_secants_do_not_mind_densities_that_underflow():
     net, _ = network("full", "mean", PCA(3))
     far = net.of_features(1e4 * net(IMAGES).features.detach())

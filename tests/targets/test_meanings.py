@@ -1,5 +1,7 @@
 """What numbers are called where they stand."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -7,12 +9,13 @@ from sklearn.decomposition import PCA
 from sklearn.ensemble import RandomForestClassifier
 from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.mixture import GaussianMixture
+from sklearn.naive_bayes import GaussianNB
 from sklearn.neighbors import NearestNeighbors
 from sklearn.pipeline import make_pipeline
 from sklearn.svm import SVC, LinearSVC, OneClassSVM
 
-from pytorch_grad_cam_pcasvm import Head, PCATarget, ProbabilityTarget, SVMTarget
-from pytorch_grad_cam_pcasvm.targets.catalogue import describe_anomaly, describe_meaning
+from pytorch_grad_cam_pcasvm import Head, LogRatioTarget, PCATarget, ProbabilityTarget, SVMTarget
+from pytorch_grad_cam_pcasvm.targets.catalogue import _is_decided_by_sign, describe_anomaly, describe_meaning
 
 FEATURES = np.random.default_rng(0).normal(size=(60, 4))
 TWO = np.where(FEATURES[:, 0] > 0, "crack", "good")
@@ -48,10 +51,58 @@ def head_of(estimator, labels=None):
         (SVC(), TWO, PCATarget(0), "position {}"),
         (Ridge(), FEATURES[:, 0], SVMTarget(), "predicted value {} (in the unit of the labels)"),
         (OneClassSVM(), None, SVMTarget(sign="-"), "anomaly {}: above 0 is unlike good ones"),
+        (OneClassSVM(), None, SVMTarget(), "normality {}: above 0 is like good ones"),
+        (NearestNeighbors(n_neighbors=1), None, SVMTarget(), "normality {}: higher is more like good ones"),
+        (
+            NearestNeighbors(n_neighbors=1),
+            None,
+            SVMTarget(sign="-"),
+            "anomaly {} (distance to the nearest good photo)",
+        ),
+        (SVC(), THREE, SVMTarget("a", versus=("b", "c")), "margin of a {}: above 0 is more a than the mean of b, c"),
+        (
+            SVC(),
+            THREE,
+            SVMTarget("a", sign="-", versus="others"),
+            "margin of a against the others {}: higher is less a",
+        ),
+        (
+            SVC(),
+            THREE,
+            SVMTarget("a", versus="others", strength=0.5),
+            "margin of a against the others {}: higher is more a",
+        ),
+        (GaussianNB(), TWO, LogRatioTarget("crack"), "log-ratio {}: above 0 is crack"),
+        (RandomForestClassifier(5), TWO, SVMTarget("crack"), "margin of crack {}: higher is more crack"),
+        (LogisticRegression(), THREE, SVMTarget("a", sign="-"), "margin of a {}: above 0 is less a than the others"),
     ],
 )
 def test_a_value_says_what_it_is(classifier, labels, target, words):
     assert describe_meaning(target, head_of(classifier, labels)) == words
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [(SVMTarget("a"), "value {}"), (PCATarget(0), "position {}")],
+)
+def test_without_a_head_a_value_is_a_value(target, words):
+    assert describe_meaning(target, None) == words
+
+
+@pytest.mark.parametrize(
+    ("decide", "compare", "by_sign"),
+    [
+        ("sign", "margins", True),
+        ("votes", "values", True),
+        ("comparison", "margins", True),
+        ("comparison", "probabilities", False),
+        ("last", "margins", False),
+    ],
+)
+def test_above_0_decides_where_margins_are_opposite(decide, compare, by_sign):
+    for second, expected in ((1.0, by_sign), (0.5, False)):
+        matrix = torch.tensor([[-1.0], [second]])
+        assert _is_decided_by_sign(SimpleNamespace(matrix=matrix, decide=decide, compare=compare)) is expected
 
 
 @pytest.mark.parametrize(("classifier", "labels"), [(SVC(), TWO), (SVC(), THREE), (LinearSVC(), THREE)])
