@@ -240,7 +240,7 @@ class SignedMaps(Columns):
 
         Example:
             >>> maps.width
-            64
+            8
         """
         if not isinstance(self.output, HeadOutput):
             return self._width
