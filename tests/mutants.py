@@ -497,6 +497,7 @@ EQUIVALENT: dict[str, str] = {
     "targets/boundary_head.py _Search._in_rounding: (self._evaluate_rows(x + lengths.unsqueeze(1) * step) - expe "
     "... s() <= expected.abs() / 2 -> (self._evaluate_rows(x + lengths.unsqueeze(1) * step) - expe "
     "... bs() < expected.abs() / 2": BOUND,
+    "targets/catalogue.py _decision_meaning: without len(head.classes_) == 2": "of more, no two margins are opposite",
     "targets/boundary_head.py _Search.find_nearest: without value": "its zero is the start, but for rounding",
     "targets/boundary_head.py _Search.find_nearest: self._evaluate_rows(candidates) * value < 0 -> "
     "self._evaluate_rows(candidates) * value <= 0": "a sample whose value is exactly 0 is a crossing itself",

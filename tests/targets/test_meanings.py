@@ -14,7 +14,7 @@ from sklearn.neighbors import NearestNeighbors
 from sklearn.pipeline import make_pipeline
 from sklearn.svm import SVC, LinearSVC, OneClassSVM
 
-from pytorch_grad_cam_pcasvm import Head, LogRatioTarget, PCATarget, ProbabilityTarget, SVMTarget
+from pytorch_grad_cam_pcasvm import DensityTarget, Head, LogRatioTarget, PCATarget, ProbabilityTarget, SVMTarget
 from pytorch_grad_cam_pcasvm.targets.catalogue import _is_decided_by_sign, describe_anomaly, describe_meaning
 
 FEATURES = np.random.default_rng(0).normal(size=(60, 4))
@@ -72,6 +72,8 @@ def head_of(estimator, labels=None):
             SVMTarget("a", versus="others", strength=0.5),
             "margin of a against the others {}: higher is more a",
         ),
+        (GaussianMixture(2), None, DensityTarget(), "log-density {}"),
+        (GaussianMixture(2), None, DensityTarget("-"), "anomaly {} (minus the log-density)"),
         (GaussianNB(), TWO, LogRatioTarget("crack"), "log-ratio {}: above 0 is crack"),
         (RandomForestClassifier(5), TWO, SVMTarget("crack"), "margin of crack {}: higher is more crack"),
         (LogisticRegression(), THREE, SVMTarget("a", sign="-"), "margin of a {}: above 0 is less a than the others"),
