@@ -364,6 +364,8 @@ EQUIVALENT: dict[str, str] = {
     "rules/linear.py _subscripts: '...' * ('...' in left) -> '...'": "without an ellipsis it is for nothing",
     "calculus/backward.py Walk._split_heads.split: grad.unsqueeze(1) -> grad.unsqueeze(0)": "one target at a time",
     "calculus/secants.py through_secant: without x is not x0": "an object is equal to itself",
+    "calculus/affine.py _is_affine: without not step.options and Ref(value) in [step.arguments[place] for place in "
+    "places]": "the same numbers, row by row",
     "calculus/affine.py AffineBeginning.is_output: without self.end in self.tape.outputs": (
         "what no step takes is an output"
     ),

@@ -13,7 +13,7 @@ from pytorch_grad_cam_pcasvm.rules.rule import Call, mid
 
 def _upsampling(mode: str, *, antialias: bool = False) -> Any:
     # torch has these for pictures only, here of one row
-    flat, aligns = mode == "bicubic" or antialias, mode in ("linear", "bicubic") or antialias
+    flat, aligns = mode == "bicubic" or antialias, mode in ("linear", "bicubic")
 
     def pull_upsampling(input: Tensor, output_size: Any, *options: Any, y: Tensor, grad: Tensor) -> Tensor:
         """Every mode is separable: the transpose of one small matrix per axis, found by interpolating unit vectors."""
