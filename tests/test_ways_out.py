@@ -2844,9 +2844,9 @@ OTHERS = [
         {"make them with cam.explain(x)": lambda: machine_behind(of_components())},
     ),
     Row(
-        "maps/recombination.py: may take features or components",
+        "maps/recombination.py: numbers, features or components",
         lambda: untold(lambda maps, _, pipeline: recombined(maps, pipeline, SVMTarget(0))),
-        "numbers, and may take features or components, of which there are as many",
+        "numbers, features or components, of which there are as many",
         {
             "pipeline[2:]": lambda: untold(lambda maps, _, pipeline: recombined(maps, pipeline[2:], SVMTarget(0))),
             "explain the images again": lambda: untold(

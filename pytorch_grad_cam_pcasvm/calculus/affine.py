@@ -69,7 +69,7 @@ class AffineBeginning:
         parts = x.flatten(2) if x.dim() > 2 else x.unsqueeze(2)
         step = next((step for step in self._steps(self.root) if not self.tape.keeps_numbers(step)), None)
         before = None if step is None else self.tape.values[step.inputs[0]].shape
-        if step is not None and self._is_linear(step) and before == (len(parts), parts[0].numel()):
+        if step is not None and _is_linear(step) and before == (len(parts), parts[0].numel()):
             return self._apply_rest(step.output, player_rows(self._weight(step), parts, over, chunk))
         if step is not None and self.tape.averages_positions(step, self.root):
             mean = parts / parts.shape[2]
@@ -127,11 +127,6 @@ class AffineBeginning:
             yield self._line[start]
             start = self._line[start].output
 
-    def _is_linear(self, step: Step) -> bool:
-        """Return whether an affine step is a dense layer."""
-        assert step.rule is not None
-        return step.rule.relevance == "weighted" and self._weight(step).dim() == 2
-
     def _weight(self, step: Step) -> Tensor:
         return self.tape.resolved(step.arguments[1]).detach()
 
@@ -142,7 +137,7 @@ class AffineBeginning:
             after = tape.values[step.output].shape
             if tape.keeps_numbers(step):
                 rows = rows.reshape(*rows.shape[:2], *after[1:])
-            elif self._is_linear(step):
+            elif _is_linear(step):
                 rows = F.linear(rows, self._weight(step).to(rows.dtype))
             else:
                 break
@@ -162,3 +157,10 @@ def _is_affine(step: Step, value: int) -> bool:
         return False
     places = step.rule.affine
     return places is None or (not step.options and Ref(value) in [step.arguments[place] for place in places])
+
+
+def _is_linear(step: Step) -> bool:
+    """Return whether an affine step is a dense layer, whose weight is a constant."""
+    assert step.rule is not None
+    weight = step.arguments[1] if step.rule.relevance == "weighted" else None
+    return isinstance(weight, Tensor) and weight.dim() == 2

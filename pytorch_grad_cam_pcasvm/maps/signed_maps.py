@@ -85,7 +85,7 @@ class SignedMaps(Columns):
     layers: Sequence[str] = ()
     effects: Tensor | None = None
     _warnings: Any = None  # of what made them, where no number may be looked at yet
-    _between: Sequence[str] = ()  # as a file tells, which has no head
+    _between: Sequence[str] = ()  # of maps whose output tells it not: from a file, or recombined
     _width: int | None = None  # likewise
 
     def __repr__(self) -> str:
@@ -232,7 +232,8 @@ class SignedMaps(Columns):
             >>> maps.between
             ()
         """
-        return self.output.head.between if isinstance(self.output, HeadOutput) else self._between
+        known = self._between or self._width is not None or not isinstance(self.output, HeadOutput)
+        return self._between if known else self.output.head.between
 
     @property
     def width(self) -> int | None:
@@ -242,7 +243,7 @@ class SignedMaps(Columns):
             >>> maps.width
             8
         """
-        if not isinstance(self.output, HeadOutput):
+        if self._width is not None or not isinstance(self.output, HeadOutput):
             return self._width
         features = self.output.features
         return self.output.head.n_features if features is None else features.shape[1]

@@ -140,8 +140,11 @@ def scatter(input: Tensor, dim: int, index: Tensor, source: Any, *, y: Tensor, g
     axis, places = dim % input.dim() + 1, index.expand(len(grad), *index.shape)
 
     def of_source() -> Tensor:
+        gathered = grad.gather(axis, places)
+        if source.dim() == 0:
+            return gathered.flatten(1).sum(1)
         whole = grad.new_zeros(len(grad), *source.shape)
-        whole[(slice(None), *map(slice, index.shape))] = grad.gather(axis, places)
+        whole[(slice(None), *map(slice, index.shape))] = gathered
         return whole
 
     return lambda: grad.scatter(axis, places, 0.0), None, None, of_source

@@ -59,31 +59,50 @@ def test_as_many_components_as_features(method: Any, tmp_path: Path) -> None:
     components, expected = cam.explain(IMAGES), cam.explain(IMAGES, targets)
     components.save(tmp_path / "maps.safetensors")
     loaded = SignedMaps.load(tmp_path / "maps.safetensors")
-    loaded.save(tmp_path / "again.safetensors")
-    for maps in (components, loaded, SignedMaps.load(tmp_path / "again.safetensors")):
-        assert maps.width == 6
-        actual = recombined(maps, net.head, targets)
+    behind = Head(list(net.head.stages)[net.head.component_position :])
+    for maps, head in ((components, net.head), (components, behind), (loaded, behind)):
+        actual = recombined(maps, head, targets)
         assert relative(actual.maps, expected.maps) < 1e-10
         assert relative(actual.values, expected.values) < 1e-10
+    # A file cannot tell whether a head with a PCA was fitted on the features or on the components.
+    with pytest.raises(ValueError, match=r"as many.* pass the steps behind the PCA alone, as pipeline\[2:\]"):
+        recombined(loaded, net.head, targets)
 
 
-def test_files_that_do_not_tell_how_many_features_there_were(tmp_path: Path) -> None:
-    net = net_of(StandardScaler(), PCA(6), SVC())
-    path, cam = tmp_path / "maps.safetensors", ContributionCAM(net, ["1"])
-    cam.explain(IMAGES).save(path)
+@pytest.mark.parametrize("source", ["a file", "a file of 0.4", "a store"])
+def test_a_head_with_a_pca_of_its_own_was_fitted_on_components_that_are_fewer(source: str, tmp_path: Path) -> None:
+    net = net_of(StandardScaler(), PCA(3), SVC())
+    path, maps = tmp_path / "maps.safetensors", ContributionCAM(net, ["1"]).explain(IMAGES)
+    components = maps.output.components.detach().numpy()
+    own = make_pipeline(PCA(3, whiten=True), SVC(gamma=0.7)).fit(components, LABELS)
+    expected = recombined(maps, own, [SVMTarget(1)])
+    assert relative(expected.values[:, 0], torch.from_numpy(own.decision_function(components))) < 1e-10
+    maps.save(path)
     metadata, tensors = storage.read(path, "maps.save(path)", FORMATS)
-    of_version_0_4 = {name: text for name, text in metadata.items() if name not in ("width", "sha256")}
-    expected = cam.explain(IMAGES, SVMTarget(1))
-    storage.write(path, tensors, of_version_0_4)
-    assert SignedMaps.load(path).width == 6
-    assert relative(recombined(SignedMaps.load(path), net.head, SVMTarget(1)).maps, expected.maps) < 1e-10
-    storage.write(path, {name: x for name, x in tensors.items() if name != "output.features"}, of_version_0_4)
-    maps = SignedMaps.load(path)
-    assert maps.width is None
-    with pytest.raises(ValueError, match=r"as many: .* pass the steps behind the PCA alone, as pipeline\[2:\]"):
-        recombined(maps, net.head, SVMTarget(1))
-    behind = Head(list(net.head.stages)[net.head.component_position :])
-    assert relative(recombined(maps, behind, SVMTarget(1)).maps, expected.maps) < 1e-10
+    if source != "a file":
+        metadata = {name: text for name, text in metadata.items() if name not in ("width", "sha256")}
+        unknown = {"output.features"} if source == "a store" else set()
+        storage.write(path, {name: x for name, x in tensors.items() if name not in unknown}, metadata)
+    loaded = SignedMaps.load(path)
+    if source == "a store":
+        assert loaded.width is None
+        with pytest.raises(ValueError, match="as many, or the file of these maps does not tell"):
+            recombined(loaded, own, [SVMTarget(1)])
+        return
+    assert loaded.width == 6
+    assert relative(recombined(loaded, own, [SVMTarget(1)]).maps, expected.maps) < 1e-10
+
+
+def test_maps_that_were_recombined_know_what_their_components_were_made_of(tmp_path: Path) -> None:
+    net = net_of(StandardScaler(), PCA(3), SVC())
+    maps = ContributionCAM(net, ["1"]).explain(IMAGES)
+    own = make_pipeline(PCA(3, whiten=True), SVC(gamma=0.7)).fit(maps.output.components.detach().numpy(), LABELS)
+    expected = recombined(maps, own, [SVMTarget(1)])
+    once = recombined(maps, own, [*(PCATarget(b) for b in range(3)), SVMTarget(1)])
+    once.save(tmp_path / "maps.safetensors")
+    for again in (once, SignedMaps.load(tmp_path / "maps.safetensors")):
+        assert again.width == 6
+        assert relative(recombined(again, own, [SVMTarget(1)]).maps, expected.maps) < 1e-10
 
 
 def test_factors_of_components_far_from_all_samples() -> None:

@@ -449,6 +449,7 @@ FUNCTIONS = {
     ),
     "index_copy": lambda x: x.index_copy(-3, SOME, x[:, 2:].exp()) * x.index_copy(2, SOME, x[:, :, :2].tanh()),
     "scatter": lambda x: x.scatter(-3, PLACES, x[:, :3, 2:].exp()) * x.scatter(1, PLACES, 0.3),
+    "scatter of one number": lambda x: x.flatten().scatter(0, SOME[:1], x.mean()).tanh(),
     "scatter_add": lambda x: x.scatter_add(-3, PLACES, x[:, :3, 2:].exp()),
     "cumprod, prod along any dimension": lambda x: (
         x.cumprod(-3) * x.cumprod(2) + x.prod(-3, keepdim=True) * x.prod(2, keepdim=True) + x.prod(1).prod(-1).mean()
