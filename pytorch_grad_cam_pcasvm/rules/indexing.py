@@ -142,7 +142,7 @@ def scatter(input: Tensor, dim: int, index: Tensor, source: Any, *, y: Tensor, g
     def of_source() -> Tensor:
         gathered = grad.gather(axis, places)
         if source.dim() == 0:
-            return gathered.flatten(1).sum(1)
+            return gathered.reshape(len(grad))
         whole = grad.new_zeros(len(grad), *source.shape)
         whole[(slice(None), *map(slice, index.shape))] = gathered
         return whole
