@@ -12,7 +12,7 @@ from sklearn.svm import SVR, OneClassSVM
 
 from pytorch_grad_cam_pcasvm import Head, LogRatioTarget, PCATarget, ProbabilityTarget, SVMTarget
 from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput
-from pytorch_grad_cam_pcasvm.targets import ScoreTarget, fix_target
+from pytorch_grad_cam_pcasvm.targets import ScoreTarget, default_decision, fix_target
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +67,18 @@ def test_a_class_that_is_its_own_only_rival_has_its_margin_and_0_is_a_class():
         (SVMTarget(versus="runner-up"), 4, SVMTarget(1)),
     ):
         assert target.name_question(head, number) == named
+
+
+def test_the_decision_where_none_is_named_is_against_the_class_that_is_an_absence():
+    x = np.random.default_rng(0).normal(size=(30, 4))
+    head = Head.of(LogisticRegression().fit(x, np.arange(30) % 3))
+    assert default_decision(head) == SVMTarget()
+    assert default_decision(head, 0) == SVMTarget(versus=0)
+    head.training_set.preparation = {"normal": 2}
+    assert default_decision(head) == SVMTarget(versus=2)
+    assert default_decision(head, 0) == SVMTarget(versus=0)
+    with pytest.raises(ValueError, match=r"5 is not a class of this head: choose one of \[0, 1, 2\]"):
+        default_decision(head, 5)
 
 
 def test_without_classes_there_is_nothing_to_name():
