@@ -325,12 +325,10 @@ EQUIVALENT: dict[str, str] = {
     "calculus/backward.py Walk._behind: without step.first != Ref(line[-1])": (
         "no step gives back the numbers or the sums of another argument than its first"
     ),
-    "calculus/backward.py Walk._checked: isinstance(part, Tensor) -> not isinstance(part, Tensor) #2": "a message",
     "calculus/backward.py Walk._pull_arguments: without isinstance(one, Cotangent)": (
         "a norm is pulled back from what is one"
     ),
     "calculus/backward.py Walk._tokens: without step.rule is None": NO_RULE,
-    "calculus/backward.py Walk._verify: without rule is None": NO_RULE,
     "calculus/backward.py Walk._pair_cotangents: without isinstance(argument, Ref)": (
         "torch's tensors have a method of this name, which is no value of the tape"
     ),
@@ -362,7 +360,6 @@ EQUIVALENT: dict[str, str] = {
         "they are the same along it"
     ),
     "rules/linear.py _subscripts: '...' * ('...' in left) -> '...'": "without an ellipsis it is for nothing",
-    "calculus/backward.py Walk._split_heads.split: grad.unsqueeze(1) -> grad.unsqueeze(0)": "one target at a time",
     "calculus/secants.py through_secant: without x is not x0": "an object is equal to itself",
     "calculus/affine.py _is_affine: without not step.options and Ref(value) in [step.arguments[place] for place in "
     "places]": "the same numbers, row by row",
