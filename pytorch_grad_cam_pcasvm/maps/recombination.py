@@ -339,14 +339,13 @@ def refuse_between(names: Sequence[str]) -> None:
 
 def behind_components(head: Head, count: int, made_by: Head | None, width: int | None) -> int:
     """Return the position of components in a head, or 0 if it was fitted on them; see :func:`take_tail`."""
-    # A head that takes the components may have a reduction of its own.
     if head.n_features == count and made_by is None and width in (None, count) and head.component_position:
         raise ValueError(
             f"the head takes {count} numbers, features or components, of which there are as many, or the file of these "
             "maps does not tell: pass the steps behind the PCA alone, as pipeline[2:], or explain the images again, "
             "and recombine those maps"
         )
-    if head.n_features == count != width:
+    if head.n_features == count != width:  # such a head may have a reduction of its own, of components
         return 0
     position = head.component_position or 0
     if made_by is not None and not head.starts_as(made_by, position):
