@@ -95,7 +95,7 @@ TESTS = {
     ),
     "methods/perturbation.py": "methods coalitions baselines dense outputs",
     "maps/signed_maps.py": "maps",
-    "network/layout.py": "token_layout maps token_backward channel_means tiles",
+    "network/layout.py": "token_layout maps token_backward layer_means tiles",
     "targets/output_gradients.py": (
         "output_gradients targets outputs method coalitions anomalies enumerated dense contributions baselines boundary"
     ),

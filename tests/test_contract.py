@@ -14,7 +14,7 @@ MOST = 25
 # Names of the core that the studio uses and nobody else should, by what they are needed for.
 EXCEPTIONS = {
     "fitting and reading models": {
-        "BlockMeans", "ChannelMeans", "check_loader", "collect_features", "fine_features", "last_features",
+        "BlockMeans", "LayerMeans", "check_loader", "collect_features", "fine_features", "last_features",
         "refuse_unmappable", "parse_pool", "write_pool", "storage", "tile_network", "scale_photo",
     },
     "images and labels of any data set": {"LABEL_KEYS", "image_and_label", "label_patches"},

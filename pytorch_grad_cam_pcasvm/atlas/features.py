@@ -13,14 +13,15 @@ from pytorch_grad_cam_pcasvm.atlas.columns import Table
 from pytorch_grad_cam_pcasvm.atlas.explainer import fill_block
 from pytorch_grad_cam_pcasvm.data.images import Batch, Images
 from pytorch_grad_cam_pcasvm.methods.warn_once import WarnOnce
-from pytorch_grad_cam_pcasvm.network.channel_means import ChannelMeans
 from pytorch_grad_cam_pcasvm.network.features import FeatureSource, compute_features
+from pytorch_grad_cam_pcasvm.network.layer_means import LayerMeans
 from pytorch_grad_cam_pcasvm.network.modules import evaluation_mode, find_device, find_network
 from pytorch_grad_cam_pcasvm.network.tiles import TiledNet
 from pytorch_grad_cam_pcasvm.runtime import digests
 from pytorch_grad_cam_pcasvm.runtime.errors import refuse
 
-OF_MEANS = "mean/"  # in front of a layer's name
+OF_TOTALS = "total/"  # in front of a layer's name
+_OF_MEANS = "mean/"  # in files of version 0.5
 
 
 class Extractor:
@@ -31,7 +32,7 @@ class Extractor:
         layer: where the features come from.
         pool: how positions become features.
         block: number of images.
-        means: layers whose channel means are kept, too.
+        means: layers whose means are kept, too.
         x: images of the kind to come.
     """
 
@@ -40,7 +41,7 @@ class Extractor:
         if isinstance(means, str) or not all(isinstance(name, str) for name in means):
             raise TypeError(f"means must be a list of layers' names, got {means!r:.80}")
         with evaluation_mode(backbone), torch.no_grad():
-            self.means = ChannelMeans(backbone, means, x)
+            self.means = LayerMeans(backbone, means, x)
         self.kept = list(means)
 
     def source(self) -> FeatureSource:
@@ -50,15 +51,15 @@ class Extractor:
     def __call__(self, batch: Batch) -> dict[str, Any]:
         """Return the columns of a batch: arrays of n rows, and lists."""
         count, images = len(batch.images), fill_block(batch.images, self.block)
-        with evaluation_mode(self.net), torch.no_grad(), self.means.counting():
+        with evaluation_mode(self.net), torch.no_grad(), self.means.counting(count):
             features = compute_features(self.net, self.source().at(self.net, images), images)[:count]
         features = features.to(torch.promote_types(features.dtype, torch.float32)).cpu()
         if not bool(features.isfinite().all()):
             raise ValueError("the features are not finite: the network returns NaN or infinite values")
-        means = {
-            OF_MEANS + name: rows[:count].cpu().numpy() for name, rows in self.means.last.items() if name in self.kept
+        totals = {
+            OF_TOTALS + name: total.cpu() for name, total in self.means.take_totals().items() if name in self.kept
         }
-        return {"row": np.array(batch.rows, np.int64), "features": features.numpy(), **means, "label": batch.labels}
+        return {"row": np.array(batch.rows, np.int64), "features": features.numpy(), **totals, "label": batch.labels}
 
 
 def extract(
@@ -136,7 +137,8 @@ def extract(
     extractor = Extractor(network, source.where, pool, block, means, first.images.to(find_device(network)))
     for _ in range(2):  # only the first pass runs what is behind the features, whose means would be those of one image
         probe = extractor(Batch(first.rows, first.images.to(find_device(network)), first.labels, [], {}))
-    extractor.kept = [name.removeprefix(OF_MEANS) for name in probe if name.startswith(OF_MEANS)]
+    totals = {name: list(total.shape) for name, total in probe.items() if isinstance(total, Tensor)}
+    extractor.kept = [name.removeprefix(OF_TOTALS) for name in totals]
     shard_size = run.choose_shard_size(shard_size, {"features": probe["features"]}, len(images), block)
     label = probe["label"][0]
     kinds = {} if label is None else {"label": run.find_kind(label, "label")}
@@ -146,7 +148,7 @@ def extract(
         **_describe_source(network, source),
         **run.describe_images(images, first, probe, kinds, block, shard_size),
         "first": {"features": probe["features"][0].ravel()[:64].tolist()},
-    }
+    } | ({"totals": totals} if totals else {})
     folder = Path(out)
     job = run.Job(
         images, extractor, folder.absolute(), disk.digest_manifest(entries), shard_size, batch_size,  # type: ignore[arg-type]
@@ -219,13 +221,25 @@ class Features:
 
     @property
     def means(self) -> dict[str, Tensor]:
-        """The means of layers over images and positions, by name: float32 of shape (channels, 1).
+        """The means of layers over images, by name: float32, in the shape of the layer's output for one image.
 
-        Of transformers (channels, tokens before + 1 + tokens after): each token that is no patch has its own.
+        Of pictures of several sizes, where these differ, with one number a channel in the place of all positions.
+
+        Raises:
+            ValueError: the features are of version 0.5 or older, which kept one number a channel.
         """
-        names = [name for name in self.manifest["columns"] if name.startswith(OF_MEANS)]
+        if any(name.startswith(_OF_MEANS) for name in self.manifest["columns"]):
+            raise ValueError(
+                f"the features in {self.folder} are of version 0.5 or older, which kept means by channel, not by "
+                "position: extract them anew, atlas.extract(..., out=) with another folder"
+            )
+        shapes = self.manifest.get("totals", {})
+        totals: dict[str, Any] = dict.fromkeys(shapes, 0)
+        for _, columns in self._table.blocks(list(shapes)) if shapes else ():
+            for name, shape in shapes.items():
+                totals[name] += np.frombuffer(columns[name][0], np.float32).reshape(shape).astype(np.float64)
         return {
-            name.removeprefix(OF_MEANS): torch.from_numpy(self._table.column(name).mean(0)).float() for name in names
+            name.removeprefix(OF_TOTALS): torch.from_numpy(total / len(self)).float() for name, total in totals.items()
         }
 
     def _name_labels(self, labels: np.ndarray) -> np.ndarray:

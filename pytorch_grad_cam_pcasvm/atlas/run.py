@@ -238,6 +238,10 @@ class Job:
         columns: dict[str, Any] = {"row": np.empty(0, np.int64)}
         for name in parts[0] if parts else ():
             values = [part[name] for part in parts]
+            if isinstance(values[0], torch.Tensor):  # a total over images, which the first row holds for the shard
+                total = sum(values).float().numpy().tobytes()
+                columns[name] = [total, *[b""] * (len(columns["row"]) - 1)]
+                continue
             columns[name] = np.concatenate(values) if isinstance(values[0], np.ndarray) else list(chain(*values))
         if parts:
             rows = columns["row"].tolist()

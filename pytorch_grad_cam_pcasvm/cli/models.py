@@ -18,8 +18,8 @@ from pytorch_grad_cam_pcasvm.methods.starts import BaselineCAM
 from pytorch_grad_cam_pcasvm.model.backbones import allow_own_modules, make_backbone
 from pytorch_grad_cam_pcasvm.model.description import read_description
 from pytorch_grad_cam_pcasvm.network.auto_layers import refuse_unmappable
-from pytorch_grad_cam_pcasvm.network.channel_means import BlockMeans
 from pytorch_grad_cam_pcasvm.network.features import FeatureSource
+from pytorch_grad_cam_pcasvm.network.layer_means import BlockMeans
 from pytorch_grad_cam_pcasvm.network.modules import find_device, find_layer_name, find_network
 from pytorch_grad_cam_pcasvm.network.pools import parse_pool, write_pool
 from pytorch_grad_cam_pcasvm.network.tiles import TiledNet

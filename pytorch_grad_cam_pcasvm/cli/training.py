@@ -24,16 +24,16 @@ from pytorch_grad_cam_pcasvm.cli.folders import refuse_bad
 from pytorch_grad_cam_pcasvm.data.images import Images
 from pytorch_grad_cam_pcasvm.model.preparation import Preparation
 from pytorch_grad_cam_pcasvm.network.auto_layers import find_last_blocks
-from pytorch_grad_cam_pcasvm.network.channel_means import BlockMeans
 from pytorch_grad_cam_pcasvm.network.features import FeatureSource, compute_features
 from pytorch_grad_cam_pcasvm.network.grid import upsample_maps
+from pytorch_grad_cam_pcasvm.network.layer_means import BlockMeans
 from pytorch_grad_cam_pcasvm.network.modules import evaluation_mode, find_device
 from pytorch_grad_cam_pcasvm.runtime.digests import described, digest_of_module
 from pytorch_grad_cam_pcasvm.runtime.files import with_reason
 
 _AMONG = 4  # layers that are compared, the coarsest
 _SAME = 1e-4  # relative difference of features that is rounding, on a GPU as well
-_FORMAT = "pytorch_grad_cam_pcasvm features 3"
+_FORMAT = "pytorch_grad_cam_pcasvm features 4"
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class TrainingSet:
         rows: the number of each row's picture in the folder.
         places: of dense features the positions, shape (R, 2), a tensor; else (R, 0).
         bad: names of the pictures that cannot be read.
-        means: of layers, by name, as :class:`.ChannelMeans` has them.
+        means: of layers, by name, as :class:`.LayerMeans` has them.
         blocks: the last blocks of the network.
         read_all: yields the features of some pictures after the others, (n, D), or of all positions (n, D, h, w), with
             the numbers of these pictures in the folder; only while the training set is open.

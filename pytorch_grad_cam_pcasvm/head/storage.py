@@ -36,7 +36,8 @@ MAPS_1 = "pytorch_grad_cam_pcasvm maps 1"  # of version 0.2
 
 # Tensors beside those of the stages, which have numbers: earlier versions read heads without them, and they are in no
 # digest of a head, as nothing is computed with them.
-_EXAMPLES, _PREPARATION, _MEANS, _FACTS, _ESTIMATORS = "examples", "preparation", "means/", "seen", "estimators"
+_EXAMPLES, _PREPARATION, _MEANS, _FACTS, _ESTIMATORS = "examples", "preparation", "activations/", "seen", "estimators"
+_CHANNEL_MEANS = "means/"  # of files up to version 0.5: the same for all positions
 
 # Arguments that had other names in files of earlier versions.
 _RENAMED = {"scores_are_margins": "scores_are_means"}
@@ -146,12 +147,12 @@ class TrainingSet:
             transform of the user's), ``white_level`` and ``float_white``, as in ``export.onnx``, and ``exif`` where
             photos are turned as EXIF says; of heads from the command line also the layers of the ``features`` and
             their ``pool``, and of ``fit --normal`` the ``normal`` class. None: not known.
-        means: of layers, by name: the means over images and positions, shape (T, 1), or with those of other tokens,
-            (T, tokens before + 1 + tokens after). Contributions start near them.
+        means: of layers, by name: the means over images, in the shape of the layer's output for one image; of images
+            of several sizes with one number a channel in the place of all positions. Contributions start near them.
 
     Example:
-        >>> TrainingSet(means={"layer2": torch.zeros(8, 1)}).means["layer2"].shape
-        torch.Size([8, 1])
+        >>> TrainingSet(means={"layer2": torch.zeros(8, 7, 7)}).means["layer2"].shape
+        torch.Size([8, 7, 7])
     """
 
     examples: dict[int, Example] = field(default_factory=dict)
@@ -247,6 +248,14 @@ def load(
             raise ValueError("it has no estimators")
     except (ValueError, TypeError, KeyError, AttributeError, IndexError, RecursionError) as error:
         raise ValueError(f"{path} is damaged, or no valid head: {error}; write it again with {writer}") from error
+    left_out = [name.removeprefix(_CHANNEL_MEANS) for name in tensors if name.startswith(_CHANNEL_MEANS)]
+    if left_out:
+        warn(
+            f"{path} is of version 0.5 or older, which kept one mean a channel of the layers {', '.join(left_out)}, "
+            "and not one for each position: these means are left out, and maps of these layers start as without a "
+            "mean. Fit the model again, or pass mean=mean_activations(net, loader, layer)",
+            UserWarning,
+        )
     if enumerated is not None:
         parts.append(_enumerated(tensors[_ESTIMATORS], trusted, **enumerated))
     return parts, training, metadata.get("model")

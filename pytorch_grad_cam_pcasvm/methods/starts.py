@@ -5,18 +5,22 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812 - torch's own habit
 
 from pytorch_grad_cam_pcasvm.methods.boundary_path import PathBoundary, leave_jump
 from pytorch_grad_cam_pcasvm.methods.grad_cam_protocol import ClosedFormCAM
 from pytorch_grad_cam_pcasvm.methods.run import Run, Start
+from pytorch_grad_cam_pcasvm.methods.training_mean import (
+    as_activations,
+    find_channels,
+    find_pools,
+    find_training_mean,
+    fit_mean,
+    spread_everywhere,
+)
 from pytorch_grad_cam_pcasvm.methods.warn_once import WarnOnce
-from pytorch_grad_cam_pcasvm.network.channel_means import everywhere
 from pytorch_grad_cam_pcasvm.network.extraction import find_backbone
 from pytorch_grad_cam_pcasvm.network.features import output_of
 from pytorch_grad_cam_pcasvm.network.inputs import Inputs
-from pytorch_grad_cam_pcasvm.network.layout import Layout
-from pytorch_grad_cam_pcasvm.network.tiling import Tiled
 from pytorch_grad_cam_pcasvm.runtime.device import is_traced, may_look
 from pytorch_grad_cam_pcasvm.runtime.errors import BaselineWarning, NoBoundaryError
 from pytorch_grad_cam_pcasvm.targets import SVMTarget
@@ -130,8 +134,8 @@ class Starts:
         if head is None or mean is None:
             return None
         if run.output.grid is not None:
-            width = _find_channels(run, layer)
-            if _find_pools(run) != {"dense"} or width != slice(0, len(mean)):
+            width = find_channels(run, layer)
+            if find_pools(run) != {"dense"} or width != slice(0, len(mean)):
                 return None
         elif not run.ends_in_mean(layer):
             return None
@@ -178,7 +182,7 @@ class Starts:
         assert boundary is not None
         starts = []
         for members, names, which in questions.group_boundaries(head, like.device):
-            points = [_everywhere(boundary.point(name), like, run.layouts[layer]) for name in names]
+            points = [spread_everywhere(boundary.point(name), like, run.layouts[layer]) for name in names]
             starts.append((members, _spread_points(points, which, run, layer)))
         return starts
 
@@ -259,7 +263,7 @@ class Starts:
             return start if baseline == "zero" else leave_jump(run, layer, start)
         shape, image = activations.shape, run.images.shape
         if baseline.shape not in (image, image[1:], (1, *image[1:])):
-            return self._as_activations(baseline, run, layer)
+            return as_activations(baseline, run, layer)
         images = baseline.to(activations.device).reshape(-1, *image[1:]).to(run.images.dtype)
         start = output_of(find_backbone(run.model), run.layers[layer], images)
         if len(start) == run.layouts[layer].tile_count:  # of one image
@@ -273,19 +277,6 @@ class Starts:
             )
         return start
 
-    def _as_activations(self, numbers: Tensor, run: Run, layer: int) -> Tensor:
-        """Return activations as the network has them, of one row or N."""
-        activations = run.passed.activations[layer]
-        shape, image = activations.shape, run.images.shape
-        if numbers.dim() == 1 and run.layouts[layer].has_channels_first and len(numbers) == shape[1]:
-            numbers = numbers.reshape(-1, *[1] * (activations.dim() - 2)).expand(shape[1:])
-        if numbers.shape not in (shape, shape[1:], (1, *shape[1:])):
-            raise ValueError(
-                f"the baseline has shape {tuple(numbers.shape)}: expected activations, ({shape[1]},), "
-                f"{tuple(shape[1:])} or {tuple(shape)}, or an image, {tuple(image[1:])}"
-            )
-        return numbers.reshape(-1, *shape[1:]).to(activations)
-
     def _find_mean(self, run: Run, layer: int) -> Tensor | None:
         """Return the mean of the training set, of one row; None if it is not known."""
         if self.means is not None:
@@ -293,64 +284,8 @@ class Starts:
                 raise ValueError(
                     f"give one mean for each of the {len(run.layers)} target layers, got {len(self.means)}"
                 )
-            mean, size = self.means[layer], run.passed.activations[layer].shape
-            if run.layouts[layer].has_channels_first and mean.dim() == len(size) - 1 and mean.shape[1:] != size[2:]:
-                mean = mean.flatten(1).mean(1)  # images of another size
-            return self._as_activations(mean, run, layer)
-        head, layout, activations = run.head, run.layouts[layer], run.passed.activations[layer]
-        if head is None:
-            return None
-        if head.feature_mean is not None and run.output.grid is not None:
-            channels = _find_channels(run, layer)
-            if channels is not None:
-                return _everywhere(head.feature_mean[channels], activations, layout)
-        elif head.feature_mean is not None and layout.has_channels_first:
-            # Numbers alone would tell another start for every batch.
-            numbers = isinstance(self.baseline, str) and self.baseline == "mean"
-            if run.ends_in_mean(layer) or (numbers and self._are_means(run, layer)):
-                return _everywhere(head.feature_mean, activations, layout)
-        means = head.training_set.means.get(run.layers[layer])
-        return everywhere(means, layout, activations) if means is not None and layout.is_known else None
-
-    def _are_means(self, run: Run, layer: int) -> bool:
-        """Return whether the features are means of these activations, as where a norm in between changes nothing."""
-        features, activations = run.output.features, run.passed.activations[layer]
-        means, crops = activations.flatten(2).to(features.dtype).mean(-1), run.layouts[layer].crops
-        means = means if crops is None else crops.sum_tiles(means, 0) / crops.count
-        if features.shape != means.shape or not may_look(features):
-            return False
-        return torch.allclose(features, means, rtol=1e-3, atol=1e-3 * float(means.abs().max()))
-
-
-def _find_channels(run: Run, layer: int) -> slice | None:
-    """Return which of the dense features are the activations of a target layer; None: not known, or none."""
-    if run.output.grid is None or not run.layouts[layer].is_known:
-        return None
-    backbone, source = run.model.feature_source()  # type: ignore[operator]
-    names = [part.layer for part in source.parts or (source,)]
-    if isinstance(backbone, Tiled):
-        names = [f"{backbone.prefix}{part.layer}" for part in backbone.source.parts or (backbone.source,)]
-    widths = {
-        name: activations.shape[layout.channels]
-        for name, activations, layout in zip(run.layers, run.passed.activations, run.layouts, strict=True)
-    }
-    if run.layers[layer] not in names:
-        return None
-    place = names.index(run.layers[layer])
-    if all(name in widths for name in names[:place]):
-        first = sum(widths[name] for name in names[:place])
-    elif all(name in widths for name in names[place:]):
-        first = run.output.head_trace.values[0].shape[1] - sum(widths[name] for name in names[place:])
-    else:
-        return None
-    return slice(first, first + widths[names[place]])
-
-
-def _find_pools(run: Run) -> set[Any]:
-    """Return the pools of dense features: the network's, and, on tiles, the tile's."""
-    backbone, source = run.model.feature_source()  # type: ignore[operator]
-    inner = backbone.source if isinstance(backbone, Tiled) else source
-    return {run.model.pool, *(part.pool for part in inner.parts or (inner,))}
+            return fit_mean(self.means[layer], run, layer)
+        return find_training_mean(run, layer, by_numbers=isinstance(self.baseline, str) and self.baseline == "mean")
 
 
 def _spread_points(points: Sequence[Tensor], which: Tensor | None, run: Run, layer: int) -> Tensor:
@@ -371,19 +306,13 @@ def _spread_points(points: Sequence[Tensor], which: Tensor | None, run: Run, lay
 def _at_mean(run: Run, layer: int, boundary: Boundary) -> Start:
     """Return the training mean, from where each target's maps are moved to its own start."""
     activations = run.passed.activations[layer]
-    mean = _everywhere(boundary.start.features[0], activations, run.layouts[layer])
+    mean = spread_everywhere(boundary.start.features[0], activations, run.layouts[layer])
     return Start(None, boundary.start, mean, activations - mean, boundary)
 
 
 def _list_layers(run: Run) -> str:
     """Return the layers whose means are needed, as they are written."""
     return repr(list(run.layers) if len(run.layers) > 1 else run.layers[0])
-
-
-def _everywhere(point: Tensor, like: Tensor, layout: Layout) -> Tensor:
-    """Return activations of one row, with a number for each channel (T,) at all positions, and 0 elsewhere."""
-    means = point.to(like).reshape(1, -1, 1)
-    return layout.expand_means(F.pad(means, (layout.before, layout.after)))
 
 
 class BaselineCAM(ClosedFormCAM):
@@ -402,13 +331,14 @@ class BaselineCAM(ClosedFormCAM):
             ``"mean"``; for several target layers, a list of these. None: derived from the head, if the features are
             means over positions of the target layer (``"neutral"`` then always uses the head's mean), or if the command
             line's ``fit`` has stored the layer's means with it; otherwise ``"neutral"`` starts at zeros, with a
-            warning. For images of another size, its mean over positions is used.
+            warning. For images of another size, its mean over positions is used if the features are pooled; others are
+            refused.
 
     Raises:
         TypeError: the baseline is neither one of these names nor a tensor, or the mean is not a tensor.
         ValueError: the baseline is another name, or the baseline or the mean has NaN or infinite values. When a map is
-            computed: the baseline has the wrong shape, the mean is unknown, or there is no decision boundary within
-            reach of it.
+            computed: the baseline has the wrong shape, the mean is unknown, or that of images of another size, or there
+            is no decision boundary within reach of it.
 
     Example:
         >>> isinstance(ContributionCAM(net, ["layer2"]), BaselineCAM)

@@ -192,7 +192,8 @@ def _compare(model: Model, described: Description, path: Path) -> None:
             f"backbone has changed, or the file is damaged; {AGAIN}"
         ) from error
     for name, means in model.means.items():
-        fits = means.is_floating_point() and means.dim() == 2 and len(means) in shapes.get(name, ())[1:]
+        shape = shapes.get(name, ())[1:]
+        fits = means.is_floating_point() and means.dim() == len(shape) and any(map(int.__eq__, means.shape, shape))
         if not fits or not bool(means.isfinite().all()):
             raise ValueError(f"{path} is damaged: its means of {name!r} are not those of this backbone; {AGAIN}")
     if "picture" in probe and "picture" not in described.probe and model.preparation and model.preparation.steps:

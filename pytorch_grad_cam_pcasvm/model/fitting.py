@@ -1,6 +1,7 @@
 """Fitting: a head behind a backbone, with the means of its blocks, in one pass over the images."""
 
 import copy
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -21,14 +22,15 @@ from pytorch_grad_cam_pcasvm.model.backbones import Backbone, make_backbone
 from pytorch_grad_cam_pcasvm.model.description import Origin
 from pytorch_grad_cam_pcasvm.model.model import Model
 from pytorch_grad_cam_pcasvm.model.preparation import Preparation, describe_transform, record_preparation
-from pytorch_grad_cam_pcasvm.network.channel_means import BlockMeans, ChannelMeans
 from pytorch_grad_cam_pcasvm.network.extraction import collect_features
-from pytorch_grad_cam_pcasvm.network.features import FeatureSource
+from pytorch_grad_cam_pcasvm.network.features import FeatureSource, output_of
 from pytorch_grad_cam_pcasvm.network.inputs import Inputs
+from pytorch_grad_cam_pcasvm.network.layer_means import BlockMeans, LayerMeans
 from pytorch_grad_cam_pcasvm.network.modules import evaluation_mode, find_device, find_layer_name, find_network
 from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
 from pytorch_grad_cam_pcasvm.network.tiles import TiledNet
 from pytorch_grad_cam_pcasvm.runtime.arguments import suggest_arguments
+from pytorch_grad_cam_pcasvm.runtime.errors import warn
 
 _LONGEST = 400  # letters of an estimator's description
 
@@ -116,19 +118,38 @@ def fit_made(
     **extraction: Any,
 ) -> Model:
     """Return the model of a backbone that is made already; see :func:`fit_model`."""
-    net, is_fitted = network.net, _is_fitted(head)
+    net, is_fitted, source = network.net, _is_fitted(head), FeatureSource.of(network.net, layer, pool)
     if classes is not None and is_fitted:
         raise ValueError("classes= are names for a head that is fitted here, but this one has its own: leave them out")
     chosen = name_layers(net, layers)
-    blocks = BlockMeans(net, FeatureSource.of(net, layer, pool), chosen)
+    blocks = BlockMeans(net, source, chosen)
     rows, labels = collect_features(net, loader, layer, pool=pool, blocks=blocks, **extraction)
     labels = labels if classes is None else name_labels(labels, classes)
+    if not is_fitted:
+        _warn_of_positions(net, source, blocks)
     fitted = head if is_fitted else fit_clone(head, rows, labels)
     about = {"images": blocks.count, "rows": len(rows), "left_out": blocks.left_out} | describe_labels(labels)
     return assemble_model(
         network, fitted, blocks.first, layer, pool, means=blocks.means, layers=chosen or blocks.last, normal=normal,
         about=about,
     )  # fmt: skip
+
+
+def _warn_of_positions(net: nn.Module, source: FeatureSource, blocks: BlockMeans) -> None:
+    """Warn of features that are the numbers of all positions, of which few images teach little."""
+    parts = source.parts or (source,)
+    if any(part.pool is not None for part in parts):
+        return
+    with evaluation_mode(net), torch.no_grad():
+        outputs = [output_of(net, part, blocks.first.to(find_device(net))) for part in parts]
+    if any(output.dim() > 3 and math.prod(output.shape[2:]) > 1 for output in outputs):
+        shapes = ", ".join(str(tuple(output.shape[1:])) for output in outputs)
+        warn(
+            f"the features are the output of {source!r}, {shapes}, position by position: "
+            f"{sum(output[0].numel() for output in outputs)} features of {blocks.count} photos. A head seldom learns "
+            'from so few which position matters: pool="mean" has one feature a channel',
+            UserWarning,
+        )
 
 
 def name_layers(net: nn.Module, layers: Any) -> list[str]:
@@ -214,7 +235,7 @@ def attach_head(backbone: nn.Module, head: Head, layer: Any, pool: Any) -> PCASV
 def _are_tokens(net: nn.Module, layers: Sequence[str], x: Any) -> bool:
     """Return whether the output of a layer does not have its channels behind the images."""
     with evaluation_mode(net), torch.no_grad():
-        layouts = ChannelMeans(net, layers, x.to(find_device(net))).layouts.values()
+        layouts = LayerMeans(net, layers, x.to(find_device(net))).layouts.values()
     return any(not layout.is_that_of_maps for layout in layouts)
 
 

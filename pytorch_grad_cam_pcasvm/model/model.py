@@ -90,7 +90,12 @@ class Model:
 
     @property
     def means(self) -> Mapping[str, Tensor]:
-        """The channel means of the training images at layers, by name, near which contributions start."""
+        """The means of the training images at layers, by name, near which contributions start.
+
+        Each is float32, in the shape of the layer's output for one image, (T, H, W), or (L, D) for tokens, and may be
+        passed as ``mean=``. Where training images had several sizes, it has one number a channel in the place of all
+        positions, (T, 1, 1), and is of use for heads on pooled features alone.
+        """
         return self.net.head.training_set.means
 
     def cam(self, method: type[M] = ContributionCAM, layers: Any = "auto", **options: Any) -> M:  # type: ignore[assignment]

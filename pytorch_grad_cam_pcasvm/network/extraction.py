@@ -14,7 +14,6 @@ from sklearn.preprocessing import FunctionTransformer, Normalizer
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
-from pytorch_grad_cam_pcasvm.network.channel_means import BlockMeans
 from pytorch_grad_cam_pcasvm.network.features import FeatureSource, Layer, ask_anew, compute_features, output_of
 from pytorch_grad_cam_pcasvm.network.inputs import (
     TRANSFORM,
@@ -24,6 +23,7 @@ from pytorch_grad_cam_pcasvm.network.inputs import (
     image_and_label,
     make_inputs,
 )
+from pytorch_grad_cam_pcasvm.network.layer_means import BlockMeans
 from pytorch_grad_cam_pcasvm.network.modules import (
     evaluation_mode,
     find_device,

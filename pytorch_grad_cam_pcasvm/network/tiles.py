@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from pytorch_grad_cam_pcasvm.network.auto_layers import find_last_blocks
-from pytorch_grad_cam_pcasvm.network.channel_means import ChannelMeans
 from pytorch_grad_cam_pcasvm.network.features import FeatureSource, Layer, compute_features
 from pytorch_grad_cam_pcasvm.network.inputs import count_input_channels
+from pytorch_grad_cam_pcasvm.network.layer_means import LayerMeans
 from pytorch_grad_cam_pcasvm.network.layout import Layout
 from pytorch_grad_cam_pcasvm.network.modules import evaluation_mode, find_network
 from pytorch_grad_cam_pcasvm.network.pools import parse_pool, write_pool
@@ -275,7 +275,7 @@ def _find_stride(net: nn.Module, source: FeatureSource, size: Size) -> Size:
             name = find_last_blocks(net, source.at(net, x), x)[-1]
         except ValueError:
             return 1, 1
-        grid = ChannelMeans(net, [name], x).layouts[name].grid
+        grid = LayerMeans(net, [name], x).layouts[name].grid
     if any(side % positions for side, positions in zip(size, grid, strict=True)):
         raise ValueError(
             f"a tile of {size[1]}x{size[0]} pixels has {grid[1]}x{grid[0]} positions at {name!r}, which are no whole "

@@ -374,7 +374,7 @@ def test_two_heads_by_chance_are_no_comparison(parts, tmp_path, capsys):
 
 def test_class_folders_without_masks_teach_patches(parts, tmp_path, capsys):
     shutil.copytree(parts / "test", tmp_path / "photos")
-    shutil.copy(tmp_path / "photos/good/0.png", tmp_path / "photos/spot/nothing.png")  # a fault that is none
+    shutil.copy(tmp_path / "photos/good/1.png", tmp_path / "photos/spot/nothing.png")  # a fault that is none
     out = tmp_path / "taught.safetensors"
     options = ["--pool", "dense", "--components", "4", "--C", "1", "--no-cache", "--faults", "2"]
     assert main(["fit", str(tmp_path / "photos"), *NETWORK_OF_FIT, *options, "--out", str(out)]) == 0

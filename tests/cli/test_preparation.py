@@ -330,10 +330,10 @@ def test_contributions_at_inner_layers_do_not_depend_on_the_pictures_at_hand(
     backbone = torchvision.models.squeezenet1_1(weights=None).eval()
     backbone.load_state_dict(torch.load(weights, weights_only=True))
     x = torch.stack([stretch(Image.open(path).convert("RGB")) for path in sorted(long_photos.rglob("*.png"))])
-    expected = package.mean_activations(backbone, [x], inner, progress=False).mean((1, 2))
+    expected = package.mean_activations(backbone, [x], inner, progress=False)
     options = ["--head", head, "--features", "features", "--baseline", "mean"]
     if inner in means:
-        assert torch.allclose(means[inner][:, 0], expected, rtol=1e-4, atol=1e-6)
+        assert torch.allclose(means[inner], expected, rtol=1e-4, atol=1e-6)
     else:
         done = run("atlas", long_photos, *options, "--out", tmp_path / "no", layer=inner)
         told = (
@@ -371,10 +371,10 @@ def test_layers_behind_the_features_have_no_use_for_training_images(fitted, run,
 def test_means_of_another_network_are_refused(fitted, long_photos):
     head = Head.load(fitted()[0])
     inner = next(name for name in head.training_set.means if name != "features")
-    head.training_set.means[inner] = torch.zeros(5, 1)
+    head.training_set.means[inner] = torch.zeros(5, 31, 31)
     net = PCASVMNet(torchvision.models.squeezenet1_1(weights=None), head, "features", pool="mean").eval()
     with pytest.raises(
-        ValueError, match=r"the head holds means of shape \(5, 1\), but the layer has \d+ channels and 0 "
+        ValueError, match=r"has a mean of shape \(5, 31, 31\), but .* returns \(\d+, 31, 31\) for an image: it is"
     ):
         ContributionCAM(net, [inner]).explain(torch.randn(1, 3, SIDE, SIDE), [SVMTarget()])
 

@@ -1,6 +1,7 @@
 """Heads in files of earlier versions: they still load, and give the numbers that they gave (see ``files/write.py``)."""
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -42,7 +43,11 @@ def test_values_and_labels(version, name):
     close(decision, numbers["decision"])
     close(voting.margins(decision), numbers["margins"])
     close(head.scores(trace), numbers["scores"])
-    assert head.labels(trace).tolist() == numbers["labels"]
+    labels = head.labels(trace)
+    if labels.dtype.kind == "f":  # values of a regressor
+        close(torch.from_numpy(labels), numbers["labels"])
+    else:
+        assert labels.tolist() == numbers["labels"]
     assert (None if head.classes_ is None else head.classes_.tolist()) == numbers["classes"]
     if "probabilities" in numbers:
         close(voting.probabilities(decision), numbers["probabilities"])
@@ -85,12 +90,14 @@ def test_gradients_and_facts(version, name):
 
 @pinned
 def test_training_set(version, name):
-    head, numbers, _ = load(version, name)
-    expected = numbers.get("training", {"examples": {}, "preparation": None, "means": {}})
+    expected = NUMBERS[version]["heads"][name].get("training", {"examples": {}, "preparation": None, "means": {}})
+    by_channel = pytest.warns(UserWarning, match="one mean a channel of the layers layer3, layer4")
+    with by_channel if expected["means"] else nullcontext():
+        head, _, _ = load(version, name)
     examples = {str(row): [name, list(picture)] for row, (name, picture) in head.examples.items()}
     assert examples == expected["examples"]
     assert head.training_set.preparation == expected["preparation"]
-    assert {name: means.tolist() for name, means in head.training_set.means.items()} == expected["means"]
+    assert head.training_set.means == {}  # which were wrong where features keep positions apart
 
 
 @pinned

@@ -201,11 +201,15 @@ def test_preparations_that_cannot_be_are_refused(preparation, told, write):
 
 
 @pytest.mark.parametrize(
-    "means", [torch.zeros(5, 1), torch.full((6, 1), float("nan")), torch.zeros(6, 1, dtype=torch.int64), torch.zeros(6)]
+    "means",
+    [
+        *(torch.zeros(5, 1, 1), torch.full((6, 1, 1), float("nan")), torch.zeros(6, 1, 1, dtype=torch.int64)),
+        *(torch.zeros(6), torch.zeros(6, 1)),
+    ],
 )
 def test_means_of_something_else_are_refused(means, write):
     with pytest.raises(ValueError, match="its means of '1' are not those of this backbone"):
-        load_model(write(tensors={"means/1": means}), network())
+        load_model(write(tensors={"activations/1": means}), network())
 
 
 def test_a_newer_version_is_named_as_such(write, tmp_path):

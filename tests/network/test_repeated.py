@@ -22,7 +22,7 @@ from pytorch_grad_cam_pcasvm import (
     extract_features,
     mean_activations,
 )
-from pytorch_grad_cam_pcasvm.network.channel_means import ChannelMeans
+from pytorch_grad_cam_pcasvm.network.layer_means import LayerMeans
 
 X, Y = torch.rand(24, 3, 12, 12), np.arange(24) % 2
 
@@ -179,9 +179,9 @@ def test_the_first_pass_alone_goes_on_to_the_end():
     assert seen == [1]
 
 
-def test_channel_means_count_the_named_call_of_every_batch():
+def test_layer_means_count_the_named_call_of_every_batch():
     backbone = Twice().eval()
-    means = ChannelMeans(backbone, ["stem", "conv", "conv#1", "conv#2"], X)
+    means = LayerMeans(backbone, ["stem", "conv", "conv#1", "conv#2"], X)
     with means.counting(), torch.no_grad():
         backbone(X[:12])
         backbone(X[12:])
@@ -190,4 +190,4 @@ def test_channel_means_count_the_named_call_of_every_batch():
         second = backbone.conv(backbone.pool(first.tanh()))
     assert list(means.means) == ["stem", "conv#1", "conv#2"]
     for name, activations in {"conv#1": first, "conv#2": second}.items():
-        assert relative(means.means[name][:, 0], activations.mean((0, 2, 3))) < 1e-5
+        assert relative(means.means[name], activations.mean(0)) < 1e-5

@@ -86,7 +86,7 @@ def main() -> None:
             pool = "dense" if name == "dense" else "mean"
             head.training_set.preparation = {"resize": "crop", "white_level": 255, "pool": pool, "normal": "ant"}
             head.training_set.means = {
-                "layer3": torch.arange(3.0).unsqueeze(1) / 7, "layer4": torch.full((2, 1), 0.5).double()
+                "layer3": torch.arange(12.0).reshape(3, 2, 2) / 7, "layer4": torch.full((2, 1, 1), 0.5).double()
             }  # fmt: skip
         head.save(folder / f"{name}.safetensors")
         kept["heads"][name] = numbers(head, fitted)

@@ -1,4 +1,4 @@
-"""Channel means: the average output of layers over the images and positions of a training set."""
+"""Layer means: the average output of layers over the images of a training set."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,12 +23,14 @@ from pytorch_grad_cam_pcasvm.network.token_layout import find_token_layout
 from pytorch_grad_cam_pcasvm.runtime.rollback import called, hooked
 
 
-class ChannelMeans:
-    """Averages the output of layers over all images that a network runs on, and over positions.
+class LayerMeans:
+    """Averages the output of layers over all images that a network runs on.
 
-    Tokens that are no positions of the image (class, registers) have means of their own. Layers whose output is not a
-    tensor that counts images first, or lies on the image in a way that cannot be found out, are left out; so are
-    those that run more than once, unless their call is named, as in ``"block#2"``.
+    Means are by position, in the shape of a layer's output for one image. Where the outputs differ in size, a mean has
+    one number a channel, in the place of all positions; tokens that are no positions of the image (class, registers)
+    keep their own. Layers whose output is not a tensor that counts images first, or lies on the image in a way that
+    cannot be found out, are left out; so are those that run more than once, unless their call is named, as in
+    ``"block#2"``.
 
     Args:
         backbone: the network, in evaluation mode.
@@ -42,11 +44,10 @@ class ChannelMeans:
     def __init__(self, backbone: nn.Module, layers: Iterable[str], x: Tensor) -> None:
         self._backbone = backbone
         self.layouts: dict[str, Layout] = {}
-        self._sums: dict[str, Any] = {}
-        self._counts: dict[str, int] = {}
-        self._last: dict[str, Tensor] = {}
+        self._totals: dict[str, Tensor] = {}
+        self._counts: dict[str, float] = {}
         self._repeated: set[str] = set()
-        self._images: int | None = None  # of the last pass, where there are several rows for each
+        self._tiles = 1  # rows of an image in the current pass
         self._unknown: dict[str, str] = {}
         for name in layers:
             network, inner, images = look_inside(backbone, name, x)
@@ -75,13 +76,14 @@ class ChannelMeans:
         return self._unknown | dict.fromkeys(sorted(self._repeated), "it runs several times")
 
     @contextmanager
-    def counting(self) -> Iterator[None]:
-        """Count every image that the network runs on.
+    def counting(self, most: int | None = None) -> Iterator[None]:
+        """Count every image that the network runs on; of each pass the first ``most`` if that is given.
 
         Yields:
             Nothing.
         """
         calls: Counter[str] = Counter()  # in one pass, of tiles in one block
+        rows_left: dict[str, int] = {}
         of_tiles = self._backbone.net if isinstance(self._backbone, Tiled) else None
 
         def count_call(name: str, output: Tensor) -> None:
@@ -90,12 +92,15 @@ class ChannelMeans:
             if call is None and calls[name] > 1:
                 self._repeated.add(name)
             elif call in (None, calls[name]):
+                if most is not None:
+                    rows = rows_left.get(name, most * self._tiles)
+                    output, rows_left[name] = output[:rows], max(0, rows - len(output))
                 self._add_output(name, output)
 
         def begin_pass(args: Any) -> None:
             calls.clear()
-            self._last.clear()
-            self._images = len(args[0]) if of_tiles is not None else None
+            rows_left.clear()
+            self._tiles = self._backbone.find_tiling(args[0]).count if of_tiles is not None else 1  # type: ignore[operator]
 
         with hooked() as hooks:
             hooks.before(self._backbone, lambda module, args, *_: begin_pass(args))
@@ -107,27 +112,23 @@ class ChannelMeans:
             yield
 
     def _add_output(self, name: str, output: Tensor) -> None:
-        parts = self.layouts[name].split_tokens(output.double())
-        means = (part.mean(-1, keepdim=True) if place == len(parts) // 2 else part for place, part in enumerate(parts))
-        rows = torch.cat(list(means), -1)
-        self._last[name] = torch.cat([self._last[name], rows]) if name in self._last else rows
-        self._sums[name] = self._sums.get(name, 0) + rows.sum(0)
-        self._counts[name] = self._counts.get(name, 0) + len(output)
+        total, before = output.sum(0, dtype=torch.float64) / self._tiles, self._totals.get(name)
+        if before is not None and before.shape != total.shape:
+            before, total = (average_positions(one, self.layouts[name]) for one in (before, total))
+        self._totals[name] = total if before is None else before + total
+        self._counts[name] = self._counts.get(name, 0) + len(output) / self._tiles
 
-    @property
-    def last(self) -> dict[str, Tensor]:
-        """The means of each image of the last pass, (N, ...), float64, of each layer that ran once."""
-        return {
-            name: rows if self._images is None else rows.unflatten(0, (self._images, -1)).mean(1)
-            for name, rows in self._last.items()
-            if name not in self._repeated
-        }
+    def take_totals(self) -> dict[str, Tensor]:
+        """Return the sums over images, float64, of each layer that ran once, and begin anew."""
+        totals = {name: total for name, total in self._totals.items() if name not in self._repeated}
+        self._totals, self._counts = {}, {}
+        return totals
 
     @property
     def means(self) -> dict[str, Tensor]:
-        """The means of each layer, float32 of shape (T, 1), or for tokens (T, tokens before + 1 + tokens after)."""
-        sums = {name: total for name, total in self._sums.items() if name not in self._repeated}
-        return {name: (total / self._counts[name]).float().cpu() for name, total in sums.items()}
+        """The means of each layer, float32, in the shape of its output for one image; see the class."""
+        totals = {name: total for name, total in self._totals.items() if name not in self._repeated}
+        return {name: (total / self._counts[name]).float().cpu() for name, total in totals.items()}
 
 
 def _may_be_tokens(output: Tensor, x: Any) -> bool:
@@ -138,29 +139,24 @@ def _may_be_tokens(output: Tensor, x: Any) -> bool:
     return all(output.dim() != image.dim() or looks_channels_last(output.shape, image.shape) for image in images)
 
 
-def everywhere(means: Tensor, layout: Layout, activations: Tensor) -> Tensor:
-    """Return activations of one row with a layer's means at all positions, in the network's own layout.
+def average_positions(mean: Tensor, layout: Layout) -> Tensor:
+    """Return a layer's mean with one number a channel in the place of all positions; other tokens keep their own.
 
     Args:
-        means: of :class:`ChannelMeans`.
-        layout: how the output of the layer is arranged.
-        activations: what the layer gives for images.
-
-    Raises:
-        ValueError: they are means of another layer.
+        mean: in the shape of the layer's output for one image.
+        layout: how that output is arranged.
     """
-    tokens = 1 + layout.extra_tokens
-    channels = activations.shape[layout.channels]
-    if means.shape != (channels, tokens):
-        raise ValueError(
-            f"the head holds means of shape {tuple(means.shape)}, but the layer has {channels} channels and "
-            f"{tokens - 1} tokens besides those of the image: it is another network than the one it was fitted behind"
-        )
-    return layout.expand_means(means.to(activations).unsqueeze(0))
+    channels = layout.channels - 1
+    if not layout.extra_tokens:
+        return mean.mean([dim for dim in range(mean.dim()) if dim != channels], keepdim=True)
+    tokens = 1 - channels
+    sizes = [layout.before, mean.shape[tokens] - layout.extra_tokens, layout.after]
+    before, of_grid, after = mean.split(sizes, tokens)
+    return torch.cat([before, of_grid.mean(tokens, keepdim=True), after], tokens)
 
 
 class BlockMeans:
-    """The channel means of the last block of every map size, over the images that a backbone runs on.
+    """The means of the last block of every map size, over the images that a backbone runs on.
 
     Args:
         backbone: the network, in evaluation mode.
@@ -182,7 +178,7 @@ class BlockMeans:
         self.last: list[str] = []
         self.count = 0
         self.first: Any = None
-        self._means: ChannelMeans | None = None
+        self._means: LayerMeans | None = None
         self._repeated: list[str] = []
 
     @contextmanager
@@ -206,7 +202,7 @@ class BlockMeans:
         with evaluation_mode(self._backbone), torch.no_grad():
             self._means = self._find(x)
 
-    def _find(self, x: Any) -> ChannelMeans:
+    def _find(self, x: Any) -> LayerMeans:
         backbone, source, prefix, whole = self._backbone, self._source, "", x
         if isinstance(backbone, Tiled):  # of the first tile
             prefix, x, source = backbone.prefix, backbone.find_tiling(x).cut(x)[:1], backbone.source
@@ -224,11 +220,11 @@ class BlockMeans:
         self._repeated = [prefix + name for name in repeated_blocks(backbone, source, x)]
         own = [prefix + part.layer for part in source.parts or (source,) if part.layer]
         self.wanted = list(dict.fromkeys([*self.names, *own, *self._also]))
-        return ChannelMeans(self._backbone, self.wanted, whole)
+        return LayerMeans(self._backbone, self.wanted, whole)
 
     @property
     def means(self) -> dict[str, Tensor]:
-        """The means by name of the layer, as :class:`.ChannelMeans` has them."""
+        """The means by name of the layer, as :class:`.LayerMeans` has them."""
         return {} if self._means is None else self._means.means
 
     @property

@@ -22,7 +22,7 @@ from pytorch_grad_cam_pcasvm import (
     extract_features,
     mean_activations,
 )
-from pytorch_grad_cam_pcasvm.network.channel_means import ChannelMeans, everywhere
+from pytorch_grad_cam_pcasvm.network.layer_means import LayerMeans, average_positions
 from pytorch_grad_cam_pcasvm.network.layout import Layout
 
 
@@ -65,31 +65,26 @@ def test_contributions_start_at_the_means_that_a_head_holds(name, backbone, laye
     x, y = images()
     backbone = backbone.eval()
     with torch.no_grad():
-        means = ChannelMeans(backbone, [layer], x)
+        means = LayerMeans(backbone, [layer], x)
         with means.counting():
             features, _ = extract_features(backbone, [(part, y[:8]) for part in x.split(8)], progress=False)
     full = mean_activations(backbone, x.split(8), layer, progress=False)
     (stored,) = means.means.values()
+    assert stored.dtype == torch.float32
+    assert relative(stored, full) < 1e-6
     match name:
         case "conv":
-            expected = full.flatten(1).mean(1, keepdim=True)
-            spread = expected.reshape(1, -1, 1, 1).expand(1, *full.shape)
+            by_channel = full.mean((1, 2), keepdim=True)
         case "tokens":  # two before the patches and one behind them
-            patches = full[2:-1].mean(0, keepdim=True)
-            expected = torch.cat([full[:2], patches, full[-1:]]).T
-            spread = torch.cat([full[:2], patches.expand(len(full) - 3, -1), full[-1:]])[None]
+            by_channel = torch.cat([full[:2], full[2:-1].mean(0, keepdim=True), full[-1:]])
         case _:
-            expected = full.mean((0, 1))[:, None]
-            spread = full.mean((0, 1)).expand(1, *full.shape)
-    assert stored.dtype == torch.float32
-    assert relative(stored, expected) < 1e-6
-    with torch.no_grad():
-        activations = dict(named_outputs(backbone, layer, x))[layer]
-    assert relative(everywhere(stored, means.layouts[layer], activations), spread) < 1e-6
+            by_channel = full.mean((0, 1), keepdim=True)
+    assert relative(average_positions(stored, means.layouts[layer]), by_channel) < 1e-6
+    assert torch.equal(average_positions(by_channel, means.layouts[layer]), by_channel)
     head = make_pipeline(StandardScaler(), PCA(3), SVC()).fit(features, y)
     net = PCASVMNet(backbone, head).eval()
     targets = [PCATarget(0), SVMTarget(1)]
-    given = ContributionCAM(net, [layer], reshape, mean=spread[0]).explain(x[:3], targets)
+    given = ContributionCAM(net, [layer], reshape, mean=full).explain(x[:3], targets)
     with pytest.warns(BaselineWarning, match="the training set's mean at"):
         ContributionCAM(net, [layer], reshape).explain(x[:3], targets)
     net.head.training_set.means[layer] = stored
@@ -99,24 +94,14 @@ def test_contributions_start_at_the_means_that_a_head_holds(name, backbone, laye
         at_mean = ContributionCAM(net, [layer], reshape, baseline="mean").explain(x[:3], targets)
     assert relative(maps.maps, given.maps) < 2e-2  # two searches for a start, in single precision
     assert float(maps.baseline_values.abs().max()) < 1e-4
-    at_given = ContributionCAM(net, [layer], reshape, baseline=spread[0]).explain(x[:3], targets)
+    at_given = ContributionCAM(net, [layer], reshape, baseline=full).explain(x[:3], targets)
     assert relative(at_mean.maps, at_given.maps) < 1e-4
-
-
-def named_outputs(backbone, layer, x):
-    outputs = []
-    handle = backbone.get_submodule(layer).register_forward_hook(
-        lambda _, args, output: outputs.append((layer, output))
-    )
-    backbone(x)
-    handle.remove()
-    return outputs
 
 
 def test_what_cannot_be_placed_is_left_out():
     x, _ = images(4)
     backbone = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(784, 5)).eval()
-    means = ChannelMeans(backbone, ["0", "1", "2"], x)
+    means = LayerMeans(backbone, ["0", "1", "2"], x)
     with means.counting(), torch.no_grad():
         backbone(x)
     assert [*means.means] == ["0"]
