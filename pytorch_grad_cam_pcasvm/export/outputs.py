@@ -112,6 +112,13 @@ def checked(
         NoProgramError: an output differs by more than anyone would overlook.
         ValueError: ``explain`` does not take the images.
     """
+    if maps.baseline_values is not None:
+        gap = (maps.sums + maps.baseline_values - maps.values).abs().amax(0)
+        most = MOST * (maps.values.abs() + maps.baseline_values.abs()).amax(0)
+        if bool((gap > most).any()):
+            raise NoProgramError(
+                f"the maps of explain do not add up to their values, by {float(gap.max()):.1g}", "see cam.check(images)"
+            )
     noise = torch.randn((3, *images.shape[1:]), generator=torch.Generator().manual_seed(0)).to(images)
     variants = {"changed": _changed(images), "noise": noise * images.std() + images.mean()}
     expected: dict[str, Any] = {}

@@ -253,6 +253,17 @@ class SignedMaps(Columns):
         return self.linear, self.neutral, tuple(self.layers)
 
     @property
+    def sums(self) -> Tensor:
+        """The sum of each map and its remainder, float64, (N, K): of maps that add up, the value minus the start's.
+
+        Example:
+            >>> torch.allclose(maps.sums + maps.baseline_values, maps.values, atol=1e-4)
+            True
+        """
+        sums = self.maps.flatten(2).sum(-1, dtype=torch.float64)
+        return (sums if self.remainder is None else sums + self.remainder) * self.log_scale.double().exp()
+
+    @property
     def cancellation(self) -> Tensor | None:
         """How much of the component maps cancels in a decision, shape (N, K), for a head without a gradient; else None.
 

@@ -16,9 +16,10 @@ from pytorch_grad_cam_pcasvm.runtime.errors import NoBoundaryError
 from pytorch_grad_cam_pcasvm.runtime.log import log_since, start_clock
 from pytorch_grad_cam_pcasvm.tape.tape import count_writes, identify_memory
 from pytorch_grad_cam_pcasvm.targets import every_component
-from pytorch_grad_cam_pcasvm.targets.boundary_head import Boundary
+from pytorch_grad_cam_pcasvm.targets.boundary_head import Boundary, on_cpu
 from pytorch_grad_cam_pcasvm.targets.jumps import off_jump
 from pytorch_grad_cam_pcasvm.targets.output_gradients import OutputGradients, differentiate_targets
+from pytorch_grad_cam_pcasvm.targets.poles import find_pole
 
 _STEPS = 40  # of Newton's at most
 
@@ -103,11 +104,12 @@ class PathBoundary:
                 return self._by_components(run, layer, target, components)
             # Of dense features, the pullback of all components takes long.
             near = self.of_components(run, layer) if run.output.grid is None else None
-            return (
-                (None if near is None else _solved(run, layer, near, [target], size))
-                or _solved(run, layer, self.mean, [target], size)  # where all components are 0, a kernel may be flat
-                or self._polished(run, layer, target, components, size)
-            )
+            for start in (near, self.mean):  # where all components are 0, a kernel may be flat
+                if start is not None and not _is_on_pole(run, layer, start):
+                    solution = _solved(run, layer, start, [target], size)
+                    if solution is not None and not _is_on_pole(run, layer, solution.activations):
+                        return solution
+            return self._polished(run, layer, target, components, size)
 
         start = self._reused(run, layer, target, components if by_components else [target], search)
         if start is None:
@@ -177,6 +179,13 @@ class PathBoundary:
         return solution and _solved(run, layer, solution.activations, [target], size)
 
 
+def _is_on_pole(run: Run, layer: int, activations: Tensor) -> bool:
+    """Return whether rounding decides what the head returns at activations of one row."""
+    output = run.replay(layer, activations).output
+    head, features = on_cpu(output.head, output.head_trace.values[0].detach().mean(0, keepdim=True))
+    return bool(find_pole(head, features, torch.finfo(activations.dtype).eps).any())
+
+
 def _read_state(run: Run) -> Any:
     """Return a mark of a network's state, without a look at its numbers; it does not see writes to ``.data``."""
     assert run.head is not None
@@ -199,7 +208,7 @@ def leave_jump(run: Run, layer: int, start: Tensor) -> Tensor:
     with torch.no_grad():
         output = single.replay(layer, start).output
         features = output.head_trace.values[0].mean(0)
-        beside = off_jump(output.head, features)
+        beside = None if _is_on_pole(single, layer, start) else off_jump(output.head, features)
         if beside is None:
             return start
         components = every_component(output)

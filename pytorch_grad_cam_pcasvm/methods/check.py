@@ -11,6 +11,8 @@ from torch.utils._pytree import tree_leaves
 from pytorch_grad_cam_pcasvm.path.autograd import Pass
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError
 
+OF_SUMS = "sums from the start"
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -111,7 +113,24 @@ def check_contributions(
     return Comparison(name, quantity, largest, _tolerance(passed))
 
 
+def check_sums(name: str, parts: Sequence[Any]) -> Comparison:
+    """Compare the sums of maps that add up, from the start that is used, with how far values are from there.
+
+    Args:
+        name: of the target layers.
+        parts: the signed maps, several of one explanation if there are branches.
+    """  # noqa: DOC201 - said in one line
+    values, start, total = parts[0].values, parts[0].baseline_values, sum(maps.sums for maps in parts)
+    size = (values.abs() + start.abs()).amax(0)  # of all images: one may be undecided
+    error = float(((total + start - values).abs() / torch.where(size > 0, size, 1.0)).max())
+    return Comparison(name, OF_SUMS, error, _measure_rounding([parts[0].maps.dtype]))
+
+
 def _tolerance(passed: Pass) -> float:
     dtypes = {leaf.dtype for leaf in (*passed.activations, *tree_leaves(passed.output)) if isinstance(leaf, Tensor)}
-    eps = max(torch.finfo(dtype).eps for dtype in dtypes if dtype.is_floating_point)
-    return float(max(eps**0.5, 1e-7))
+    return _measure_rounding([dtype for dtype in dtypes if dtype.is_floating_point])
+
+
+def _measure_rounding(dtypes: Sequence[torch.dtype]) -> float:
+    """Return the largest relative error that rounding explains."""
+    return float(max(max(torch.finfo(dtype).eps for dtype in dtypes) ** 0.5, 1e-7))

@@ -14,7 +14,14 @@ from pytorch_grad_cam_pcasvm.head.stage import Sampling, split_sampling
 from pytorch_grad_cam_pcasvm.maps.recombination import compute_result
 from pytorch_grad_cam_pcasvm.maps.results import MethodResult, average_samples, find_nu, share_remainders
 from pytorch_grad_cam_pcasvm.maps.signed_maps import Jacobians, SignedMaps
-from pytorch_grad_cam_pcasvm.methods.check import CheckReport, check_contributions, check_gradient
+from pytorch_grad_cam_pcasvm.methods.check import (
+    OF_SUMS,
+    CheckReport,
+    Comparison,
+    check_contributions,
+    check_gradient,
+    check_sums,
+)
 from pytorch_grad_cam_pcasvm.methods.run import Run, adds_components, is_neutral
 from pytorch_grad_cam_pcasvm.methods.warn_once import WarnOnce, warn_of_blind_tokens
 from pytorch_grad_cam_pcasvm.network.features import flatten
@@ -177,7 +184,8 @@ class Method(Named, BaseCAM):
         """Compare Jacobians and values behind explanations of these images with autograd and the network itself.
 
         For each target layer, the gradients of the targets with autograd's; and the sum of contributions from zero
-        activations with the difference between the network's outputs. It takes a few more passes, and is meant for
+        activations with the difference between the network's outputs. Of maps that add up, also their sums with the
+        values, from the start that is used. It takes a few more passes, and is meant for
         networks that are new to you, and for bug reports; maps do not depend on it.
 
         Args:
@@ -215,7 +223,18 @@ class Method(Named, BaseCAM):
                 comparisons.append(check_gradient(name, passed, reference, seeds, target))
                 at = partial(path.network_at, x, name)
                 comparisons.append(check_contributions(name, passed, seeds, target, at))
+        if self.adds_up == "value":
+            comparisons.append(self._check_sums(x, targets))
         return CheckReport(tuple(comparisons))
+
+    def _check_sums(self, x: Any, targets: Sequence[Target]) -> Comparison:
+        """Return how far maps that add up are from it, at the start that is used."""
+        name = ", ".join(self._target_layers.of(self.model, x).layers)
+        try:
+            maps = self.explain(x, targets)
+        except ValueError as error:  # among them the refusal of a path, and of a target without a boundary
+            return Comparison(name, OF_SUMS, float("nan"), 0.0, f"are not available: {error}")
+        return check_sums(name, [maps] if isinstance(maps, SignedMaps) else maps)
 
     def jacobians(self, input_tensor: Tensor) -> Jacobians:
         """Return the full Jacobians of components and margins with respect to the activations (Algorithm 1).

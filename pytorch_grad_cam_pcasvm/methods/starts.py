@@ -22,10 +22,11 @@ from pytorch_grad_cam_pcasvm.network.extraction import find_backbone
 from pytorch_grad_cam_pcasvm.network.features import output_of
 from pytorch_grad_cam_pcasvm.network.inputs import Inputs
 from pytorch_grad_cam_pcasvm.runtime.device import is_traced, may_look
-from pytorch_grad_cam_pcasvm.runtime.errors import BaselineWarning, NoBoundaryError
+from pytorch_grad_cam_pcasvm.runtime.errors import BaselineWarning, NoBoundaryError, Way
 from pytorch_grad_cam_pcasvm.targets import SVMTarget
 from pytorch_grad_cam_pcasvm.targets.boundary_head import Boundary
 from pytorch_grad_cam_pcasvm.targets.jumps import find_deviations
+from pytorch_grad_cam_pcasvm.targets.poles import BESIDE, find_pole, refuse_pole
 from pytorch_grad_cam_pcasvm.targets.questions import BESIDE_MEAN, Questions
 
 
@@ -101,11 +102,13 @@ class Starts:
         boundary = self._boundary_of(run, layer) if self.neutral else None
         if self.neutral and self._is_unknown(run, layer, questions, boundary, warnings):
             mean = self._find_mean(run, layer)
-            start = torch.zeros_like(run.passed.activations[layer][:1]) if mean is None else mean
-            yield everyone, run.start_at(layer, start)
+            zeros = torch.zeros_like(run.passed.activations[layer][:1])
+            yield everyone, run.start_at(layer, zeros if mean is None else mean)
             return
         if boundary is not None and moves and run.output.grid is None:
-            yield everyone, _at_mean(run, layer, boundary)
+            at_mean = _at_mean(run, layer, boundary)
+            self._stay_off_poles(run, layer, at_mean, questions)
+            yield everyone, at_mean
             return
         starts = (
             self.find_undecided(run, layer, questions, boundary, warnings)
@@ -113,19 +116,45 @@ class Starts:
             else [(everyone, self.activations(run, layer))]
         )
         for members, activations in starts:
-            yield members, run.start_at(layer, activations)
+            start = run.start_at(layer, activations)
+            self._stay_off_poles(run, layer, start, questions.take_targets(members))
+            yield members, start
 
     def find_together(self, run: Run, questions: Questions, warnings: WarnOnce) -> dict[int, Start]:
         """Return where K targets start at layers of several branches, all at once."""
         layers = range(len(run.layers))
         for layer in layers:
             run.activations(layer)  # refuses those that no map can be made of
-        if not self.neutral:
-            return run.start_together({layer: self.activations(run, layer) for layer in layers})
-        # Where a value is 0 depends on all inputs: maps start at the mean.
-        return run.start_together({
-            layer: self.find_undecided(run, layer, questions, None, warnings)[0][1] for layer in layers
-        })
+        if self.neutral:  # where a value is 0 depends on all inputs: maps start at the mean
+            activations = {layer: self.find_undecided(run, layer, questions, None, warnings)[0][1] for layer in layers}
+        else:
+            activations = {layer: self.activations(run, layer) for layer in layers}
+        starts = run.start_together(activations)
+        for layer, start in starts.items():
+            self._stay_off_poles(run, layer, start, questions)
+        return starts
+
+    def _stay_off_poles(self, run: Run, layer: int, start: Start, questions: Questions) -> None:
+        """Refuse a start at which rounding decides what the head returns; where nothing may be looked at, it is NaN.
+
+        A start at zeros, or one that was given, is on a pole if it is nearer to it than rounding.
+        """
+        head = run.head
+        if head is None or is_traced() or all(stage.linear for stage in head.stages):
+            return
+        finds_boundary = self.neutral and not isinstance(run.images, Inputs)
+        if not questions.depend_on_decision(head, unbounded=finds_boundary):
+            return
+        features = start.output.head_trace.values[0]
+        at_mean = isinstance(self.baseline, str) and self.baseline != "zero"
+        eps, beside = torch.finfo(start.activations.dtype).eps, BESIDE if at_mean else 0.0
+        poles = find_pole(head, features if run.output.grid is None else features.mean(0, keepdim=True), eps, beside)
+        if not may_look(poles):
+            start.difference = torch.where(poles.any(), torch.nan, start.difference)
+        elif bool(poles.any()):
+            where = f"{'the training mean' if at_mean else 'the baseline'} of {run.layers[layer]!r}"
+            neutral = Way("start where the target, if it is a class, is undecided, baseline='neutral'", "baseline")
+            refuse_pole(head, poles, where, *([] if self.neutral else [neutral]))
 
     def _boundary_of(self, run: Run, layer: int) -> Boundary | None:
         """Return the boundary of targets among features that are activations, or means of these; None for others."""

@@ -27,6 +27,7 @@ from pytorch_grad_cam_pcasvm.targets.output_gradients import (
     differentiate_targets,
     join_gradients,
 )
+from pytorch_grad_cam_pcasvm.targets.poles import find_pole, leave_pole, refuse_pole
 from pytorch_grad_cam_pcasvm.targets.questions import resolve_targets
 
 _CANDIDATES = 128  # support vectors on the other side, the nearest
@@ -159,14 +160,24 @@ class Boundary:
             self._start_on_cpu = self.start if head is self.head else HeadRun(head, head(start.unsqueeze(0)))
         near = self._start_on_cpu
         head, values = near.head, near.head_trace.values
+        poles = find_pole(head, near.features, torch.finfo(near.features.dtype).eps)
+        on_pole = bool(poles.any())
         if isinstance(target, str):
+            if on_pole:
+                refuse_pole(head, poles, "the training mean")
             beside = off_jump(head, near.features[0], self._deviations)
             return near.features[0] if beside is None else beside
+        size = float(target(near).abs())
+        if on_pole:
+            regular = leave_pole(head, near.features[0], target)
+            if regular is None:
+                raise no_boundary(target, size)
+            near = HeadRun(head, head(regular.unsqueeze(0)))
+            values = near.head_trace.values
         if head.enumerated is not None:
             return self._beside_jump(target, near)
         bends = next((number for number, stage in enumerate(head.stages) if not stage.linear), len(head.stages))
         position = min(bends, len(head.stages) - 1)  # what is affine before the decision changes no way
-        size = float(target(near).abs())
         nearest = _Search(head, target, position, size).find_nearest(values[position][0])
         if not position:
             return self._in_reach(target, nearest, size)

@@ -30,8 +30,11 @@ def find_deviations(head: Head) -> tuple[int, Tensor] | None:
 
     The position is that of its components, or of what a scaler gives; None: it knows none.
     """
-    if head.enumerated is None:
-        return None
+    return None if head.enumerated is None else find_spread(head)
+
+
+def find_spread(head: Head) -> tuple[int, Tensor] | None:
+    """Return where a head knows the standard deviations of its training set, and these; see :func:`find_deviations`."""
     reduced = head.component_position
     position = reduced or next(
         (1 + place for place, stage in enumerate(head.stages) if stage.output_deviations is not None), 0

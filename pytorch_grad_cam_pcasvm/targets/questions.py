@@ -177,6 +177,13 @@ class Questions(Sequence[Any]):
         targets = [column.target for column in self.columns]
         return all(isinstance(target, ClosedFormTarget) and target.behind_reduction for target in targets)
 
+    def depend_on_decision(self, head: Head | None, *, unbounded: bool) -> bool:
+        """Return whether a target depends on more than the components; ``unbounded``: one without a boundary."""
+        targets = [
+            column.target for column in self.columns if not isinstance(column.target, PCATarget | QuadraticTarget)
+        ]
+        return any(not unbounded or not isinstance(t, BaseTarget) or t.boundary(head) is None for t in targets)
+
     def evaluate_changed(self, image: int, changed: Any) -> Tensor:
         """Return the values of K targets for M changed versions of an image, (M, K), of the classes meant in it."""
         if self.images is None:

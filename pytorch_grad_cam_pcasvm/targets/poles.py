@@ -1,0 +1,94 @@
+"""Poles: features at which rounding decides what a head returns, as where a row of length 0 is divided by its length.
+
+The components of the training mean are 0 but for rounding. A ``Normalizer`` behind a PCA makes any direction of them.
+"""
+
+from typing import NoReturn
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pytorch_grad_cam_pcasvm.head import Head
+from pytorch_grad_cam_pcasvm.head.stages import Scale
+from pytorch_grad_cam_pcasvm.network.outputs import HeadRun
+from pytorch_grad_cam_pcasvm.runtime.errors import Way, refuse
+from pytorch_grad_cam_pcasvm.targets.jumps import features_at, find_spread
+from pytorch_grad_cam_pcasvm.targets.target import ClosedFormTarget
+
+BESIDE = 1e-6  # of what training images differ by, around features, or rounding if that is more
+_ROUNDING = 16  # machine epsilons of the features
+_FAR = 1e-4  # of that difference: if rounding is more, it is not for a pole
+_STEEP = 1e-2  # of what that difference changes: a step that is a millionth of it changes less
+_AROUND = 8  # directions in which both are measured
+_SAMPLES = 128  # of training images, as a head knows their spread
+
+
+def find_pole(head: Head, features: Tensor, eps: float, beside: float = BESIDE) -> Tensor:
+    """Return for each stage of a head whether its output, at some of the features, is decided by rounding, (stages,).
+
+    Nothing is looked at. Stages behind a pole are on it, too. A decision without a gradient may jump anywhere, and is
+    left out.
+
+    Args:
+        head: the head.
+        features: shape (M, D).
+        eps: machine epsilon of what computes the features.
+        beside: how near a pole is still told, as a part of what training images differ by; 0: as near as rounding.
+    """
+    sizes, width = _measure_sizes(head, features), features.shape[1]
+    # Of ranges, since numbers that are drawn would have to be sent to a device.
+    counts = (torch.arange(1, 1 + number, dtype=features.dtype, device=features.device) for number in (_AROUND, width))
+    signs = torch.outer(*counts).sin().sign().unsqueeze(1)
+    near = torch.maximum(beside * sizes, (_ROUNDING * eps * features.abs()).minimum(_FAR * sizes))
+    rows = torch.cat([features.unsqueeze(0), features + near * signs, features + sizes * signs])
+    poles = []
+    for values in head(rows.flatten(0, 1)).values[1 : len(head.stages) + (head.enumerated is None)]:
+        changes = values.unflatten(0, rows.shape[:2])
+        changes = (changes[1:] - changes[:1]).abs().unflatten(0, (2, -1)).amax((1, 2))
+        poles.append((changes[0] > _STEEP * changes[1]).any())
+    return torch.stack(poles) if poles else features.new_zeros(0, dtype=torch.bool)
+
+
+def refuse_pole(head: Head, poles: Tensor, where: str, *ways: str) -> NoReturn:
+    """Refuse a start on a pole, and name the stage that makes it one.
+
+    Raises:
+        ValueError: always.
+    """
+    stage = head.stages[poles.tolist().index(True)]
+    refuse(
+        ValueError,
+        f"at {where}, rounding decides what {stage!r} of the head returns, as a row of length 0 has no direction. "
+        "Contributions from there would not add up",
+        *ways,
+        Way("give an image to start from, baseline=image, such as one of a good part", "baseline"),
+        "use a gradient method such as ClosedFormGradCAM",
+    )
+
+
+def leave_pole(head: Head, features: Tensor, target: ClosedFormTarget) -> Tensor | None:
+    """Return features away from a pole, (D,), as far from it as training images are; None if there are none.
+
+    Of samples that spread as the training images do, it is the one at which the target is nearest to 0.
+
+    Args:
+        head: the head, on the CPU.
+        features: those on the pole, shape (D,).
+        target: the target.
+    """
+    position, spread = find_spread(head) or (0, _measure_sizes(head, features.unsqueeze(0)))
+    start = head(features.unsqueeze(0)).values[position][0]
+    ways = torch.from_numpy(np.random.default_rng(0).standard_normal((_SAMPLES, len(start))))
+    samples = start + ways.to(start) * spread.to(start)
+    values = target(HeadRun(head, head.resume(position, samples)))
+    return features_at(head, features, position, samples[int(values.abs().argmin())], spread.to(start))
+
+
+def _measure_sizes(head: Head, features: Tensor) -> Tensor:
+    """Return how large a change of features (M, D) is as much as training images differ by, (D,), or nearly so."""
+    first, largest = head.stages[0], features.abs().amax(0)
+    if isinstance(first, Scale) and first.shift_is_mean:  # a scaler, which divides by 1 if it divides by nothing
+        return torch.where(first.divisor == 1, largest, first.divisor.to(largest))
+    spread = first.facts.spread
+    return torch.full_like(largest, (spread / len(largest)) ** 0.5) if spread else largest
