@@ -257,6 +257,7 @@ class SignedMaps(Columns):
         """The sum of each map and its remainder, float64, (N, K): of maps that add up, the value minus the start's.
 
         Example:
+            >>> maps = ContributionCAM(net, ["layer2"]).explain(images)
             >>> torch.allclose(maps.sums + maps.baseline_values, maps.values, atol=1e-4)
             True
         """
