@@ -142,6 +142,7 @@ WITHOUT = {
     "model/teaching.py: has no means of the training images": "tests/model/test_teaching.py follows it",
     "head/storage.py: which kept one mean a channel": "tests/model/test_training_means.py loads such a file",
     "export/outputs.py: do not add up to their values": "a guard: explain refuses what is known to end there",
+    "tape/recorder.py: a function scripted by torch.jit": "tests/tape/test_scripted.py follows it",
     "targets/poles.py: rounding decides what": "tests/methods/test_poles.py follows it",
     "methods/training_mean.py: cannot be made of it": "tests/model/test_training_means.py follows it",
     "model/model.py: becomes an image is not known": "tests/model/test_model.py follows it",

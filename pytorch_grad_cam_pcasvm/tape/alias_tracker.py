@@ -182,6 +182,10 @@ class AliasTracker:
         if not self.dispatching and not torch._C._are_functorch_transforms_active():
             self._marks.set()
 
+    def unmark(self, tensors: Iterable[Tensor]) -> None:
+        """Let values require no gradients during one call."""
+        self._marks.lift(tensors)
+
     def clear(self) -> None:
         """Forget the tensors of the pass; tensors that the network keeps are as they were."""
         self._marks.clear()
@@ -337,6 +341,15 @@ class Marks:
                 if not tensor.requires_grad or tensor._is_view():  # a view may say so of its base alone
                     tensor.requires_grad = True
                     self._marked.append(ref(tensor))
+
+    def lift(self, tensors: Iterable[Tensor]) -> None:
+        """Take the marks of tensors away until the next are set."""
+        marked = {id(tensor) for tensor in _alive(self._marked)}
+        with torch._C.DisableTorchFunction():
+            for tensor in tensors:
+                if id(tensor) in marked and tensor.is_leaf:
+                    tensor.requires_grad = False
+                    self._new.append(ref(tensor))
 
     def clear(self) -> None:
         """Let values that the network keeps be as they were."""

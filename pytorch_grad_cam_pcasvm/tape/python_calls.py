@@ -44,8 +44,15 @@ class Calls(Mode):
         self._layers: list[tuple[Any, bool]] = []  # registered ones that are running
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run a call, and let the recorder know that Python calls it."""
+        self._recorder.python_calls += 1
+        try:
+            return self._run_call(func, args, kwargs or {})
+        finally:
+            self._recorder.python_calls -= 1
+
+    def _run_call(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Run a call; as one step, if it has a rule as a whole."""
-        kwargs = kwargs or {}
         if explanation.get() is not self._recorder.explanation:  # another one inside
             return func(*args, **kwargs)
         if func is torch._C._set_grad_enabled:
@@ -96,7 +103,7 @@ class Calls(Mode):
         torch._C._set_graph_executor_optimize(False)
         everywhere = torch_module._global_backward_hooks or torch_module._global_backward_pre_hooks
         if any(isinstance(module, torch.jit.ScriptModule) for module in modules):
-            hooks.before_scripted(self._refuse_compiled)
+            hooks.before_scripted(self._enter_script)
         for module in modules:
             if isinstance(module, torch.jit.ScriptModule):
                 continue  # which takes no hooks
@@ -121,9 +128,11 @@ class Calls(Mode):
         if self._tracker.depends(list_tensors((args, kwargs))):
             raise gradient_hook(f"{type(module).__name__} has a backward hook on the path")
 
-    def _refuse_compiled(self, module: Any, args: Any) -> None:
+    def _enter_script(self, module: Any, args: Any) -> None:
         if not self._tracker.depends(list_tensors(args)):
             return
+        # Of arguments that require gradients TorchScript takes a graph that it differentiates itself, once it has one.
+        self._tracker.unmark(list_tensors(args))
         if torch_module._global_backward_hooks or torch_module._global_backward_pre_hooks:
             raise gradient_hook(f"{module.original_name} has a backward hook on the path")
         unseen = next(filter(_is_unseen, _nodes(module.inlined_graph)), None)
@@ -151,7 +160,7 @@ def _nodes(graph: Any) -> Iterator[str]:
 
 def _is_checkpoint() -> bool:
     """Return whether a reentrant checkpoint itself switches gradients, to which autograd pays no attention."""
-    frame: Any = sys._getframe(2)
+    frame: Any = sys._getframe(3)
     while frame is not None and frame.f_globals.get("__name__") in _SWITCHING:
         frame = frame.f_back
     return frame is not None and frame.f_code is _CHECKPOINT

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from threading import get_ident
+from types import FrameType
 from typing import Any
 
 import torch
@@ -86,8 +87,10 @@ class Recorder(TorchDispatchMode):
         self.draws = Draws()
         self._thread = get_ident()
         self._forked: str | None = None  # the first operation on the path that another thread ran
+        self._in_function = False  # whether a scripted function, in which nothing may be raised, detaches a value
         self._cast: dict[int, tuple[Tensor, Tensor]] = {}  # constants in half precision, and as they were, by id
         self._foreign: set[Any] = set()  # functions that were noted
+        self.python_calls = 0  # of torch's functions that are running
         self.enabled = True  # whether Python has gradients switched on: in an autograd.Function torch has them off
         self._in_inference = False  # whether the target layer's own region of inference mode has not ended yet
 
@@ -140,6 +143,8 @@ class Recorder(TorchDispatchMode):
             self.check_functions(args)
             return func(*args, **kwargs)
         constant = is_constant(func)
+        if func is torch.ops.aten.detach.default and not self.python_calls and self.tracker.is_smooth(tensors):
+            self._in_function |= not _calls_scripted_module(sys._getframe())
         smooth = self.tracker.is_smooth(tensors) and self._has_gradients() and not constant
         if op.written:
             try:
@@ -213,6 +218,8 @@ class Recorder(TorchDispatchMode):
         """Return the tape of a pass that returned ``output``."""
         if self._forked is not None:
             raise other_thread(self._forked)
+        if self._in_function:
+            raise _scripted_function()
         self.tracker.check_exposed()
         with self.tracker.paused():
             leaves = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
@@ -385,6 +392,24 @@ class Recorder(TorchDispatchMode):
 def _has_rule(function: Any, args: Any) -> bool:
     rule = find_rule(function)
     return rule is not None and (rule.holds is None or rule.holds(*args))
+
+
+def _calls_scripted_module(frame: FrameType | None) -> bool:
+    """Return whether torch's code of modules has called what a frame runs for, past its own and this package's."""
+    between = __name__.partition(".")[0], "torch._compile", "torch._dynamo"
+    while frame is not None and frame.f_globals.get("__name__", "").startswith(between):
+        frame = frame.f_back
+    return frame is not None and frame.f_globals.get("__name__") == torch.nn.modules.module.__name__
+
+
+def _scripted_function() -> NoClosedFormError:
+    """Return the refusal of a detach that no Python code calls: perhaps autograd has a gradient there."""
+    return NoClosedFormError(
+        "a function scripted by torch.jit is on the path, and after runs with gradients TorchScript differentiates it "
+        "by itself: it detaches what it is given, which cannot be told from a detach of your own",
+        "call the function without torch.jit.script",
+        "make it the forward of a module, torch.jit.script(module)",
+    )
 
 
 explanation: ContextVar[object] = ContextVar("explanation", default=None)
