@@ -40,6 +40,7 @@ _NET, _PATCH, _GOOD = "network and pictures", "patches, with --pool dense", "thr
 _SVM, _RUNS = "SVM", "reading and computing"
 OF_HEADS = "for a head alone, of Head.save or of version 0.4"
 
+_NORMAL = "--masks: the class of photos with nothing on them (default: that of the model, or good, normal, ok, ...)"
 _COUNT = number_from(1, whole=True)
 _DEVICE = parse_name(
     "cpu", "cuda", "mps", form="cuda:NUMBER", fits=lambda text: text[:5] == "cuda:" and text[5:].isdigit()
@@ -436,7 +437,8 @@ class EvaluateOptions(ModelOptions):
 
     images: Path = place("folder of photos, or with one subfolder for each class", metavar="PHOTOS")
     out: Path = option("folder for the page and its JSON (default: evaluation)", Path("evaluation"))
-    masks: Path | None = option("pictures of where defects are, named as the photos; none where is none", metavar="DIR")
+    masks: Path | None = option("pictures of where defects are, named as the photos", metavar="DIR")
+    normal: str | None = option(_NORMAL, metavar="CLASS")
     rate: float = option(
         "--masks: how many good photos may raise a false alarm (default: 0.01)", 0.01, metavar="SHARE", parse=_RATE
     )
@@ -549,6 +551,7 @@ class CheckOptions(Command):
 
     images: Path = place("folder of photos, or with one subfolder for each class", metavar="PHOTOS")
     masks: Path | None = option("folder of masks, whose names are compared with the photos'", metavar="DIR")
+    normal: str | None = option(_NORMAL, metavar="CLASS")
 
 
 def _refuse_typed(wrong: bool, why: str, **typed: Any) -> None:

@@ -2,19 +2,18 @@
 
 import hashlib
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from pytorch_grad_cam_pcasvm.cli.arguments import RUN, CheckOptions
-from pytorch_grad_cam_pcasvm.data import SUFFIXES, arranged, class_folders, list_photos, name_classes
+from pytorch_grad_cam_pcasvm.data import PHOTOS, arranged, class_folders, name_classes
+from pytorch_grad_cam_pcasvm.data.files import NORMAL, SUFFIXES, Listing, is_hidden, list_files
 
-# Folders of these names are hardly classes.
 _BLOCK = 16  # images that are read at once
+# Folders of these names are hardly classes.
 _SPLITS = ("train", "training", "val", "valid", "validation", "test", "testing")
-
-_NORMAL = ("good", "normal", "ok", "healthy", "negative", "background", "clean")  # classes that may be an absence
 
 
 def classes_in(root: Path, wanted: Sequence[str]) -> Sequence[str] | None:
@@ -43,7 +42,7 @@ def list_splits(root: Path) -> list[str]:
 
 def find_normal(names: Sequence[str] | None) -> str | None:
     """Return the first class that may be an absence, by its name; None: none is called so."""
-    return next((name for name in names or () if name.lower() in _NORMAL), None)
+    return next((name for name in names or () if name.lower() in NORMAL), None)
 
 
 def two_classes(root: Path, names: Sequence[str] | None) -> Sequence[str]:
@@ -57,11 +56,36 @@ def two_classes(root: Path, names: Sequence[str] | None) -> Sequence[str]:
     return names
 
 
-def tell_empty(root: Path, names: Sequence[str]) -> None:
+def tell_empty(root: Path, names: Collection[str]) -> None:
     """Say which folders are no classes, having no images."""
-    empty = [path.name for path in root.iterdir() if path.is_dir() and path.name not in names]
-    if shown := ", ".join(sorted(name for name in empty if not name.startswith((".", "_")))):
-        print(f"ignored: {shown}, without images (.jpg, .png, .webp, ...)")
+    if empty := _name_empty(root, names):
+        print(f"ignored: {', '.join(empty)}, without images ({PHOTOS})")
+
+
+def _name_empty(root: Path, names: Collection[str]) -> list[str]:
+    """Return the names of the folders in a folder without photos, masks, or other files of which is told elsewhere."""
+    listing = list_files(root)
+    told = {path.relative_to(root).parts[0] for path in (*listing.masks, *listing.hidden)}
+    return sorted(path.name for path in root.iterdir() if path.is_dir() and path.name not in {*names, *told}
+                  and not is_hidden(path))  # fmt: skip
+
+
+def tell_left_out(options: Any) -> None:
+    """Say once which files below a folder are no photos to a command: masks, hidden ones, and other formats."""
+    root = getattr(options, "images", None)
+    if root is None or not root.is_dir():
+        return
+    listing = list_files(root)
+    for line in _describe_left_out(listing, options) if listing.photos else ():
+        print(line)
+
+
+def _describe_left_out(listing: Listing, options: Any) -> list[str]:
+    """Return a line for each part of a folder that is no photos."""
+    if getattr(options, "masks", None):
+        return listing.describe("--masks says which are used")
+    way = f"fit {listing.root} --pool dense:3" if options.name in ("check", "fit") else f"evaluate {listing.root}"
+    return listing.describe(f"to use them: {RUN} {way} --masks {{}}")
 
 
 def refuse_bad(options: Any, reasons: Mapping[str, str]) -> None:
@@ -177,35 +201,35 @@ def group_photos(paths: Sequence[Path], objects: Sequence[str] | None = None) ->
 
 _SHOWN = 5  # names of a kind
 _TINY = 32  # pixels of a side
-_UNREAD = (".heic", ".heif", ".avif", ".gif", ".jxl", ".jp2", ".dng", ".cr2", ".nef", ".arw", ".svg", ".pdf", ".dcm")
 _FEW = 10  # photos of a class, from which choices can be made
 _KINDS = {  # of photos that need attention
     "deep": "more than 8 bits: {count} photos, such as {first}; fit takes the largest number that is possible for "
     "white, such as 65535; less is named with --white-level",
     "turned": "turned by EXIF: {count} photos, such as {first}; fit turns them, too",
     "tiny": f"smaller than {_TINY} pixels: {{names}}",
-    "unread": "not read: {names}; save them as JPEG or PNG",
 }
 
 
 def check(options: CheckOptions) -> None:
     """Describe a folder of photos."""
     root = options.images
-    paths = list_photos(root)
+    listing = list_files(root)
+    paths, left_out = listing.photos, _describe_left_out(listing, options)
     if not paths:
-        raise ValueError(f"the folder {root} has no photos ({', '.join(SUFFIXES)})")
+        found = "".join(f"; {line}" for line in left_out)
+        raise ValueError(f"the folder {root} has no photos ({', '.join(SUFFIXES)}){found}")
     splits = list_splits(root)
     beside = sorted({_name_class(root, path) for path in paths} - set(splits)) if splits else []
     paths = [path for path in paths if _name_class(root, path) not in beside]
     looked = {path: _look_at(path) for path in paths}
     if beside:
         print(f"ignored: {', '.join(name or 'photos' for name in beside)}, beside {' and '.join(splits)}")
-    findings = [*_tell_odd(root, looked), *_tell_doubled(root, looked, splits)]
+    findings = [*left_out, *_tell_odd(root, looked), *_tell_doubled(root, looked, splits)]
     for part in splits:
         of_part = [path for path in paths if path.is_relative_to(root / part)]
         print(f"{part}: {len(of_part)} photos")
         findings += [f"{part}: {remark}" for remark in _tell_classes(root / part, of_part)]
-    findings += [*([] if splits else _tell_classes(root, paths)), *_tell_masks(options.masks, root, paths)]
+    findings += [*([] if splits else _tell_classes(root, paths)), *_tell_masks(options, paths)]
     good = [size for size in (one.get("size") for one in looked.values()) if size]
     print(f"{len(paths)} photos{_describe_sizes(good)}")
     for finding in findings:
@@ -260,7 +284,6 @@ def _tell_odd(root: Path, looked: dict[Path, dict[str, Any]]) -> list[str]:
     listed = ", ".join(f"{path.relative_to(root).as_posix()} ({why})" for path, why in broken.items())
     findings = [f"broken: {listed}; mend or delete, or add --skip-bad-images"] if broken else []
     kinds = {name: [path for path, one in looked.items() if one.get(name)] for name in ("deep", "turned", "tiny")}
-    kinds["unread"] = sorted(path for path in root.rglob("*") if path.suffix.lower() in _UNREAD)
     return findings + [
         _KINDS[name].format(count=len(paths), first=_name_some(root, paths[:1]), names=_name_some(root, paths))
         for name, paths in kinds.items()
@@ -316,20 +339,19 @@ def _tell_classes(root: Path, paths: Sequence[Path]) -> list[str]:
         findings.append(
             f"fewer than {_FEW} photos: {', '.join(small_classes)}; nothing is chosen by cross-validation then"
         )
-    empty = sorted(path.name for path in root.iterdir() if path.is_dir() and path.name not in counts
-                   and not path.name.startswith("."))  # fmt: skip
+    empty = _name_empty(root, counts)
     return [*findings, *([f"without photos: {', '.join(empty)}"] if empty else [])]
 
 
-def _tell_masks(masks: Path | None, root: Path, paths: Sequence[Path]) -> list[str]:
-    """Say which masks belong to no photo, and how many photos have one."""
-    if masks is None:
+def _tell_masks(options: CheckOptions, paths: Sequence[Path]) -> list[str]:
+    """Say which masks belong to no photo, how many photos have one, and what is known of the others."""
+    if options.masks is None:
         return []
-    from pytorch_grad_cam_pcasvm.data.masks import masks_by_picture
+    from pytorch_grad_cam_pcasvm.data.masks import MaskFolder
 
+    names = [path.relative_to(options.images).as_posix() for path in paths]
     try:
-        files = masks_by_picture(masks, [path.relative_to(root).as_posix() for path in paths], paths)
+        print(MaskFolder(options.masks, names, paths, normal=options.normal).describe())
     except (ValueError, OSError) as error:
         return [f"masks: {error}"]
-    print(f"masks: {sum(map(bool, files))} of {len(paths)} photos have one; on the others there is nothing")
     return []

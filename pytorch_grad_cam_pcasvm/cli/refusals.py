@@ -5,8 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from pytorch_grad_cam_pcasvm.cli.arguments import CLASSIFIERS, GOOD_PARTS, MODEL, RUN, EvaluateOptions, FitOptions
-from pytorch_grad_cam_pcasvm.cli.folders import classes_in, find_normal, name_objects, two_classes
+from pytorch_grad_cam_pcasvm.cli.folders import classes_in, find_normal, name_objects, tell_left_out, two_classes
 from pytorch_grad_cam_pcasvm.data import list_photos, name_classes
+from pytorch_grad_cam_pcasvm.data.annotations import name_annotations
+from pytorch_grad_cam_pcasvm.data.files import TO_MASKS
 from pytorch_grad_cam_pcasvm.model.description import parse_origin, read_description, read_header
 from pytorch_grad_cam_pcasvm.runtime.amounts import least_images
 
@@ -24,6 +26,8 @@ def refuse_missing(options: Any) -> None:
         folder = getattr(options, name, None)
         alone = name == "images" and options.name == "explain"  # which takes one photo, too
         if folder is not None and not (folder.is_dir() or (alone and folder.is_file())):
+            if folder.is_file() and name == "masks" and (kind := name_annotations([folder])):
+                raise ValueError(f"{folder} has {kind[0]}: {TO_MASKS}")
             if folder.is_file():
                 raise NotADirectoryError(f"{folder} is a file, but a folder is expected, such as {folder.parent}")
             if name == "atlas":
@@ -139,6 +143,8 @@ def refuse_photos(options: Any) -> None:
     Raises:
         ValueError: they are arranged otherwise than they must be, or too few.
     """
+    if options.name != "check":  # which says it among what it finds
+        tell_left_out(options)
     if options.name == "fit":
         _refuse_training(options)
     elif options.name in ("atlas", "evaluate") or (options.name == "explain" and options.model.suffix != ".onnx"):

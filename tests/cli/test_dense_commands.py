@@ -202,7 +202,7 @@ def test_pixels_are_measured_with_masks(parts, bank, tmp_path, capsys):
     assert "add --masks DIR" in capsys.readouterr().err
     assert main([*command, "--masks", str(parts / "masks"), "--out", str(tmp_path / "evaluation")]) == 0
     printed = capsys.readouterr().out
-    assert "6 of 11 images have a mask; the others count as without a defect" in printed
+    assert "masks: 6 of 11 photos have one; on 5 without one, of the normal class, there is nothing" in printed
     net = PCASVMNet(backbone()[0].eval(), Head.load(bank), ["0", "1"], pool=("dense", 3)).eval()
     spots, files = images(parts, "test/spot")
     good, _ = images(parts, "test/good")
@@ -486,7 +486,8 @@ def test_masks_are_found_by_name_and_resized_as_pictures(tmp_path):
     assert (masks.count, masks.values) == (3, [1])
     assert masks.of(0, (6, 8), None).tolist() == (square > 0).astype(int).tolist()
     assert masks.of(0, (12, 16), None).sum() == 4 * 8
-    assert masks.of(1, (6, 8), None).sum() == masks.of(3, (6, 8), None).sum() == 0
+    assert not masks.of(1, (6, 8), None).any()
+    assert (masks.unknown, masks.of(3, (6, 8), None).tolist()) == ([3], [[255] * 8] * 6)
     padded = masks.of(2, (8, 8), "pad")
     assert padded[3:5, 4:].all()
     assert padded.sum() == 8
@@ -551,7 +552,7 @@ def test_each_picture_has_a_mask_of_its_own(tmp_path):
         MaskFolder(tmp_path / "flat", ["crack/000.jpg", "good/000.jpg"], paths)
     paths = pictures_in(tmp_path / "photos", "000", "000_mask")
     masks_in(tmp_path / "masks", **{"000_mask": square})
-    masks = MaskFolder(tmp_path / "masks", ["000.jpg", "000_mask.jpg"], paths)
+    masks = MaskFolder(tmp_path / "masks", ["000.jpg", "000_mask.jpg"], paths, normal="photos")
     assert [masks.of(row, (6, 8), None).sum() for row in range(2)] == [0, 16]
     masks_in(tmp_path / "black", **{"000": 0 * square})
     with pytest.raises(ValueError, match="are black"):
