@@ -40,8 +40,9 @@ _NET, _PATCH, _GOOD = "network and pictures", "patches, with --pool dense", "thr
 _SVM, _RUNS = "SVM", "reading and computing"
 OF_HEADS = "for a head alone, of Head.save or of version 0.4"
 
-_NORMAL = "--masks: the class of photos with nothing on them (default: that of the model, or good, normal, ok, ...)"
+_NORMAL = "--masks: the class of photos with nothing on them (default: good, normal, ok, healthy, ...)"
 _COUNT = number_from(1, whole=True)
+_PAGE = "of TIFFs of several pages, the one that is the photo (default: {})"
 _DEVICE = parse_name(
     "cpu", "cuda", "mps", form="cuda:NUMBER", fits=lambda text: text[:5] == "cuda:" and text[5:].isdigit()
 )
@@ -196,6 +197,7 @@ class FitOptions(EngineOptions):
     white_level: float | None = option(
         "white in photos of 16 bits, such as 4095 (default: 65535)", parse=number_from(0, above=True), group=_NET
     )
+    tiff_page: int | None = option(_PAGE.format("such files are refused"), flag="--page", parse=_COUNT, group=_NET)
     classifier: str = option(
         "svm (default), forest, boosting, or module:Class of scikit-learn's kind; of good parts "
         "alone: neighbours (distance to the nearest), residual (what a PCA leaves out)",
@@ -397,6 +399,7 @@ class ExplainOptions(TargetOptions):
 
     images: Path = place("folder of photos, or with one subfolder for each class", metavar="PHOTOS")
     out: Path = option("folder for pictures and values.csv (default: maps)", Path("maps"))
+    tiff_page: int | None = option(_PAGE.format("that of the model"), flag="--page", parse=_COUNT, group=_RUNS)
     outline: bool = option("surround the strongest evidence by lines, in place of colours over it", False)
     batch_size: int = option("photos at a time (default: 4)", 4, parse=_COUNT, group=_RUNS)
 
@@ -439,6 +442,7 @@ class EvaluateOptions(ModelOptions):
     out: Path = option("folder for the page and its JSON (default: evaluation)", Path("evaluation"))
     masks: Path | None = option("pictures of where defects are, named as the photos", metavar="DIR")
     normal: str | None = option(_NORMAL, metavar="CLASS")
+    tiff_page: int | None = option(_PAGE.format("that of the model"), flag="--page", parse=_COUNT, group=_RUNS)
     rate: float = option(
         "--masks: how many good photos may raise a false alarm (default: 0.01)", 0.01, metavar="SHARE", parse=_RATE
     )
@@ -552,6 +556,7 @@ class CheckOptions(Command):
     images: Path = place("folder of photos, or with one subfolder for each class", metavar="PHOTOS")
     masks: Path | None = option("folder of masks, whose names are compared with the photos'", metavar="DIR")
     normal: str | None = option(_NORMAL, metavar="CLASS")
+    tiff_page: int | None = option(_PAGE.format("such files are refused"), flag="--page", parse=_COUNT)
 
 
 def _refuse_typed(wrong: bool, why: str, **typed: Any) -> None:

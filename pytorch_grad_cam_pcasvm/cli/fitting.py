@@ -225,7 +225,9 @@ def _patches(options: Any, preparation: Preparation, folder: Any) -> PatchOption
         resize = resize_of_masks(preparation)
         images = Images(folder, thumbnails=0)
         names = [images.id(row) for row in range(len(images))]
-        masks = MaskFolder(options.masks, names, folder.paths, exif=preparation.exif, normal=options.normal)
+        masks = MaskFolder(
+            options.masks, names, folder.paths, exif=preparation.exif, normal=options.normal, page=preparation.page
+        )
         unlabelled = f"; {UNLABELLED} is not labelled, and left out" if UNLABELLED in masks.values else ""
         print(f"{masks.describe()}{unlabelled}")
     neighbours = options.classifier == "neighbours"

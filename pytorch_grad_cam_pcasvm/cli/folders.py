@@ -1,6 +1,7 @@
 """Folders of photos: their classes and objects, and the command that looks at them before any work."""
 
 import hashlib
+import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -201,10 +202,13 @@ def group_photos(paths: Sequence[Path], objects: Sequence[str] | None = None) ->
 
 _SHOWN = 5  # names of a kind
 _TINY = 32  # pixels of a side
+_FLOAT_WHITE = 255.0  # the largest that is white in floating-point pictures
+_SHALLOW = 14  # bits, of 16: who uses no more of them takes black pictures for his own
 _FEW = 10  # photos of a class, from which choices can be made
 _KINDS = {  # of photos that need attention
     "deep": "more than 8 bits: {count} photos, such as {first}; fit takes the largest number that is possible for "
     "white, such as 65535; less is named with --white-level",
+    "moving": "moving: {count} photos, such as {first}; the first frame is taken",
     "turned": "turned by EXIF: {count} photos, such as {first}; fit turns them, too",
     "tiny": f"smaller than {_TINY} pixels: {{names}}",
 }
@@ -221,7 +225,7 @@ def check(options: CheckOptions) -> None:
     splits = list_splits(root)
     beside = sorted({_name_class(root, path) for path in paths} - set(splits)) if splits else []
     paths = [path for path in paths if _name_class(root, path) not in beside]
-    looked = {path: _look_at(path) for path in paths}
+    looked = {path: _look_at(path, options.tiff_page) for path in paths}
     if beside:
         print(f"ignored: {', '.join(name or 'photos' for name in beside)}, beside {' and '.join(splits)}")
     findings = [*left_out, *_tell_odd(root, looked), *_tell_doubled(root, looked, splits)]
@@ -238,24 +242,55 @@ def check(options: CheckOptions) -> None:
     broken = any(line.startswith("broken") for line in findings)
     training = root / next((part for part in splits if part.lower().startswith("train")), "")
     if not broken and len(_list_classes(training, [path for path in paths if path.is_relative_to(training)])) > 1:
-        print(f"next: {RUN} fit {training}")
+        white = _find_white(looked)
+        more = f" --white-level {white}" * (white is not None) + f" --page {options.tiff_page}" * bool(options.tiff_page)
+        print(f"next: {RUN} fit {training}{more}")
 
 
-def _look_at(path: Path) -> dict[str, Any]:
+def _look_at(path: Path, page: int | None) -> dict[str, Any]:
     """Return the size and the digest of a photo, and of which kinds it is; or why it is broken."""
     from PIL import Image
 
-    from pytorch_grad_cam_pcasvm.export.explainer import deep_numbers, read_orientation
+    from pytorch_grad_cam_pcasvm.export.explainer import choose_page, deep_numbers, read_orientation
 
     try:
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
         with Image.open(path) as picture:
+            choose_page(picture, page)
+            moving, size = is_moving(picture), picture.size
+            numbers, white = deep_numbers(picture)
             picture.load()
-            numbers, _ = deep_numbers(picture)
-            kinds = {"deep": numbers is not None, "turned": read_orientation(picture) != 1}
-            return {"size": picture.size, "digest": digest, "tiny": min(picture.size) < _TINY} | kinds
+            kinds = {"moving": moving, "deep": numbers is not None, "turned": read_orientation(picture) != 1}
+        if numbers is not None:
+            low, high = float(numbers.min()), float(numbers.max())
+            if not (low >= 0 and (white > 1 or high <= _FLOAT_WHITE)):
+                raise ValueError("no greys")
+            kinds["top"] = high if white > 1 else 0  # type: ignore[assignment]
+        return {"size": size, "digest": digest, "tiny": min(size) < _TINY} | kinds
     except Exception as error:  # whatever a decoder raises
-        return {"broken": getattr(error, "reason", "") or str(error) or type(error).__name__}
+        return {"broken": _find_reason(path, page) or str(error) or type(error).__name__}
+
+
+def _find_reason(path: Path, page: int | None) -> str:
+    """Return why the reader of all commands does not take a picture; empty: it does."""
+    from pytorch_grad_cam_pcasvm.export.explainer import UnreadableImageError, read_picture
+
+    try:
+        read_picture(path, float_white=_FLOAT_WHITE, page=page)
+    except UnreadableImageError as error:
+        return error.reason
+    return ""
+
+
+def suggest_white(top: float) -> int | None:
+    """Return the white level of pictures of up to 14 bits in 16, by their largest number; None: they use all bits."""
+    bits = max(1, math.ceil(math.log2(top + 1)))
+    return 2**bits - 1 if bits <= _SHALLOW else None
+
+
+def is_moving(picture: Any) -> bool:
+    """Return whether an opened picture is an animation, of which the first frame is read."""
+    return picture.format not in ("TIFF", "MPO") and getattr(picture, "n_frames", 1) > 1
 
 
 def _describe_sizes(sizes: Sequence[tuple[int, int]]) -> str:
@@ -281,14 +316,22 @@ def name_first(names: Sequence[str], most: int = _SHOWN) -> str:
 def _tell_odd(root: Path, looked: dict[Path, dict[str, Any]]) -> list[str]:
     """Say which photos are broken, and of which kinds others are that need attention."""
     broken = {path: one["broken"] for path, one in looked.items() if "broken" in one}
-    listed = ", ".join(f"{path.relative_to(root).as_posix()} ({why})" for path, why in broken.items())
+    listed = name_first([f"{path.relative_to(root).as_posix()} ({why})" for path, why in broken.items()])
     findings = [f"broken: {listed}; mend or delete, or add --skip-bad-images"] if broken else []
-    kinds = {name: [path for path, one in looked.items() if one.get(name)] for name in ("deep", "turned", "tiny")}
+    kinds = {name: [path for path, one in looked.items() if one.get(name)] for name in ("deep", "moving", "turned", "tiny")}
+    if (white := _find_white(looked)) is not None:
+        findings.append(f"dark: no photo of more than 8 bits has larger numbers than {white}: fit --white-level {white}")
     return findings + [
         _KINDS[name].format(count=len(paths), first=_name_some(root, paths[:1]), names=_name_some(root, paths))
         for name, paths in kinds.items()
         if paths
     ]
+
+
+def _find_white(looked: Mapping[Path, Mapping[str, Any]]) -> int | None:
+    """Return the white level that photos of more than 8 bits need; None: none."""
+    tops = [one["top"] for one in looked.values() if one.get("top")]
+    return suggest_white(max(tops)) if tops else None
 
 
 def _tell_doubled(root: Path, looked: dict[Path, dict[str, Any]], splits: Sequence[str]) -> list[str]:
@@ -351,7 +394,7 @@ def _tell_masks(options: CheckOptions, paths: Sequence[Path]) -> list[str]:
 
     names = [path.relative_to(options.images).as_posix() for path in paths]
     try:
-        print(MaskFolder(options.masks, names, paths, normal=options.normal).describe())
+        print(MaskFolder(options.masks, names, paths, normal=options.normal, page=options.tiff_page).describe())
     except (ValueError, OSError) as error:
         return [f"masks: {error}"]
     return []

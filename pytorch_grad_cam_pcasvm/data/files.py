@@ -84,7 +84,7 @@ class Listing:
             are = "1 file has boxes" if len(boxes) == 1 else f"{len(boxes)} files have boxes"
             lines.append(f"{are} ({READ}), such as {self._name(boxes[0])}; {use.format(self.root)}")
         if others := [path for path in self.others if path not in {*boxes}]:
-            lines.append(f"not read: {count_endings(others)}{_advise(others)}")
+            lines.append(f"not read: {describe_others(others)}")
         return lines
 
     def _name(self, path: Path) -> str:
@@ -149,10 +149,17 @@ def is_photo(path: Path) -> bool:
     return path.suffix.lower() in SUFFIXES
 
 
-def count_endings(paths: Iterable[Path]) -> str:
-    """Return how many files there are of each ending, in words."""
+def describe_others(paths: Sequence[Path]) -> str:
+    """Return how many files there are of each ending, and what to do with those that may be pictures or annotations."""
     counts = Counter(path.suffix.lower() or "without an ending" for path in paths)
-    return ", ".join(f"{count} {ending}" for ending, count in sorted(counts.items(), key=lambda one: (-one[1], one[0])))
+    said = ", ".join(f"{count} {ending}" for ending, count in sorted(counts.items(), key=lambda one: (-one[1], one[0])))
+    if kinds := name_annotations(paths):
+        said += f"; {', '.join(kinds)}: {TO_MASKS}"
+    if dicom := sum(map(is_dicom, paths)):
+        said += f"; {dicom} of DICOM: {TO_PNG}"
+    if pictures := sorted(counts.keys() & {*_PICTURES}):
+        said += f"; save {' and '.join(pictures)} as PNG or JPEG"
+    return said
 
 
 def is_dicom(path: Path) -> bool:
@@ -166,21 +173,6 @@ def is_dicom(path: Path) -> bool:
         return False
 
 
-def _advise(paths: Sequence[Path]) -> str:
-    """Return what to do with files that are not read, in words; empty: nothing."""
-    advice = list[str]()
-    kinds = name_annotations(paths)
-    if kinds:
-        advice.append(f"{', '.join(kinds)}: {TO_MASKS}")
-    dicom = [path for path in paths if is_dicom(path)]
-    if dicom:
-        advice.append(f"{len(dicom)} of them DICOM: {TO_PNG}")
-    pictures = {path.suffix.lower() for path in paths} & set(_PICTURES)
-    if pictures:
-        advice.append(f"save {' and '.join(sorted(pictures))} as PNG or JPEG")
-    return "".join(f"; {part}" for part in advice)
-
-
 # Pictures and volumes of formats that Pillow does not read by itself.
 _PICTURES = (
     ".heic", ".heif", ".jxl", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".raf", ".orf", ".rw2", ".raw", ".svg", ".pdf", ".npy",
@@ -188,8 +180,8 @@ _PICTURES = (
 )  # fmt: skip
 TO_PNG = "turn them into PNG first, with the lines under 'Photos are DICOM' in the documentation, 'Troubleshooting'"
 TO_MASKS = (
-    "not read; export masks (PNG) or boxes (Pascal VOC) from the labelling tool, or draw them with the lines under "
-    "'Annotations are no masks' in the documentation, 'Troubleshooting', and add --masks"
+    "export masks (PNG) or boxes (Pascal VOC) from the labelling tool, or draw masks with the lines under 'Annotations are "
+    "no masks' in the documentation, 'Troubleshooting'"
 )
 
 

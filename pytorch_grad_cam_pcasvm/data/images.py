@@ -17,7 +17,7 @@ from torchvision.datasets import DatasetFolder, ImageFolder
 
 from pytorch_grad_cam_pcasvm.data import arranged, class_folders, list_photos, name_classes
 from pytorch_grad_cam_pcasvm.data.files import list_files
-from pytorch_grad_cam_pcasvm.export.explainer import read_orientation, read_picture
+from pytorch_grad_cam_pcasvm.export.explainer import choose_page, read_orientation, read_picture
 from pytorch_grad_cam_pcasvm.network.inputs import LABEL_KEYS, image_and_label
 from pytorch_grad_cam_pcasvm.runtime.errors import warn
 
@@ -219,9 +219,10 @@ class Images:
         return image_and_label(image)[0], _as_plain(label)
 
 
-def size_and_orientation(path: str | Path) -> tuple[tuple[int, int], int]:
+def size_and_orientation(path: str | Path, page: int | None = None) -> tuple[tuple[int, int], int]:
     """Return the width and height of a picture as it is stored, and its orientation; see :func:`.read_orientation`."""
     with Image.open(path) as picture:
+        choose_page(picture, page)
         if read_orientation(picture) != 1:
             picture.load()  # Pillow turns a TIFF by itself
         return picture.size, read_orientation(picture)
@@ -278,7 +279,7 @@ def image_folder(root: Path, transform: Callable[[Any], Tensor] | None, *, exif:
         root: the folder; or the file of one image.
         transform: turns a PIL image into a tensor.
         exif: turn photos as their EXIF orientation says; False: as up to version 0.4, for heads that say nothing.
-        **whites: the levels of white, as arguments of :func:`.read_picture`.
+        **whites: the levels of white and the page, as arguments of :func:`.read_picture`.
 
     Raises:
         ValueError: there is no such folder, no transform or no image, or images lie beside the folders of others.

@@ -83,10 +83,16 @@ def find_masks(root: Path, pictures: Sequence[Path]) -> tuple[set[Path], Path | 
                 f"PNG, in few colours, with the names and sizes of their photos, or move them out of {root}"
             )
     _refuse_unnamed(root, [path for path in pictures if path not in masks])
-    folder = None
-    if folders:
-        folder = folders[0] if len(set(folders)) == 1 else root
-    return masks, folder
+    return masks, _choose_folder(root, folders, masks) if folders else None
+
+
+def _choose_folder(root: Path, folders: Sequence[Path], masks: set[Path]) -> Path:
+    """Return the folder of all masks; where there are several of each photo, the first of these kinds' folders."""
+    names = defaultdict[tuple[str, ...], int](int)
+    for mask in masks:
+        parts = mask.relative_to(root).parts
+        names[*(part for part in parts[:-1] if not names_masks(part)), mask.stem] += 1
+    return folders[0] if len(set(folders)) == 1 or max(names.values()) > 1 else root
 
 
 def _group(root: Path, pictures: Sequence[Path]) -> Iterator[_Group]:

@@ -9,8 +9,7 @@ import numpy as np
 from PIL import Image
 from scipy import ndimage
 
-from pytorch_grad_cam_pcasvm.data.annotations import name_annotations
-from pytorch_grad_cam_pcasvm.data.files import NORMAL, TO_MASKS, is_photo, walk
+from pytorch_grad_cam_pcasvm.data.files import NORMAL, describe_others, is_photo, walk
 from pytorch_grad_cam_pcasvm.data.images import size_and_orientation
 from pytorch_grad_cam_pcasvm.data.mask_classes import MOST_CLASSES, UNLABELLED, MaskClasses, MaskFacts
 from pytorch_grad_cam_pcasvm.data.mask_files import (
@@ -51,6 +50,7 @@ class MaskFolder:
         only_inside: no classes are wanted, only what is inside of any.
         normal: the folder of pictures on which there is nothing; None: those named ``good``, ``normal``, ``ok``,
             ``healthy`` and so on.
+        page: of pictures that are TIFFs of several pages the one that is read, from 1 on.
 
     Raises:
         FileNotFoundError: there is no such folder, or no mask in it belongs to a picture.
@@ -74,6 +74,7 @@ class MaskFolder:
         exif: bool = True,
         only_inside: bool = False,
         normal: str | None = None,
+        page: int | None = None,
     ) -> None:
         self.root, self.names, self._paths = Path(root), list(names), list(paths)
         self._masks = masks_by_picture(self.root, self.names, self._paths)
@@ -83,7 +84,7 @@ class MaskFolder:
             for row, (name, path) in enumerate(zip(self.names, self._paths, strict=True))
             if self.files[row] is None and not _is_normal((*Path(name).parts[:-1], path.parent.name), normal)
         ]
-        self._exif, self._only_inside = exif, only_inside
+        self._exif, self._only_inside, self._page = exif, only_inside, page
         self._classes: MaskClasses | None = None
         self._boxes: dict[Path, Boxes] = {}
         self._numbers_of_boxes: dict[str, int] = {}
@@ -104,11 +105,14 @@ class MaskFolder:
         if good:
             said += f"; on {good} without one, of the normal class, there is nothing"
         if left_out:
+            what = "are left out, for what is on them" if left_out > 1 else "is left out, for what is on it"
             said += (
-                f"; {left_out} without one {'are' if left_out > 1 else 'is'} left out, such as "
-                f"{self.names[self.unknown[0]]}, for nobody knows what is on them: give an empty mask where nothing is, "
-                "or name the class of good photos, --normal NAME"
+                f"; {left_out} without one {what} is unknown, such as {self.names[self.unknown[0]]}: give an empty mask "
+                "where nothing is" + ("" if good else ", or name the folder of good photos, --normal NAME")
             )
+        others = [path for path in walk(self.root)[0] if not _is_mask_file(path)]
+        if others and not self._paths[0].is_relative_to(self.root):  # of which is told where photos are
+            said += f"; not read: {describe_others(others)}"
         return said
 
     @property
@@ -233,7 +237,7 @@ class MaskFolder:
         """
         if row not in self._pictures:
             try:
-                self._pictures[row] = size_and_orientation(self._paths[row])
+                self._pictures[row] = size_and_orientation(self._paths[row], self._page)
             except Exception as error:  # Pillow has no common name for what it raises
                 raise OSError(f"the picture {self._paths[row]} cannot be read ({error})") from error
         stored, orientation = self._pictures[row]
@@ -304,10 +308,11 @@ def masks_by_picture(root: Path, names: Sequence[str], paths: Sequence[Path]) ->
         else:
             of_row[row].append(path)
     example = Path(names[0]).with_suffix(".png")
-    others = "".join(f"; it has {kind}: {TO_MASKS}" for kind in name_annotations(seen)[:1])
     if not of_row:
+        others = describe_others([path for path in seen if not _is_mask_file(path)])
         raise FileNotFoundError(
-            f"no file in {root} is the mask of a picture: that of {names[0]} would be {example}{others}"
+            f"no file in {root} is the mask of a picture: that of {names[0]} would be {example}"
+            + (f"; it has {others}" if others else "")
         )
     if unknown:
         raise ValueError(
@@ -374,6 +379,6 @@ def _check_one_kind(root: Path, name: Path, masks: Sequence[Path]) -> None:
     if len({path.parent for path in masks}) == 1 and all(is_numbered(path.stem) for path in masks):
         return
     raise ValueError(
-        f"{masks[0]} and {masks[1]} are masks of the same picture: delete one of them, or if what is inside of any is "
-        f"wanted, put them into a folder of their own, {root / name.with_suffix('')}"
+        f"{masks[0]} and {masks[1]} are masks of the same picture: delete one of them, or name the folder of one kind; or "
+        f"if what is inside of any is wanted, put them into a folder of their own, {root / name.with_suffix('')}"
     )
