@@ -551,7 +551,7 @@ class CheckOptions(Command):
     name = "check"
     text = "look at photos before any work: what is broken, odd or doubled; nothing is written"
     examples = ("photos", "photos/test --masks photos/masks")
-    runs = "folders:check"
+    runs = "checking:check"
 
     images: Path = place("folder of photos, or with one subfolder for each class", metavar="PHOTOS")
     masks: Path | None = option("folder of masks, whose names are compared with the photos'", metavar="DIR")

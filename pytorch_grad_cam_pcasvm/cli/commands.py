@@ -187,7 +187,13 @@ def _masks(options: Any, preparation: Any, folder: Any, rows: Sequence[int], nor
     names = [images.id(row) for row in range(len(images))]
     normal = normal if options.normal is None and normal in (images.names or ()) else options.normal
     masks = MaskFolder(
-        options.masks, names, folder.paths, exif=preparation.exif, only_inside=True, normal=normal, page=preparation.page
+        options.masks,
+        names,
+        folder.paths,
+        exif=preparation.exif,
+        only_inside=True,
+        normal=normal,
+        page=preparation.page,
     )
     print(masks.describe())
     with naming_all_bad(options, folder):

@@ -4,7 +4,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytorch_grad_cam_pcasvm.data.files import is_photo, list_files
+from pytorch_grad_cam_pcasvm.data.files import Listing, list_files
 
 if TYPE_CHECKING:
     from pytorch_grad_cam_pcasvm.data.images import Images, in_colour
@@ -40,8 +40,7 @@ def name_classes(root: Path) -> list[str] | None:
     """
     listing = list_files(root)
     if not listing.photos:
-        raise ValueError(f"the folder {root} has no images ({PHOTOS}): put them there, or into {arranged(root)}"
-                         + "".join(f"; {line}" for line in listing.describe()))  # fmt: skip
+        raise ValueError(describe_none(listing))
     names = [] if root.is_file() else listing.classes
     if names and listing.beside:
         raise ValueError(
@@ -49,6 +48,13 @@ def name_classes(root: Path) -> list[str] | None:
             f"{arranged(root)}"
         )
     return names or None
+
+
+def describe_none(listing: Listing) -> str:
+    """Say that a folder has no photos, and what it has, or where to put them."""
+    found = listing.describe()
+    way = "; ".join(found) if found else f"put them there, or into {arranged(listing.root)}"
+    return f"the folder {listing.root} has no images ({PHOTOS}): {way}"
 
 
 def image_paths(paths: Any) -> list[Path]:
@@ -62,8 +68,7 @@ def image_paths(paths: Any) -> list[Path]:
         if root.is_dir():
             listing = list_files(root)
             if not listing.photos:
-                left_out = "".join(f"; {line}" for line in listing.describe())
-                raise FileNotFoundError(f"the folder {root} has no images ({PHOTOS}){left_out}")
+                raise FileNotFoundError(describe_none(listing))
             return listing.photos
         paths = [root]
     files = [Path(path) for path in paths]

@@ -3,7 +3,7 @@
 import os
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,7 +66,7 @@ class Listing:
         return [path for path in self.photos if path.parent == self.root]
 
     def describe(self, use: str = "use them with --masks {}") -> list[str]:
-        """Say in a line for each part what is left out, with its number and the way to use it.
+        """Return a line for each part that is left out: its number, and the way to use it.
 
         Args:
             use: how masks of a folder, {}, are used.
@@ -84,7 +84,7 @@ class Listing:
             are = "1 file has boxes" if len(boxes) == 1 else f"{len(boxes)} files have boxes"
             lines.append(f"{are} ({READ}), such as {self._name(boxes[0])}; {use.format(self.root)}")
         if others := [path for path in self.others if path not in {*boxes}]:
-            lines.append(f"not read: {describe_others(others)}")
+            lines.append(f"not read: {describe_others(others, self.root)}")
         return lines
 
     def _name(self, path: Path) -> str:
@@ -149,16 +149,19 @@ def is_photo(path: Path) -> bool:
     return path.suffix.lower() in SUFFIXES
 
 
-def describe_others(paths: Sequence[Path]) -> str:
+def describe_others(paths: Sequence[Path], root: Path) -> str:
     """Return how many files there are of each ending, and what to do with those that may be pictures or annotations."""
+    if not paths:
+        return ""
     counts = Counter(path.suffix.lower() or "without an ending" for path in paths)
     said = ", ".join(f"{count} {ending}" for ending, count in sorted(counts.items(), key=lambda one: (-one[1], one[0])))
+    said += f", such as {paths[0].relative_to(root).as_posix()}"
     if kinds := name_annotations(paths):
         said += f"; {', '.join(kinds)}: {TO_MASKS}"
     if dicom := sum(map(is_dicom, paths)):
-        said += f"; {dicom} of DICOM: {TO_PNG}"
+        said += f"; {dicom} DICOM: {TO_PNG}"
     if pictures := sorted(counts.keys() & {*_PICTURES}):
-        said += f"; save {' and '.join(pictures)} as PNG or JPEG"
+        said += f"; save {', '.join(pictures)} as PNG or JPEG"
     return said
 
 
@@ -175,13 +178,14 @@ def is_dicom(path: Path) -> bool:
 
 # Pictures and volumes of formats that Pillow does not read by itself.
 _PICTURES = (
-    ".heic", ".heif", ".jxl", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".raf", ".orf", ".rw2", ".raw", ".svg", ".pdf", ".npy",
-    ".npz", ".nii", ".svs", ".ndpi", ".mrxs", ".czi", ".nd2", ".lif", ".vsi", ".exr", ".hdr", ".psd", ".mat", ".fits",
+    ".heic", ".heif", ".jxl", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".raf", ".orf", ".rw2", ".raw", ".svg", ".pdf",
+    ".npy", ".npz", ".nii", ".svs", ".ndpi", ".mrxs", ".czi", ".nd2", ".lif", ".vsi", ".exr", ".hdr", ".psd", ".mat",
+    ".fits",
 )  # fmt: skip
 TO_PNG = "turn them into PNG first, with the lines under 'Photos are DICOM' in the documentation, 'Troubleshooting'"
 TO_MASKS = (
-    "export masks (PNG) or boxes (Pascal VOC) from the labelling tool, or draw masks with the lines under 'Annotations are "
-    "no masks' in the documentation, 'Troubleshooting'"
+    "export masks (PNG) or boxes (Pascal VOC) from the labelling tool, or draw masks with the lines under 'Annotations "
+    "are no masks' in the documentation, 'Troubleshooting'"
 )
 
 

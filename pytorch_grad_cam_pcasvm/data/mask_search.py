@@ -12,7 +12,7 @@ _WORDS = r"(?:masks?|gts?|ground[ ._-]?truths?|labels?|annotations?|segs?|segmen
 _BEHIND = re.compile(rf"[ ._-]+{_WORDS}(?P<number>[ ._-]*\d+)?$", re.IGNORECASE)
 _BEFORE = re.compile(rf"^{_WORDS}[ ._-]+", re.IGNORECASE)
 _FOLDER = re.compile(rf"{_WORDS}(?:class|object)?", re.IGNORECASE)
-_PART = re.compile(rf"(?:^|(?<=[\W\d_])|(?<=[a-z])(?=[A-Z])){_WORDS}(?:$|[\W\d_]|(?=[A-Z]))", re.IGNORECASE)
+_PART = re.compile(_WORDS, re.IGNORECASE)  # of a folder's name that may say so: train_masks, but with_mask, too
 _LAST = re.compile(r"(.+)[ ._-]+([^ ._-]+)$")
 _LOSSY = (".jpg", ".jpeg", ".jpe", ".jfif", ".avif", ".jp2")
 _LOOKED_AT = 8  # pictures of a group
@@ -91,26 +91,35 @@ def _choose_folder(root: Path, folders: Sequence[Path], masks: set[Path]) -> Pat
     names = defaultdict[tuple[str, ...], int](int)
     for mask in masks:
         parts = mask.relative_to(root).parts
-        names[*(part for part in parts[:-1] if not names_masks(part)), mask.stem] += 1
+        own = (*(part for part in parts[:-1] if not names_masks(part)), mask.stem)
+        names[own] += 1
     return folders[0] if len(set(folders)) == 1 or max(names.values()) > 1 else root
 
 
 def _group(root: Path, pictures: Sequence[Path]) -> Iterator[_Group]:
     """Yield the groups of pictures that may be masks by the names of their folders, or by their own."""
-    in_folder = defaultdict[Path, list[Path]](list)
-    alone = list[Path]()
+    in_folder = defaultdict[Path | None, list[Path]](list)
+    folder_of = {parent: _find_named(root, parent) for parent in {path.parent for path in pictures}}
     for path in pictures:
-        parents = [*reversed(path.relative_to(root).parents[:-1])]
-        folder = next((one for one in parents if names_masks(one.name)), None)
-        folder = folder or next((one for one in parents if _PART.search(one.name)), None)
-        in_folder[root / folder].append(path) if folder else alone.append(path)
+        in_folder[folder_of[path.parent]].append(path)
+    alone = in_folder.pop(None, [])
     for folder, own in in_folder.items():
+        assert folder is not None
         where = f"the pictures in {folder} are masks"
         yield _Group(where, folder, own, names_masks(folder.name), "rename the folder")
     beside = {(path.parent, path.stem) for path in alone}
     own = [path for path in alone if any((path.parent, stem) in beside for stem in picture_stems(path.stem)[1:])]
     if own:
         yield _Group(f"{len(own)} pictures, such as {own[0]}, are masks", root, own, True, "rename them")
+
+
+def _find_named(root: Path, parent: Path) -> Path | None:
+    """Return the first folder below the root, down to one of pictures, that may be of masks by its name; None: none."""
+    folders = [root / part for part in reversed(parent.relative_to(root).parents)][1:] + [parent] * (parent != root)
+    for fits in (names_masks, _PART.search):
+        if folder := next((one for one in folders if fits(one.name)), None):
+            return folder
+    return None
 
 
 def _by_stem(paths: Sequence[Path]) -> dict[str, Path]:
@@ -178,8 +187,8 @@ def _refuse_alike(which: str, pairs: Sequence[Any], way: str) -> None:
             return
     _, photo = pairs[0]
     raise ValueError(
-        f"{which} are photos by name, but have few colours, and the names and sizes of others, such as {photo}: if they "
-        f"are masks, {way}; if they are photos, name the files otherwise, as in new_{photo.name}"
+        f"{which} are photos by name, but have few colours, and the names and sizes of others, such as {photo}: if "
+        f"they are masks, {way}; if they are photos, name the files otherwise, as in new_{photo.name}"
     )
 
 
@@ -203,9 +212,8 @@ def has_few_colours(path: Path) -> bool:
 
     try:
         with Image.open(path) as picture:
-            if picture.mode not in ("1", "L", "P", "I", "F") and not picture.mode.startswith("I;16"):
-                picture = picture.convert("RGBA")  # noqa: PLW2901 - the file is closed all the same
-            pixels = np.asarray(picture)
+            plain = picture.mode in ("1", "L", "P", "I", "F") or picture.mode.startswith("I;16")
+            pixels = np.asarray(picture if plain else picture.convert("RGBA"))
     except Exception:  # Pillow has no common name for what it raises
         return True
     pixels = pixels[:: max(1, pixels.shape[0] * pixels.shape[1] // _PIXELS)]

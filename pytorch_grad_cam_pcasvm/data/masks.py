@@ -107,12 +107,12 @@ class MaskFolder:
         if left_out:
             what = "are left out, for what is on them" if left_out > 1 else "is left out, for what is on it"
             said += (
-                f"; {left_out} without one {what} is unknown, such as {self.names[self.unknown[0]]}: give an empty mask "
-                "where nothing is" + ("" if good else ", or name the folder of good photos, --normal NAME")
+                f"; {left_out} without one {what} is unknown, such as {self.names[self.unknown[0]]}: give an empty "
+                "mask where nothing is" + ("" if good else ", or name the folder of good photos, --normal NAME")
             )
         others = [path for path in walk(self.root)[0] if not _is_mask_file(path)]
         if others and not self._paths[0].is_relative_to(self.root):  # of which is told where photos are
-            said += f"; not read: {describe_others(others)}"
+            said += f"; not read: {describe_others(others, self.root)}"
         return said
 
     @property
@@ -309,7 +309,7 @@ def masks_by_picture(root: Path, names: Sequence[str], paths: Sequence[Path]) ->
             of_row[row].append(path)
     example = Path(names[0]).with_suffix(".png")
     if not of_row:
-        others = describe_others([path for path in seen if not _is_mask_file(path)])
+        others = describe_others([path for path in seen if not is_photo(path)], root)
         raise FileNotFoundError(
             f"no file in {root} is the mask of a picture: that of {names[0]} would be {example}"
             + (f"; it has {others}" if others else "")
@@ -379,6 +379,6 @@ def _check_one_kind(root: Path, name: Path, masks: Sequence[Path]) -> None:
     if len({path.parent for path in masks}) == 1 and all(is_numbered(path.stem) for path in masks):
         return
     raise ValueError(
-        f"{masks[0]} and {masks[1]} are masks of the same picture: delete one of them, or name the folder of one kind; or "
-        f"if what is inside of any is wanted, put them into a folder of their own, {root / name.with_suffix('')}"
+        f"{masks[0]} and {masks[1]} are masks of the same picture: delete one of them, or name the folder of one kind; "
+        f"or if what is inside of any is wanted, put them into a folder of their own, {root / name.with_suffix('')}"
     )

@@ -372,7 +372,9 @@ class Regions:
         """Take the images of which nobody knows what is on them from the subject's, and say so."""
         rows = subject.rows[~np.isin(subject.rows, self.unknown)]
         if left_out := len(subject.rows) - len(rows):
-            subject.missing[f"{left_out} of {len(subject.rows)} images"] = "they have no mask: what is on them is unknown"
+            subject.missing[f"{left_out} of {len(subject.rows)} images"] = (
+                "they have no mask: what is on them is unknown"
+            )
         subject.rows = rows
 
     def is_empty(self, row: int) -> bool:
@@ -406,18 +408,12 @@ class Regions:
 
 
 def _fill_unknown(masks: Any) -> tuple[Any, list[int]]:
-    """Return masks with zeros in place of None, and the numbers of these.
-
-    Raises:
-        ValueError: none is known.
-    """
-    if not isinstance(masks, list | tuple) or all(mask is not None for mask in masks):
+    """Return masks with zeros in place of None, and the numbers of these, if any is known."""
+    known = [mask for mask in masks if mask is not None] if isinstance(masks, list | tuple) else []
+    if not known or len(known) == len(masks):
         return masks, []
     unknown = [row for row, mask in enumerate(masks) if mask is None]
-    first = next((mask for mask in masks if mask is not None), None)
-    if first is None:
-        raise ValueError("all masks are None, so nothing is known of any image: give zeros where there is nothing")
-    return [np.zeros_like(first) if mask is None else mask for mask in masks], unknown
+    return [np.zeros_like(known[0]) if mask is None else mask for mask in masks], unknown
 
 
 def _check_boxes(boxes: np.ndarray) -> None:

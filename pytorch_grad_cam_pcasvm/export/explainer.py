@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image, ImageChops, ImageDraw, ImageFilter, ImageFont, TiffImagePlugin
+from PIL import Image, ImageChops, ImageDraw, ImageFilter, ImageFont, TiffImagePlugin, UnidentifiedImageError
 
 KEY = "pytorch_grad_cam_pcasvm"  # of the metadata
 FORMAT = 3
@@ -97,13 +97,15 @@ def read_picture(
                 shown = picture.convert("L" if picture.mode in ("1", "L", "LA", "La") else "RGB")
     except UnreadableImageError:
         raise
+    except UnidentifiedImageError as error:
+        raise UnreadableImageError(path, _describe_tiff(path) or f"{type(error).__name__}: {error}") from error
     except Image.DecompressionBombError as error:
         raise UnreadableImageError(
             path, "it has more pixels than Pillow takes: make it smaller, or cut it up"
         ) from error
     # Pillow has no common name for what it raises, as for a comment that is too long.
     except Exception as error:
-        raise UnreadableImageError(path, _describe_tiff(path) or f"{type(error).__name__}: {error}") from error
+        raise UnreadableImageError(path, f"{type(error).__name__}: {error}") from error
     if numbers is None:
         if is_deep and white_level is not None:
             raise UnreadableImageError(
@@ -143,15 +145,15 @@ def choose_page(picture: Image.Image, page: int | None) -> None:
             if number and not picture.tag_v2.get(254, 0) & 1:  # type: ignore[attr-defined]
                 raise UnreadableImageError(
                     picture.filename,  # type: ignore[attr-defined]
-                    f"it has {count} pages, and nobody knows which is the picture: name it, as in --page 1 of fit (page=1 "
-                    "in Python); or if they are channels, save them as one picture in RGB",
+                    f"it has {count} pages, and nobody knows which is the picture: name it, --page 1 (in Python page=1); "
+                    "or if they are channels, save them as one picture in RGB",
                 )
     if count > 1:
         picture.seek(0 if page is None else page - 1)
 
 
 def _describe_tiff(path: str | Path) -> str:
-    """Return why Pillow cannot read a TIFF, by what its header says; empty: it is none, or nothing there is unusual."""
+    """Return why Pillow does not read a TIFF, by what its header says; empty: it is none."""
     try:
         with open(path, "rb") as file:
             header = file.read(8)
@@ -161,13 +163,11 @@ def _describe_tiff(path: str | Path) -> str:
             tags.load(file)
     except Exception:  # whatever is not there
         return ""
-    channels, (bits, *_), (kind, *_) = tags.get(277, 1), np.atleast_1d(tags.get(258, 1)), np.atleast_1d(tags.get(339, 1))
-    numbers = {1: "", 2: ", signed", 3: ", floating-point"}.get(int(kind), ", of another kind")
-    if channels in (1, 3) and kind == 1:
-        return ""
+    (bits, *_), (kind, *_) = (np.atleast_1d(tags.get(number, 1)) for number in (258, 339))
+    numbers = {2: ", signed", 3: ", floating-point"}.get(int(kind), "")
     return (
-        f"it has {channels} channels of {bits} bits{numbers}, which Pillow does not read: save 1 (grey) or 3 "
-        "(red, green, blue) of 8 or 16 bits"
+        f"Pillow does not read a TIFF of {tags.get(277, 1)} channels of {bits} bits{numbers}, of compression "
+        f"{tags.get(259, 1)} and colours {tags.get(262)}: save 1 channel (grey) or 3 (RGB) of 8 or 16 bits"
     )
 
 
@@ -218,7 +218,7 @@ def deep_numbers(picture: Image.Image) -> tuple[np.ndarray | None, float]:
 
 
 def _read_halves(picture: Image.Image) -> np.ndarray | None:
-    """Return colours of 16 bits, of which Pillow keeps the first byte: it reads the other as that of the other order."""
+    """Return colours of 16 bits, of which Pillow keeps the first byte: in the other order, it keeps the second."""
     modes = [tile[3] if isinstance(tile[3], str) else tile[3][0] for tile in picture.tile[:1]]  # type: ignore[attr-defined]
     kind, _, order = (modes or [""])[0].partition(";16")
     if order not in ("B", "L", "N") or kind == "RGBa":
