@@ -256,9 +256,10 @@ def _read_planes(picture: Image.Image) -> np.ndarray:
             "its colours of 16 bits are compressed one after the other (planar), of which Pillow reads half: save them "
             "pixel by pixel, or without compression",
         )
-    planes = np.zeros((3, picture.height, picture.width), np.int64)
-    count = len(tiles) // len(np.atleast_1d(picture.tag_v2[258]))  # type: ignore[attr-defined]
-    kind = "<u2" if picture.tag_v2.prefix == b"II" else ">u2"  # type: ignore[attr-defined]
+    tags = picture.tag_v2  # type: ignore[attr-defined]
+    planes = np.zeros((3, tags[257], tags[256]), np.int64)
+    count = len(tiles) // len(np.atleast_1d(tags[258]))
+    kind = "<u2" if tags.prefix == b"II" else ">u2"
     with open(picture.filename, "rb") as file:  # type: ignore[attr-defined]
         for number, (_, (left, top, right, bottom), offset, (_, stride, _)) in enumerate(tiles[: 3 * count]):
             file.seek(offset)
