@@ -138,7 +138,9 @@ def choose_page(picture: Image.Image, page: int | None) -> None:
     """
     count = getattr(picture, "n_frames", 1) if picture.format == "TIFF" else 1
     if page is not None and page > count and picture.format == "TIFF":
-        raise UnreadableImageError(picture.filename, f"it has {count} pages, and page {page} is asked for")  # type: ignore[attr-defined]
+        raise UnreadableImageError(
+            picture.filename, f"it has {count} page{'s' * (count > 1)}, and page {page} is asked for"
+        )  # type: ignore[attr-defined]
     if page is None and count > 1:
         for number in range(count):
             picture.seek(number)

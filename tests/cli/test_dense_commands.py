@@ -282,7 +282,9 @@ def half_masked(parts, tmp_path_factory):
     return root
 
 
-UNKNOWN = "3 without one are left out, for what is on them is unknown, such as spot/0.png: give an empty mask where nothing"
+UNKNOWN = (
+    "3 without one are left out, for what is on them is unknown, such as spot/0.png: give an empty mask where nothing"
+)
 
 
 def test_faulty_photos_without_a_mask_are_no_good_ones(bank, half_masked, capsys):

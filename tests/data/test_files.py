@@ -133,7 +133,9 @@ def test_masks_in_jpeg_are_black_and_white(tmp_path):
 def test_photos_in_a_folder_of_masks_are_refused_with_both_readings(tmp_path):
     two_classes(tmp_path)
     put(tmp_path, **{f"masks/s{n}.png": photo(n) for n in range(4)})
-    message = r"masks are masks by name, but s0\.png has as many colours as a photo: if they are photos, rename the fold"
+    message = (
+        r"masks are masks by name, but s0\.png has as many colours as a photo: if they are photos, rename the fold"
+    )
     with pytest.raises(ValueError, match=message) as caught:
         list_files(tmp_path)
     assert "if they are masks, save them as PNG, in few colours" in str(caught.value)
@@ -162,7 +164,9 @@ def test_masks_that_are_not_named_so_are_refused_with_both_readings(tmp_path, pl
     put(tmp_path, **{place.format(n): mask(n) for n in range(4)})
     with pytest.raises(ValueError, match="are photos by name, but have few colours") as caught:
         list_files(tmp_path)
-    way = f"rename the folder to {tmp_path / 'masks'}" if "truth" in place else "end their names in _mask in place of _bw"
+    way = (
+        f"rename the folder to {tmp_path / 'masks'}" if "truth" in place else "end their names in _mask in place of _bw"
+    )
     assert way in str(caught.value)
     for n in range(4):
         wanted = tmp_path / ("masks/s{}.png" if "truth" in place else "scratch/s{}_mask.png").format(n)
@@ -234,7 +238,11 @@ def test_all_files_of_other_formats_are_counted(tmp_path, capsys):
 
 
 def test_a_folder_of_dicom_alone_says_what_is_there_and_what_to_do(tmp_path, capsys):
-    put(tmp_path, **{f"normal/IM{n}": bytes(128) + b"DICM" for n in range(3)}, **{"nodule/1.2.840.5": bytes(128) + b"DICM"})
+    put(
+        tmp_path,
+        **{f"normal/IM{n}": bytes(128) + b"DICM" for n in range(3)},
+        **{"nodule/1.2.840.5": bytes(128) + b"DICM"},
+    )
     for command in ("check", "fit"):
         assert main([command, str(tmp_path)]) == 2
         said = capsys.readouterr().err
@@ -246,7 +254,10 @@ def test_a_folder_of_dicom_alone_says_what_is_there_and_what_to_do(tmp_path, cap
 
 
 ANNOTATIONS = {
-    "COCO": ("a.json", '{"info": {}, "images": [{"id": 1, "file_name": "s0.jpg"}], "annotations": [], "categories": []}'),
+    "COCO": (
+        "a.json",
+        '{"info": {}, "images": [{"id": 1, "file_name": "s0.jpg"}], "annotations": [], "categories": []}',
+    ),
     "LabelMe": ("s0.json", '{"version": "5.5.0", "flags": {}, "shapes": [], "imagePath": "s0.jpg", "imageData": null}'),
     "VIA": ("via.json", '{"s0.jpg1": {"filename": "s0.jpg", "regions": [{"shape_attributes": {"name": "rect"}}]}}'),
     "YOLO": ("s0.txt", "0 0.47 0.39 0.31 0.16\n1 0.1 0.2 0.3 0.4 0.5 0.6\n"),
@@ -268,13 +279,17 @@ def test_annotations_are_named(tmp_path, capsys, kind, file):
     assert (f"; 1 {kind} (such as {name}): export masks (PNG) or boxes" in said) == (kind is not None)
     if kind is not None:
         assert main(["check", str(tmp_path / "photos"), "--masks", str(tmp_path / "ann" / name)]) == 2
-        assert f"{name} has annotations of {kind}, which are not read as they are: export masks" in capsys.readouterr().err
+        assert (
+            f"{name} has annotations of {kind}, which are not read as they are: export masks" in capsys.readouterr().err
+        )
 
 
 def test_boxes_beside_photos_are_told_with_the_command_that_uses_them(tmp_path, capsys):
     put(two_classes(tmp_path), **{"scratch/s0.xml": b"<annotation><object/></annotation>"})
     assert main(["check", str(tmp_path)]) == 0
-    way = f"1 file has boxes (Pascal VOC), such as scratch/s0.xml; to use them: pcasvm-cam fit {tmp_path} --pool dense:3"
+    way = (
+        f"1 file has boxes (Pascal VOC), such as scratch/s0.xml; to use them: pcasvm-cam fit {tmp_path} --pool dense:3"
+    )
     assert f"{way} --masks {tmp_path}\n" in capsys.readouterr().out
 
 

@@ -861,7 +861,9 @@ def test_images_of_which_nobody_knows_are_left_out(corner):
     options = {"images": None, "rivals": [RANDOM], **QUIET}
     some = [None if row in unknown else mask for row, mask in enumerate(masks)]
     found = E.localisation(net, (x, labels), ["features"], [ContributionCAM], masks=some, **options)
-    alone = E.localisation(net, (x[known], labels[known]), ["features"], [ContributionCAM], masks=masks[known], **options)
+    alone = E.localisation(
+        net, (x[known], labels[known]), ["features"], [ContributionCAM], masks=masks[known], **options
+    )
     assert "3 of 24 images: they have no mask" in found.settings["not measured"]
     assert found.settings["scenes"] == alone.settings["scenes"] == 14
     assert [row.measure for row in found.rows] == [row.measure for row in alone.rows]

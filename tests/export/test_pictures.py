@@ -253,7 +253,9 @@ def test_a_page_is_read_that_is_named(tmp_path):
     pages = [Image.fromarray(np.full((4, 5), value, np.uint8)) for value in (10, 20, 30)]
     path = tmp_path / "a.tif"
     pages[0].save(path, save_all=True, append_images=pages[1:])
-    with pytest.raises(UnreadableImageError, match="it has 3 pages, and nobody knows which is the picture: name it, --p"):
+    with pytest.raises(
+        UnreadableImageError, match="it has 3 pages, and nobody knows which is the picture: name it, --p"
+    ):
         read_picture(path)
     assert [np.asarray(read_picture(path, page=page)).max() for page in (1, 2, 3)] == [10, 20, 30]
     with pytest.raises(UnreadableImageError, match="it has 3 pages, and page 4 is asked for"):
@@ -269,8 +271,12 @@ def test_a_page_is_read_that_is_named(tmp_path):
 
 def test_a_tiff_of_many_channels_says_so(tmp_path):
     many = np.zeros((4, 5, 13), np.uint16)
-    with pytest.raises(UnreadableImageError, match="Pillow does not read a TIFF of 13 channels of 16 bits, of compressio"):
+    with pytest.raises(
+        UnreadableImageError, match="Pillow does not read a TIFF of 13 channels of 16 bits, of compressio"
+    ):
         read_picture(colour_tiff(tmp_path / "a.tif", many))
     images = Images(tmp_path, lambda picture: torch.zeros(1, 2, 2))
-    with pytest.raises(ValueError, match=r"none of the 1 images in .* can be read: a\.tif \(Pillow does not read a TIFF o"):
+    with pytest.raises(
+        ValueError, match=r"none of the 1 images in .* can be read: a\.tif \(Pillow does not read a TIFF o"
+    ):
         images.first()
