@@ -54,14 +54,15 @@ def check(options: CheckOptions) -> None:
     for finding in findings:
         print(finding)
     print("nothing odd was found" if not findings else "nothing was written")
-    broken = any(line.startswith("broken") for line in findings)
+    if any(line.startswith("broken") for line in findings):
+        return
     training = root / next((part for part in splits if part.lower().startswith("train")), "")
-    if not broken and len(_list_classes(training, [path for path in paths if path.is_relative_to(training)])) > 1:
-        white = _find_white(looked)
-        more = f" --white-level {white}" * (white is not None) + f" --page {options.tiff_page}" * bool(
-            options.tiff_page
-        )
+    white, page = _find_white(looked), options.tiff_page
+    more = (f" --white-level {white}" if white else "") + (f" --page {page}" if page else "")
+    if len(_list_classes(training, [path for path in paths if path.is_relative_to(training)])) > 1:
         print(f"next: {RUN} fit {training}{more}")
+    elif listing.mask_folder is not None and not splits:
+        print(f"next: {RUN} fit {root} --pool dense:3 --masks {listing.mask_folder}{more}")
 
 
 def _look_at(path: Path, page: int | None) -> dict[str, Any]:
@@ -166,7 +167,8 @@ def _name_class(root: Path, path: Path) -> str:
 
 
 def _list_classes(root: Path, paths: Sequence[Path]) -> Counter[str]:
-    return Counter(name for path in paths if (name := _name_class(root, path)))
+    names = {*list_files(root).classes}  # of which the folder of photos beside masks is none
+    return Counter(name for path in paths if (name := _name_class(root, path)) in names)
 
 
 def _tell_classes(root: Path, paths: Sequence[Path]) -> list[str]:

@@ -130,7 +130,7 @@ def read_picture(
     return _turned(Image.fromarray(np.rint(shades * (255 / white)).astype(np.uint8)), turn)
 
 
-def choose_page(picture: Image.Image, page: int | None) -> None:
+def choose_page(picture: Any, page: int | None) -> None:
     """Go to a page of a TIFF, from 1 on; None: there must be one only, besides smaller copies of it.
 
     Raises:
@@ -140,15 +140,15 @@ def choose_page(picture: Image.Image, page: int | None) -> None:
     if page is not None and page > count and picture.format == "TIFF":
         raise UnreadableImageError(
             picture.filename, f"it has {count} page{'s' * (count > 1)}, and page {page} is asked for"
-        )  # type: ignore[attr-defined]
+        )
     if page is None and count > 1:
         for number in range(count):
             picture.seek(number)
-            if number and not picture.tag_v2.get(254, 0) & 1:  # type: ignore[attr-defined]
+            if number and not picture.tag_v2.get(254, 0) & 1:
                 raise UnreadableImageError(
-                    picture.filename,  # type: ignore[attr-defined]
-                    f"it has {count} pages, and nobody knows which is the picture: name it, --page 1 (in Python page=1); "
-                    "or if they are channels, save them as one picture in RGB",
+                    picture.filename,
+                    f"it has {count} pages, and nobody knows which is the picture: name it, --page 1 (in Python page=1)"
+                    "; or if they are channels, save them as one picture in RGB",
                 )
     if count > 1:
         picture.seek(0 if page is None else page - 1)
@@ -219,9 +219,9 @@ def deep_numbers(picture: Image.Image) -> tuple[np.ndarray | None, float]:
     return numbers, float(2 ** (int(bits) - (sign == 2)) - 1)
 
 
-def _read_halves(picture: Image.Image) -> np.ndarray | None:
+def _read_halves(picture: Any) -> np.ndarray | None:
     """Return colours of 16 bits, of which Pillow keeps the first byte: in the other order, it keeps the second."""
-    modes = [tile[3] if isinstance(tile[3], str) else tile[3][0] for tile in picture.tile[:1]]  # type: ignore[attr-defined]
+    modes = [tile[3] if isinstance(tile[3], str) else tile[3][0] for tile in picture.tile[:1]]
     kind, _, order = (modes or [""])[0].partition(";16")
     if order not in ("B", "L", "N") or kind == "RGBa":
         return None
@@ -229,9 +229,9 @@ def _read_halves(picture: Image.Image) -> np.ndarray | None:
     wanted = ["RGBA"] if kind == "LA" else [f"{kind};16{one}" for one in (own, "BL".replace(own, ""))]
     halves = list[np.ndarray]()
     for mode in wanted:
-        with Image.open(picture.filename) as again:  # type: ignore[attr-defined]
+        with Image.open(picture.filename) as again:
             again.seek(picture.tell())
-            again.tile = [_with_mode(tile, mode) for tile in again.tile]  # type: ignore[attr-defined]
+            again.tile = [_with_mode(tile, mode) for tile in again.tile]
             halves.append(np.asarray(again).astype(np.int64))
     if kind == "LA":  # grey and its transparency, two bytes of each
         return 256 * halves[0][..., 0] + halves[0][..., 1]
@@ -245,24 +245,24 @@ def _with_mode(tile: Any, mode: str) -> Any:
     return tile._make(parts) if hasattr(tile, "_make") else tuple(parts)
 
 
-def _read_planes(picture: Image.Image) -> np.ndarray:
+def _read_planes(picture: Any) -> np.ndarray:
     """Return colours of 16 bits of a TIFF that has one after the other, which Pillow takes for 8 bits.
 
     Raises:
         UnreadableImageError: they are compressed.
     """
-    tiles: Any = picture.tile  # type: ignore[attr-defined]
+    tiles: Any = picture.tile
     if any(tile[0] != "raw" for tile in tiles):
         raise UnreadableImageError(
-            picture.filename,  # type: ignore[attr-defined]
+            picture.filename,
             "its colours of 16 bits are compressed one after the other (planar), of which Pillow reads half: save them "
             "pixel by pixel, or without compression",
         )
-    tags = picture.tag_v2  # type: ignore[attr-defined]
+    tags = picture.tag_v2
     planes = np.zeros((3, tags[257], tags[256]), np.int64)
     count = len(tiles) // len(np.atleast_1d(tags[258]))
     kind = "<u2" if tags.prefix == b"II" else ">u2"
-    with open(picture.filename, "rb") as file:  # type: ignore[attr-defined]
+    with open(picture.filename, "rb") as file:
         for number, (_, (left, top, right, bottom), offset, (_, stride, _)) in enumerate(tiles[: 3 * count]):
             file.seek(offset)
             rows = np.frombuffer(file.read((bottom - top) * (stride or 2 * (right - left))), kind)

@@ -149,10 +149,12 @@ def test_photos_in_a_folder_of_masks_are_refused_with_both_readings(tmp_path):
 def test_masks_of_no_photo_and_of_another_shape_are_refused(tmp_path):
     two_classes(tmp_path)
     put(tmp_path, **{f"masks/other{n}.png": mask(n) for n in range(4)})
-    with pytest.raises(ValueError, match="4 of 4 have the name of no photo, such as other3.png"):
+    with pytest.raises(ValueError, match=r"4 of 4 have the name of no photo, such as other3\.png"):
         list_files(tmp_path)
     put(tmp_path / "b", **{f"x{n}.jpg": photo(n) for n in range(2)}, **{"x0_mask.png": mask(0).resize((W, W))})
-    with pytest.raises(ValueError, match="x0_mask.png has another shape than its photo: if they are photos, rename th"):
+    with pytest.raises(
+        ValueError, match=r"x0_mask\.png has another shape than its photo: if they are photos, rename th"
+    ):
         list_files(tmp_path / "b")
     mask(0).resize((2 * H, 2 * W)).save(tmp_path / "b" / "x0_mask.png")  # on its side, and larger
     assert names(tmp_path / "b", list_files(tmp_path / "b").photos) == ["x0.jpg", "x1.jpg"]
