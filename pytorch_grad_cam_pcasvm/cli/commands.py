@@ -198,7 +198,8 @@ def _masks(options: Any, preparation: Any, folder: Any, rows: Sequence[int], nor
     print(masks.describe())
     with naming_all_bad(options, folder):
         size = tuple(image_and_label(folder[rows[0]])[0].shape[1:])
-    return [None if row in masks.unknown else masks.find_inside(row, size, resize) for row in rows]
+    unknown = {*masks.unknown}
+    return [None if row in unknown else masks.find_inside(row, size, resize) for row in rows]
 
 
 def _tell_accuracy(study: Any) -> None:

@@ -13,7 +13,7 @@ from pytorch_grad_cam_pcasvm.export.explainer import ON_ITS_SIDE, deep_numbers, 
 
 BLACK, WHITE = 0x000000, 0xFFFFFF
 STEPS = (1, 2, 4)  # pixels to a neighbour
-_LOSSY = ("JPEG", "MPO")
+_LOSSY = ("JPEG", "MPO", "AVIF", "JPEG2000")  # or may be
 _TINT = 24  # of 255: grey that JPEG has given a colour
 
 

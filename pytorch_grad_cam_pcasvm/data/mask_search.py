@@ -88,12 +88,14 @@ def find_masks(root: Path, pictures: Sequence[Path]) -> tuple[set[Path], Path | 
 
 def _choose_folder(root: Path, folders: Sequence[Path], masks: set[Path]) -> Path:
     """Return the folder of all masks; where there are several of each photo, the first of these kinds' folders."""
+    if len(set(folders)) == 1:
+        return folders[0]
     names = defaultdict[tuple[str, ...], int](int)
     for mask in masks:
         parts = mask.relative_to(root).parts
         own = (*(part for part in parts[:-1] if not names_masks(part)), mask.stem)
         names[own] += 1
-    return folders[0] if len(set(folders)) == 1 or max(names.values()) > 1 else root
+    return folders[0] if max(names.values()) > 1 else root
 
 
 def _group(root: Path, pictures: Sequence[Path]) -> Iterator[_Group]:

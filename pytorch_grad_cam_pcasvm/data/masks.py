@@ -84,6 +84,7 @@ class MaskFolder:
             for row, (name, path) in enumerate(zip(self.names, self._paths, strict=True))
             if self.files[row] is None and not _is_normal((*Path(name).parts[:-1], path.parent.name), normal)
         ]
+        self._is_unknown = np.isin(np.arange(len(self.names)), self.unknown)
         self._exif, self._only_inside, self._page = exif, only_inside, page
         self._classes: MaskClasses | None = None
         self._boxes: dict[Path, Boxes] = {}
@@ -162,7 +163,7 @@ class MaskFolder:
         """
         classes = self.classes
         if self.files[row] is None:
-            return np.full(size, UNLABELLED if row in self.unknown else 0, np.uint8)
+            return np.full(size, UNLABELLED if self._is_unknown[row] else 0, np.uint8)
         return np.asarray(framed(Image.fromarray(self._merge_numbers(row, classes)), size, resize, "nearest"))
 
     def find_inside(self, row: int, size: tuple[int, int], resize: int | str | None) -> np.ndarray:
