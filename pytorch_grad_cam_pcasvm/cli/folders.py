@@ -84,9 +84,22 @@ def tell_left_out(options: Any) -> None:
 def describe_left_out(listing: Listing, options: Any) -> list[str]:
     """Return a line for each part of a folder that is no photos."""
     if getattr(options, "masks", None):
-        return listing.describe("--masks says which are used")
-    way = f"fit {listing.root} --pool dense:3" if options.name in ("check", "fit") else f"evaluate {listing.root}"
-    return listing.describe(f"to use them: {RUN} {way} --masks {{}}")
+        return listing.describe(lambda folder: "--masks says which are used")
+    return listing.describe(lambda folder: f"to use them: {RUN} {_use_masks(listing.root, folder, options)}")
+
+
+def _use_masks(root: Path, folder: Path, options: Any) -> str:
+    """Return the command that uses the masks in a folder; of a data set in parts, that of the part that has some."""
+    name = "fit" if options.name in ("check", "fit") else "evaluate"
+    splits = list_splits(root)
+    if splits:
+        with_masks = {part: own.mask_folder for part in splits if (own := list_files(root / part)).mask_folder}
+        wanted = "train" if with_masks and name == "fit" else "test"  # others have masks of photos to test on
+        name = name if with_masks else "evaluate"
+        parts = [*(with_masks or splits)]
+        part = next((one for one in parts if one.lower().startswith(wanted)), parts[-1])
+        root, folder = root / part, with_masks.get(part) or folder
+    return f"{name} {root}{' --pool dense:3' * (name == 'fit')} --masks {folder}"
 
 
 def refuse_bad(options: Any, reasons: Mapping[str, str]) -> None:

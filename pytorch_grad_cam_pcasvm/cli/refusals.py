@@ -224,7 +224,8 @@ def _check_normal(options: FitOptions, classes: Sequence[str] | None, of_good_pa
         return
     if of_good_parts:
         raise ValueError(f"--classifier {options.classifier} learns from good parts alone: leave out --normal")
-    if options.normal not in (classes or ()):
+    holders = {path.parent.name for path in list_photos(options.images)} if options.masks is not None else set()
+    if options.normal not in (*(classes or ()), *holders):  # with masks, flat photos without one may be good
         folders = f"the folders are {', '.join(classes)}" if classes else "there are no folders of classes"
         raise ValueError(f"--normal: there is no class {options.normal!r}, {folders}")
 

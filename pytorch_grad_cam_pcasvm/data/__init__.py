@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytorch_grad_cam_pcasvm.data.files import Listing, list_files
+from pytorch_grad_cam_pcasvm.runtime.errors import warn
 
 if TYPE_CHECKING:
     from pytorch_grad_cam_pcasvm.data.images import Images, in_colour
@@ -69,6 +70,8 @@ def image_paths(paths: Any) -> list[Path]:
             listing = list_files(root)
             if not listing.photos:
                 raise FileNotFoundError(describe_none(listing))
+            if listing.masks:
+                warn(listing.describe()[0], UserWarning)
             return listing.photos
         paths = [root]
     files = [Path(path) for path in paths]

@@ -3,7 +3,7 @@
 import os
 import re
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,8 +15,8 @@ SUFFIXES = (
 )  # fmt: skip
 # What Jupyter, macOS, Windows and disk stations put beside the files of people; a dot, @ or $ begins most names.
 _FOREIGN = re.compile(
-    r"[.@$~].*|__macosx|#recycle|recycle[rd]|lost\+found|system volume information|network trash folder|"
-    r"temporary items|(eh)?thumbs.*\.db|desktop\.ini|icon\r",
+    r"[.@$~].*|__macosx|__pycache__|#recycle|#snapshot|recycle[rd]|lost\+found|found\.\d+|"
+    r"system volume information|network trash folder|temporary items|(eh)?thumbs.*\.db|desktop\.ini|icon\r",
     re.IGNORECASE,
 )
 NORMAL = ("good", "normal", "ok", "healthy", "negative", "background", "clean")  # folders of what has no fault
@@ -65,16 +65,16 @@ class Listing:
         """The photos in the folder itself."""
         return [path for path in self.photos if path.parent == self.root]
 
-    def describe(self, use: str = "use them with --masks {}") -> list[str]:
+    def describe(self, use: Callable[[Path], str] = "use them with --masks {}".format) -> list[str]:
         """Return a line for each part that is left out: its number, and the way to use it.
 
         Args:
-            use: how masks of a folder, {}, are used.
+            use: says how the masks of a folder are used.
         """
         lines = []
-        if self.masks:
+        if self.mask_folder is not None:
             are = "1 picture is a mask" if len(self.masks) == 1 else f"{len(self.masks)} pictures are masks"
-            lines.append(f"left out: {are}, such as {self._name(self.masks[0])}; {use.format(self.mask_folder)}")
+            lines.append(f"left out: {are}, such as {self._name(self.masks[0])}; {use(self.mask_folder)}")
         if self.hidden:
             tops = Counter(_find_hidden(path.relative_to(self.root)) for path in self.hidden)
             what = "1 file that is" if len(self.hidden) == 1 else f"{len(self.hidden)} files that are"
@@ -82,7 +82,7 @@ class Listing:
         boxes = [path for path in self.others if name_annotation(path) == READ]
         if boxes:
             are = "1 file has boxes" if len(boxes) == 1 else f"{len(boxes)} files have boxes"
-            lines.append(f"{are} ({READ}), such as {self._name(boxes[0])}; {use.format(self.root)}")
+            lines.append(f"{are} ({READ}), such as {self._name(boxes[0])}; {use(self.root)}")
         if others := [path for path in self.others if path not in {*boxes}]:
             lines.append(f"not read: {describe_others(others, self.root)}")
         return lines

@@ -85,6 +85,8 @@ def test_masks_are_no_photos_and_have_the_pixels_of_their_files(tmp_path, of_pho
     for n in range(4):
         assert np.array_equal(masks.of(n, (H, W), None), np.asarray(mask(n)) // 255)
     with pytest.warns(UserWarning, match="4 pictures are masks"):
+        assert data.image_paths(tmp_path) == listing.photos
+    with pytest.warns(UserWarning, match="4 pictures are masks"):
         assert len(Images(tmp_path, lambda picture: torch.zeros(3, 2, 2))) == 4
 
 
@@ -108,6 +110,25 @@ def test_the_folder_of_all_masks_is_named(tmp_path):
     for root in ("a", "b"):
         listing = list_files(tmp_path / root)
         assert MaskFolder(listing.mask_folder, names(tmp_path / root, listing.photos), listing.photos).unknown == []
+
+
+def test_the_command_that_uses_masks_names_the_part_of_the_data_set(tmp_path, capsys):
+    """As of MVTec, whose masks are of photos to test on, and of parts with masks of their own."""
+    for n in range(3):
+        put(tmp_path / "a", **{f"{place}/{n:03}.png": photo(n) for place in ("train/good", "test/good", "test/bent")})
+        put(tmp_path / "a", **{f"ground_truth/bent/{n:03}_mask.png": mask(n)})
+        put(tmp_path / "b", **{f"{part}/images/{n}.jpg": photo(n) for part in ("train", "test")})
+        put(tmp_path / "b", **{f"{part}/masks/{n}.png": mask(n) for part in ("train", "test")})
+    for root, line in (
+        ("a", "evaluate {0}/a/test --masks {0}/a/ground_truth"),
+        ("b", "fit {0}/b/train --pool dense:3 --masks {0}/b/train/masks"),
+    ):
+        assert main(["check", str(tmp_path / root)]) == 0
+        assert f"to use them: pcasvm-cam {line.format(tmp_path)}\n" in capsys.readouterr().out
+    photos = list_files(tmp_path / "a" / "test").photos
+    masks = MaskFolder(tmp_path / "a" / "ground_truth", names(tmp_path / "a" / "test", photos), photos)
+    assert (masks.count, masks.unknown) == (3, [])
+    assert np.array_equal(masks.of(1, (H, W), None), np.asarray(mask(1)) // 255)
 
 
 @pytest.mark.parametrize(("picture", "few"), [
