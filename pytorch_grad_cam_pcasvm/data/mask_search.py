@@ -19,7 +19,7 @@ _LOOKED_AT = 8  # pictures of a group
 _ENOUGH = 0.5  # of a group that have the names of photos
 _FEW, _COLOURS = 8, 100  # that any mask has, and that most of its pixels have
 _MOST, _FLAT = 0.99, 0.9  # of the pixels: of these colours; like their neighbour
-_BLURRED = 24  # of 255: black or white that JPEG has changed
+_BLURRED, _NOISE, _SMOOTH = 24, 2, 0.8  # of 255: black or white that JPEG has changed; like a neighbour, so many
 _PIXELS = 1 << 18  # that are looked at
 
 
@@ -220,9 +220,10 @@ def has_few_colours(path: Path) -> bool:
         return True
     pixels = pixels[:: max(1, pixels.shape[0] * pixels.shape[1] // _PIXELS)]
     if path.suffix.lower() in _LOSSY:
-        shades = pixels[..., :3].max(-1) if pixels.ndim == 3 else pixels
-        ends = (shades <= _BLURRED) | (shades >= int(shades.max()) - _BLURRED)
-        return bool(ends.mean() >= _FLAT)
+        shades = (pixels[..., :3].max(-1) if pixels.ndim == 3 else pixels).astype(int)
+        dark, light = shades <= _BLURRED, shades >= shades.max() - _BLURRED
+        alike = np.abs(np.diff(shades, axis=1)) <= _NOISE
+        return bool(dark.any() and (dark | light).mean() >= _FLAT and alike.mean() >= _SMOOTH)
     numbers = np.ascontiguousarray(pixels).view(np.uint32)[..., 0] if pixels.ndim == 3 else pixels
     counts = np.sort(np.unique(numbers, return_counts=True)[1])[::-1]
     if len(counts) <= _FEW:

@@ -330,6 +330,35 @@ def test_the_class_of_good_photos_may_be_named(half_masked, tmp_path, capsys):
     (half_masked / "half" / "masks" / "spot" / "0.png").unlink()
 
 
+def test_flat_photos_without_a_mask_are_good_ones_if_their_folder_is_named(parts, tmp_path, capsys):
+    """As of DAGM: photos in one folder, and masks, in a folder in it, of those with a fault."""
+    (tmp_path / "test" / "Label").mkdir(parents=True)
+    for name in ("good", "spot"):
+        for file in (parts / "test" / name).iterdir():
+            shutil.copy(file, tmp_path / "test" / f"{name}{file.name}")
+    for file in (parts / "masks" / "spot").iterdir():
+        shutil.copy(file, tmp_path / "test" / "Label" / f"spot{file.stem.removesuffix('_mask')}_label.png")
+    options = [
+        "--pool",
+        "dense",
+        "--components",
+        "4",
+        "--C",
+        "1",
+        "--no-cache",
+        "--masks",
+        str(tmp_path / "test" / "Label"),
+    ]
+    alone = load_fitted(tmp_path, tmp_path, options)
+    said = capsys.readouterr().out
+    assert "masks: 6 of 11 photos have one; 5 without one are left out" in said
+    assert "or name the folder of good photos, --normal NAME" in said
+    named = load_fitted(tmp_path, tmp_path, [*options, "--normal", "test"])
+    assert "6 of 11 photos have one; on 5 without one, of the normal class, there is nothing" in capsys.readouterr().out
+    assert (alone.about["images"], named.about["images"], named.classes) == (6, 11, ["defect", "test"])
+    assert named.about["score"]["image_auroc"] == 1.0
+
+
 def test_masks_beside_photos_are_learned_and_measured(parts, tmp_path, capsys):
     """As from a folder of their own, number by number."""
     shutil.copytree(parts / "test", tmp_path / "test")

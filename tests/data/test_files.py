@@ -144,11 +144,23 @@ def test_masks_have_few_colours_in_areas(tmp_path, picture, few):
     assert has_few_colours(tmp_path / "a.png") == few
 
 
+def test_masks_beside_photos_of_low_contrast_are_not_taken_for_a_class(tmp_path):
+    for n in range(3):
+        metal = np.random.default_rng(n).normal(200, 5, (60, 80)).astype(np.uint8)
+        put(tmp_path, **{f"train_img/{n}.jpg": Image.fromarray(metal), f"train_lab/{n}.png": mask(n).resize((80, 60))})
+    with pytest.raises(ValueError, match="are photos by name, but have few colours"):
+        list_files(tmp_path)
+
+
 def test_masks_in_jpeg_are_black_and_white(tmp_path):
     mask(0).resize((400, 300)).save(tmp_path / "a.jpg", quality=75)
     photo(0).resize((400, 300)).save(tmp_path / "b.jpg", quality=75)
     assert has_few_colours(tmp_path / "a.jpg")
     assert not has_few_colours(tmp_path / "b.jpg")
+    metal = np.random.default_rng(0).normal(200, 5, (240, 320))  # bright, of low contrast, with a black hole
+    metal[100:140, 100:140] = 5
+    Image.fromarray(metal.astype(np.uint8)).save(tmp_path / "c.jpg", quality=75)
+    assert not has_few_colours(tmp_path / "c.jpg")
 
 
 def test_photos_in_a_folder_of_masks_are_refused_with_both_readings(tmp_path):
