@@ -161,7 +161,7 @@ def describe_others(paths: Sequence[Path], root: Path) -> str:
     if dicom := sum(map(is_dicom, paths)):
         said += f"; {dicom} DICOM: {TO_PNG}"
     if pictures := sorted(counts.keys() & {*_PICTURES}):
-        said += f"; save {', '.join(pictures)} as PNG or JPEG"
+        said += f"; save {', '.join(pictures)} as PNG"
     return said
 
 

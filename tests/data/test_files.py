@@ -269,7 +269,7 @@ def test_all_files_of_other_formats_are_counted(tmp_path, capsys):
     assert main(["check", str(tmp_path)]) == 0
     said = capsys.readouterr().out
     assert "not read: 2 .heic, 1 .docx, 1 .npy, 1 without an ending, such as good/a.heic; 1 DICOM: turn them" in said
-    assert "; save .heic, .npy as PNG or JPEG\n" in said
+    assert "; save .heic, .npy as PNG\n" in said
 
 
 def test_a_folder_of_dicom_alone_says_what_is_there_and_what_to_do(tmp_path, capsys):
