@@ -94,7 +94,10 @@ from pytorch_grad_cam_pcasvm import (
     register_jacobian,
     stage_for,
 )
+from pytorch_grad_cam_pcasvm.data.files import list_files
+from pytorch_grad_cam_pcasvm.data.masks import MaskFolder
 from pytorch_grad_cam_pcasvm.export import files, graph
+from pytorch_grad_cam_pcasvm.export.explainer import read_picture
 from pytorch_grad_cam_pcasvm.head.elementwise import Elementwise
 from pytorch_grad_cam_pcasvm.head.stage import Stage
 from pytorch_grad_cam_pcasvm.methods.grad_cam_protocol import ClosedFormCAM
@@ -2215,6 +2218,43 @@ def folder() -> Path:
     return Path(temporary.name)
 
 
+def listed(name: str | None = None, *, as_masks: bool = True, prefix: str = "") -> Any:
+    """Return the photos of a folder, beside which another has masks of the same names, or photos."""
+    root = fresh("listed")
+    for folder_name in ["images", *[name] * (name is not None)]:
+        (root / folder_name).mkdir(parents=True)
+        for number in range(3):
+            pixels = np.random.default_rng(number).integers(0, 256, (20, 30), np.uint8)
+            marked = as_masks and folder_name != "images"
+            file = f"{prefix if folder_name != 'images' else ''}{number}.png"
+            Image.fromarray(np.kron(pixels[:2, :3] > 90, np.ones((10, 10), bool)) if marked else pixels).save(
+                root / folder_name / file
+            )
+    return list_files(root).photos or None
+
+
+def masked(*names: str, mask: str) -> Any:
+    """Return the pixels of the mask of the last of some photos."""
+    root = fresh("masked")
+    for name in (*(f"photos/{one}" for one in names), f"masks/{mask}"):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.eye(8, dtype=np.uint8) * 255).save(root / name)
+    return MaskFolder(root / "masks", names, [root / "photos" / one for one in names]).of(len(names) - 1, (8, 8), None)
+
+
+def paged(page: int | None = None) -> Any:
+    path = fresh("paged").with_suffix(".tif")
+    one, other = (Image.new("L", (4, 4), grey) for grey in (10, 20))
+    one.save(path, save_all=True, append_images=[other])
+    return np.asarray(read_picture(path, page=page))
+
+
+def coloured() -> Any:
+    path = fresh("coloured").with_suffix(".tif")
+    Image.new("RGB", (4, 4)).save(path)
+    return np.asarray(read_picture(path))
+
+
 def fresh(name: str) -> Path:
     """Return an empty place of its own for an atlas."""
     return folder() / f"{name}{next(_NUMBERS)}"
@@ -2937,6 +2977,42 @@ OTHERS = [
         lambda: figures.plot_maps(*of_signals()),
         "are of signals",
         {"use figures.plot_signal": lambda: figures.plot_signal(*of_signals())},
+    ),
+    Row(
+        "data/mask_search.py: by name, but",
+        partial(listed, "masks", as_masks=False),
+        "0.png has as many colours as a photo",
+        {
+            "rename the folder": partial(listed, "dents", as_masks=False),
+            "save them as PNG, in few colours, with the names and sizes of their photos": partial(listed, "masks"),
+            "or move them out of": listed,
+        },
+    ),
+    Row(
+        "data/mask_search.py: are photos by name",
+        partial(listed, "dents"),
+        "are photos by name, but have few colours, and the names and sizes of others",
+        {
+            "rename the folder to": partial(listed, "masks"),
+            "name the files otherwise, as in new_0.png": partial(listed, "dents", prefix="new_"),
+        },
+    ),
+    Row(
+        "data/masks.py: would have the same mask",
+        partial(masked, "good/0.png", "dent/0.png", mask="0.png"),
+        "good/0.png and dent/0.png would have the same mask",
+        {
+            "put masks into folders as the pictures are": partial(
+                masked, "good/0.png", "dent/0.png", mask="dent/0.png"
+            ),
+            "name pictures differently": partial(masked, "good/1.png", "dent/0.png", mask="0.png"),
+        },
+    ),
+    Row(
+        "export/explainer.py: and nobody knows which",
+        paged,
+        "it has 2 pages, and nobody knows which is the picture",
+        {"name it, --page 1 (in Python page=1)": partial(paged, 1), "save them as one picture in RGB": coloured},
     ),
     Row(
         "atlas/features.py: has features of something else",

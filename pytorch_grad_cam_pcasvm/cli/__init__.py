@@ -1,5 +1,6 @@
 """The command line: fit a head on a folder of images, explain another folder, browse the maps, evaluate them."""
 
+import logging
 import os
 import sys
 import time
@@ -41,6 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit status: 0, or 2 on an error, or 130 if interrupted.
     """
+    logging.getLogger("PIL").addHandler(logging.NullHandler())  # what is wrong with a picture is said with its name
     started = time.monotonic() if "torch" in sys.modules else _STARTED  # a program may call this long after
     options = parse_arguments(translate(list(sys.argv[1:] if arguments is None else arguments)))
     options.started = started

@@ -40,7 +40,9 @@ _NET, _PATCH, _GOOD = "network and pictures", "patches, with --pool dense", "thr
 _SVM, _RUNS = "SVM", "reading and computing"
 OF_HEADS = "for a head alone, of Head.save or of version 0.4"
 
+_NORMAL = "--masks: the class of photos with nothing on them (default: good, normal, ok, healthy, ...)"
 _COUNT = number_from(1, whole=True)
+_PAGE = "of TIFFs of several pages, the one that is the photo (default: {})"
 _DEVICE = parse_name(
     "cpu", "cuda", "mps", form="cuda:NUMBER", fits=lambda text: text[:5] == "cuda:" and text[5:].isdigit()
 )
@@ -195,6 +197,7 @@ class FitOptions(EngineOptions):
     white_level: float | None = option(
         "white in photos of 16 bits, such as 4095 (default: 65535)", parse=number_from(0, above=True), group=_NET
     )
+    tiff_page: int | None = option(_PAGE.format("such files are refused"), flag="--page", parse=_COUNT, group=_NET)
     classifier: str = option(
         "svm (default), forest, boosting, or module:Class of scikit-learn's kind; of good parts "
         "alone: neighbours (distance to the nearest), residual (what a PCA leaves out)",
@@ -396,6 +399,7 @@ class ExplainOptions(TargetOptions):
 
     images: Path = place("folder of photos, or with one subfolder for each class", metavar="PHOTOS")
     out: Path = option("folder for pictures and values.csv (default: maps)", Path("maps"))
+    tiff_page: int | None = option(_PAGE.format("that of the model"), flag="--page", parse=_COUNT, group=_RUNS)
     outline: bool = option("surround the strongest evidence by lines, in place of colours over it", False)
     batch_size: int = option("photos at a time (default: 4)", 4, parse=_COUNT, group=_RUNS)
 
@@ -436,7 +440,9 @@ class EvaluateOptions(ModelOptions):
 
     images: Path = place("folder of photos, or with one subfolder for each class", metavar="PHOTOS")
     out: Path = option("folder for the page and its JSON (default: evaluation)", Path("evaluation"))
-    masks: Path | None = option("pictures of where defects are, named as the photos; none where is none", metavar="DIR")
+    masks: Path | None = option("pictures of where defects are, named as the photos", metavar="DIR")
+    normal: str | None = option(_NORMAL, metavar="CLASS")
+    tiff_page: int | None = option(_PAGE.format("that of the model"), flag="--page", parse=_COUNT, group=_RUNS)
     rate: float = option(
         "--masks: how many good photos may raise a false alarm (default: 0.01)", 0.01, metavar="SHARE", parse=_RATE
     )
@@ -545,10 +551,12 @@ class CheckOptions(Command):
     name = "check"
     text = "look at photos before any work: what is broken, odd or doubled; nothing is written"
     examples = ("photos", "photos/test --masks photos/masks")
-    runs = "folders:check"
+    runs = "checking:check"
 
     images: Path = place("folder of photos, or with one subfolder for each class", metavar="PHOTOS")
     masks: Path | None = option("folder of masks, whose names are compared with the photos'", metavar="DIR")
+    normal: str | None = option(_NORMAL, metavar="CLASS")
+    tiff_page: int | None = option(_PAGE.format("such files are refused"), flag="--page", parse=_COUNT)
 
 
 def _refuse_typed(wrong: bool, why: str, **typed: Any) -> None:

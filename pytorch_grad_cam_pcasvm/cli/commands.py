@@ -89,7 +89,7 @@ def evaluate(options: EvaluateOptions) -> None:
     bad = list_bad(folder) if options.skip_bad_images else {}
     tell_bad([Images(folder, thumbnails=0).id(row) for row in bad])
     rows = [row for row in range(len(folder)) if row not in bad]
-    masks = None if options.masks is None else _masks(options, preparation, folder, rows)
+    masks = None if options.masks is None else _masks(options, preparation, folder, rows, net.head.normal)
     study = evaluation.Study(
         net,
         Subset(folder, rows) if bad else folder,
@@ -181,15 +181,25 @@ def _to_explain(options: EvaluateOptions, method: str, layers: Any) -> str:
     return " ".join([*words, f"--method {method}", "--out maps"])
 
 
-def _masks(options: Any, preparation: Any, folder: Any, rows: Sequence[int]) -> Any:
-    """Return where masks of some images are inside, as the network sees them, boolean, (R, H, W)."""
+def _masks(options: Any, preparation: Any, folder: Any, rows: Sequence[int], normal: Any) -> list[Any]:
+    """Return where masks of some images are inside, as the network sees them, boolean, (H, W); None: not known."""
     images, resize = Images(folder, thumbnails=0), resize_of_masks(preparation)
     names = [images.id(row) for row in range(len(images))]
-    masks = MaskFolder(options.masks, names, folder.paths, exif=preparation.exif, only_inside=True)
-    print(f"{masks.count} of {len(masks)} images have a mask; the others count as without a defect")
+    normal = normal if options.normal is None and normal in (images.names or ()) else options.normal
+    masks = MaskFolder(
+        options.masks,
+        names,
+        folder.paths,
+        exif=preparation.exif,
+        only_inside=True,
+        normal=normal,
+        page=preparation.page,
+    )
+    print(masks.describe())
     with naming_all_bad(options, folder):
         size = tuple(image_and_label(folder[rows[0]])[0].shape[1:])
-    return np.stack([masks.find_inside(row, size, resize) for row in rows])
+    unknown = {*masks.unknown}
+    return [None if row in unknown else masks.find_inside(row, size, resize) for row in rows]
 
 
 def _tell_accuracy(study: Any) -> None:

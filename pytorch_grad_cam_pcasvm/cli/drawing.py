@@ -15,7 +15,8 @@ from urllib.parse import quote
 import pytorch_grad_cam_pcasvm as package
 from pytorch_grad_cam_pcasvm.cli.folders import find_normal, name_first, refuse_bad, tell_bad
 from pytorch_grad_cam_pcasvm.cli.preparation import open_folder, tell_whites
-from pytorch_grad_cam_pcasvm.data import list_photos, name_classes
+from pytorch_grad_cam_pcasvm.data import class_folders, list_photos, name_classes
+from pytorch_grad_cam_pcasvm.model.preparation import Preparation
 from pytorch_grad_cam_pcasvm.runtime.files import name_path
 
 if TYPE_CHECKING:
@@ -293,9 +294,12 @@ def _with_file(options: Any, bad: list[str]) -> tuple[int, Iterator[Card]]:
     folder = folder if folder.is_dir() else folder.parent
     explainer = Explainer(options.model)
     explainer.outline = options.outline
-    names = {path.relative_to(folder).parts[0] for path in paths if path.parent != folder}
-    explainer.good = find_normal(sorted(names))
-    tell_whites(explainer.about["input"].get("white_level"), paths)
+    names = class_folders(folder)
+    explainer.good = find_normal(names)
+    said = explainer.about["input"]
+    if options.tiff_page:
+        said["page"] = options.tiff_page
+    tell_whites(Preparation(explainer.prepared, None, None, said.get("white_level"), page=said.get("page")), paths)
 
     def drawn(path: Path) -> Iterator[Card]:
         name = path.relative_to(folder).as_posix()
@@ -307,7 +311,7 @@ def _with_file(options: Any, bad: list[str]) -> tuple[int, Iterator[Card]]:
             bad.append(name)
             return
         outputs = explainer(explainer.prepared(picture)[None])
-        truth = name.split("/")[0] if "/" in name else None
+        truth = name.split("/")[0] if "/" in name and names else None
         yield _make_card(name, explainer, outputs, 0, explainer.sheet(picture, outputs, truth=truth), truth)
 
     return len(paths), (one for path in paths for one in drawn(path))

@@ -225,9 +225,11 @@ def _patches(options: Any, preparation: Preparation, folder: Any) -> PatchOption
         resize = resize_of_masks(preparation)
         images = Images(folder, thumbnails=0)
         names = [images.id(row) for row in range(len(images))]
-        masks = MaskFolder(options.masks, names, folder.paths, exif=preparation.exif)
+        masks = MaskFolder(
+            options.masks, names, folder.paths, exif=preparation.exif, normal=options.normal, page=preparation.page
+        )
         unlabelled = f"; {UNLABELLED} is not labelled, and left out" if UNLABELLED in masks.values else ""
-        print(f"masks of {masks.count} of {len(images)} images; on the others there is nothing{unlabelled}")
+        print(f"{masks.describe()}{unlabelled}")
     neighbours = options.classifier == "neighbours"
     coreset = _CORESET if neighbours and options.coreset is None else options.coreset
     most = {"most": _MOST_NEIGHBOURS} if neighbours else {}

@@ -1,20 +1,20 @@
-"""Folders of photos: their classes and objects, and the command that looks at them before any work."""
+"""Folders of photos: their classes and objects, and what lies in them that is no photo."""
 
 import hashlib
+import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from pytorch_grad_cam_pcasvm.cli.arguments import RUN, CheckOptions
-from pytorch_grad_cam_pcasvm.data import SUFFIXES, arranged, class_folders, list_photos, name_classes
+from pytorch_grad_cam_pcasvm.cli.arguments import RUN
+from pytorch_grad_cam_pcasvm.data import PHOTOS, arranged, class_folders, name_classes
+from pytorch_grad_cam_pcasvm.data.files import NORMAL, Listing, is_hidden, list_files
 
-# Folders of these names are hardly classes.
 _BLOCK = 16  # images that are read at once
+# Folders of these names are hardly classes.
 _SPLITS = ("train", "training", "val", "valid", "validation", "test", "testing")
-
-_NORMAL = ("good", "normal", "ok", "healthy", "negative", "background", "clean")  # classes that may be an absence
 
 
 def classes_in(root: Path, wanted: Sequence[str]) -> Sequence[str] | None:
@@ -43,7 +43,7 @@ def list_splits(root: Path) -> list[str]:
 
 def find_normal(names: Sequence[str] | None) -> str | None:
     """Return the first class that may be an absence, by its name; None: none is called so."""
-    return next((name for name in names or () if name.lower() in _NORMAL), None)
+    return next((name for name in names or () if name.lower() in NORMAL), None)
 
 
 def two_classes(root: Path, names: Sequence[str] | None) -> Sequence[str]:
@@ -57,11 +57,49 @@ def two_classes(root: Path, names: Sequence[str] | None) -> Sequence[str]:
     return names
 
 
-def tell_empty(root: Path, names: Sequence[str]) -> None:
+def tell_empty(root: Path, names: Collection[str]) -> None:
     """Say which folders are no classes, having no images."""
-    empty = [path.name for path in root.iterdir() if path.is_dir() and path.name not in names]
-    if shown := ", ".join(sorted(name for name in empty if not name.startswith((".", "_")))):
-        print(f"ignored: {shown}, without images (.jpg, .png, .webp, ...)")
+    if empty := name_empty(root, names):
+        print(f"ignored: {', '.join(empty)}, without images ({PHOTOS})")
+
+
+def name_empty(root: Path, names: Collection[str]) -> list[str]:
+    """Return the names of the folders in a folder without photos, masks, or other files of which is told elsewhere."""
+    listing = list_files(root)
+    told = {path.relative_to(root).parts[0] for path in (*listing.masks, *listing.hidden)}
+    return sorted(path.name for path in root.iterdir() if path.is_dir() and path.name not in {*names, *told}
+                  and not is_hidden(path))  # fmt: skip
+
+
+def tell_left_out(options: Any) -> None:
+    """Say once which files below a folder are no photos to a command: masks, hidden ones, and other formats."""
+    root = getattr(options, "images", None)
+    if root is None or not root.is_dir():
+        return
+    listing = list_files(root)
+    for line in describe_left_out(listing, options) if listing.photos else ():
+        print(line)
+
+
+def describe_left_out(listing: Listing, options: Any) -> list[str]:
+    """Return a line for each part of a folder that is no photos."""
+    if getattr(options, "masks", None):
+        return listing.describe(lambda folder: "--masks says which are used")
+    return listing.describe(lambda folder: f"to use them: {RUN} {_use_masks(listing.root, folder, options)}")
+
+
+def _use_masks(root: Path, folder: Path, options: Any) -> str:
+    """Return the command that uses the masks in a folder; of a data set in parts, that of the part that has some."""
+    name = "fit" if options.name in ("check", "fit") else "evaluate"
+    splits = list_splits(root)
+    if splits:
+        with_masks = {part: own.mask_folder for part in splits if (own := list_files(root / part)).mask_folder}
+        wanted = "train" if with_masks and name == "fit" else "test"  # others have masks of photos to test on
+        name = name if with_masks else "evaluate"
+        parts = [*(with_masks or splits)]
+        part = next((one for one in parts if one.lower().startswith(wanted)), parts[-1])
+        root, folder = root / part, with_masks.get(part) or folder
+    return f"{name} {root}{' --pool dense:3' * (name == 'fit')} --masks {folder}"
 
 
 def refuse_bad(options: Any, reasons: Mapping[str, str]) -> None:
@@ -176,76 +214,7 @@ def group_photos(paths: Sequence[Path], objects: Sequence[str] | None = None) ->
 
 
 _SHOWN = 5  # names of a kind
-_TINY = 32  # pixels of a side
-_UNREAD = (".heic", ".heif", ".avif", ".gif", ".jxl", ".jp2", ".dng", ".cr2", ".nef", ".arw", ".svg", ".pdf", ".dcm")
-_FEW = 10  # photos of a class, from which choices can be made
-_KINDS = {  # of photos that need attention
-    "deep": "more than 8 bits: {count} photos, such as {first}; fit takes the largest number that is possible for "
-    "white, such as 65535; less is named with --white-level",
-    "turned": "turned by EXIF: {count} photos, such as {first}; fit turns them, too",
-    "tiny": f"smaller than {_TINY} pixels: {{names}}",
-    "unread": "not read: {names}; save them as JPEG or PNG",
-}
-
-
-def check(options: CheckOptions) -> None:
-    """Describe a folder of photos."""
-    root = options.images
-    paths = list_photos(root)
-    if not paths:
-        raise ValueError(f"the folder {root} has no photos ({', '.join(SUFFIXES)})")
-    splits = list_splits(root)
-    beside = sorted({_name_class(root, path) for path in paths} - set(splits)) if splits else []
-    paths = [path for path in paths if _name_class(root, path) not in beside]
-    looked = {path: _look_at(path) for path in paths}
-    if beside:
-        print(f"ignored: {', '.join(name or 'photos' for name in beside)}, beside {' and '.join(splits)}")
-    findings = [*_tell_odd(root, looked), *_tell_doubled(root, looked, splits)]
-    for part in splits:
-        of_part = [path for path in paths if path.is_relative_to(root / part)]
-        print(f"{part}: {len(of_part)} photos")
-        findings += [f"{part}: {remark}" for remark in _tell_classes(root / part, of_part)]
-    findings += [*([] if splits else _tell_classes(root, paths)), *_tell_masks(options.masks, root, paths)]
-    good = [size for size in (one.get("size") for one in looked.values()) if size]
-    print(f"{len(paths)} photos{_describe_sizes(good)}")
-    for finding in findings:
-        print(finding)
-    print("nothing odd was found" if not findings else "nothing was written")
-    broken = any(line.startswith("broken") for line in findings)
-    training = root / next((part for part in splits if part.lower().startswith("train")), "")
-    if not broken and len(_list_classes(training, [path for path in paths if path.is_relative_to(training)])) > 1:
-        print(f"next: {RUN} fit {training}")
-
-
-def _look_at(path: Path) -> dict[str, Any]:
-    """Return the size and the digest of a photo, and of which kinds it is; or why it is broken."""
-    from PIL import Image
-
-    from pytorch_grad_cam_pcasvm.export.explainer import deep_numbers, read_orientation
-
-    try:
-        digest = hashlib.sha256(path.read_bytes()).hexdigest()
-        with Image.open(path) as picture:
-            picture.load()
-            numbers, _ = deep_numbers(picture)
-            kinds = {"deep": numbers is not None, "turned": read_orientation(picture) != 1}
-            return {"size": picture.size, "digest": digest, "tiny": min(picture.size) < _TINY} | kinds
-    except Exception as error:  # whatever a decoder raises
-        return {"broken": getattr(error, "reason", "") or str(error) or type(error).__name__}
-
-
-def _describe_sizes(sizes: Sequence[tuple[int, int]]) -> str:
-    if not sizes:
-        return ""
-    counts = Counter(sizes)
-    if len(counts) == 1:
-        return ", {}x{} pixels".format(*sizes[0])
-    widths, heights = zip(*sizes, strict=True)
-    return f", {min(widths)}x{min(heights)} to {max(widths)}x{max(heights)} pixels, of {len(counts)} sizes"
-
-
-def _name_some(root: Path, paths: Iterable[Path]) -> str:
-    return name_first([path.relative_to(root).as_posix() for path in paths])
+_SHALLOW = 14  # bits, of 16: who uses no more of them takes black pictures for his own
 
 
 def name_first(names: Sequence[str], most: int = _SHOWN) -> str:
@@ -254,82 +223,12 @@ def name_first(names: Sequence[str], most: int = _SHOWN) -> str:
     return ", ".join(names[:most]) + more
 
 
-def _tell_odd(root: Path, looked: dict[Path, dict[str, Any]]) -> list[str]:
-    """Say which photos are broken, and of which kinds others are that need attention."""
-    broken = {path: one["broken"] for path, one in looked.items() if "broken" in one}
-    listed = ", ".join(f"{path.relative_to(root).as_posix()} ({why})" for path, why in broken.items())
-    findings = [f"broken: {listed}; mend or delete, or add --skip-bad-images"] if broken else []
-    kinds = {name: [path for path, one in looked.items() if one.get(name)] for name in ("deep", "turned", "tiny")}
-    kinds["unread"] = sorted(path for path in root.rglob("*") if path.suffix.lower() in _UNREAD)
-    return findings + [
-        _KINDS[name].format(count=len(paths), first=_name_some(root, paths[:1]), names=_name_some(root, paths))
-        for name, paths in kinds.items()
-        if paths
-    ]
+def suggest_white(top: float) -> int | None:
+    """Return the white level of pictures of up to 14 bits in 16, by their largest number; None: they use all bits."""
+    bits = max(1, math.ceil(math.log2(top + 1)))
+    return 2**bits - 1 if bits <= _SHALLOW else None
 
 
-def _tell_doubled(root: Path, looked: dict[Path, dict[str, Any]], splits: Sequence[str]) -> list[str]:
-    """Say which files are the same, and first which of these have different labels, or are in two parts of the set."""
-    same = defaultdict(list)
-    for path, one in looked.items():
-        if "digest" in one:
-            same[one["digest"]].append(path)
-    groups = [paths for paths in same.values() if len(paths) > 1]
-    across = [paths for paths in groups if len({_name_class(root, path) for path in paths}) > 1]
-    where = f"{' and '.join(splits)}, so that scores are too good" if splits else "two classes"
-    inside = [paths for paths in groups if paths not in across]
-    findings = [f"the same photo in {where}: {_name_equal(root, across)}"] if across else []
-    if inside:
-        findings.append(
-            f"doubled: {len(inside)} photo{'s are' if len(inside) > 1 else ' is'} there more than once, "
-            f"{_name_equal(root, inside)}; keep one of each: fit leaves them in one fold, but counts them all"
-        )
-    return findings
-
-
-def _name_equal(root: Path, groups: Sequence[Sequence[Path]]) -> str:
-    return name_first([" = ".join(path.relative_to(root).as_posix() for path in paths) for paths in groups])
-
-
-def _name_class(root: Path, path: Path) -> str:
-    return path.relative_to(root).parts[0] if path.parent != root else ""
-
-
-def _list_classes(root: Path, paths: Sequence[Path]) -> Counter[str]:
-    return Counter(name for path in paths if (name := _name_class(root, path)))
-
-
-def _tell_classes(root: Path, paths: Sequence[Path]) -> list[str]:
-    """Say how many photos each class has, and which classes have too few."""
-    counts, findings = _list_classes(root, paths), []
-    beside = [path for path in paths if path.parent == root]
-    if counts and beside:
-        findings.append(f"beside the folders of classes: {_name_some(root, beside)}")
-    if not counts:
-        return [*findings, "no classes: a classifier needs one subfolder for each"]
-    print("classes: " + ", ".join(f"{name} {count}" for name, count in sorted(counts.items())))
-    single = sorted(name for name, count in counts.items() if count == 1)
-    small_classes = sorted(name for name, count in counts.items() if 1 < count < _FEW)
-    if single:
-        findings.append(f"one photo only: {', '.join(single)}; a class needs two to be validated")
-    if small_classes:
-        findings.append(
-            f"fewer than {_FEW} photos: {', '.join(small_classes)}; nothing is chosen by cross-validation then"
-        )
-    empty = sorted(path.name for path in root.iterdir() if path.is_dir() and path.name not in counts
-                   and not path.name.startswith("."))  # fmt: skip
-    return [*findings, *([f"without photos: {', '.join(empty)}"] if empty else [])]
-
-
-def _tell_masks(masks: Path | None, root: Path, paths: Sequence[Path]) -> list[str]:
-    """Say which masks belong to no photo, and how many photos have one."""
-    if masks is None:
-        return []
-    from pytorch_grad_cam_pcasvm.data.masks import masks_by_picture
-
-    try:
-        files = masks_by_picture(masks, [path.relative_to(root).as_posix() for path in paths], paths)
-    except (ValueError, OSError) as error:
-        return [f"masks: {error}"]
-    print(f"masks: {sum(map(bool, files))} of {len(paths)} photos have one; on the others there is nothing")
-    return []
+def is_moving(picture: Any) -> bool:
+    """Return whether an opened picture is an animation, of which the first frame is read."""
+    return picture.format not in ("TIFF", "MPO") and getattr(picture, "n_frames", 1) > 1

@@ -56,6 +56,9 @@ def open_model(options: ModelOptions) -> Any:
             f"{options.model} was fitted with a transform of your own, or none, which no file can hold: name the "
             "function that returns the backbone and this transform, --backbone module:function"
         )
+    page = getattr(options, "tiff_page", None)
+    if page is not None:  # photos may come from another program than those of the fit
+        model.preparation.page = page
     check_layers(model.net.backbone, options.layer)
     if isinstance(model.net.backbone, TiledNet):  # by the names behind tiles, by which means are known
         first_names = {name: find_layer_name(model.net.backbone, name) for name in options.layer if name != "auto"}

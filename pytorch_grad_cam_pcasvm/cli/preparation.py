@@ -1,6 +1,5 @@
 """The preparation of pictures: which part of them a network sees, in how many tiles, and which number is white."""
 
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -8,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from pytorch_grad_cam_pcasvm.cli.arguments import FitOptions
-from pytorch_grad_cam_pcasvm.cli.folders import name_first
+from pytorch_grad_cam_pcasvm.cli.folders import is_moving, name_first, suggest_white
 from pytorch_grad_cam_pcasvm.model.backbones import Backbone
 from pytorch_grad_cam_pcasvm.model.preparation import Preparation, Scaled, bring_to_size, measure_size, read_steps
 
 _OF_03 = {"resize": "crop"}  # assumed of heads without a preparation, those of version 0.3
-_SHALLOW = 14  # bits, of 16: who uses no more of them takes black pictures for his own
 _SEEN = 0.97  # of a picture; what lacks is half a pixel at each end
 
 
@@ -39,6 +37,7 @@ def choose_preparation(
                 f"--white-level {typed:g}, but the head was fitted with {_level(of_head)}: leave it out, or fit again"
             )
         reading[name] = of_head if typed is None else typed
+    reading["page"] = getattr(options, "tiff_page", None) or (recorded or {}).get("page")
     transform: Any = network.transform
     steps = None if network.own else read_steps(transform)
     if steps is None:
@@ -113,9 +112,10 @@ def with_whites(preparation: Preparation, paths: Sequence[Path], root: Path) -> 
     Raises:
         ValueError: some floating-point pictures go to 1, and others to 255; or the white level is too low.
     """
-    integers, floats = _largest(paths)
+    largest = _largest(paths, preparation.page)
+    integers, floats, _ = largest
     _tell_depth({**integers, **floats}, paths, root)
-    tell_whites(preparation.white_level, paths, integers)
+    tell_whites(preparation, paths, largest)
     floats = {path: top for path, top in floats.items() if 0 <= top <= 255}
     if floats:
         low, high = min(floats, key=floats.__getitem__), max(floats, key=floats.__getitem__)
@@ -130,36 +130,44 @@ def with_whites(preparation: Preparation, paths: Sequence[Path], root: Path) -> 
               f"{preparation.float_white:g} is white")  # fmt: skip
 
 
-def _largest(paths: Sequence[Path]) -> tuple[dict[Path, float], dict[Path, float]]:
-    """Return the largest number of each picture of more than 8 bits: of pictures of integers, and of the others."""
+def _largest(paths: Sequence[Path], page: int | None) -> tuple[dict[Path, float], dict[Path, float], list[Path]]:
+    """Return the largest number of each picture of more than 8 bits: of integers, and of others; and which ones move.
+
+    Pictures with numbers below 0 are not among them: no white level makes these readable.
+    """
     from PIL import Image
 
-    from pytorch_grad_cam_pcasvm.export.explainer import deep_numbers
+    from pytorch_grad_cam_pcasvm.export.explainer import choose_page, deep_numbers
 
-    integers, floats = dict[Path, float](), dict[Path, float]()
+    integers, floats, moving = dict[Path, float](), dict[Path, float](), list[Path]()
     for path in paths:
         try:
             with Image.open(path) as picture:
+                choose_page(picture, page)
+                moving += [path] * is_moving(picture)
                 numbers, _ = deep_numbers(picture)
         except Exception:  # who reads it says so
             continue
-        if numbers is not None:
+        if numbers is not None and not numbers.min() < 0:
             (floats if numbers.dtype.kind == "f" else integers)[path] = float(numbers.max())
-    return integers, floats
+    return integers, floats, moving
 
 
-def tell_whites(white_level: float | None, paths: Sequence[Path], integers: Mapping[Path, float] | None = None) -> None:
-    """Say the white level of pictures of more than 8 bits, and if that is far from their numbers.
+def tell_whites(preparation: Preparation, paths: Sequence[Path], largest: Any = None) -> None:
+    """Say the white level of pictures of more than 8 bits, and if that is far from their numbers; and which ones move.
 
     Args:
-        white_level: that of the head or the command line; None: the largest number of the type.
+        preparation: of the pictures, or what has its ``white_level`` and ``page``.
         paths: of all pictures.
-        integers: the largest numbers of those of integers; None: look for them.
+        largest: what is known of them, of :func:`_largest`; None: look at them.
 
     Raises:
         ValueError: a picture has larger numbers than the white level.
     """
-    integers = _largest(paths)[0] if integers is None else integers
+    integers, _, moving = _largest(paths, preparation.page) if largest is None else largest
+    white_level = preparation.white_level
+    if moving:
+        print(f"{len(moving)} of {len(paths)} pictures move, such as {moving[0].name}: the first frame is taken")
     if not integers:
         return
     brightest = max(integers, key=integers.__getitem__)
@@ -168,9 +176,9 @@ def tell_whites(white_level: float | None, paths: Sequence[Path], integers: Mapp
         raise ValueError(f"--white-level {white_level:g} is too low: {brightest} has numbers up to {top:g}")
     white = "the largest number of their type" if white_level is None else f"{white_level:g}"
     print(f"{len(integers)} of {len(paths)} pictures have more than 8 bits: {white} is white")
-    bits = max(1, math.ceil(math.log2(top + 1)))
-    if white_level is None and bits <= _SHALLOW:
-        print(f"hint: no number of these is larger than {top:g}, so they are dark: try fit --white-level {2**bits - 1}")
+    suggested = suggest_white(top)
+    if white_level is None and suggested is not None:
+        print(f"hint: no number of these is larger than {top:g}, so they are dark: try fit --white-level {suggested}")
 
 
 def _tell_depth(deep: Mapping[Path, float], paths: Sequence[Path], root: Path) -> None:
@@ -249,7 +257,7 @@ def _read_sizes(preparation: Preparation, paths: Sequence[Path]) -> dict[Path, t
     sizes = {}
     for path in paths:
         try:
-            size, orientation = size_and_orientation(path)
+            size, orientation = size_and_orientation(path, preparation.page)
         except Exception:  # who reads it says so
             continue
         sizes[path] = size[::-1] if preparation.exif and orientation in ON_ITS_SIDE else size
@@ -299,7 +307,7 @@ def open_folder(options: Any, preparation: Preparation, one_size: str = "") -> A
     """Return the checked photos of a command as a data set; say which number is white."""
     folder = preparation.folder(options.images)
     check_photos(options, preparation, folder.paths, one_size=one_size)
-    tell_whites(preparation.white_level, folder.paths)
+    tell_whites(preparation, folder.paths)
     return folder
 
 

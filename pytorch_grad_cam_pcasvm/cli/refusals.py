@@ -5,8 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from pytorch_grad_cam_pcasvm.cli.arguments import CLASSIFIERS, GOOD_PARTS, MODEL, RUN, EvaluateOptions, FitOptions
-from pytorch_grad_cam_pcasvm.cli.folders import classes_in, find_normal, name_objects, two_classes
+from pytorch_grad_cam_pcasvm.cli.folders import classes_in, find_normal, name_objects, tell_left_out, two_classes
 from pytorch_grad_cam_pcasvm.data import list_photos, name_classes
+from pytorch_grad_cam_pcasvm.data.annotations import READ, name_annotation
+from pytorch_grad_cam_pcasvm.data.files import TO_MASKS
 from pytorch_grad_cam_pcasvm.model.description import parse_origin, read_description, read_header
 from pytorch_grad_cam_pcasvm.runtime.amounts import least_images
 
@@ -19,11 +21,17 @@ def refuse_missing(options: Any) -> None:
     Raises:
         FileNotFoundError: one is missing; the message says what was expected.
         NotADirectoryError: a file is named where a folder is expected.
+        ValueError: it has annotations, which are no masks.
     """
     for name in ("images", "train", "masks", "atlas"):
         folder = getattr(options, name, None)
         alone = name == "images" and options.name == "explain"  # which takes one photo, too
         if folder is not None and not (folder.is_dir() or (alone and folder.is_file())):
+            if folder.is_file() and name == "masks" and (kind := name_annotation(folder)):
+                raise ValueError(
+                    f"{folder} has annotations of {kind}, which are not read as they are: "
+                    + (f"name their folder, {folder.parent}" if kind == READ else TO_MASKS)
+                )
             if folder.is_file():
                 raise NotADirectoryError(f"{folder} is a file, but a folder is expected, such as {folder.parent}")
             if name == "atlas":
@@ -139,6 +147,8 @@ def refuse_photos(options: Any) -> None:
     Raises:
         ValueError: they are arranged otherwise than they must be, or too few.
     """
+    if options.name != "check":  # which says it among what it finds
+        tell_left_out(options)
     if options.name == "fit":
         _refuse_training(options)
     elif options.name in ("atlas", "evaluate") or (options.name == "explain" and options.model.suffix != ".onnx"):
@@ -214,7 +224,8 @@ def _check_normal(options: FitOptions, classes: Sequence[str] | None, of_good_pa
         return
     if of_good_parts:
         raise ValueError(f"--classifier {options.classifier} learns from good parts alone: leave out --normal")
-    if options.normal not in (classes or ()):
+    holders = {path.parent.name for path in list_photos(options.images)} if options.masks is not None else set()
+    if options.normal not in (*(classes or ()), *holders):  # with masks, flat photos without one may be good
         folders = f"the folders are {', '.join(classes)}" if classes else "there are no folders of classes"
         raise ValueError(f"--normal: there is no class {options.normal!r}, {folders}")
 

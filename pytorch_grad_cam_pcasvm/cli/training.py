@@ -82,7 +82,7 @@ class PatchOptions:
             return None if numbers[0] is None else torch.tensor(numbers)
         masks = np.stack([self.masks.of(row, size, self.resize) for row in rows]).astype(np.int64)
         if self.masks.values == [1] and numbers[0] is not None:  # the class is that of the folder
-            masks *= 1 + np.reshape(numbers, (-1, 1, 1))
+            masks = np.where(masks == 1, 1 + np.reshape(numbers, (-1, 1, 1)), masks)
         return torch.from_numpy(masks)
 
     def find_faults(self, row: int, size: Any) -> Any:

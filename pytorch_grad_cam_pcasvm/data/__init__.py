@@ -4,10 +4,14 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pytorch_grad_cam_pcasvm.data.files import Listing, list_files
+from pytorch_grad_cam_pcasvm.runtime.errors import warn
+
 if TYPE_CHECKING:
     from pytorch_grad_cam_pcasvm.data.images import Images, in_colour
 
 __all__ = ["Images", "in_colour"]
+PHOTOS = ".jpg, .png, .webp, ..."
 
 
 def __getattr__(name: str) -> Any:
@@ -19,23 +23,14 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")  # as torchvision reads
-
-
-def is_photo(path: Path) -> bool:
-    """Return whether a file is a picture, by its name."""
-    return path.suffix.lower() in SUFFIXES
-
-
 def list_photos(root: Path) -> list[Path]:
-    """Return the pictures in a folder and in its folders, in order; of the file of a picture, this one."""
-    return [root] if root.is_file() else sorted(filter(is_photo, root.rglob("*")))
+    """Return the pictures in a folder and in its folders that are no masks, in order; of a picture's file, this one."""
+    return list_files(root).photos
 
 
 def class_folders(root: str | Path) -> list[str]:
-    """Return the names of the folders with images in a folder, in order; empty if it has none."""
-    folders = (path for path in Path(root).iterdir() if path.is_dir())
-    return sorted(path.name for path in folders if any(map(is_photo, path.rglob("*"))))
+    """Return the names of the folders with photos in a folder, in order; empty if it has none."""
+    return list_files(root).classes
 
 
 def name_classes(root: Path) -> list[str] | None:
@@ -44,19 +39,23 @@ def name_classes(root: Path) -> list[str] | None:
     Raises:
         ValueError: there are no images, or some of them lie beside the folders of others.
     """
-    photos = list_photos(root)
-    if not photos:
+    listing = list_files(root)
+    if not listing.photos:
+        raise ValueError(describe_none(listing))
+    names = [] if root.is_file() else listing.classes
+    if names and listing.beside:
         raise ValueError(
-            f"the folder {root} has no images (.jpg, .png, .webp, ...): put them there, or into {arranged(root)}"
+            f"{root} has both images, such as {listing.beside[0].name}, and folders of images: put all into "
+            f"{arranged(root)}"
         )
-    beside = [path for path in photos if path.parent == root or path == root]
-    if len(beside) == len(photos):
-        return None
-    if beside:
-        raise ValueError(
-            f"{root} has both images, such as {beside[0].name}, and folders of images: put all into {arranged(root)}"
-        )
-    return class_folders(root)
+    return names or None
+
+
+def describe_none(listing: Listing) -> str:
+    """Say that a folder has no photos, and what it has, or where to put them."""
+    found = listing.describe()
+    way = "; ".join(found) if found else f"put them there, or into {arranged(listing.root)}"
+    return f"the folder {listing.root} has no images ({PHOTOS}): {way}"
 
 
 def image_paths(paths: Any) -> list[Path]:
@@ -68,10 +67,12 @@ def image_paths(paths: Any) -> list[Path]:
     if isinstance(paths, str | PathLike):
         root = Path(paths)
         if root.is_dir():
-            files = list_photos(root)
-            if not files:
-                raise FileNotFoundError(f"the folder {root} has no images (.jpg, .png, .webp, ...)")
-            return files
+            listing = list_files(root)
+            if not listing.photos:
+                raise FileNotFoundError(describe_none(listing))
+            if listing.masks:
+                warn(listing.describe()[0], UserWarning)
+            return listing.photos
         paths = [root]
     files = [Path(path) for path in paths]
     missing = [str(path) for path in files if not path.is_file()]

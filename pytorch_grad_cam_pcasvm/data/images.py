@@ -16,8 +16,10 @@ from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 from torchvision.datasets import DatasetFolder, ImageFolder
 
 from pytorch_grad_cam_pcasvm.data import arranged, class_folders, list_photos, name_classes
-from pytorch_grad_cam_pcasvm.export.explainer import read_orientation, read_picture
+from pytorch_grad_cam_pcasvm.data.files import list_files
+from pytorch_grad_cam_pcasvm.export.explainer import choose_page, read_orientation, read_picture
 from pytorch_grad_cam_pcasvm.network.inputs import LABEL_KEYS, image_and_label
+from pytorch_grad_cam_pcasvm.runtime.errors import warn
 
 THUMBNAIL = 96  # pixels, the longer side
 
@@ -69,6 +71,8 @@ class Images:
         exif: bool = False,
     ) -> None:
         data: Any = image_folder(Path(source), transform, exif=exif) if isinstance(source, str | Path) else source
+        if isinstance(source, str | Path) and (masks := list_files(source)).masks:
+            warn(masks.describe()[0], UserWarning)
         by_number = hasattr(data, "__getitem__") and hasattr(data, "__len__")
         if isinstance(data, IterableDataset | str | bytes | Mapping) or not by_number:
             raise TypeError(
@@ -186,13 +190,15 @@ class Images:
             ValueError: there are none.
         """
         images: list[Tensor] = []
+        bad = dict[int, str]()
         for row in range(len(self)):
-            images += self.read([row]).images.unbind()
+            batch = self.read([row])
+            images, bad = [*images, *batch.images.unbind()], bad | batch.bad
             if len(images) == count:
                 break
         if not images:
             where = f" in {self.data.root}" if hasattr(self.data, "root") else ""
-            raise ValueError(f"none of the {len(self)} images{where} can be read")
+            raise ValueError(f"none of the {len(self)} images{where} can be read: {self.id(0)} ({bad[0]})")
         return torch.stack(images)
 
     def _item(self, row: int) -> tuple[Tensor, Any]:
@@ -213,9 +219,10 @@ class Images:
         return image_and_label(image)[0], _as_plain(label)
 
 
-def size_and_orientation(path: str | Path) -> tuple[tuple[int, int], int]:
+def size_and_orientation(path: str | Path, page: int | None = None) -> tuple[tuple[int, int], int]:
     """Return the width and height of a picture as it is stored, and its orientation; see :func:`.read_orientation`."""
     with Image.open(path) as picture:
+        choose_page(picture, page)
         if read_orientation(picture) != 1:
             picture.load()  # Pillow turns a TIFF by itself
         return picture.size, read_orientation(picture)
@@ -232,9 +239,16 @@ class _Classes(ImageFolder):
         return [Path(path) for path, _ in self.samples]
 
     def find_classes(self, directory: str | Path) -> tuple[list[str], dict[str, int]]:
-        """Return the names of the folders with images: .ipynb_checkpoints and the like are not classes."""
+        """Return the names of the folders with photos: those of masks, or hidden ones, are not classes."""
         names = class_folders(directory)
         return names, {name: number for number, name in enumerate(names)}
+
+    @staticmethod
+    def make_dataset(directory: str | Path, class_to_idx: dict[str, int], *_: Any, **__: Any) -> list[tuple[str, int]]:
+        """Return the photos with the numbers of their classes, in torchvision's order."""
+        photos = [(path.relative_to(directory).parts[0], path) for path in list_photos(Path(directory))]
+        photos.sort(key=lambda one: (one[0], str(one[1].parent), one[1].name))
+        return [(str(path), class_to_idx[name]) for name, path in photos]
 
 
 class _Flat(Dataset[Tensor]):
@@ -265,7 +279,7 @@ def image_folder(root: Path, transform: Callable[[Any], Tensor] | None, *, exif:
         root: the folder; or the file of one image.
         transform: turns a PIL image into a tensor.
         exif: turn photos as their EXIF orientation says; False: as up to version 0.4, for heads that say nothing.
-        **whites: the levels of white, as arguments of :func:`.read_picture`.
+        **whites: the levels of white and the page, as arguments of :func:`.read_picture`.
 
     Raises:
         ValueError: there is no such folder, no transform or no image, or images lie beside the folders of others.

@@ -13,7 +13,7 @@ from pytorch_grad_cam_pcasvm.export.explainer import ON_ITS_SIDE, deep_numbers, 
 
 BLACK, WHITE = 0x000000, 0xFFFFFF
 STEPS = (1, 2, 4)  # pixels to a neighbour
-_LOSSY = ("JPEG", "MPO")
+_LOSSY = ("JPEG", "MPO", "AVIF", "JPEG2000")  # or may be
 _TINT = 24  # of 255: grey that JPEG has given a colour
 
 
@@ -103,8 +103,9 @@ def read_mask(file: Path) -> MaskPixels:
             pages = getattr(mask, "n_frames", 1) if mask.format in ("TIFF", "WEBP") else 1
             lossy = mask.format in _LOSSY or (mask.format == "WEBP" and b"VP8L" not in file.read_bytes()[:64])
             lossy = lossy or "jpeg" in str(mask.info.get("compression", "")).lower()
+            numbers, white = (None, 255.0) if shallow else deep_numbers(mask)
             mask.load()
-            orientation, (numbers, white) = read_orientation(mask), deep_numbers(mask)
+            orientation = read_orientation(mask)
             if numbers is None and mask.mode == "I":  # of PGM
                 numbers, white = np.asarray(mask).astype(np.int64), 65535.0
             picture = mask.copy()

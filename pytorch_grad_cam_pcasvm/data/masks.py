@@ -1,7 +1,6 @@
 """Masks: the files that say where defects are, beside a folder of pictures, and which belong to which picture."""
 
-import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
 from functools import reduce
 from pathlib import Path
@@ -10,7 +9,7 @@ import numpy as np
 from PIL import Image
 from scipy import ndimage
 
-from pytorch_grad_cam_pcasvm.data import is_photo
+from pytorch_grad_cam_pcasvm.data.files import NORMAL, describe_others, is_photo, walk
 from pytorch_grad_cam_pcasvm.data.images import size_and_orientation
 from pytorch_grad_cam_pcasvm.data.mask_classes import MOST_CLASSES, UNLABELLED, MaskClasses, MaskFacts
 from pytorch_grad_cam_pcasvm.data.mask_files import (
@@ -22,6 +21,7 @@ from pytorch_grad_cam_pcasvm.data.mask_files import (
     turned,
     turned_back,
 )
+from pytorch_grad_cam_pcasvm.data.mask_search import is_numbered, names_masks, picture_stems
 from pytorch_grad_cam_pcasvm.export.explainer import ON_ITS_SIDE, framed
 from pytorch_grad_cam_pcasvm.runtime.errors import warn
 
@@ -33,9 +33,9 @@ class MaskFolder:
     """The true masks of a folder of pictures: 0 where there is nothing, other numbers inside.
 
     The mask of ``crack/007.jpg`` is ``crack/007.png``, or ``crack/007_mask.png`` (``_gt``, ``_label``, ``_seg``), in
-    the folder of masks; or ``007.png``, where that has no subfolders. Several masks of a picture, in a folder
-    ``crack/007``, or numbered, ``crack/007_mask_1.png``, are taken together. A picture without a mask has nothing on
-    it.
+    the folder of masks; or ``007.png``, or beside its picture. Several masks of a picture, in a folder ``crack/007``,
+    or numbered, ``crack/007_mask_1.png``, are taken together. A picture of the normal class without a mask has nothing
+    on it, as one with an empty mask. What is on another one without a mask is unknown, and it is left out.
 
     A mask is black and white, or has a number for each class; in a palette these are the indexes, unless its colours
     are black and white. A mask in colours has a class for each. Where the transparency varies, and the colours do not,
@@ -48,6 +48,9 @@ class MaskFolder:
         paths: the pictures' files.
         exif: the pictures are turned as their EXIF orientation says, and masks with them; False: neither are.
         only_inside: no classes are wanted, only what is inside of any.
+        normal: the folder of pictures on which there is nothing; None: those named ``good``, ``normal``, ``ok``,
+            ``healthy`` and so on.
+        page: of pictures that are TIFFs of several pages the one that is read, from 1 on.
 
     Raises:
         FileNotFoundError: there is no such folder, or no mask in it belongs to a picture.
@@ -56,6 +59,7 @@ class MaskFolder:
     Attributes:
         names: of the pictures.
         files: the mask of each picture, of several the first; or None.
+        unknown: the numbers of pictures without a mask that may have anything on them.
         unlabelled: the number of what nobody has labelled, beside those of classes.
     """
 
@@ -69,11 +73,19 @@ class MaskFolder:
         *,
         exif: bool = True,
         only_inside: bool = False,
+        normal: str | None = None,
+        page: int | None = None,
     ) -> None:
         self.root, self.names, self._paths = Path(root), list(names), list(paths)
         self._masks = masks_by_picture(self.root, self.names, self._paths)
         self.files: list[Path | None] = [masks[0] if masks else None for masks in self._masks]
-        self._exif, self._only_inside = exif, only_inside
+        self.unknown = [
+            row
+            for row, (name, path) in enumerate(zip(self.names, self._paths, strict=True))
+            if self.files[row] is None and not _is_normal((*Path(name).parts[:-1], path.parent.name), normal)
+        ]
+        self._is_unknown = np.isin(np.arange(len(self.names)), self.unknown)
+        self._exif, self._only_inside, self._page = exif, only_inside, page
         self._classes: MaskClasses | None = None
         self._boxes: dict[Path, Boxes] = {}
         self._numbers_of_boxes: dict[str, int] = {}
@@ -86,6 +98,23 @@ class MaskFolder:
     def count(self) -> int:
         """How many pictures have a mask."""
         return sum(file is not None for file in self.files)
+
+    def describe(self) -> str:
+        """Say how many pictures have a mask, how many have nothing on them, and which are left out."""
+        left_out, good = len(self.unknown), len(self) - self.count - len(self.unknown)
+        said = f"masks: {self.count} of {len(self)} photos have one"
+        if good:
+            said += f"; on {good} without one, of the normal class, there is nothing"
+        if left_out:
+            what = "are left out, for what is on them" if left_out > 1 else "is left out, for what is on it"
+            said += (
+                f"; {left_out} without one {what} is unknown, such as {self.names[self.unknown[0]]}: give an empty "
+                "mask where nothing is" + ("" if good else ", or name the folder of good photos, --normal NAME")
+            )
+        others = [path for path in walk(self.root)[0] if not _is_mask_file(path)]
+        if others and not self._paths[0].is_relative_to(self.root):  # of which is told where photos are
+            said += f"; not read: {describe_others(others, self.root)}"
+        return said
 
     @property
     def values(self) -> list[int]:
@@ -130,11 +159,11 @@ class MaskFolder:
             resize: as for :func:`.framed`: the picture's own.
 
         Returns:
-            Numbers, uint8, shape (H, W); 1 inside of masks that only tell that.
+            Numbers, uint8, shape (H, W); 1 inside of masks that only tell that; ``unlabelled`` where it is unknown.
         """
         classes = self.classes
         if self.files[row] is None:
-            return np.zeros(size, np.uint8)
+            return np.full(size, UNLABELLED if self._is_unknown[row] else 0, np.uint8)
         return np.asarray(framed(Image.fromarray(self._merge_numbers(row, classes)), size, resize, "nearest"))
 
     def find_inside(self, row: int, size: tuple[int, int], resize: int | str | None) -> np.ndarray:
@@ -209,7 +238,7 @@ class MaskFolder:
         """
         if row not in self._pictures:
             try:
-                self._pictures[row] = size_and_orientation(self._paths[row])
+                self._pictures[row] = size_and_orientation(self._paths[row], self._page)
             except Exception as error:  # Pillow has no common name for what it raises
                 raise OSError(f"the picture {self._paths[row]} cannot be read ({error})") from error
         stored, orientation = self._pictures[row]
@@ -244,87 +273,113 @@ def _shrink(inside: np.ndarray, size: tuple[int, int], resize: int | str | None)
     return (nearest > 0) | (np.asarray(framed(some, size, resize, "box")) > 0)
 
 
+def _is_normal(folders: Sequence[str], normal: str | None) -> bool:
+    """Return whether a picture in these folders has nothing on it."""
+    return any(name == normal if normal is not None else name.lower() in NORMAL for name in folders)
+
+
 def _fits(numbers: np.ndarray, size: tuple[int, int]) -> bool:
     """Return whether a mask has the shape of a picture of this width and height."""
     height, width = numbers.shape
     return abs(width * size[1] / (height * size[0]) - 1) <= _ASPECT
 
 
-# Of a mask's name, behind that of its picture; several are numbered.
-_ENDING = re.compile(r"[_-](?:mask|gt|label|seg)(?P<number>[_-]?\d+)?$", re.IGNORECASE)
-
-
 def masks_by_picture(root: Path, names: Sequence[str], paths: Sequence[Path]) -> list[list[Path]]:
     """Return the masks of each picture.
 
     Args:
-        root: the folder of masks.
+        root: the folder of masks; they may lie beside the pictures.
         names: the paths of the pictures in theirs, such as ``"crack/007.jpg"``.
         paths: the pictures' files.
 
     Raises:
         FileNotFoundError: there is no such folder, or no mask in it belongs to a picture.
-        ValueError: two masks belong to one picture, or a mask to none.
+        ValueError: two masks belong to one picture, or a mask to none or to several.
     """
     if not root.is_dir():
         raise FileNotFoundError(f"there is no folder of masks {root}")
+    seen, _ = walk(root)
     pictures = {path.resolve() for path in paths}
-    files = sorted(path for path in root.rglob("*") if _is_mask_file(path) and path.resolve() not in pictures)
-    keys = _keys(names, flat=all(path.parent == root for path in files))
-    pictures_left, of_key = set(keys), defaultdict[str, list[Path]](list)
-    unknown = []
+    files = [path for path in seen if _is_mask_file(path) and path.resolve() not in pictures]
+    pictures_of, of_row, unknown = _Pictures(names), defaultdict[int, list[Path]](list), list[Path]()
     for path in files:
-        key = _find_picture(path, root, pictures_left)
-        if key is None:
+        row = pictures_of.find(path.relative_to(root))
+        if row is None:
             unknown.append(path)
         else:
-            of_key[key].append(path)
+            of_row[row].append(path)
     example = Path(names[0]).with_suffix(".png")
-    if not of_key:
-        raise FileNotFoundError(f"no file in {root} is the mask of a picture: that of {names[0]} would be {example}")
+    if not of_row:
+        others = describe_others([path for path in seen if not is_photo(path)], root)
+        raise FileNotFoundError(
+            f"no file in {root} is the mask of a picture: that of {names[0]} would be {example}"
+            + (f"; it has {others}" if others else "")
+        )
     if unknown:
         raise ValueError(
             f"{unknown[0]} is the mask of no picture: a mask is named as its picture, such as {example} or "
             f"{example.stem}_mask.png for {names[0]}, or lies in a folder of that name, {example.with_suffix('')}; "
             "masks of other pictures, such as those to test on, need a folder of their own"
         )
-    for key, masks in of_key.items():
-        _check_one_kind(root, key, masks)
-    return [of_key.get(key, []) for key in keys]
+    for row, masks in of_row.items():
+        _check_one_kind(root, Path(names[row]), masks)
+    return [of_row.get(row, []) for row in range(len(names))]
 
 
 def _is_mask_file(path: Path) -> bool:
     return is_photo(path) or path.suffix.lower() == ENDING
 
 
-def _keys(names: Sequence[str], *, flat: bool) -> list[str]:
-    """Return the names that masks of each picture may have, without an ending."""
-    keys = [Path(name).stem if flat else Path(name).with_suffix("").as_posix() for name in names]
-    for key, count in Counter(keys).items():
-        if count > 1:
-            shared = " and ".join(name for name, other in zip(names, keys, strict=True) if other == key)
-            raise ValueError(
-                f"{shared} would have the same mask, {key}.png: put masks into folders as the pictures are, and "
-                "name pictures differently"
-            )
-    return keys
+class _Pictures:
+    """Pictures, found by the names of their masks.
+
+    Args:
+        names: the paths of the pictures in their folder.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names, self._rows = names, defaultdict[str, list[int]](list)
+        self._parts = [Path(name).with_suffix("").parts for name in names]
+        for row, parts in enumerate(self._parts):
+            self._rows[parts[-1]].append(row)
+
+    def find(self, mask: Path) -> int | None:
+        """Return the number of the picture that a mask is of: the one of its name, or of its folder's; None: none.
+
+        Folders that are named as those of masks do not count, and of two paths, the shorter is the end of the longer:
+        the mask of ``images/crack/007.jpg`` is ``crack/007.png``, ``007.png`` or ``crack/masks/007_mask.png``.
+
+        Raises:
+            ValueError: it may be of several.
+        """
+        folders = tuple(part for part in mask.parent.parts if not names_masks(part))
+        all_parts = [*((*folders, stem) for stem in picture_stems(mask.with_suffix("").name)), folders]
+        for fits in (tuple.__eq__, _ends, lambda own, parts: _ends(parts, own)):
+            for parts in filter(None, all_parts):
+                rows = [row for row in self._rows[parts[-1]] if fits(self._parts[row], parts)]
+                if len(rows) > 1:
+                    shared = " and ".join(self._names[row] for row in rows[:2])
+                    raise ValueError(
+                        f"{shared} would have the same mask, {'/'.join(parts)}.png: put masks into folders as the "
+                        "pictures are, and name pictures differently"
+                    )
+                if rows:
+                    return rows[0]
+        return None
 
 
-def _find_picture(path: Path, root: Path, pictures: set[str]) -> str | None:
-    """Return which picture a mask is of: the one of its name, with or without an ending, or of its folder's."""
-    stem = path.relative_to(root).with_suffix("").as_posix()
-    folder = path.parent.relative_to(root).as_posix()
-    return next((key for key in (stem, _ENDING.sub("", stem), folder) if key in pictures), None)
+def _ends(path: tuple[str, ...], end: tuple[str, ...]) -> bool:
+    """Return whether a path has this end."""
+    return path[-len(end) :] == end
 
 
-def _check_one_kind(root: Path, key: str, masks: Sequence[Path]) -> None:
+def _check_one_kind(root: Path, name: Path, masks: Sequence[Path]) -> None:
     """Refuse several masks of a picture, unless they are numbered, or in a folder of its own."""
-    if len(masks) == 1 or all(path.parent.relative_to(root).as_posix() == key for path in masks):
+    if len(masks) == 1 or all(path.parent.name == name.stem for path in masks):
         return
-    endings = [_ENDING.search(path.stem) for path in masks]
-    if len({path.parent for path in masks}) == 1 and all(ending and ending["number"] for ending in endings):
+    if len({path.parent for path in masks}) == 1 and all(is_numbered(path.stem) for path in masks):
         return
     raise ValueError(
-        f"{masks[0]} and {masks[1]} are masks of the same picture: delete one of them, or if what is inside of any is "
-        f"wanted, put them into a folder of their own, {root / key}"
+        f"{masks[0]} and {masks[1]} are masks of the same picture: delete one of them, or name the folder of one kind; "
+        f"or if what is inside of any is wanted, put them into a folder of their own, {root / name.with_suffix('')}"
     )

@@ -72,7 +72,8 @@ def localisation(  # noqa: D417 - of the study its class tells
         pasted: paste an image of the explained class, at 0.36 of its size, into one of another class, instead of using
             tiles.
         masks: where the object is: boolean, shape (R, H, W), for every image of the data set in order, or boxes, shape
-            (R, 4), of x0, y0, x1, y1 in pixels, x1 and y1 exclusive.
+            (R, 4), of x0, y0, x1, y1 in pixels, x1 and y1 exclusive. In a list of these, None for an image of which
+            nobody knows: it is left out.
         rivals: the controls to compare with, as for :func:`faithfulness`.
         category: of a head that decides at every position, the class that masks are of; None: any but that of the
             background, which is called 0, False or ``"background"``.
@@ -430,6 +431,7 @@ def _check_size(net: PCASVMNet, scenes: Tensor, tiles: int) -> None:
 def _without_masks(subject: Subject, masks: Any) -> list[int]:
     """Return the rows of images on which there is nothing, and take them from the subject's."""
     regions = Regions.of(len(subject.source), masks)
+    regions.leave_out(subject)
     empty = [row for row in subject.rows.tolist() if regions.is_empty(row)]
     subject.rows = subject.rows[~np.isin(subject.rows, empty)]
     if empty:

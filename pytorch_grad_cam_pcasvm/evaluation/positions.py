@@ -244,6 +244,7 @@ def measure_positions(study: Subject, masks: Any, category: Any, tolerance: floa
     subject = copy.copy(study)
     subject._forget()
     regions = Regions.of(len(subject.source), masks)
+    regions.leave_out(subject)
     pixels = PixelValues()
     question = "do the values of every position tell what lies inside of masks?"
     anomalies = tells_anomalies(subject.net.head)
@@ -338,10 +339,12 @@ class Regions:
     Attributes:
         values: masks, shape (R, H, W), or boxes, (R, 4).
         are_boxes: whether they are boxes.
+        unknown: the numbers of images of which nobody knows them.
     """
 
     values: np.ndarray
     are_boxes: bool
+    unknown: Sequence[int] = ()
 
     @classmethod
     def of(cls, count: int, masks: Any) -> "Regions":
@@ -351,6 +354,7 @@ class Regions:
             ValueError: they are neither masks nor boxes, or not of each image.
         """
         kinds = "masks must be an array of shape (R, H, W), nonzero inside, or boxes of shape (R, 4)"
+        masks, unknown = _fill_unknown(masks)
         try:
             values = np.asarray(masks.cpu() if isinstance(masks, Tensor) else masks)
         except ValueError as error:
@@ -362,7 +366,16 @@ class Regions:
         are_boxes = values.ndim == 2 and values.shape[1] == 4
         if are_boxes:
             _check_boxes(values)
-        return cls(values, are_boxes)
+        return cls(values, are_boxes, unknown)
+
+    def leave_out(self, subject: Subject) -> None:
+        """Take the images of which nobody knows what is on them from the subject's, and say so."""
+        rows = subject.rows[~np.isin(subject.rows, self.unknown)]
+        if left_out := len(subject.rows) - len(rows):
+            subject.missing[f"{left_out} of {len(subject.rows)} images"] = (
+                "they have no mask: what is on them is unknown"
+            )
+        subject.rows = rows
 
     def is_empty(self, row: int) -> bool:
         """Return whether there is nothing on an image."""
@@ -392,6 +405,15 @@ class Regions:
         y, x = np.ogrid[: size[0], : size[1]]
         x0, y0, x1, y1 = self.values[rows].astype(int).T[..., None, None]
         return (x0 <= x) & (x < x1) & (y0 <= y) & (y < y1)
+
+
+def _fill_unknown(masks: Any) -> tuple[Any, list[int]]:
+    """Return masks with zeros in place of None, and the numbers of these, if any is known."""
+    known = [mask for mask in masks if mask is not None] if isinstance(masks, list | tuple) else []
+    if not known or len(known) == len(masks):
+        return masks, []
+    unknown = [row for row, mask in enumerate(masks) if mask is None]
+    return [np.zeros_like(known[0]) if mask is None else mask for mask in masks], unknown
 
 
 def _check_boxes(boxes: np.ndarray) -> None:

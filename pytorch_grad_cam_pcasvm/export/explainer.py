@@ -7,6 +7,7 @@ import argparse
 import json
 import os
 import re
+import sys
 import warnings
 from dataclasses import dataclass
 from functools import lru_cache
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image, ImageChops, ImageDraw, ImageFilter, ImageFont
+from PIL import Image, ImageChops, ImageDraw, ImageFilter, ImageFont, TiffImagePlugin, UnidentifiedImageError
 
 KEY = "pytorch_grad_cam_pcasvm"  # of the metadata
 FORMAT = 3
@@ -55,12 +56,17 @@ class UnreadableImageError(OSError):
 
 
 def read_picture(
-    path: str | Path, white_level: float | None = None, float_white: float | None = None, exif: bool = True
+    path: str | Path,
+    white_level: float | None = None,
+    float_white: float | None = None,
+    exif: bool = True,
+    page: int | None = None,
 ) -> Image.Image:
     """Return a picture as 8-bit grey, or RGB, whatever it was stored as, and as people see it.
 
     Integers of more than 8 bits are scaled by the range of their type, or by ``white_level``; floating-point numbers by
-    ``float_white``. A picture is never scaled by its own largest value, so that pictures remain comparable.
+    ``float_white``. A picture is never scaled by its own largest value, so that pictures remain comparable. Of
+    animations, the first frame is read.
 
     Args:
         path: the file.
@@ -68,24 +74,31 @@ def read_picture(
         float_white: the floating-point number that is white, 1 or 255; None: such pictures are refused.
         exif: turn it as its EXIF orientation says, as phones write it; False: leave the pixels where they are stored,
             as up to version 0.4.
+        page: of a TIFF of several pages the one to read, from 1 on; None: such files are refused.
 
     Returns:
         The picture, of mode ``"L"`` or ``"RGB"``.
 
     Raises:
-        UnreadableImageError: the file is damaged, too large, or has numbers beyond white or below black.
+        UnreadableImageError: the file is damaged, too large, of several pages or channels that are no colours, or has
+            numbers beyond white or below black.
     """
     try:
         with Image.open(path) as picture:
-            deep_colours = picture.mode.startswith("RGB") and ";16" in str(picture.tile)
+            choose_page(picture, page)
             inverted = getattr(picture, "tag_v2", {}).get(262) == 0  # of TIFF: 0 is white
+            is_deep = ";16" in str(picture.tile) and not picture.mode.startswith("I")
+            numbers, white = deep_numbers(picture)
             picture.load()
             turn = _TURNS.get(read_orientation(picture)) if exif else None
-            numbers, white = deep_numbers(picture)
             if numbers is None and picture.mode == "I":  # of PGM, which says what is white, and Pillow follows it
                 shown = Image.fromarray(np.rint(np.asarray(picture) / 257).astype(np.uint8))
             elif numbers is None:
                 shown = picture.convert("L" if picture.mode in ("1", "L", "LA", "La") else "RGB")
+    except UnreadableImageError:
+        raise
+    except UnidentifiedImageError as error:
+        raise UnreadableImageError(path, _describe_tiff(path) or f"{type(error).__name__}: {error}") from error
     except Image.DecompressionBombError as error:
         raise UnreadableImageError(
             path, "it has more pixels than Pillow takes: make it smaller, or cut it up"
@@ -93,11 +106,11 @@ def read_picture(
     # Pillow has no common name for what it raises, as for a comment that is too long.
     except Exception as error:
         raise UnreadableImageError(path, f"{type(error).__name__}: {error}") from error
-    if deep_colours and white_level is not None:
-        raise UnreadableImageError(
-            path, "its colours have 16 bits, and a white level is for grey pictures: save it in grey"
-        )
     if numbers is None:
+        if is_deep and white_level is not None:
+            raise UnreadableImageError(
+                path, "its 16 bits are read as 8 with this kind of transparency or colours: save it in RGB, without"
+            )
         return _turned(shown, turn)
     if numbers.dtype.kind == "f":
         if float_white is None:
@@ -109,11 +122,55 @@ def read_picture(
         white = white_level
     low, high = float(numbers.min()), float(numbers.max())
     if not (low >= 0 and high <= white):  # nor NaN
+        way = ": add a constant to those of all pictures, so that none is below 0" if low < 0 else ""
         raise UnreadableImageError(
-            path, f"its numbers go from {low:.6g} to {high:.6g}, but 0 is black and {white:.6g} white"
+            path, f"its numbers go from {low:.6g} to {high:.6g}, but 0 is black and {white:.6g} white{way}"
         )
     shades = white - numbers if inverted else numbers
     return _turned(Image.fromarray(np.rint(shades * (255 / white)).astype(np.uint8)), turn)
+
+
+def choose_page(picture: Any, page: int | None) -> None:
+    """Go to a page of a TIFF, from 1 on; None: there must be one only, besides smaller copies of it.
+
+    Raises:
+        UnreadableImageError: there are several, or not as many.
+    """
+    count = getattr(picture, "n_frames", 1) if picture.format == "TIFF" else 1
+    if page is not None and page > count and picture.format == "TIFF":
+        raise UnreadableImageError(
+            picture.filename, f"it has {count} page{'s' * (count > 1)}, and page {page} is asked for"
+        )
+    if page is None and count > 1:
+        for number in range(count):
+            picture.seek(number)
+            if number and not picture.tag_v2.get(254, 0) & 1:
+                raise UnreadableImageError(
+                    picture.filename,
+                    f"it has {count} pages, and nobody knows which is the picture: name it, --page 1 (in Python page=1)"
+                    "; or if they are channels, save them as one picture in RGB",
+                )
+    if count > 1:
+        picture.seek(0 if page is None else page - 1)
+
+
+def _describe_tiff(path: str | Path) -> str:
+    """Return why Pillow does not read a TIFF, by what its header says; empty: it is none."""
+    try:
+        with open(path, "rb") as file:
+            header = file.read(8)
+            header += file.read(8) if 43 in header[2:4] else b""
+            tags = TiffImagePlugin.ImageFileDirectory_v2(header)
+            file.seek(tags.next)
+            tags.load(file)
+    except Exception:  # whatever is not there
+        return ""
+    (bits, *_), (kind, *_) = (np.atleast_1d(tags.get(number, 1)) for number in (258, 339))
+    numbers = {2: ", signed", 3: ", floating-point"}.get(int(kind), "")
+    return (
+        f"Pillow does not read a TIFF of {tags.get(277, 1)} channels of {bits} bits{numbers}, of compression "
+        f"{tags.get(259, 1)} and colours {tags.get(262)}: save 1 channel (grey) or 3 (RGB) of 8 or 16 bits"
+    )
 
 
 def read_orientation(picture: Image.Image) -> int:
@@ -135,25 +192,85 @@ def _turned(picture: Image.Image, turn: Image.Transpose | None) -> Image.Image:
 
 
 def deep_numbers(picture: Image.Image) -> tuple[np.ndarray | None, float]:
-    """Return the numbers of a grey picture of more than 8 bits, as its file has them, and the largest of their type.
+    """Return the numbers of a picture of more than 8 bits, as its file has them, and the largest of their type.
 
     Args:
-        picture: an opened file.
+        picture: a file that was opened, but not loaded.
 
     Returns:
-        The numbers, int64 or float32, shape (H, W), or None for a picture of 8 bits; and the
+        The numbers, int64 or float32, shape (H, W), of colours (H, W, 3), or None for a picture of 8 bits; and the
         largest number, 1 for floating-point ones.
+
+    Raises:
+        UnreadableImageError: Pillow garbles them.
     """
     if picture.mode == "F":
         return np.asarray(picture, np.float32), 1.0
-    if not picture.mode.startswith("I") or picture.format == "PPM":
-        return None, 255.0
     tags = getattr(picture, "tag_v2", {})  # of TIFF: bits per sample, and whether these have a sign
     (bits, *_), (sign, *_) = (np.atleast_1d(tags.get(number, default)) for number, default in ((258, 16), (339, 1)))
+    if picture.mode.startswith("RGB"):
+        in_planes = tags.get(284) == 2 and bits == 16
+        return (_read_planes(picture) if in_planes else _read_halves(picture)), 65535.0
+    if not picture.mode.startswith("I") or picture.format == "PPM":
+        return None, 255.0
     numbers = np.asarray(picture).astype(np.int64)
     if bits == 32 and sign == 1:  # Pillow has signed ones only
         numbers &= 0xFFFFFFFF
     return numbers, float(2 ** (int(bits) - (sign == 2)) - 1)
+
+
+def _read_halves(picture: Any) -> np.ndarray | None:
+    """Return colours of 16 bits, of which Pillow keeps the first byte: in the other order, it keeps the second."""
+    modes = [tile[3] if isinstance(tile[3], str) else tile[3][0] for tile in picture.tile[:1]]
+    kind, _, order = (modes or [""])[0].partition(";16")
+    if order not in ("B", "L", "N") or kind == "RGBa":
+        return None
+    own = sys.byteorder[0].upper() if order == "N" else order
+    wanted = ["RGBA"] if kind == "LA" else [f"{kind};16{one}" for one in (own, "BL".replace(own, ""))]
+    halves = list[np.ndarray]()
+    for mode in wanted:
+        with Image.open(picture.filename) as again:
+            again.seek(picture.tell())
+            again.tile = [_with_mode(tile, mode) for tile in again.tile]
+            halves.append(np.asarray(again).astype(np.int64))
+    if kind == "LA":  # grey and its transparency, two bytes of each
+        return 256 * halves[0][..., 0] + halves[0][..., 1]
+    return (256 * halves[0] + halves[1])[..., :3]
+
+
+def _with_mode(tile: Any, mode: str) -> Any:
+    """Return one of Pillow's tiles, of which the file's bytes are read in another mode."""
+    *where, how = tile
+    parts = [*where, mode if isinstance(how, str) else (mode, *how[1:])]
+    return tile._make(parts) if hasattr(tile, "_make") else tuple(parts)
+
+
+def _read_planes(picture: Any) -> np.ndarray:
+    """Return colours of 16 bits of a TIFF that has one after the other, which Pillow takes for 8 bits.
+
+    Raises:
+        UnreadableImageError: they are compressed.
+    """
+    tiles: Any = picture.tile
+    if any(tile[0] != "raw" for tile in tiles):
+        raise UnreadableImageError(
+            picture.filename,
+            "its colours of 16 bits are compressed one after the other (planar), of which Pillow reads half: save them "
+            "pixel by pixel, or without compression",
+        )
+    tags = picture.tag_v2
+    planes = np.zeros((3, tags[257], tags[256]), np.int64)
+    count = len(tiles) // len(np.atleast_1d(tags[258]))
+    kind = "<u2" if tags.prefix == b"II" else ">u2"
+    with open(picture.filename, "rb") as file:
+        for number, (_, (left, top, right, bottom), offset, (_, stride, _)) in enumerate(tiles[: 3 * count]):
+            file.seek(offset)
+            rows = np.frombuffer(file.read((bottom - top) * (stride or 2 * (right - left))), kind)
+            planes[number // count, top:bottom, left:right] = rows.reshape(bottom - top, -1)[:, : right - left]
+    turn = _TURNS.get(read_orientation(picture))  # as Pillow turns other TIFFs
+    if turn is not None:
+        planes = np.stack([np.asarray(Image.fromarray(plane.astype(np.int32)).transpose(turn)) for plane in planes])
+    return planes.transpose(1, 2, 0).astype(np.int64)
 
 
 def framed(
@@ -849,7 +966,9 @@ class Explainer(Sheets):
     def read(self, path: str | Path) -> Image.Image:
         """Return the picture in a file by :func:`read_picture`, with white and EXIF as in the metadata."""
         said = self.about["input"]
-        return read_picture(path, said.get("white_level"), said.get("float_white"), bool(said.get("exif")))
+        return read_picture(
+            path, said.get("white_level"), said.get("float_white"), bool(said.get("exif")), said.get("page")
+        )
 
     def sheet(
         self, picture: Image.Image, found: dict[str, np.ndarray], row: int = 0, *, truth: Any = None

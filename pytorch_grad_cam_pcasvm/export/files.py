@@ -46,6 +46,7 @@ def onnx(
     white_level: float | None = None,
     float_white: float | None = None,
     exif: bool | None = None,
+    page: int | None = None,
     progress: bool = False,
 ) -> dict[str, Any]:
     """Write the computation of ``cam.explain(images, targets)`` to one file for onnxruntime, for any number of images.
@@ -80,6 +81,7 @@ def onnx(
         white_level: the integer that is white in pictures of more than 8 bits; None: the largest of their type.
         float_white: the number that is white in floating-point pictures; None: these are refused.
         exif: photos are turned as their EXIF orientation says; None: as the head says, and if it says nothing, not.
+        page: of TIFFs of several pages the one that is read, from 1 on; None: they are refused.
         progress: print what is being done, which takes longer the more operations follow the target layer.
 
     Returns:
@@ -124,6 +126,7 @@ def onnx(
     head = cam.model.head if isinstance(cam.model, PCASVMNet) else None
     if (head is not None and head.exif) if exif is None else exif:
         pictures["exif"] = True
+    pictures |= {"page": page} if page else {}
     if sum(value.nbytes for value in (*cam.model.parameters(), *cam.model.buffers())) > _MOST_BYTES:
         raise NoProgramError("a network of more than 2 GB does not fit into one ONNX file", "use export.program")
     names = [*name_outputs(maps, size)]

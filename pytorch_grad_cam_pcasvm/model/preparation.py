@@ -8,7 +8,7 @@ from typing import Any
 from pytorch_grad_cam_pcasvm.runtime.formats import check_fields, check_list, check_sides, is_count, is_number
 
 _SAME = 1e-5  # of numbers of images that two transforms make of a picture
-_RECORDED = ("resize", "white_level", "float_white", "exif", "size", "steps", "tile")
+_RECORDED = ("resize", "white_level", "float_white", "exif", "page", "size", "steps", "tile")
 _INTERPOLATIONS = ("nearest", "nearest-exact", "bilinear", "bicubic", "box", "hamming", "lanczos")
 
 
@@ -24,6 +24,7 @@ class Preparation:
         float_white: the number that is white in floating-point pictures; None: there are none.
         exif: photos are turned as their EXIF orientation says, as people see them; False: those of heads up to version
             0.4 are not.
+        page: of TIFFs of several pages the one that is read, from 1 on; None: they are refused.
     """
 
     transform: Callable[[Any], Any]
@@ -32,6 +33,7 @@ class Preparation:
     white_level: float | None = None
     float_white: float | None = None
     exif: bool = False
+    page: int | None = None
 
     @property
     def whites(self) -> dict[str, Any]:
@@ -41,12 +43,13 @@ class Preparation:
     @property
     def reading(self) -> dict[str, Any]:
         """How files are read: arguments of ``read_picture`` and ``export.onnx``."""
-        return self.whites | {"exif": self.exif}
+        return self.whites | {"exif": self.exif} | ({"page": self.page} if self.page else {})
 
     @property
     def recorded(self) -> dict[str, Any]:
         """What is stored with a head: with size and steps, :func:`read_preparation` makes the same transform again."""
         recorded = {"resize": self.resize} | self.whites | ({"exif": True} if self.exif else {})
+        recorded |= {"page": self.page} if self.page else {}
         if self.steps is None:
             return recorded
         if isinstance(self.transform, Scaled):
@@ -267,7 +270,7 @@ def with_transform(recorded: Mapping[str, Any] | None, transform: Callable[[Any]
 def _read_reading(recorded: Mapping[str, Any]) -> dict[str, Any]:
     """Return how files are read, as arguments of :class:`Preparation`."""
     whites = {name: recorded.get(name) for name in ("white_level", "float_white")}
-    return whites | {"exif": bool(recorded.get("exif"))}
+    return whites | {"exif": bool(recorded.get("exif")), "page": recorded.get("page")}
 
 
 def record_preparation(training_set: Any, preparation: Preparation | None) -> None:
@@ -288,6 +291,7 @@ def check_recorded(recorded: Any) -> None:
         raise ValueError(f"its preparation is {recorded!r:.40}, and no mapping")
     number, text = (float, type(None)), (str, type(None))
     kinds = {"resize": text, "white_level": number, "float_white": number, "exif": (bool,), "size": (list,)}
+    kinds |= {"page": (int,)}
     own = {name: value for name, value in recorded.items() if name in _RECORDED}
     check_fields(own, kinds | {"steps": (dict,), "tile": (dict,)}, "preparation", optional=True)
     how, size = recorded.get("resize"), recorded.get("size")

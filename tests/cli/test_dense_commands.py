@@ -202,7 +202,7 @@ def test_pixels_are_measured_with_masks(parts, bank, tmp_path, capsys):
     assert "add --masks DIR" in capsys.readouterr().err
     assert main([*command, "--masks", str(parts / "masks"), "--out", str(tmp_path / "evaluation")]) == 0
     printed = capsys.readouterr().out
-    assert "6 of 11 images have a mask; the others count as without a defect" in printed
+    assert "masks: 6 of 11 photos have one; on 5 without one, of the normal class, there is nothing" in printed
     net = PCASVMNet(backbone()[0].eval(), Head.load(bank), ["0", "1"], pool=("dense", 3)).eval()
     spots, files = images(parts, "test/spot")
     good, _ = images(parts, "test/good")
@@ -266,6 +266,117 @@ def test_of_several_classes_each_is_explained_against_the_normal_one(names):
     targets = choose_targets(options, SimpleNamespace(head=head, pool="dense", is_dense=True))
     normal = None if "rust" in names else names[0]
     assert targets == [SVMTarget(name, versus=normal, at="max") for name in names if name != normal]
+
+
+@pytest.fixture(scope="module")
+def half_masked(parts, tmp_path_factory):
+    """Half of the spotted photos without a mask, and the same data set without these photos."""
+    root = tmp_path_factory.mktemp("half")
+    for name in ("half", "without"):
+        shutil.copytree(parts / "test", root / name / "test")
+        shutil.copytree(parts / "masks", root / name / "masks")
+        for number in (0, 2, 4):
+            (root / name / "masks" / "spot" / f"{number}_mask.png").unlink()
+    for number in (0, 2, 4):
+        (root / "without" / "test" / "spot" / f"{number}.png").unlink()
+    return root
+
+
+UNKNOWN = (
+    "3 without one are left out, for what is on them is unknown, such as spot/0.png: give an empty mask where nothing"
+)
+
+
+def test_faulty_photos_without_a_mask_are_no_good_ones(bank, half_masked, capsys):
+    measured = []
+    for name in ("half", "without"):
+        root = half_masked / name
+        line = ["evaluate", str(root / "test"), *NETWORK, "--pool", "dense:3", "--model", str(bank), "--masks"]
+        assert main([*line, str(root / "masks"), "--out", str(root / "evaluation")]) == 0
+        assert (UNKNOWN in capsys.readouterr().out) == (name == "half")
+        result = json.loads((root / "evaluation" / "report.json").read_text())["results"]["localisation"]
+        measured.append({row["measure"]: row["estimate"]["mean"] for row in result["rows"]})
+    assert measured[0].keys() == measured[1].keys()
+    assert measured[0] == pytest.approx(measured[1], rel=1e-5)
+    assert measured[0]["image AUROC"] == 1.0
+    assert "3 of 11 images" in (half_masked / "half" / "evaluation" / "index.html").read_text()
+
+
+def test_faulty_photos_without_a_mask_teach_nothing(half_masked, tmp_path, capsys):
+    options = ["--pool", "dense", "--components", "4", "--C", "1", "--no-cache"]
+    models = []
+    for name in ("half", "without"):
+        root = half_masked / name
+        models.append(load_fitted(root, tmp_path, [*options, "--masks", str(root / "masks")]))
+        assert (UNKNOWN in capsys.readouterr().out) == (name == "half")
+    x, _ = images(half_masked / "half", "test/spot")
+    one, other = (model.net(x) for model in models)
+    assert (models[0].about["rows"], models[0].about["images"]) == (models[1].about["rows"], 8)
+    assert torch.allclose(one, other, atol=1e-4)
+
+
+def test_the_class_of_good_photos_may_be_named(half_masked, tmp_path, capsys):
+    shutil.copytree(half_masked / "half" / "test", tmp_path / "test")
+    (tmp_path / "test" / "good").rename(tmp_path / "test" / "gut")
+    line = ["check", str(tmp_path / "test"), "--masks", str(half_masked / "half" / "masks")]
+    assert main(line) == 0
+    assert "8 without one are left out" in (said := capsys.readouterr().out)
+    assert "or name the folder of good photos, --normal NAME" in said
+    assert main([*line, "--normal", "gut"]) == 0
+    assert "on 5 without one, of the normal class, there is nothing; 3 without one are left" in capsys.readouterr().out
+    Image.new("L", (100, 80)).save(half_masked / "half" / "masks" / "spot" / "0.png")  # an empty mask
+    assert main([*line, "--normal", "gut"]) == 0
+    assert "masks: 4 of 11 photos have one; on 5 without one" in capsys.readouterr().out
+    (half_masked / "half" / "masks" / "spot" / "0.png").unlink()
+
+
+def test_flat_photos_without_a_mask_are_good_ones_if_their_folder_is_named(parts, tmp_path, capsys):
+    """As of DAGM: photos in one folder, and masks, in a folder in it, of those with a fault."""
+    (tmp_path / "test" / "Label").mkdir(parents=True)
+    for name in ("good", "spot"):
+        for file in (parts / "test" / name).iterdir():
+            shutil.copy(file, tmp_path / "test" / f"{name}{file.name}")
+    for file in (parts / "masks" / "spot").iterdir():
+        shutil.copy(file, tmp_path / "test" / "Label" / f"spot{file.stem.removesuffix('_mask')}_label.png")
+    options = [
+        "--pool",
+        "dense",
+        "--components",
+        "4",
+        "--C",
+        "1",
+        "--no-cache",
+        "--masks",
+        str(tmp_path / "test" / "Label"),
+    ]
+    alone = load_fitted(tmp_path, tmp_path, options)
+    said = capsys.readouterr().out
+    assert "masks: 6 of 11 photos have one; 5 without one are left out" in said
+    assert "or name the folder of good photos, --normal NAME" in said
+    named = load_fitted(tmp_path, tmp_path, [*options, "--normal", "test"])
+    assert "6 of 11 photos have one; on 5 without one, of the normal class, there is nothing" in capsys.readouterr().out
+    assert (alone.about["images"], named.about["images"], named.classes) == (6, 11, ["defect", "test"])
+    assert named.about["score"]["image_auroc"] == 1.0
+
+
+def test_masks_beside_photos_are_learned_and_measured(parts, tmp_path, capsys):
+    """As from a folder of their own, number by number."""
+    shutil.copytree(parts / "test", tmp_path / "test")
+    for file in (parts / "masks" / "spot").iterdir():
+        shutil.copy(file, tmp_path / "test" / "spot" / file.name)
+    options = ["--pool", "dense", "--components", "4", "--C", "1", "--no-cache", "--masks"]
+    one = load_fitted(parts, tmp_path, [*options, str(parts / "masks")])
+    capsys.readouterr()
+    other = load_fitted(tmp_path, tmp_path, [*options, str(tmp_path / "test")])
+    said = capsys.readouterr().out
+    assert "left out: 6 pictures are masks, such as spot/0_mask.png; --masks says which are used\n" in said
+    x, _ = images(parts, "test/spot")
+    assert torch.allclose(one.net(x), other.net(x), atol=1e-4)
+    assert one.about["score"] == pytest.approx(other.about["score"], rel=1e-5)
+    for command in ("check", "fit"):
+        main([command, str(tmp_path / "test"), *["--C", "1", "--components", "2"] * (command == "fit")])
+        way = f"to use them: pcasvm-cam fit {tmp_path / 'test'} --pool dense:3 --masks {tmp_path / 'test'}\n"
+        assert way in capsys.readouterr().out
 
 
 def test_cross_validation_leaves_out_whole_images(parts, capsys):
@@ -486,7 +597,8 @@ def test_masks_are_found_by_name_and_resized_as_pictures(tmp_path):
     assert (masks.count, masks.values) == (3, [1])
     assert masks.of(0, (6, 8), None).tolist() == (square > 0).astype(int).tolist()
     assert masks.of(0, (12, 16), None).sum() == 4 * 8
-    assert masks.of(1, (6, 8), None).sum() == masks.of(3, (6, 8), None).sum() == 0
+    assert not masks.of(1, (6, 8), None).any()
+    assert (masks.unknown, masks.of(3, (6, 8), None).tolist()) == ([3], [[255] * 8] * 6)
     padded = masks.of(2, (8, 8), "pad")
     assert padded[3:5, 4:].all()
     assert padded.sum() == 8
@@ -551,7 +663,7 @@ def test_each_picture_has_a_mask_of_its_own(tmp_path):
         MaskFolder(tmp_path / "flat", ["crack/000.jpg", "good/000.jpg"], paths)
     paths = pictures_in(tmp_path / "photos", "000", "000_mask")
     masks_in(tmp_path / "masks", **{"000_mask": square})
-    masks = MaskFolder(tmp_path / "masks", ["000.jpg", "000_mask.jpg"], paths)
+    masks = MaskFolder(tmp_path / "masks", ["000.jpg", "000_mask.jpg"], paths, normal="photos")
     assert [masks.of(row, (6, 8), None).sum() for row in range(2)] == [0, 16]
     masks_in(tmp_path / "black", **{"000": 0 * square})
     with pytest.raises(ValueError, match="are black"):

@@ -285,7 +285,7 @@ def test_check_knows_parts_of_a_data_set(here, capsys):
     assert "train: 12 photos\nclasses: cat 6, dog 6\n" in told
     assert "test: fewer than 10 photos: cat" in told
     assert "the same photo in test and train, so that scores are too good: test/cat/" in told
-    assert "not read: test/cat/phone.heic; save them as JPEG or PNG\n" in told
+    assert "not read: 1 .heic, such as test/cat/phone.heic; save .heic as PNG\n" in told
     assert re.search(r"smaller than 32 pixels: test/cat/.* and 14 more\n", told)
     assert "next: pcasvm-cam fit all/train\n" in told
 

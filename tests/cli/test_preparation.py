@@ -5,7 +5,9 @@ import errno
 import importlib
 import re
 import shutil
+import struct
 import sys
+import zlib
 from types import SimpleNamespace
 
 import numpy as np
@@ -24,6 +26,7 @@ from pytorch_grad_cam_pcasvm.atlas import disk
 from pytorch_grad_cam_pcasvm.atlas.run import Job
 from pytorch_grad_cam_pcasvm.cli import main, training
 from pytorch_grad_cam_pcasvm.cli.preparation import _tell_depth
+from pytorch_grad_cam_pcasvm.data import in_colour
 from pytorch_grad_cam_pcasvm.model.preparation import Preparation
 
 IMAGENET = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
@@ -268,6 +271,83 @@ def test_pictures_of_12_bits_in_16(fitted, run, tmp_path):
     shallow = deep(tmp_path / "shallow", lambda grey: grey, lambda grey: grey)
     head, _ = fitted(photos=shallow)
     assert dark in run("atlas", photos, "--head", head, "--out", tmp_path / "dark").out
+
+
+def colours_of_16_bits(path, pixels):
+    """Write a PNG of colours of 16 bits, as Pillow does not."""
+    header = struct.pack(">IIBBBBB", pixels.shape[1], pixels.shape[0], 16, 2, 0, 0, 0)
+    raw = b"".join(b"\0" + row.tobytes() for row in pixels.astype(">u2"))
+    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(raw)), (b"IEND", b""))
+    parts = (struct.pack(">I", len(d)) + name + d + struct.pack(">I", zlib.crc32(name + d)) for name, d in chunks)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(parts))
+
+
+@pytest.mark.parametrize(("top", "white"), [(1023, 1023), (4000, 4095), (16383, 16383)])
+def test_colours_of_10_to_14_bits_are_told_and_read_whole(run, tmp_path, capsys, top, white):
+    photos = tmp_path / "p"
+    for number in range(8):
+        pixels = noise(number).astype(np.int64)
+        pixels[0, 0] = 255
+        colours_of_16_bits(photos / ["cat", "dog"][number % 2] / f"{number}.png", np.rint(pixels * (top / 255)))
+    assert main(["check", str(photos)]) == 0
+    said = capsys.readouterr().out
+    assert f"dark: no photo of more than 8 bits has larger numbers than {white}: fit --white-level {white}\n" in said
+    assert said.endswith(f"next: pcasvm-cam fit {photos} --white-level {white}\n")
+    options = ["--components", "2", "--C", "1", "--out", tmp_path / "m.safetensors"]
+    done = run("fit", photos, *options)
+    assert (
+        f"hint: no number of these is larger than {top}, so they are dark: try fit --white-level {white}\n" in done.out
+    )
+    done = run("fit", photos, *options, "--white-level", white)
+    assert (done.code, "so they are dark" in done.out) == (0, False)
+    read = np.asarray(in_colour(photos / "cat" / "0.png", white_level=white))
+    pixels = noise(0).astype(np.int64)
+    pixels[0, 0] = 255
+    assert np.array_equal(read, np.rint(np.rint(pixels * (top / 255)) * (255 / white)).astype(np.uint8))
+
+
+def test_numbers_below_0_are_told_by_every_command_and_no_white_level_is_advised(fitted, run, tmp_path, capsys):
+    photos = deep(tmp_path / "p", *[lambda grey: grey.astype(np.int32) * 4 - 704] * 2)
+    reason = "cat/0.tif (its numbers go from -704 to 3"
+    assert main(["check", str(photos)]) == 0
+    said = capsys.readouterr().out
+    assert f"broken: {reason}" in said
+    assert "--white-level" not in said
+    done = run("fit", photos, "--components", "3", "--out", tmp_path / "no.safetensors")
+    assert f"none of the 16 images in {photos} can be read: {reason}" in done.err
+    assert "add a constant to those of all pictures" in done.err
+    assert "--white-level" not in done.out
+    head, _ = fitted(
+        photos=deep(tmp_path / "mended", *[lambda grey: (grey.astype(np.int32) * 4).astype(np.uint16)] * 2)
+    )
+    assert reason in run("explain", photos, "--head", head, "--out", tmp_path / "maps").err
+
+
+def test_a_page_that_is_named_is_read_by_all_commands(run, tmp_path, capsys):
+    for number in range(8):
+        path = tmp_path / "p" / ["cat", "dog"][number % 2] / f"{number}.tif"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pages = [Image.fromarray(noise(number + 50 * page, channels=1)) for page in range(2)]
+        pages[0].save(path, save_all=True, append_images=pages[1:])
+    photos, model = tmp_path / "p", tmp_path / "m.safetensors"
+    assert main(["check", str(photos)]) == 0
+    assert "broken: cat/0.tif (it has 2 pages, and nobody knows which is the picture: na" in capsys.readouterr().out
+    done = run("fit", photos, "--components", "2", "--C", "1", "--out", model)
+    assert "cat/0.tif (it has 2 pages" in done.err
+    assert main(["check", str(photos), "--page", "2"]) == 0
+    assert capsys.readouterr().out.endswith(f"next: pcasvm-cam fit {photos} --page 2\n")
+    assert run("fit", photos, "--components", "2", "--C", "1", "--page", "2", "--out", model).code == 0
+    assert Head.load(model).training_set.preparation["page"] == 2
+    out = ["--model", model, "--out", tmp_path / "maps"]
+    assert main(["explain", str(photos), *map(str, out)]) == 0
+    with (tmp_path / "maps" / "values.csv").open() as file:
+        paged = [row["predicted"] for row in csv.DictReader(file)]
+    for path in photos.rglob("*.tif"):
+        Image.fromarray(noise(int(path.stem) + 50, channels=1)).save(path)
+    assert main(["explain", str(photos), *map(str, out), "--page", "1"]) == 0
+    with (tmp_path / "maps" / "values.csv").open() as file:
+        assert [row["predicted"] for row in csv.DictReader(file)] == paged
 
 
 @pytest.mark.slow

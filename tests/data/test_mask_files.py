@@ -65,6 +65,7 @@ def draw_masks(folder, *files, size=(W, H), **options):
         path = folder / "masks" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         picture.save(path, **({"quality": 90} if path.suffix == ".jpg" else {}))
+    options.setdefault("normal", "photos")  # on which there is nothing without a mask
     return MaskFolder(folder / "masks", names, [folder / "photos" / name for name in names], **options)
 
 
@@ -310,7 +311,7 @@ def test_boxes_of_voc(tmp_path, size):
     assert not seen(masks, 1).any()
     assert not seen(masks, 2).any()
     assert PatchOptions(masks).names(None) == ["background", "dent", "scratch"]
-    inside = MaskFolder(masks.root, masks.names, masks._paths, only_inside=True)
+    inside = MaskFolder(masks.root, masks.names, masks._paths, only_inside=True, normal="photos")
     assert (seen(inside) == (expected > 0)).all()
 
 

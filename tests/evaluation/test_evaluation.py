@@ -852,6 +852,26 @@ def test_rotations_that_do_not_change_a_target_are_told(corner, tmp_path, target
         assert told in page
 
 
+def test_images_of_which_nobody_knows_are_left_out(corner):
+    net, (x, labels) = corner[0], (each[:24] for each in corner[1:])
+    masks = np.zeros((24, 12, 12))
+    masks[:16, :6, :6] = 1
+    unknown = [2, 5, 17]
+    known = np.setdiff1d(np.arange(24), unknown)
+    options = {"images": None, "rivals": [RANDOM], **QUIET}
+    some = [None if row in unknown else mask for row, mask in enumerate(masks)]
+    found = E.localisation(net, (x, labels), ["features"], [ContributionCAM], masks=some, **options)
+    alone = E.localisation(
+        net, (x[known], labels[known]), ["features"], [ContributionCAM], masks=masks[known], **options
+    )
+    assert "3 of 24 images: they have no mask" in found.settings["not measured"]
+    assert found.settings["scenes"] == alone.settings["scenes"] == 14
+    assert [row.measure for row in found.rows] == [row.measure for row in alone.rows]
+    for one, other in zip(found.rows, alone.rows, strict=True):
+        if one.method in ("ContributionCAM", BLIND) and not one.against:  # nothing there is random
+            assert one.estimate.mean == pytest.approx(other.estimate.mean, rel=1e-4, nan_ok=True)
+
+
 @pytest.mark.usefixtures("undrawn")
 def test_images_without_an_object_are_told(corner, tmp_path):
     net, (x, labels) = corner[0], (each[:24] for each in corner[1:])

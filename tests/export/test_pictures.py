@@ -6,6 +6,7 @@ import struct
 import subprocess
 import sys
 import zlib
+from functools import partial
 
 import numpy as np
 import pytest
@@ -87,20 +88,6 @@ def test_unsigned_integers_of_32_bits(tmp_path):
     assert np.array_equal(np.asarray(read_picture(tiff(tmp_path / "a.tif", pixels))), GREYS)
 
 
-def test_a_white_level_is_for_grey_pictures(tmp_path):
-    rows = np.random.default_rng(3).integers(0, 4096, (2, 3 * 2), np.uint16).astype(">u2")
-    raw = b"".join(b"\0" + row.tobytes() for row in rows)
-    header = struct.pack(">IIBBBBB", 2, 2, 16, 2, 0, 0, 0)
-    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(raw)), (b"IEND", b""))
-    content = b"".join(
-        struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data)) for name, data in chunks
-    )
-    (tmp_path / "a.png").write_bytes(b"\x89PNG\r\n\x1a\n" + content)
-    assert read_picture(tmp_path / "a.png").mode == "RGB"
-    with pytest.raises(UnreadableImageError, match="its colours have 16 bits, and a white level is for grey pictures"):
-        read_picture(tmp_path / "a.png", white_level=4095)
-
-
 def test_what_is_white_in_one_picture_is_in_another(tmp_path):
     bright, dark = (written(tmp_path / f"{top}.png", np.full((4, 4), top, np.uint16)) for top in (60_000, 6_000))
     assert [np.asarray(read_picture(path)).max() for path in (bright, dark)] == [233, 23]
@@ -178,3 +165,118 @@ def test_what_a_network_sees(size, interpolation):
 @pytest.mark.parametrize(("mean", "channels", "rim"), [(None, 1, 0), (None, 3, (0, 0, 0)), ([0.5], 1, 128)])
 def test_the_colour_of_a_frame(mean, channels, rim):
     assert choose_rim(mean, channels) == rim
+
+
+COLOURS = np.random.default_rng(4).integers(0, 65536, (9, 14, 3)).astype(np.uint16)
+
+
+def png(path, pixels, kind):
+    """Write a PNG of 16 bits, as Pillow does not: kind 2 is RGB, 4 grey and transparency, 6 RGB and transparency."""
+    height, width = pixels.shape[:2]
+    raw = b"".join(b"\0" + row.tobytes() for row in pixels.astype(">u2"))
+    header = struct.pack(">IIBBBBB", width, height, 16, kind, 0, 0, 0)
+    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(raw)), (b"IEND", b""))
+    content = (struct.pack(">I", len(d)) + name + d + struct.pack(">I", zlib.crc32(name + d)) for name, d in chunks)
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(content))
+    return path
+
+
+def colour_tiff(path, pixels, *, order="<", planar=False, tags=None):
+    """Write colours of 16 bits to a TIFF of one strip, or of one for each colour."""
+    height, width, channels = pixels.shape
+    stored = np.moveaxis(pixels, -1, 0) if planar else pixels
+    data, count = stored.astype(f"{order}u2").tobytes(), channels if planar else 1
+    end = 8 + len(data)  # where what does not fit into an entry lies: bits, then places and lengths of strips
+    places = [8 + n * len(data) // count for n in range(count)]
+    fields = {256: (4, [width]), 257: (4, [height]), 258: (3, [16] * channels), 259: (3, [1]), 262: (3, [2]),
+              273: (4, places), 277: (3, [channels]), 278: (4, [height]), 279: (4, [len(data) // count] * count),
+              284: (3, [1 + planar])} | (tags or {})  # fmt: skip
+    later, entries = b"", b""
+    for tag, (kind, values) in sorted(fields.items()):
+        packed = struct.pack(f"{order}{len(values)}{'H' if kind == 3 else 'I'}", *values)
+        value = packed.ljust(4, b"\0")
+        if len(packed) > 4:
+            value, later = struct.pack(f"{order}I", end + len(later)), later + packed
+        entries += struct.pack(f"{order}HHI", tag, kind, len(values)) + value
+    mark = b"II" if order == "<" else b"MM"
+    head = mark + struct.pack(f"{order}HI", 42, end + len(later))
+    path.write_bytes(head + data + later + struct.pack(f"{order}H", len(fields)) + entries + bytes(4))
+    return path
+
+
+@pytest.mark.parametrize("write", [
+    lambda path, pixels: png(path, pixels, 2), lambda path, pixels: png(path, np.dstack([pixels, pixels[..., 0]]), 6),
+    colour_tiff, partial(colour_tiff, order=">"), partial(colour_tiff, planar=True),
+    partial(colour_tiff, planar=True, order=">"),
+])  # fmt: skip
+@pytest.mark.parametrize(("top", "white"), [(65535, None), (65535, 65535), (4095, 4095), (1023, 1023)])
+def test_colours_of_more_than_8_bits_are_read_whole(tmp_path, write, top, white):
+    pixels = (COLOURS.astype(int) % (top + 1)).astype(np.uint16)
+    picture = read_picture(write(tmp_path / "a.img", pixels), white_level=white)
+    assert picture.mode == "RGB"
+    assert np.array_equal(np.asarray(picture), np.rint(pixels * (255 / top)).astype(np.uint8))
+
+
+def test_grey_of_16_bits_with_transparency_is_read_whole(tmp_path):
+    pixels = COLOURS[..., :2] % 4096
+    picture = read_picture(png(tmp_path / "a.png", pixels, 4), white_level=4095)
+    assert np.array_equal(np.asarray(picture), np.rint(pixels[..., 0] * (255 / 4095)).astype(np.uint8))
+
+
+def test_a_planar_tiff_is_turned_as_others_are(tmp_path):
+    tags = {274: (3, [6])}
+    one, other = (
+        np.asarray(read_picture(colour_tiff(tmp_path / f"{planar}.tif", COLOURS, planar=planar, tags=tags)))
+        for planar in (False, True)
+    )
+    assert np.array_equal(one, np.rot90(np.rint(COLOURS / 257).astype(np.uint8), -1))
+    assert np.array_equal(one, other)
+
+
+def test_colours_beyond_the_white_level_are_refused(tmp_path):
+    with pytest.raises(UnreadableImageError, match=r"its numbers go from \d+ to 6\d+, but 0 is black and 4095 white"):
+        read_picture(png(tmp_path / "a.png", COLOURS, 2), white_level=4095)
+
+
+@pytest.mark.optional
+def test_a_planar_tiff_that_pillow_garbles_is_refused_until_it_is_saved_otherwise(tmp_path):
+    path = tmp_path / "a.tif"
+    tifffile = pytest.importorskip("tifffile")
+    tifffile.imwrite(path, np.moveaxis(COLOURS, -1, 0), photometric="rgb", planarconfig="separate", compression="zlib")
+    with pytest.raises(UnreadableImageError, match="save them pixel by pixel, or without compression"):
+        read_picture(path)
+    tifffile.imwrite(path, COLOURS, photometric="rgb", compression="zlib")
+    assert np.array_equal(np.asarray(read_picture(path)), np.rint(COLOURS / 257).astype(np.uint8))
+
+
+def test_a_page_is_read_that_is_named(tmp_path):
+    pages = [Image.fromarray(np.full((4, 5), value, np.uint8)) for value in (10, 20, 30)]
+    path = tmp_path / "a.tif"
+    pages[0].save(path, save_all=True, append_images=pages[1:])
+    with pytest.raises(
+        UnreadableImageError, match="it has 3 pages, and nobody knows which is the picture: name it, --p"
+    ):
+        read_picture(path)
+    assert [np.asarray(read_picture(path, page=page)).max() for page in (1, 2, 3)] == [10, 20, 30]
+    with pytest.raises(UnreadableImageError, match="it has 3 pages, and page 4 is asked for"):
+        read_picture(path, page=4)
+    pages[0].save(path)
+    assert np.asarray(read_picture(path, page=1)).max() == 10
+    small = pages[1].resize((2, 2))
+    small.encoderinfo = {"tiffinfo": {254: 1}}  # a smaller copy of the first page, as of Photoshop
+    pages[0].save(path, save_all=True, append_images=[small])
+    if Image.open(path).n_frames == 2:
+        assert np.asarray(read_picture(path)).shape == (4, 5)
+
+
+def test_a_tiff_of_many_channels_says_so(tmp_path):
+    many = np.zeros((4, 5, 13), np.uint16)
+    with pytest.raises(
+        UnreadableImageError, match="Pillow does not read a TIFF of 13 channels of 16 bits, of compressio"
+    ):
+        read_picture(colour_tiff(tmp_path / "a.tif", many))
+    images = Images(tmp_path, lambda picture: torch.zeros(1, 2, 2))
+    with pytest.raises(
+        ValueError, match=r"none of the 1 images in .* can be read: a\.tif \(Pillow does not read a TIFF o"
+    ):
+        images.first()

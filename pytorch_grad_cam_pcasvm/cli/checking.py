@@ -1,0 +1,206 @@
+"""The command that looks at a folder of photos before any work."""
+
+import hashlib
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pytorch_grad_cam_pcasvm.cli.arguments import RUN, CheckOptions
+from pytorch_grad_cam_pcasvm.cli.folders import (
+    describe_left_out,
+    is_moving,
+    list_splits,
+    name_empty,
+    name_first,
+    suggest_white,
+)
+from pytorch_grad_cam_pcasvm.data import describe_none
+from pytorch_grad_cam_pcasvm.data.files import list_files
+
+_TINY = 32  # pixels of a side
+_FLOAT_WHITE = 255.0  # the largest that is white in floating-point pictures
+_FEW = 10  # photos of a class, from which choices can be made
+_KINDS = {  # of photos that need attention
+    "deep": "more than 8 bits: {count} photos, such as {first}; fit takes the largest number that is possible for "
+    "white, such as 65535; less is named with --white-level",
+    "moving": "moving: {count} photos, such as {first}; the first frame is taken",
+    "turned": "turned by EXIF: {count} photos, such as {first}; fit turns them, too",
+    "tiny": f"smaller than {_TINY} pixels: {{names}}",
+}
+
+
+def check(options: CheckOptions) -> None:
+    """Describe a folder of photos."""
+    root = options.images
+    listing = list_files(root)
+    paths, left_out = listing.photos, describe_left_out(listing, options)
+    if not paths:
+        raise ValueError(describe_none(listing))
+    splits = list_splits(root)
+    beside = sorted({_name_class(root, path) for path in paths} - set(splits)) if splits else []
+    paths = [path for path in paths if _name_class(root, path) not in beside]
+    looked = {path: _look_at(path, options.tiff_page) for path in paths}
+    if beside:
+        print(f"ignored: {', '.join(name or 'photos' for name in beside)}, beside {' and '.join(splits)}")
+    findings = [*left_out, *_tell_odd(root, looked), *_tell_doubled(root, looked, splits)]
+    for part in splits:
+        of_part = [path for path in paths if path.is_relative_to(root / part)]
+        print(f"{part}: {len(of_part)} photos")
+        findings += [f"{part}: {remark}" for remark in _tell_classes(root / part, of_part)]
+    findings += [*([] if splits else _tell_classes(root, paths)), *_tell_masks(options, paths)]
+    good = [size for size in (one.get("size") for one in looked.values()) if size]
+    print(f"{len(paths)} photos{_describe_sizes(good)}")
+    for finding in findings:
+        print(finding)
+    print("nothing odd was found" if not findings else "nothing was written")
+    if any(line.startswith("broken") for line in findings):
+        return
+    training = root / next((part for part in splits if part.lower().startswith("train")), "")
+    white, page = _find_white(looked), options.tiff_page
+    more = (f" --white-level {white}" if white else "") + (f" --page {page}" if page else "")
+    if len(_list_classes(training, [path for path in paths if path.is_relative_to(training)])) > 1:
+        print(f"next: {RUN} fit {training}{more}")
+    elif listing.mask_folder is not None and not splits:
+        print(f"next: {RUN} fit {root} --pool dense:3 --masks {listing.mask_folder}{more}")
+
+
+def _look_at(path: Path, page: int | None) -> dict[str, Any]:
+    """Return the size and the digest of a photo, and of which kinds it is; or why it is broken."""
+    from PIL import Image
+
+    from pytorch_grad_cam_pcasvm.export.explainer import choose_page, deep_numbers, read_orientation
+
+    try:
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        with Image.open(path) as picture:
+            choose_page(picture, page)
+            moving, size = is_moving(picture), picture.size
+            numbers, white = deep_numbers(picture)
+            picture.load()
+            kinds = {"moving": moving, "deep": numbers is not None, "turned": read_orientation(picture) != 1}
+        if numbers is not None:
+            low, high = float(numbers.min()), float(numbers.max())
+            if not (low >= 0 and (white > 1 or high <= _FLOAT_WHITE)):
+                raise ValueError("no greys")
+            kinds["top"] = high if white > 1 else 0  # type: ignore[assignment]
+        return {"size": size, "digest": digest, "tiny": min(size) < _TINY} | kinds
+    except Exception as error:  # whatever a decoder raises
+        return {"broken": _find_reason(path, page) or str(error) or type(error).__name__}
+
+
+def _find_reason(path: Path, page: int | None) -> str:
+    """Return why the reader of all commands does not take a picture; empty: it does."""
+    from pytorch_grad_cam_pcasvm.export.explainer import UnreadableImageError, read_picture
+
+    try:
+        read_picture(path, float_white=_FLOAT_WHITE, page=page)
+    except UnreadableImageError as error:
+        return error.reason
+    return ""
+
+
+def _describe_sizes(sizes: Sequence[tuple[int, int]]) -> str:
+    if not sizes:
+        return ""
+    counts = Counter(sizes)
+    if len(counts) == 1:
+        return ", {}x{} pixels".format(*sizes[0])
+    widths, heights = zip(*sizes, strict=True)
+    return f", {min(widths)}x{min(heights)} to {max(widths)}x{max(heights)} pixels, of {len(counts)} sizes"
+
+
+def _name_some(root: Path, paths: Iterable[Path]) -> str:
+    return name_first([path.relative_to(root).as_posix() for path in paths])
+
+
+def _tell_odd(root: Path, looked: dict[Path, dict[str, Any]]) -> list[str]:
+    """Say which photos are broken, and of which kinds others are that need attention."""
+    broken = {path: one["broken"] for path, one in looked.items() if "broken" in one}
+    listed = name_first([f"{path.relative_to(root).as_posix()} ({why})" for path, why in broken.items()])
+    findings = [f"broken: {listed}; mend or delete, or add --skip-bad-images"] if broken else []
+    kinds = {
+        name: [path for path, one in looked.items() if one.get(name)] for name in ("deep", "moving", "turned", "tiny")
+    }
+    if (white := _find_white(looked)) is not None:
+        findings.append(
+            f"dark: no photo of more than 8 bits has larger numbers than {white}: fit --white-level {white}"
+        )
+    return findings + [
+        _KINDS[name].format(count=len(paths), first=_name_some(root, paths[:1]), names=_name_some(root, paths))
+        for name, paths in kinds.items()
+        if paths
+    ]
+
+
+def _find_white(looked: Mapping[Path, Mapping[str, Any]]) -> int | None:
+    """Return the white level that photos of more than 8 bits need; None: none."""
+    tops = [one["top"] for one in looked.values() if one.get("top")]
+    return suggest_white(max(tops)) if tops else None
+
+
+def _tell_doubled(root: Path, looked: dict[Path, dict[str, Any]], splits: Sequence[str]) -> list[str]:
+    """Say which files are the same, and first which of these have different labels, or are in two parts of the set."""
+    same = defaultdict(list)
+    for path, one in looked.items():
+        if "digest" in one:
+            same[one["digest"]].append(path)
+    groups = [paths for paths in same.values() if len(paths) > 1]
+    across = [paths for paths in groups if len({_name_class(root, path) for path in paths}) > 1]
+    where = f"{' and '.join(splits)}, so that scores are too good" if splits else "two classes"
+    inside = [paths for paths in groups if paths not in across]
+    findings = [f"the same photo in {where}: {_name_equal(root, across)}"] if across else []
+    if inside:
+        findings.append(
+            f"doubled: {len(inside)} photo{'s are' if len(inside) > 1 else ' is'} there more than once, "
+            f"{_name_equal(root, inside)}; keep one of each: fit leaves them in one fold, but counts them all"
+        )
+    return findings
+
+
+def _name_equal(root: Path, groups: Sequence[Sequence[Path]]) -> str:
+    return name_first([" = ".join(path.relative_to(root).as_posix() for path in paths) for paths in groups])
+
+
+def _name_class(root: Path, path: Path) -> str:
+    return path.relative_to(root).parts[0] if path.parent != root else ""
+
+
+def _list_classes(root: Path, paths: Sequence[Path]) -> Counter[str]:
+    names = {*list_files(root).classes}  # of which the folder of photos beside masks is none
+    return Counter(name for path in paths if (name := _name_class(root, path)) in names)
+
+
+def _tell_classes(root: Path, paths: Sequence[Path]) -> list[str]:
+    """Say how many photos each class has, and which classes have too few."""
+    counts, findings = _list_classes(root, paths), []
+    beside = [path for path in paths if path.parent == root]
+    if counts and beside:
+        findings.append(f"beside the folders of classes: {_name_some(root, beside)}")
+    if not counts:
+        return [*findings, "no classes: a classifier needs one subfolder for each"]
+    print("classes: " + ", ".join(f"{name} {count}" for name, count in sorted(counts.items())))
+    single = sorted(name for name, count in counts.items() if count == 1)
+    small_classes = sorted(name for name, count in counts.items() if 1 < count < _FEW)
+    if single:
+        findings.append(f"one photo only: {', '.join(single)}; a class needs two to be validated")
+    if small_classes:
+        findings.append(
+            f"fewer than {_FEW} photos: {', '.join(small_classes)}; nothing is chosen by cross-validation then"
+        )
+    empty = name_empty(root, counts)
+    return [*findings, *([f"without photos: {', '.join(empty)}"] if empty else [])]
+
+
+def _tell_masks(options: CheckOptions, paths: Sequence[Path]) -> list[str]:
+    """Say which masks belong to no photo, how many photos have one, and what is known of the others."""
+    if options.masks is None:
+        return []
+    from pytorch_grad_cam_pcasvm.data.masks import MaskFolder
+
+    names = [path.relative_to(options.images).as_posix() for path in paths]
+    try:
+        print(MaskFolder(options.masks, names, paths, normal=options.normal, page=options.tiff_page).describe())
+    except (ValueError, OSError) as error:
+        return [f"masks: {error}"]
+    return []
