@@ -2646,6 +2646,11 @@ class Fields(nn.Module):
         return SimpleNamespace(pooler_output=self.body(x))
 
 
+def squeezed(count: int, **options: Any) -> Any:
+    net = nn.Sequential(BACKBONE, Step(lambda features: features.squeeze())).eval()
+    return extract_features(net, [PICTURES[:count]], progress=False, **options)[0]
+
+
 def with_fields(**options: Any) -> Any:
     return extract_features(Fields(), [PICTURES[:4]], progress=False, **options)[0]
 
@@ -3152,13 +3157,23 @@ OTHERS = [
         },
     ),
     Row(
-        "network/features.py: features must be one tensor",
+        "network/fields.py: features must be one tensor",
         with_fields,
-        "features must be one tensor, but the layer returns a SimpleNamespace",
+        "features must be one tensor, but the network, or the layer, returns a SimpleNamespace with output.pooler_out",
         {
-            "name another layer": partial(with_fields, layer="body"),
+            "name a layer that returns the tensor": partial(with_fields, layer="body"),
             "layer='last_hidden_state'": "is for models of transformers, as in tests/documents/test_transformers.py",
             "pool=lambda output: output.pooler_output": partial(with_fields, pool=lambda output: output.pooler_output),
+        },
+    ),
+    Row(
+        "network/features.py: features must be rows (N, ...)",
+        partial(squeezed, 1),
+        "features must be rows (N, ...), but the output has shape (6,): of one image",
+        {
+            "write .flatten(1) in its place": lambda: extract_features(BACKBONE, [PICTURES[:1]], progress=False)[0],
+            "pool=lambda t: t.reshape(-1, 6)": partial(squeezed, 1, pool=lambda t: t.reshape(-1, 6)),
+            "take the features from the layer before it": partial(squeezed, 1, layer="0"),
         },
     ),
     Row(

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, compiler, nn
 from torch.utils._pytree import tree_is_leaf, tree_leaves, tree_map_only
 
+from pytorch_grad_cam_pcasvm.network.fields import read_field, refuse_several
 from pytorch_grad_cam_pcasvm.network.grid import Cells, on_finest
 from pytorch_grad_cam_pcasvm.network.inputs import Inputs, explained, pick_images
 from pytorch_grad_cam_pcasvm.network.layout import Layout
@@ -147,8 +148,10 @@ class FeatureSource:
         field = self.field
         if field is None and self.by_name and not isinstance(output, Tensor):
             field = "last_hidden_state"
+            if read_field(output, field) is None:
+                refuse_several(output)
         if field is not None:
-            value = output.get(field) if isinstance(output, Mapping) else getattr(output, field, None)
+            value = read_field(output, field)
             if value is None:
                 has = list(output) if isinstance(output, Mapping) else type(output).__name__
                 raise ValueError(f"the backbone has no layer {field!r}, and its output has no such field: it has {has}")
@@ -327,12 +330,17 @@ def _refuse_repeated_targets(names: Iterable[str], runs: Mapping[str, int]) -> N
 def flatten(output: Any) -> Tensor:
     """Return a layer's output, shape (N, ...), as rows of features, shape (N, D)."""
     if not isinstance(output, Tensor):
-        raise TypeError(
-            f"features must be one tensor, but the layer returns a {type(output).__name__}: name another layer, or one "
-            "of the output's fields, as layer='last_hidden_state', or pass pool=lambda output: output.pooler_output"
-        )
+        refuse_several(output)
     if output.dim() < 2:
-        raise ValueError(f"features must be rows (N, ...), but the layer's output has shape {tuple(output.shape)}")
+        width = output.numel()
+        refuse(
+            ValueError,
+            f"features must be rows (N, ...), but the output has shape {tuple(output.shape)}: of one image, a network "
+            "that ends in .squeeze() has lost the axis of images",
+            "write .flatten(1) in its place",
+            f"pass pool=lambda t: t.reshape(-1, {width})",
+            "take the features from the layer before it, layer=...",
+        )
     return output.flatten(1)
 
 

@@ -111,7 +111,16 @@ class Inputs:
 
 
 def make_inputs(item: Any) -> Any:
-    """Return several tensors as :class:`Inputs`, and anything else unchanged: perhaps a list of single images."""
+    """Return several tensors as :class:`Inputs`, and anything else unchanged: perhaps a list of single images.
+
+    What a loader makes of the dicts of an image processor, which each are a batch of one, are images (N, C, H, W).
+    """
+    if isinstance(item, Mapping) and set(item) == {"pixel_values"}:
+        value = item["pixel_values"]
+        if isinstance(value, list | tuple) and len(value) == 1:
+            return plain_tensor(value[0])
+        if isinstance(value, Tensor) and value.dim() == 5 and value.shape[1] == 1:
+            return plain_tensor(value[:, 0])
     values = list(item.values()) if isinstance(item, Mapping) else item
     if not isinstance(values, list | tuple) or not values or not all(isinstance(value, Tensor) for value in values):
         return plain_tensor(item)
@@ -230,10 +239,11 @@ def check_rows(features: Tensor, x: Tensor) -> None:
         return
     several = len(features) // len(x)
     mean = f"unflatten(0, (-1, {several})).mean(1)"
+    lost = ", or has a .squeeze() lost the axis of images?" if len(x) == 1 else "?"
     refuse(
         ValueError,
-        f"the features have {len(features)} rows for {len(x)} images ({several} crops or patches of each?), but a head "
-        "takes one row for each image",
+        f"the features have {len(features)} rows for {len(x)} images ({several} crops or patches of each{lost}), but a "
+        "head takes one row for each image",
         f"average them in the network, features.{mean}",
         f"pass pool=lambda t: t.{mean} to extract_features and PCASVMNet",
     )
