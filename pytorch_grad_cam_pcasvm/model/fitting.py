@@ -30,6 +30,7 @@ from pytorch_grad_cam_pcasvm.network.modules import evaluation_mode, find_device
 from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
 from pytorch_grad_cam_pcasvm.network.tiles import TiledNet
 from pytorch_grad_cam_pcasvm.runtime.arguments import suggest_arguments
+from pytorch_grad_cam_pcasvm.runtime.errors import warn
 
 _LONGEST = 400  # letters of an estimator's description
 
@@ -124,6 +125,12 @@ def fit_made(
     preparation = None if network.transform is None else describe_transform(network.transform)
     blocks = BlockMeans(net, FeatureSource.of(net, layer, pool), chosen)
     rows, labels = collect_features(net, loader, layer, pool=pool, blocks=blocks, **extraction)
+    if not (chosen or blocks.last):
+        warn(
+            "no layer was found that has positions, and that all on the way to the features goes through: explain has "
+            "no layer by default; name one, fit_model(..., layers=[...])",
+            UserWarning,
+        )
     if preparation is not None:
         hint_at_scaled(blocks.first, preparation.transform)
     labels = labels if classes is None else name_labels(labels, classes)

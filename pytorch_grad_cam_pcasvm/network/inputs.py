@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from pytorch_grad_cam_pcasvm.network.modules import find_device
+from pytorch_grad_cam_pcasvm.network.modules import evaluation_mode, find_device
 from pytorch_grad_cam_pcasvm.runtime.device import is_traced, may_look
 from pytorch_grad_cam_pcasvm.runtime.errors import refuse
 
@@ -278,7 +278,7 @@ def checked_images(x: Any, network: nn.Module | None = None) -> Any:
     floats = [tensor for tensor in x.tensors if tensor.is_floating_point()] if isinstance(x, Inputs) else [x]
     if not floats or not floats[0].is_floating_point():
         raise TypeError(_NOT_FLOATING.format("input_tensor", x.dtype))
-    if not isinstance(x, Inputs) and x.dim() == 3 and not _takes_signals(network):
+    if not isinstance(x, Inputs) and x.dim() == 3 and not _takes_signals(network, x):
         raise ValueError(f"input_tensor must be a batch (N, C, H, W), got {tuple(x.shape)}: use x.unsqueeze(0)")
     if floats[0].dim() < 2 or x.shape[0] == 0:
         raise ValueError(f"input_tensor must be a batch of images (N, C, H, W) with N > 0, got {tuple(x.shape)}")
@@ -293,11 +293,24 @@ def prepare_images(model: nn.Module, x: Any) -> Any:
     return checked_images(x, model).to(find_device(model))
 
 
-def _takes_signals(network: nn.Module | None) -> bool:
-    """Return whether a network has layers for signals, and no convolution of pictures."""
+def _takes_signals(network: nn.Module | None, x: Tensor) -> bool:
+    """Return whether x is a batch of signals (N, C, L) for a network, and no image (C, H, W).
+
+    Its layers tell. With convolutions of pictures, as where signals become pictures inside, it is tried: signals pass,
+    and do not as one image, (1, C, H, W).
+    """
     modules = () if network is None else [*network.modules()]
-    of_signals = any(isinstance(module, nn.Conv1d | nn.RNNBase) for module in modules)
-    return of_signals and not any(isinstance(module, nn.Conv2d | nn.Conv3d) for module in modules)
+    if network is None or not any(isinstance(module, nn.Conv2d | nn.Conv3d) for module in modules):
+        return any(isinstance(module, nn.Conv1d | nn.RNNBase) for module in modules)
+    return may_look(x) and _runs_on(network, x[:1]) and not _runs_on(network, x[:1].unsqueeze(0))
+
+
+def _runs_on(network: nn.Module, x: Tensor) -> bool:
+    try:
+        with evaluation_mode(network), torch.no_grad():
+            return isinstance(network(x.to(find_device(network))), Tensor)
+    except Exception:  # whatever a shape in it raises
+        return False
 
 
 def one_input(x: Any, caller: str, instead: str = "use explain of ClosedFormGradCAM or ContributionCAM") -> Tensor:
