@@ -166,6 +166,7 @@ def _make_own(typed: str) -> tuple[Any, Any, bool]:
     """Return the network of a user's function, its transform or ImageNet's, and whether that is the user's."""
     from torch import nn
 
+    from pytorch_grad_cam_pcasvm.network.keras_network import KerasNetwork
     from pytorch_grad_cam_pcasvm.network.modules import find_network
 
     module, _, name = typed.rpartition(":")
@@ -177,7 +178,8 @@ def _make_own(typed: str) -> tuple[Any, Any, bool]:
             f"the backbone {module}:{name}: {name}() must return a torch.nn.Module, or a pair of it and its transform, "
             f"but returned a {type_name}"
         )
-    find_network(net)
+    found = find_network(net)
+    net = found if isinstance(found, KerasNetwork) else net
     if transform:
         return net, transform[0], True
     from torchvision.models import ResNet18_Weights

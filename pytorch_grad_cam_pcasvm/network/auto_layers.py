@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 from pytorch_grad_cam_pcasvm.network.features import FeatureSource, Visit, flatten, output_of
 from pytorch_grad_cam_pcasvm.network.inputs import Inputs, pick_images
+from pytorch_grad_cam_pcasvm.network.keras_network import KerasNetwork, is_keras
 from pytorch_grad_cam_pcasvm.network.modules import evaluation_mode, list_modules
 from pytorch_grad_cam_pcasvm.network.tiling import Tiled
 from pytorch_grad_cam_pcasvm.runtime.rollback import hooked
@@ -58,10 +59,14 @@ def last_blocks_by_branch(backbone: nn.Module, source: FeatureSource, x: Tensor)
     branches = []
     for name, module in _branches(backbone, x, passed):
         by_size: dict[tuple[int, ...], str] = {}
-        for child, sure in reversed(_trunk(module, name, passed)):  # the last one of each size counts
+        sure_of_all = not isinstance(module, KerasNetwork)  # whose taps do not tell what they take
+        for child, sure in reversed(_trunk(module, name, passed, sure_of_all)):  # the last one of each size counts
             output = passed[child].output
             size = tuple(output.shape[2:])
-            mappable = size and max(size) > 1 and output.dim() in {image.dim() for image in pick_images(x)}
+            is_foreign = is_keras(backbone.get_submodule(child))  # whose channels are where Keras has them
+            mappable = (
+                size and not is_foreign and max(size) > 1 and output.dim() in {image.dim() for image in pick_images(x)}
+            )
             if mappable and size not in by_size and (sure or _is_passed(backbone, source, x, child)):
                 by_size[size] = child
         branches += [list(by_size.values())[::-1]] if by_size else []

@@ -13,6 +13,7 @@ from PIL import Image
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
+from pytorch_grad_cam_pcasvm.network.keras_network import arrange_images
 from pytorch_grad_cam_pcasvm.network.modules import evaluation_mode, find_device
 from pytorch_grad_cam_pcasvm.runtime.device import is_traced, may_look
 from pytorch_grad_cam_pcasvm.runtime.errors import refuse
@@ -273,7 +274,7 @@ def checked_images(x: Any, network: nn.Module | None = None) -> Any:
         TypeError: the input is not a floating-point tensor.
         ValueError: it is no batch of images, or has NaN or infinite values.
     """
-    x = make_inputs(x)
+    x = arrange_images(network, make_inputs(x))
     check_tensor(x, "input_tensor")
     floats = [tensor for tensor in x.tensors if tensor.is_floating_point()] if isinstance(x, Inputs) else [x]
     if not floats or not floats[0].is_floating_point():
