@@ -133,6 +133,7 @@ BY_VALUES = "use ContributionCAM, which needs values alone"
 REFUSING = ("refuse", "_refused", "NoClosedFormError", "NoProgramError", "_refuse_member")
 # Messages that have no row, and why.
 WITHOUT = {
+    "network/site.py: is a layer of Keras in a module of torch": "tests/network/test_keras.py follows it",
     "model/fitting.py: explain has no layer by default": "tests/network/test_auto_layers.py follows it",
     "methods/gaps.py: they are lost in the rounding": "tests/methods/test_gaps.py follows it",
     "methods/gaps.py: rounding decides the head's value": "tests/methods/test_gaps.py has it, which no head here does",

@@ -166,7 +166,6 @@ def _make_own(typed: str) -> tuple[Any, Any, bool]:
     """Return the network of a user's function, its transform or ImageNet's, and whether that is the user's."""
     from torch import nn
 
-    from pytorch_grad_cam_pcasvm.network.keras_network import KerasNetwork
     from pytorch_grad_cam_pcasvm.network.modules import find_network
 
     module, _, name = typed.rpartition(":")
@@ -178,8 +177,7 @@ def _make_own(typed: str) -> tuple[Any, Any, bool]:
             f"the backbone {module}:{name}: {name}() must return a torch.nn.Module, or a pair of it and its transform, "
             f"but returned a {type_name}"
         )
-    found = find_network(net)
-    net = found if isinstance(found, KerasNetwork) else net
+    net = find_network(net)
     if transform:
         return net, transform[0], True
     from torchvision.models import ResNet18_Weights

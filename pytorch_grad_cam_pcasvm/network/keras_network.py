@@ -1,8 +1,8 @@
-"""Keras networks on torch: the layers of a model by their Keras names, and channels first, as everything else has them.
+"""Keras networks on torch: the layers of a model by their Keras names, and with their channels first.
 
-The layers of a Keras model are no submodules that torch would list, and their channels come last. Here each has a tap, an
-``nn.Identity`` of the same name, which its output passes, channels first, on the way to the next layer. Keras itself is
-never imported.
+The layers of a Keras model are no submodules that torch would list, and their channels come last. Here each has a tap,
+an ``nn.Identity`` of the same name, which its output passes, channels first, on the way to the next layer. Keras itself
+is never imported.
 """
 
 from collections.abc import Iterator
