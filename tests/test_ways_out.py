@@ -136,6 +136,11 @@ BY_VALUES = "use ContributionCAM, which needs values alone"
 REFUSING = ("refuse", "_refused", "NoClosedFormError", "NoProgramError", "_refuse_member")
 # Messages that have no row, and why.
 WITHOUT = {
+    "network/site.py: is a layer of Keras in a module of torch": "tests/network/test_keras.py follows it",
+    "model/fitting.py: explain has no layer by default": "tests/network/test_auto_layers.py follows it",
+    "methods/gaps.py: they are lost in the rounding": "tests/methods/test_gaps.py follows it",
+    "methods/gaps.py: rounding decides the head's value": "tests/methods/test_gaps.py has it, which no head here does",
+    "methods/gaps.py: the network computes where it cannot be seen": "tests/methods/test_gaps.py has it",
     "model/backbones.py: cannot be downloaded": "tests/cli/test_commands.py follows it",
     "model/file.py: are neither beside": "tests/model/test_model.py follows it",
     "model/file.py: which no file can hold": "tests/model/test_model.py follows it",
@@ -1665,7 +1670,7 @@ PATHS = [
         )
     ),
     Row(
-        "methods/contributions.py: the network mixes the images of a batch",
+        "methods/gaps.py: the network mixes the images of a batch",
         partial(stepped, mixing, ContributionCAM, baseline="zero"),
         "do not add up: the network mixes the images of a batch",
         {
@@ -2691,6 +2696,11 @@ class Fields(nn.Module):
         return SimpleNamespace(pooler_output=self.body(x))
 
 
+def squeezed(count: int, **options: Any) -> Any:
+    net = nn.Sequential(BACKBONE, Step(lambda features: features.squeeze())).eval()
+    return extract_features(net, [PICTURES[:count]], progress=False, **options)[0]
+
+
 def with_fields(**options: Any) -> Any:
     return extract_features(Fields(), [PICTURES[:4]], progress=False, **options)[0]
 
@@ -3233,13 +3243,23 @@ OTHERS = [
         },
     ),
     Row(
-        "network/features.py: features must be one tensor",
+        "network/fields.py: features must be one tensor",
         with_fields,
-        "features must be one tensor, but the layer returns a SimpleNamespace",
+        "features must be one tensor, but the network, or the layer, returns a SimpleNamespace with output.pooler_out",
         {
-            "name another layer": partial(with_fields, layer="body"),
+            "name a layer that returns the tensor": partial(with_fields, layer="body"),
             "layer='last_hidden_state'": "is for models of transformers, as in tests/documents/test_transformers.py",
             "pool=lambda output: output.pooler_output": partial(with_fields, pool=lambda output: output.pooler_output),
+        },
+    ),
+    Row(
+        "network/features.py: features must be rows (N, ...)",
+        partial(squeezed, 1),
+        "features must be rows (N, ...), but the output has shape (6,): of one image",
+        {
+            "write .flatten(1) in its place": lambda: extract_features(BACKBONE, [PICTURES[:1]], progress=False)[0],
+            "pool=lambda t: t.reshape(-1, 6)": partial(squeezed, 1, pool=lambda t: t.reshape(-1, 6)),
+            "take the features from the layer before it": partial(squeezed, 1, layer="0"),
         },
     ),
     Row(

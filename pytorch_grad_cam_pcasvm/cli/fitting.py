@@ -56,6 +56,7 @@ from pytorch_grad_cam_pcasvm.model.fitting import assemble_model, describe_estim
 from pytorch_grad_cam_pcasvm.model.preparation import Preparation
 from pytorch_grad_cam_pcasvm.network.auto_layers import fine_features, last_features, refuse_unmappable
 from pytorch_grad_cam_pcasvm.network.features import FeatureSource
+from pytorch_grad_cam_pcasvm.network.layer_means import BlockMeans
 from pytorch_grad_cam_pcasvm.network.modules import find_device
 from pytorch_grad_cam_pcasvm.network.pools import parse_pool
 
@@ -84,10 +85,7 @@ def fit(options: FitOptions) -> None:
     with_whites(preparation, folder.paths, options.images)
     tell_crop(preparation, folder.paths)
     patches = _patches(options, preparation, folder)
-    if options.layer:
-        x = first_image(preparation).to(find_device(network.net))
-        source = FeatureSource.of(network.net, layer, pool).at(network.net, x)
-        refuse_unmappable(network.net, source, options.layer, x, "--layer {}")
+    _check_maps(options, network.net, FeatureSource.of(network.net, layer, pool), first_image(preparation))
     groups = group_photos(folder.paths, _name_objects(options, folder.paths, has_classes=has_classes))
     with training_set(
         options, options.images, network.net, preparation, layer, pool, options.layer, patches
@@ -104,6 +102,25 @@ def fit(options: FitOptions) -> None:
         print("it was fitted on good parts alone: to see how well it finds defects, evaluate it with --masks")
     if fitted.enumerated is not None:
         print(f"{fitted.enumerated.extra_repr()}. Methods that need a gradient do not explain it; ContributionCAM does")
+
+
+def _check_maps(options: FitOptions, net: Any, source: FeatureSource, x: Any) -> None:
+    """Refuse, before anything takes long, layers that no map can be of, and a network without any where none is named.
+
+    Raises:
+        ValueError: there would be no maps.
+    """
+    if options.layer:
+        x = x.to(find_device(net))
+        refuse_unmappable(net, source.at(net, x), options.layer, x, "--layer {}")
+        return
+    blocks = BlockMeans(net, source)
+    blocks.begin_batch(x)
+    if not blocks.last:
+        raise ValueError(
+            f"no layer of {options.backbone} was found that has positions, and that all on the way to the features "
+            "goes through, so that explain would have nothing to draw: name one, --layer NAME"
+        )
 
 
 def _fit_head(

@@ -8,6 +8,7 @@ from typing import Any
 
 from pytorch_grad_cam_pcasvm.cli.arguments import FitOptions
 from pytorch_grad_cam_pcasvm.cli.folders import is_moving, name_first, suggest_white
+from pytorch_grad_cam_pcasvm.data.transforms import unpack
 from pytorch_grad_cam_pcasvm.model.backbones import Backbone
 from pytorch_grad_cam_pcasvm.model.preparation import Preparation, Scaled, bring_to_size, measure_size, read_steps
 
@@ -53,7 +54,7 @@ def choose_preparation(
             )
         for name in ("size", "tiles", "tile"):
             _refuse_size(options, name)
-        return Preparation(transform, None, None, **reading)
+        return Preparation(unpack(transform), None, None, **reading)
     of_head = "stretch" if fits else (_OF_03 if recorded is None else recorded).get("resize")
     if recorded is not None and options.resize not in (None, of_head):
         raise ValueError(

@@ -17,6 +17,7 @@ from torchvision.datasets import DatasetFolder, ImageFolder
 
 from pytorch_grad_cam_pcasvm.data import arranged, class_folders, list_photos, name_classes
 from pytorch_grad_cam_pcasvm.data.files import list_files
+from pytorch_grad_cam_pcasvm.data.transforms import unpack
 from pytorch_grad_cam_pcasvm.export.explainer import choose_page, read_orientation, read_picture
 from pytorch_grad_cam_pcasvm.network.inputs import LABEL_KEYS, image_and_label
 from pytorch_grad_cam_pcasvm.runtime.errors import warn
@@ -82,7 +83,7 @@ class Images:
         if not len(data):
             raise ValueError("the data set is empty: there is nothing to explain")
         self.data = data
-        self.transform = None if isinstance(source, str | Path) else transform
+        self.transform = None if isinstance(source, str | Path) else unpack(transform)
         self.picture = picture if picture is not None else _unnormalised(transform or _find_transform(data))
         self.thumbnails = thumbnails
 
@@ -293,7 +294,7 @@ def image_folder(root: Path, transform: Callable[[Any], Tensor] | None, *, exif:
         )
     loader = partial(in_colour, exif=exif, **whites)
     data: Any = _Flat if name_classes(root) is None else _Classes
-    images = data(root, transform, loader=loader)
+    images = data(root, unpack(transform), loader=loader)
     images.exif = exif
     return images
 
@@ -316,6 +317,8 @@ def _find_transform(data: Any) -> Any:
 
 def _unnormalised(transform: Any) -> Callable[[Tensor], Tensor]:
     """Return a function that undoes a transform's Normalize, or without one, stretches an image to [0, 1]."""
+    if getattr(transform, "do_normalize", False):  # an image processor's
+        return Unnormalise(list(transform.image_mean), list(transform.image_std))
     mean, std = getattr(transform, "mean", None), getattr(transform, "std", None)
     if mean is not None and std is not None:
         return Unnormalise(list(mean), list(std))

@@ -189,6 +189,7 @@ def _converted(program: ExportedProgram, names: Sequence[str], opset: int | None
     assert converted is not None
     _simplify(converted.model)
     model = converted.model_proto
+    _merge_transposes(model.graph)
     # Where torch cannot bring it to the opset, it leaves it as it is.
     written = next(entry.version for entry in model.opset_import if not entry.domain)
     if opset is not None and written != opset:
@@ -218,6 +219,39 @@ def _simplify(model: Any) -> None:
         common.CommonSubexpressionEliminationPass(),
     ):
         simplify(model)
+
+
+def _merge_transposes(graph: Any) -> None:
+    """Write products of a transposed matrix in double precision as Gemm.
+
+    Of a MatMul behind a Transpose, onnxruntime up to 1.25 makes a FusedMatMul, which it has in single precision only.
+    """
+    from onnx import TensorProto, helper
+
+    infos = (*graph.value_info, *graph.input, *graph.output)
+    ranks = {info.name: len(info.type.tensor_type.shape.dim) for info in infos}
+    doubles = {info.name for info in infos if info.type.tensor_type.elem_type == TensorProto.DOUBLE}
+    ranks |= {constant.name: len(constant.dims) for constant in graph.initializer}
+    transposed, unchanged = dict[str, str](), dict[str, str]()
+    for node in graph.node:
+        if node.op_type == "Transpose" and node.attribute:
+            order = list(node.attribute[0].ints)
+            found = transposed if order == [1, 0] else unchanged if order == sorted(order) else {}
+            found[node.output[0]] = node.input[0]
+    for node in graph.node:
+        node.input[:] = [unchanged.get(name, name) for name in node.input]
+        of_matrices = node.op_type == "MatMul" and all(ranks.get(name) == 2 for name in node.input)
+        sides = [name in transposed for name in node.input]
+        if not (of_matrices and any(sides) and node.output[0] in doubles):
+            continue
+        node.op_type = "Gemm"
+        node.input[:] = [transposed.get(name, name) for name in node.input]
+        node.attribute.extend(
+            helper.make_attribute(name, int(side)) for name, side in zip(("transA", "transB"), sides, strict=True)
+        )
+    used = {name for node in graph.node for name in node.input} | {output.name for output in graph.output}
+    for node in [node for node in graph.node if node.op_type == "Transpose" and node.output[0] not in used]:
+        graph.node.remove(node)
 
 
 def _runtime() -> Any:

@@ -8,11 +8,11 @@ from torch import Tensor, nn
 
 from pytorch_grad_cam_pcasvm.head.stage import GROUPS, Sampling
 from pytorch_grad_cam_pcasvm.maps.results import WAYS, MethodResult, as_one, shift_baseline, signed_maps
+from pytorch_grad_cam_pcasvm.methods.gaps import refuse_gap
 from pytorch_grad_cam_pcasvm.methods.grad_cam_protocol import HeadSums
 from pytorch_grad_cam_pcasvm.methods.run import Run
 from pytorch_grad_cam_pcasvm.methods.starts import BaselineCAM
 from pytorch_grad_cam_pcasvm.runtime.device import may_look
-from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError
 from pytorch_grad_cam_pcasvm.targets.questions import Questions
 
 
@@ -129,19 +129,14 @@ class ContributionCAM(SecantCAM, HeadSums):
 
 
 def _check_sums(run: Run, layer: int, parts: Tensor, seeds: Any) -> None:
-    """Refuse contributions (N, K, I) that do not add up, as where one image changes the features of another."""
+    """Refuse contributions (N, K, I) that do not add up."""
     scale = seeds.log_scale.exp()
     total = parts.sum(-1) * scale + seeds.baseline_values - seeds.values
     size = parts.abs().sum(-1) * scale + seeds.values.abs() + seeds.baseline_values.abs()
     tolerance = 1e-2 if parts.dtype == torch.float32 else 1e-5  # far above what rounding loses on the way
-    if bool((total.abs() > tolerance * size).any()):
-        raise NoClosedFormError(
-            f"contributions at {run.layers[layer]!r} do not add up: the network mixes the images of a batch, or "
-            "computes where it cannot be seen",
-            "explain one image at a time",
-            "see cam.check(images)",
-            "use a gradient method such as ClosedFormGradCAM",
-        )
+    gap = torch.where(total.abs() > tolerance * size, total, 0.0)
+    if bool(gap.any()):
+        refuse_gap(run, layer, seeds, gap)
 
 
 class LIFTCAM(SecantCAM):

@@ -177,7 +177,7 @@ def _make_own(typed: str) -> tuple[Any, Any, bool]:
             f"the backbone {module}:{name}: {name}() must return a torch.nn.Module, or a pair of it and its transform, "
             f"but returned a {type_name}"
         )
-    find_network(net)
+    net = find_network(net)
     if transform:
         return net, transform[0], True
     from torchvision.models import ResNet18_Weights

@@ -16,6 +16,7 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
 import pytorch_grad_cam_pcasvm
+from pytorch_grad_cam_pcasvm.data.transforms import hint_at_scaled
 from pytorch_grad_cam_pcasvm.head import Head
 from pytorch_grad_cam_pcasvm.head.storage import TrainingSet
 from pytorch_grad_cam_pcasvm.model.backbones import Backbone, make_backbone
@@ -66,8 +67,8 @@ def fit_model(
         head: an estimator, a ``Pipeline``, a search, a list of fitted estimators, or a :class:`.Head`.
         layer: where features come from, as for :class:`.PCASVMNet`.
         pool: how positions become one row of features, as for :class:`.PCASVMNet`.
-        transform: turns a PIL image into what the loader yields, so that pictures in files can be explained. None: that
-            of the weights of a backbone with a name, or not known.
+        transform: turns a PIL image into what the loader yields, so that pictures in files can be explained; an image
+            processor of Hugging Face does. None: that of the weights of a backbone with a name, or not known.
         layers: the layers that maps are of by default, by name or as modules, one or several; None: the last block
             before all features, of several inputs one for each branch.
         classes: names of the classes that the loader numbers 0, 1, 2, ..., such as ``data_set.classes`` of an
@@ -122,8 +123,17 @@ def fit_made(
     if classes is not None and is_fitted:
         raise ValueError("classes= are names for a head that is fitted here, but this one has its own: leave them out")
     chosen = name_layers(net, layers)
+    preparation = None if network.transform is None else describe_transform(network.transform)
     blocks = BlockMeans(net, source, chosen)
     rows, labels = collect_features(net, loader, layer, pool=pool, blocks=blocks, **extraction)
+    if not (chosen or blocks.last):
+        warn(
+            "no layer was found that has positions, and that all on the way to the features goes through: explain has "
+            "no layer by default; name one, fit_model(..., layers=[...])",
+            UserWarning,
+        )
+    if preparation is not None:
+        hint_at_scaled(blocks.first, preparation.transform)
     labels = labels if classes is None else name_labels(labels, classes)
     if not is_fitted:
         _warn_of_positions(net, source, blocks)
@@ -131,7 +141,7 @@ def fit_made(
     about = {"images": blocks.count, "rows": len(rows), "left_out": blocks.left_out} | describe_labels(labels)
     return assemble_model(
         network, fitted, blocks.first, layer, pool, means=blocks.means, layers=chosen or blocks.last, normal=normal,
-        about=about,
+        preparation=preparation, about=about,
     )  # fmt: skip
 
 

@@ -218,12 +218,19 @@ def bring_to_size(preparation: Preparation, size: tuple[int, int]) -> Preparatio
 
 
 def describe_transform(transform: Any) -> Preparation:
-    """Return the preparation of a transform: with its steps, if these are known and make the same images."""
+    """Return the preparation of a transform: with its steps, if these are known and make the same images.
+
+    An image processor, such as ``AutoImageProcessor`` of Hugging Face returns, is one.
+    """
     import numpy as np
     from PIL import Image
 
+    from pytorch_grad_cam_pcasvm.data.transforms import unpack
+
     steps = read_steps(transform)
-    if steps is not None:
+    if steps is None:
+        transform = unpack(transform)
+    else:
         again = Cropped(measure_size(transform), **steps)
         noise = np.random.default_rng(0)
         pictures = [Image.fromarray(noise.integers(0, 256, (*size, 3), np.uint8)) for size in ((90, 140), (300, 200))]
@@ -262,8 +269,11 @@ def with_transform(recorded: Mapping[str, Any] | None, transform: Callable[[Any]
         recorded: what is stored; see :func:`read_preparation`.
         transform: turns a PIL image into a tensor (C, H, W).
     """
+    from pytorch_grad_cam_pcasvm.data.transforms import unpack
+
     check_recorded(recorded)
     steps = recorded or {}
+    transform = transform if read_steps(transform) else unpack(transform)
     return Preparation(transform, steps.get("resize"), steps.get("steps"), **_read_reading(steps))
 
 

@@ -1,20 +1,24 @@
 """The trunk of a backbone: the layers that everything passes, one after another, and the last of each map size."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
-from pytorch_grad_cam_pcasvm.network.features import FeatureSource, output_of
+from pytorch_grad_cam_pcasvm.network.features import FeatureSource, Visit, flatten, output_of
 from pytorch_grad_cam_pcasvm.network.inputs import Inputs, pick_images
+from pytorch_grad_cam_pcasvm.network.keras_network import KerasNetwork, is_keras
 from pytorch_grad_cam_pcasvm.network.modules import evaluation_mode, list_modules
 from pytorch_grad_cam_pcasvm.network.tiling import Tiled
 from pytorch_grad_cam_pcasvm.runtime.rollback import hooked
 
 _NAMED = 3  # layers, where another is to be chosen
 _FINE = 8, 16  # pixels of a position
+_BYPASSED = 1e-3  # of the difference of two images' features: what may come of rounding
 
 
 def find_last_blocks(backbone: nn.Module, source: FeatureSource, x: Tensor) -> list[str]:
@@ -48,20 +52,24 @@ def last_blocks_by_branch(backbone: nn.Module, source: FeatureSource, x: Tensor)
         branches = last_blocks_by_branch(*_look_at_tiles(backbone, x))
         return [[backbone.prefix + name for name in branch] for branch in branches]
     passed, _ = _passed(backbone, source, x)
-    norms = [name for name in norms_before_attention(backbone) if name in passed]
+    norms = [name for name in norms_before_attention(backbone) if name in passed and passed[name].is_tensor]
     if norms:
-        of_size = {tuple(passed[name][1].shape[1:-1]): name for name in norms}  # the last of each
+        of_size = {tuple(passed[name].output.shape[1:-1]): name for name in norms}  # the last of each
         return [list(of_size.values()) if len(of_size) > 1 else norms[-2:]]
     branches = []
     for name, module in _branches(backbone, x, passed):
         by_size: dict[tuple[int, ...], str] = {}
-        for child in _trunk(module, name, passed):
-            output = passed[child][1]
+        sure_of_all = not isinstance(module, KerasNetwork)  # whose taps do not tell what they take
+        for child, sure in reversed(_trunk(module, name, passed, sure_of_all)):  # the last one of each size counts
+            output = passed[child].output
             size = tuple(output.shape[2:])
-            if size and max(size) > 1 and output.dim() in {image.dim() for image in pick_images(x)}:
-                by_size.pop(size, None)  # so that the last one counts, also in the order
+            is_foreign = is_keras(backbone.get_submodule(child))  # whose channels are where Keras has them
+            mappable = (
+                size and not is_foreign and max(size) > 1 and output.dim() in {image.dim() for image in pick_images(x)}
+            )
+            if mappable and size not in by_size and (sure or _is_passed(backbone, source, x, child)):
                 by_size[size] = child
-        branches += [list(by_size.values())] if by_size else []
+        branches += [list(by_size.values())[::-1]] if by_size else []
     if not branches:
         raise ValueError("no layer of this backbone has positions that a map could be made of: name the target layers")
     return branches
@@ -83,7 +91,9 @@ def last_features(backbone: nn.Module, x: Tensor) -> str:
         return blocks[-1]
     passed, _ = _passed(backbone, whole, x[:1])
     kinds = {name: type(module).__name__.lower() for name, module in backbone.named_modules()}
-    return [name for name, (_, output) in passed.items() if "norm" in kinds[name] and output.dim() > 2][-1]
+    return [
+        name for name, call in passed.items() if "norm" in kinds[name] and call.is_tensor and call.output.dim() > 2
+    ][-1]
 
 
 def refuse_unmappable(
@@ -133,7 +143,9 @@ def fine_features(backbone: nn.Module, x: Tensor) -> list[str]:
     if norms_before_attention(backbone):
         return []
     passed, _ = _passed(backbone, FeatureSource(), x[:1])
-    strides = {name: x.shape[-1] / passed[name][1].shape[-1] for name in find_last_blocks(backbone, FeatureSource(), x)}
+    strides = {
+        name: x.shape[-1] / passed[name].output.shape[-1] for name in find_last_blocks(backbone, FeatureSource(), x)
+    }
     return [name for name, stride in strides.items() if round(stride) in _FINE]
 
 
@@ -158,13 +170,11 @@ def _look_at_tiles(backbone: Tiled, x: Tensor) -> tuple[nn.Module, FeatureSource
     return backbone.net, backbone.source.at(backbone.net, tile), tile
 
 
-def _branches(
-    backbone: nn.Module, x: Any, passed: dict[str, tuple[Sequence[Any], Tensor]]
-) -> list[tuple[str, nn.Module]]:
+def _branches(backbone: nn.Module, x: Any, passed: "dict[str, _Call]") -> list[tuple[str, nn.Module]]:
     """Return the backbone; of several inputs, the outermost modules that take one of them, by name."""
     if not isinstance(x, Inputs):
         return [("", backbone)]
-    takers = [name for name, (args, _) in passed.items() if any(arg is image for arg in args for image in x.images)]
+    takers = [name for name, call in passed.items() if call.is_tensor and call.takes(x.images)]
     outermost = [name for name in takers if name and not any(name.startswith(f"{other}.") for other in takers if other)]
     return [(name, backbone.get_submodule(name)) for name in outermost]
 
@@ -185,45 +195,105 @@ def norms_before_attention(backbone: nn.Module) -> list[str]:
     return norms
 
 
-def _passed(
-    backbone: nn.Module, source: FeatureSource, x: Tensor
-) -> tuple[dict[str, tuple[Sequence[Any], Tensor]], list[str]]:
-    """Return the arguments and the output of each module that runs once, in the order in which they end.
+@dataclass(frozen=True)
+class _Call:
+    """A call of a module.
 
-    Modules that do not return one tensor are left out; the names of those that run several times come after it.
+    Attributes:
+        args: its arguments.
+        output: what it returned.
     """
-    passed: dict[str, tuple[Sequence[Any], Tensor]] = {}
+
+    args: Any
+    output: Any
+
+    @property
+    def is_tensor(self) -> bool:
+        """Whether it returned one tensor."""
+        return isinstance(self.output, Tensor)
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All tensors of the output, as an encoder returns one for each size of maps."""
+        return [leaf for leaf in tree_leaves(self.output) if isinstance(leaf, Tensor)]
+
+    def takes(self, tensors: Iterable[Tensor]) -> bool:
+        """Return whether some of these tensors are among the arguments."""
+        ids = set(map(id, tensors))
+        return any(id(leaf) in ids for leaf in tree_leaves(self.args))
+
+
+def _passed(backbone: nn.Module, source: FeatureSource, x: Tensor) -> tuple[dict[str, _Call], list[str]]:
+    """Return the calls of modules that run once, in the order in which they end, and the names of the others.
+
+    Those that have begun and not ended, as the features come from their middle, come last.
+    """
+    passed: dict[str, _Call] = {}
     names = {module: name for name, module in backbone.named_modules()}
-    twice = dict[str, None]()
+    began, twice = dict[str, Any](), dict[str, None]()
 
     def note(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         name = names[module]
         if name in passed:
             twice[name] = None
-        if isinstance(output, Tensor):
-            passed[name] = args, output
+        passed[name] = _Call((args, kwargs), output)
 
     with hooked() as hooks, torch.no_grad():
         for module in list_modules(backbone):
+            hooks.before(module, lambda module, *args: began.setdefault(names[module], args))
             hooks.after(module, note)
         output_of(backbone, source, x, ends=True)
-    return {name: call for name, call in passed.items() if name not in twice}, list(twice)
+    unended = {name: _Call(args, None) for name, args in began.items() if name not in passed}
+    return {name: call for name, call in (passed | unended).items() if name not in twice}, list(twice)
 
 
-def _trunk(module: nn.Module, name: str, passed: dict[str, tuple[Sequence[Any], Tensor]]) -> list[str]:
-    """Return the names of a module's children that everything passes through, plain sequences taken apart."""
-    names = {f"{name}.{child}".lstrip("."): inner for child, inner in module.named_children()}
+def _trunk(module: nn.Module, name: str, passed: dict[str, _Call], sure: bool = True) -> list[tuple[str, bool]]:
+    """Return the names of a module's children that everything passes through, and whether that is sure.
+
+    Plain sequences are taken apart. So are modules that do not run themselves, such as lists, those that do not return
+    one tensor, as encoders do, and those that have not ended: what they do with the parts has to be tried.
+    """
+    names = _list_children(module, name, passed)
     order = [child for child in passed if child in names]  # in which they ended
     trunk = []
     for place, child in enumerate(order):
-        earlier = [passed[other][1] for other in order[:place]]
-        followed = order[place + 1 : place + 2]
-        first_output = passed[followed[0]][0] if followed else ()
+        call = passed[child]
+        earlier = [
+            tensor
+            for other in order[:place]
+            for tensor in passed[other].tensors
+            if passed[other].is_tensor or tensor is not call.output  # picked out of several
+        ]
         # What follows takes something from before: this is one of several ways.
-        if any(item is tensor for item in first_output for tensor in earlier):
+        if any(passed[followed].takes(earlier) for followed in order[place + 1 : place + 2]):
             continue
-        inner = names[child]
-        trunk += [*(_trunk(inner, child, passed) if isinstance(inner, nn.Sequential) else []), child]
-    # The features may come from the middle of a sequence, which then has not ended.
-    unended = [child for child, inner in names.items() if child not in passed and isinstance(inner, nn.Sequential)]
-    return trunk + [block for child in unended for block in _trunk(names[child], child, passed)]
+        inner, is_tensor = names[child], call.is_tensor
+        known = sure and child.rpartition(".")[0] == name
+        if isinstance(inner, nn.Sequential) or not is_tensor:
+            trunk += _trunk(inner, child, passed, known and isinstance(inner, nn.Sequential))
+        trunk += [(child, known)] if is_tensor else []
+    return trunk
+
+
+def _list_children(module: nn.Module, name: str, passed: dict[str, _Call]) -> dict[str, nn.Module]:
+    """Return the children of a module by their full names; in place of those that do not run, what is in them."""
+    children: dict[str, nn.Module] = {}
+    for child, inner in module.named_children():
+        full = f"{name}.{child}".lstrip(".")
+        children |= {full: inner} if full in passed else _list_children(inner, full, passed)
+    return children
+
+
+def _is_passed(backbone: nn.Module, source: FeatureSource, x: Any, name: str) -> bool:
+    """Return whether nothing bypasses a layer: from what it gives for another image, the features are that one's."""
+    if isinstance(x, Inputs):
+        return False
+    other, kept = torch.randn(x.shape, generator=torch.Generator().manual_seed(0)).to(x), list[Tensor]()
+
+    def features(images: Tensor, visit: Visit = lambda *_: None) -> Tensor:
+        return flatten(output_of(backbone, source, images, {name: visit}, ends=True))
+
+    with torch.no_grad():
+        own, expected = features(x), features(other, lambda _, output: kept.append(output.clone()))
+        mixed = features(x, lambda *_: kept[0])
+    return float((mixed - expected).norm()) <= _BYPASSED * float((own - expected).norm())

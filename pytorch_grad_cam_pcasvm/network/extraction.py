@@ -23,6 +23,7 @@ from pytorch_grad_cam_pcasvm.network.inputs import (
     image_and_label,
     make_inputs,
 )
+from pytorch_grad_cam_pcasvm.network.keras_network import KerasNetwork, arrange_images
 from pytorch_grad_cam_pcasvm.network.layer_means import BlockMeans
 from pytorch_grad_cam_pcasvm.network.modules import (
     evaluation_mode,
@@ -224,7 +225,7 @@ def collect_features(
             "sample, coreset, ignore_index, purity, coverage and places are for rows of positions: use pool='dense'"
         )
     network = find_network(backbone)
-    backbone = backbone if layer is None else network
+    backbone = network if layer is not None or isinstance(network, KerasNetwork) else backbone
     ask_anew(backbone)
     source = FeatureSource.of(backbone, layer, pool)
     reduction = Streamed(fit)
@@ -319,7 +320,7 @@ def _batches(
             yield features, label, partial(features.to, device)
             continue
         images, label = image_and_label(batch)
-        images = make_inputs(images)
+        images = arrange_images(backbone, make_inputs(images))
         check_tensor(images, "images")
         images = images.to(device)
         yield images, label, partial(_features, backbone, source, images)

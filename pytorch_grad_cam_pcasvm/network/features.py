@@ -12,8 +12,10 @@ import torch
 from torch import Tensor, compiler, nn
 from torch.utils._pytree import tree_is_leaf, tree_leaves, tree_map_only
 
+from pytorch_grad_cam_pcasvm.network.fields import read_field, refuse_several
 from pytorch_grad_cam_pcasvm.network.grid import Cells, on_finest
 from pytorch_grad_cam_pcasvm.network.inputs import Inputs, explained, pick_images
+from pytorch_grad_cam_pcasvm.network.keras_network import KerasNetwork, restore_output
 from pytorch_grad_cam_pcasvm.network.layout import Layout
 from pytorch_grad_cam_pcasvm.network.modules import find_layer_name
 from pytorch_grad_cam_pcasvm.network.pools import check_pool, keeps_positions, make_pool
@@ -123,6 +125,8 @@ class FeatureSource:
             return self
         whole = replace(self, pool=None)
         layout = backbone.find_layout(x) if isinstance(backbone, Tiled) and self.where is None else None
+        if isinstance(backbone, KerasNetwork):
+            layout = _lay_out_keras(backbone, output_of(backbone, whole, x[:1], ends=True))
         layout = layout or find_token_layout(
             backbone,
             lambda net, images: output_of(net, whole, images),
@@ -147,13 +151,24 @@ class FeatureSource:
         field = self.field
         if field is None and self.by_name and not isinstance(output, Tensor):
             field = "last_hidden_state"
+            if read_field(output, field) is None:
+                refuse_several(output)
         if field is not None:
-            value = output.get(field) if isinstance(output, Mapping) else getattr(output, field, None)
+            value = read_field(output, field)
             if value is None:
                 has = list(output) if isinstance(output, Mapping) else type(output).__name__
                 raise ValueError(f"the backbone has no layer {field!r}, and its output has no such field: it has {has}")
             output = value
         return output if self.pool is None else self.pool(output)
+
+
+def _lay_out_keras(backbone: KerasNetwork, output: Any) -> Layout | None:
+    """Return the layout of an output whose channels are where Keras has them; None: it has no axes of positions."""
+    if not isinstance(output, Tensor) or output.dim() not in (4, 5):
+        return None
+    channels = output.dim() - 1 if backbone.channels_last else 1
+    grid = output.shape[1:-1] if backbone.channels_last else output.shape[2:]
+    return Layout(tuple(grid), output.dim(), 0, channels)
 
 
 def compute_features(backbone: nn.Module, layer: str | FeatureSource | None, x: Tensor) -> Tensor:
@@ -261,7 +276,9 @@ def output_of(
             _refuse_missing_target(name, ended[0] if ended else own.runs, layer)
     if layers is not None:
         output = outputs[layers] if isinstance(layers, str) else [outputs[name] for name in names]
-    return output if source is None else source.of_output(output)
+    if source is None:
+        return output
+    return source.of_output(output if layers is None else restore_output(backbone, output))
 
 
 def _run(backbone: nn.Module, x: Any, *, in_blocks: bool) -> Any:
@@ -327,12 +344,17 @@ def _refuse_repeated_targets(names: Iterable[str], runs: Mapping[str, int]) -> N
 def flatten(output: Any) -> Tensor:
     """Return a layer's output, shape (N, ...), as rows of features, shape (N, D)."""
     if not isinstance(output, Tensor):
-        raise TypeError(
-            f"features must be one tensor, but the layer returns a {type(output).__name__}: name another layer, or one "
-            "of the output's fields, as layer='last_hidden_state', or pass pool=lambda output: output.pooler_output"
-        )
+        refuse_several(output)
     if output.dim() < 2:
-        raise ValueError(f"features must be rows (N, ...), but the layer's output has shape {tuple(output.shape)}")
+        width = output.numel()
+        refuse(
+            ValueError,
+            f"features must be rows (N, ...), but the output has shape {tuple(output.shape)}: of one image, a network "
+            "that ends in .squeeze() has lost the axis of images",
+            "write .flatten(1) in its place",
+            f"pass pool=lambda t: t.reshape(-1, {width})",
+            "take the features from the layer before it, layer=...",
+        )
     return output.flatten(1)
 
 

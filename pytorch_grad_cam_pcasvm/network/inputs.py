@@ -13,7 +13,8 @@ from PIL import Image
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from pytorch_grad_cam_pcasvm.network.modules import find_device
+from pytorch_grad_cam_pcasvm.network.keras_network import arrange_images
+from pytorch_grad_cam_pcasvm.network.modules import evaluation_mode, find_device
 from pytorch_grad_cam_pcasvm.runtime.device import is_traced, may_look
 from pytorch_grad_cam_pcasvm.runtime.errors import refuse
 
@@ -111,7 +112,16 @@ class Inputs:
 
 
 def make_inputs(item: Any) -> Any:
-    """Return several tensors as :class:`Inputs`, and anything else unchanged: perhaps a list of single images."""
+    """Return several tensors as :class:`Inputs`, and anything else unchanged: perhaps a list of single images.
+
+    What a loader makes of the dicts of an image processor, which each are a batch of one, are images (N, C, H, W).
+    """
+    if isinstance(item, Mapping) and set(item) == {"pixel_values"}:
+        value = item["pixel_values"]
+        if isinstance(value, list | tuple) and len(value) == 1:
+            return plain_tensor(value[0])
+        if isinstance(value, Tensor) and value.dim() == 5 and value.shape[1] == 1:
+            return plain_tensor(value[:, 0])
     values = list(item.values()) if isinstance(item, Mapping) else item
     if not isinstance(values, list | tuple) or not values or not all(isinstance(value, Tensor) for value in values):
         return plain_tensor(item)
@@ -230,10 +240,11 @@ def check_rows(features: Tensor, x: Tensor) -> None:
         return
     several = len(features) // len(x)
     mean = f"unflatten(0, (-1, {several})).mean(1)"
+    lost = ", or has a .squeeze() lost the axis of images?" if len(x) == 1 else "?"
     refuse(
         ValueError,
-        f"the features have {len(features)} rows for {len(x)} images ({several} crops or patches of each?), but a head "
-        "takes one row for each image",
+        f"the features have {len(features)} rows for {len(x)} images ({several} crops or patches of each{lost}), but a "
+        "head takes one row for each image",
         f"average them in the network, features.{mean}",
         f"pass pool=lambda t: t.{mean} to extract_features and PCASVMNet",
     )
@@ -263,12 +274,12 @@ def checked_images(x: Any, network: nn.Module | None = None) -> Any:
         TypeError: the input is not a floating-point tensor.
         ValueError: it is no batch of images, or has NaN or infinite values.
     """
-    x = make_inputs(x)
+    x = arrange_images(network, make_inputs(x))
     check_tensor(x, "input_tensor")
     floats = [tensor for tensor in x.tensors if tensor.is_floating_point()] if isinstance(x, Inputs) else [x]
     if not floats or not floats[0].is_floating_point():
         raise TypeError(_NOT_FLOATING.format("input_tensor", x.dtype))
-    if not isinstance(x, Inputs) and x.dim() == 3 and not _takes_signals(network):
+    if not isinstance(x, Inputs) and x.dim() == 3 and not _takes_signals(network, x):
         raise ValueError(f"input_tensor must be a batch (N, C, H, W), got {tuple(x.shape)}: use x.unsqueeze(0)")
     if floats[0].dim() < 2 or x.shape[0] == 0:
         raise ValueError(f"input_tensor must be a batch of images (N, C, H, W) with N > 0, got {tuple(x.shape)}")
@@ -283,11 +294,24 @@ def prepare_images(model: nn.Module, x: Any) -> Any:
     return checked_images(x, model).to(find_device(model))
 
 
-def _takes_signals(network: nn.Module | None) -> bool:
-    """Return whether a network has layers for signals, and no convolution of pictures."""
+def _takes_signals(network: nn.Module | None, x: Tensor) -> bool:
+    """Return whether x is a batch of signals (N, C, L) for a network, and no image (C, H, W).
+
+    Its layers tell. With convolutions of pictures, as where signals become pictures inside, it is tried: signals pass,
+    and do not as one image, (1, C, H, W).
+    """
     modules = () if network is None else [*network.modules()]
-    of_signals = any(isinstance(module, nn.Conv1d | nn.RNNBase) for module in modules)
-    return of_signals and not any(isinstance(module, nn.Conv2d | nn.Conv3d) for module in modules)
+    if network is None or not any(isinstance(module, nn.Conv2d | nn.Conv3d) for module in modules):
+        return any(isinstance(module, nn.Conv1d | nn.RNNBase) for module in modules)
+    return may_look(x) and _runs_on(network, x[:1]) and not _runs_on(network, x[:1].unsqueeze(0))
+
+
+def _runs_on(network: nn.Module, x: Tensor) -> bool:
+    try:
+        with evaluation_mode(network), torch.no_grad():
+            return isinstance(network(x.to(find_device(network))), Tensor)
+    except Exception:  # whatever a shape in it raises
+        return False
 
 
 def one_input(x: Any, caller: str, instead: str = "use explain of ClosedFormGradCAM or ContributionCAM") -> Tensor:

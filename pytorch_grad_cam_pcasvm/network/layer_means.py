@@ -16,6 +16,7 @@ from pytorch_grad_cam_pcasvm.network.auto_layers import (
 )
 from pytorch_grad_cam_pcasvm.network.features import FeatureSource, output_of
 from pytorch_grad_cam_pcasvm.network.inputs import pick_images
+from pytorch_grad_cam_pcasvm.network.keras_network import arrange_images
 from pytorch_grad_cam_pcasvm.network.layout import Layout, lay_out_maps, looks_channels_last
 from pytorch_grad_cam_pcasvm.network.modules import evaluation_mode, find_device
 from pytorch_grad_cam_pcasvm.network.tiling import Tiled, look_inside
@@ -198,6 +199,7 @@ class BlockMeans:
         """Find the blocks for images of the kind of x, unless that was done."""
         if self._means is not None:
             return
+        x = arrange_images(self._backbone, x)
         self.first, x = x[:1].to(torch.device("cpu")), x[:2].to(find_device(self._backbone))
         with evaluation_mode(self._backbone), torch.no_grad():
             self._means = self._find(x)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn.modules.lazy import LazyModuleMixin
 
+from pytorch_grad_cam_pcasvm.network.keras_network import KerasNetwork, is_keras, wrap_keras
 from pytorch_grad_cam_pcasvm.network.tiling import Tiled
 from pytorch_grad_cam_pcasvm.runtime.errors import refuse
 from pytorch_grad_cam_pcasvm.runtime.rollback import Rollback, called
@@ -23,7 +24,8 @@ from pytorch_grad_cam_pcasvm.runtime.rollback import Rollback, called
 def find_network(network: Any) -> nn.Module:
     """Return a network, without ``torch.compile``, whose layers hooks can reach.
 
-    Parts of it may be TorchScript, as long as they are called as modules.
+    Parts of it may be TorchScript, as long as they are called as modules. A model of Keras becomes a network whose
+    submodules are its layers.
 
     Raises:
         TypeError: it is no module, or a program without layers, made by ``torch.jit`` or ``torch.export``.
@@ -37,6 +39,8 @@ def find_network(network: Any) -> nn.Module:
         description = f"the class {network.__name__}" if isinstance(network, type) else type(network).__name__
         refuse(TypeError, f"the network must be a torch.nn.Module, got {description}", _advise_on(network))
     module = network if exported else uncompiled(network)
+    if is_keras(module):
+        return wrap_keras(module)
     maker, part = "", ""
     if isinstance(module, torch.jit.ScriptModule):
         maker = "torch.jit"
@@ -109,6 +113,8 @@ def find_layer_name(backbone: nn.Module, layer: str | nn.Module | None) -> str |
     """
     if layer is None or layer == "":
         return None
+    if isinstance(backbone, KerasNetwork) and (keras_name := backbone.find_name(layer)) is not None:
+        return keras_name
     names = {module: name for name, module in backbone.named_modules()}  # each module once, by its first name
     if isinstance(layer, str) and "#" in layer:
         name, call = called(layer)

@@ -18,6 +18,7 @@ from pytorch_grad_cam_pcasvm.network.inputs import (
     make_inputs,
     measure_picture,
 )
+from pytorch_grad_cam_pcasvm.network.keras_network import arrange_images
 from pytorch_grad_cam_pcasvm.network.modules import (
     evaluation_mode,
     find_device,
@@ -96,7 +97,7 @@ class PCASVMNet(Named, nn.Module):
             ValueError: the backbone gives several rows of features, or too many, for each image; or the layer runs more
                 than once, and no call of it is named.
         """
-        x = make_inputs(x)
+        x = arrange_images(self, make_inputs(x))
         check_tensor(x, "images")
         self._warn_of_training()
         backbone, source = self.feature_source(x)

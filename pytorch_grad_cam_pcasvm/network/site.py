@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from pytorch_grad_cam_pcasvm.network.auto_layers import find_last_blocks
 from pytorch_grad_cam_pcasvm.network.features import FeatureSource, output_of
 from pytorch_grad_cam_pcasvm.network.inputs import one_input, pick_images
+from pytorch_grad_cam_pcasvm.network.keras_network import is_keras
 from pytorch_grad_cam_pcasvm.network.layout import Layout, lay_out_maps, looks_channels_last
 from pytorch_grad_cam_pcasvm.network.modules import find_layer_name
 from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
@@ -148,6 +149,13 @@ def layout_by(
             backbone, lambda net, images: output_of(net, name, images), output_name, x, activations
         )
 
+    if (transform is None or transform == "tokens") and is_keras(backbone.get_submodule(called(name)[0])):
+        refuse(
+            ValueError,
+            f"{name!r} is a layer of Keras in a module of torch, and where its channels are is not known",
+            "pass the Keras model itself in place of the module",
+            Way("pass reshape_transform=lambda t: t.movedim(-1, 1) if they come last", "reshape_transform"),
+        )
     if transform == "tokens":
         return layout()
     if transform is None:

@@ -223,6 +223,8 @@ class _Probe:
             return self._lay_out_tokens(output, count)
         if len(output) != count:
             raise _UnknownError(f"for {count} images it returns {tuple(output.shape)}")
+        if output.dim() - 2 > self._axes:
+            raise _UnknownError(f"its shape {tuple(output.shape)} has more axes than the input")
         grids = [*self._shapes, *self._sizes]
         places = {channels: [d for d in range(1, output.dim()) if d != channels] for channels in (1, output.dim() - 1)}
         layouts = [Layout(tuple(output.shape[d] for d in dims), output.dim(), 0, c) for c, dims in places.items()]

@@ -274,7 +274,7 @@ def test_outputs_with_fields():
         assert gap(ContributionCAM(net, ["tower.blocks.1.norm1"], "tokens").explain(x)) < 1e-12
     with pytest.raises(ValueError, match=r"no such field: it has .'last_hidden_state', 'pooler_output'"):
         extract_features(backbone, [x], "hidden", progress=False)
-    with pytest.raises(TypeError, match=r"layer='last_hidden_state'.*pool=lambda output"):
+    with pytest.raises(TypeError, match=r"pool=lambda output.*layer='last_hidden_state'"):
         extract_features(backbone, [x], progress=False)
 
 

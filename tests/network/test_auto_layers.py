@@ -1,11 +1,16 @@
 """The trunk of a backbone: the last layer of every map size."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 import torchvision
+from reference import gap
+from sklearn.svm import SVC
 from torch import nn
 
-from pytorch_grad_cam_pcasvm import ClosedFormGradCAM, ContributionCAM
+from pytorch_grad_cam_pcasvm import ClosedFormGradCAM, ContributionCAM, fit_model
+from pytorch_grad_cam_pcasvm.cli.fitting import _check_maps
 from pytorch_grad_cam_pcasvm.network.auto_layers import find_last_blocks
 from pytorch_grad_cam_pcasvm.network.features import FeatureSource
 
@@ -73,3 +78,59 @@ def test_a_network_without_positions_has_no_blocks():
     net = nn.Sequential(nn.Flatten(), nn.Linear(12, 4)).eval()
     with pytest.raises(ValueError, match="name the target layers"):
         ClosedFormGradCAM(net, "auto").explain(torch.zeros(1, 3, 2, 2))
+
+
+class Encoder(nn.Module):
+    """Returns maps of several sizes, the images among them, as encoders for segmentation do; its blocks are in a list.
+
+    The branch of the last one is bypassed by a skip.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Conv2d(3, 4, 3, padding=1)
+        self.blocks = nn.ModuleList([nn.Conv2d(4, 4, 3, 2, 1), nn.Conv2d(4, 6, 3, 2, 1)])
+        self.branch = nn.Conv2d(6, 6, 3, padding=1)
+
+    def forward(self, x):
+        maps = [x, self.stem(x)]
+        for block in self.blocks:
+            maps.append(block(maps[-1]).relu())
+        return [*maps, maps[-1] + self.branch(maps[-1])]
+
+
+class Segmenting(nn.Module):
+    """A network for segmentation: features come from the end or the middle of its encoder, or are pooled."""
+
+    def __init__(self, pooled):
+        super().__init__()
+        self.encoder, self.decoder, self.pooled = Encoder(), nn.Conv2d(6, 1, 1), pooled
+
+    def forward(self, x):
+        maps = self.encoder(x)
+        return maps[-1].mean((2, 3)) if self.pooled else self.decoder(maps[-1])
+
+
+@pytest.mark.parametrize(("pooled", "layer"), [(True, None), (False, "encoder.blocks.1"), (False, "encoder.branch")])
+def test_layers_in_an_encoder_are_found_unless_something_bypasses_them(pooled, layer):
+    torch.manual_seed(0)
+    net, pool = Segmenting(pooled).eval(), None if layer is None else "mean"
+    x, labels = torch.randn(24, 3, 16, 16), torch.arange(24) % 2
+    found = find_last_blocks(net, FeatureSource.of(net, layer), x)
+    last = "encoder.branch" if layer == "encoder.branch" else "encoder.blocks.1"
+    assert found == ["encoder.stem", "encoder.blocks.0", last]
+    model = fit_model(net, [(x + labels.reshape(-1, 1, 1, 1), labels)], SVC(), layer, pool=pool, progress=False)
+    assert model.layers == (last,)
+    assert gap(model.explain(x[:2])) < 1e-5
+
+
+def test_a_model_without_a_layer_for_maps_is_told():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Flatten(), nn.Linear(48, 6), nn.Tanh()).eval()
+    x, labels = torch.randn(24, 3, 4, 4), torch.arange(24) % 2
+    with pytest.warns(UserWarning, match="explain has no layer by default; name one"):
+        model = fit_model(net, [(x, labels)], SVC(), progress=False)
+    assert model.predict(x).shape == (24,)
+    with pytest.raises(ValueError, match=r"no layer of flat:net was found.*name one, --layer NAME"):
+        _check_maps(SimpleNamespace(layer=[], backbone="flat:net"), net, FeatureSource(), x)
+    _check_maps(SimpleNamespace(layer=["0"], backbone=""), nn.Sequential(nn.Conv2d(3, 3, 1), net), FeatureSource(), x)

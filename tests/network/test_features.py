@@ -8,13 +8,16 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from problems import Backbone
+from problems import Backbone, Step
 from reference import relative
 from sklearn.decomposition import PCA
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.svm import SVC
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from pytorch_grad_cam_pcasvm import PCASVMNet, extract_features, mean_activations
+from pytorch_grad_cam_pcasvm import ContributionCAM, PCASVMNet, extract_features, mean_activations
 from pytorch_grad_cam_pcasvm.network.features import Reached, compute_features, output_of
 from pytorch_grad_cam_pcasvm.network.inputs import checked_images
 from pytorch_grad_cam_pcasvm.network.modules import evaluation_mode, find_layer_name
@@ -151,7 +154,7 @@ def test_a_layer_that_gives_no_tensor_is_refused():
         def forward(self, x):
             return x, x
 
-    with pytest.raises(TypeError, match="features must be one tensor, but the layer returns a tuple"):
+    with pytest.raises(TypeError, match="features must be one tensor, but the network, or the layer, returns a tuple"):
         extract_features(Pair(), [X], progress=False)
 
 
@@ -430,3 +433,50 @@ def test_target_layers_are_those_of_methods(backbone):
         PCASVMNet(backbone, PCA(2).fit(np.eye(5)), target_layers=["features"])
     with pytest.raises(TypeError, match=r"extract_features has no argument 'layers': did you mean layer=\?"):
         extract_features(backbone, [X], layers="features")
+
+
+class Several(nn.Module):
+    """A network that returns tokens and what came before, in one form or another."""
+
+    def __init__(self, form):
+        super().__init__()
+        self.body, self.form = nn.Conv2d(3, 4, 3), form
+
+    def forward(self, x):
+        maps = self.body(x)
+        return self.form(maps.flatten(2).mT, maps)
+
+
+FORMS = {
+    "tuple": (lambda tokens, maps: (tokens, [maps]), "output[0].mean(1)", lambda output: output[0].mean(1)),
+    "list": (lambda tokens, maps: [maps, tokens], "output[0].mean((2, 3))", lambda output: output[0].mean((2, 3))),
+    "dict": (lambda tokens, maps: {"out": maps}, "output['out'].mean((2, 3))", lambda o: o["out"].mean((2, 3))),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("pool", [None, "mean", "cls"])
+def test_several_outputs_are_refused_in_their_own_words(form, pool):
+    make, way, function = FORMS[form]
+    net = Several(make).eval()
+    with pytest.raises(TypeError, match=rf"the network, or the layer, returns a {form}") as caught:
+        extract_features(net, [X], pool=pool, progress=False)
+    assert f"pool=lambda output: {way}" in str(caught.value)
+    assert form == "dict" or "last_hidden_state" not in str(caught.value)
+    features, _ = extract_features(net, [X], pool=function, progress=False)
+    torch.testing.assert_close(torch.from_numpy(features), net.body(X).mean((2, 3)).detach())
+
+
+def test_a_network_that_ends_in_squeeze_has_ways_out():
+    torch.manual_seed(0)
+    pooled = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1)).eval()
+    net = nn.Sequential(pooled, Step(lambda x: x.squeeze())).eval()
+    loader, expected = [X[:4], X[4:5]], pooled(X[:5]).detach().flatten(1)
+    with pytest.raises(ValueError, match=r"of one image, a network that ends in .squeeze\(\) has lost the axis"):
+        extract_features(net, loader, progress=False)
+    head = make_pipeline(StandardScaler(), PCA(2), SVC()).fit(pooled(X).detach().flatten(1), Y % 2)
+    for options in ({"pool": lambda t: t.reshape(-1, 4)}, {"layer": "0"}):
+        features, _ = extract_features(net, loader, **options, progress=False)
+        torch.testing.assert_close(torch.from_numpy(features), expected)
+        cam = ContributionCAM(PCASVMNet(net, head, **options).eval(), ["0.0"], baseline="zero")
+        torch.testing.assert_close(cam.explain(X[:1]).maps, cam.explain(X[:3]).maps[:1])

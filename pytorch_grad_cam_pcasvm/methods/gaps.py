@@ -1,0 +1,148 @@
+"""Gaps: why contributions do not add up, found by running one image alone, and the path in double precision."""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
+
+from pytorch_grad_cam_pcasvm.methods.run import Run, Start
+from pytorch_grad_cam_pcasvm.path.record import ClosedFormPass
+from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError
+from pytorch_grad_cam_pcasvm.targets.output_gradients import OutputGradients
+
+_LOWER = torch.float16, torch.bfloat16, torch.float32
+_ROUNDED = 8  # times the rounding of one operation, of a path of many
+_BY_GRADIENT = "use a gradient method such as ClosedFormGradCAM"
+
+
+def refuse_gap(run: Run, layer: int, seeds: OutputGradients, gap: Tensor) -> None:
+    """Refuse contributions that do not add up, and name the cause.
+
+    What the rounding of the features explains is no gap: distances of 0, as of images that a bank was made of.
+
+    Args:
+        run: the network's run.
+        layer: position of the target layer.
+        seeds: the secants of K targets.
+        gap: by how much each sum is off, (N, K); 0 where that is no matter.
+
+    Raises:
+        NoClosedFormError: they do not add up.
+    """
+    gap = torch.where(gap.abs() <= _ROUNDED * _measure_rounding(run, layer, seeds), 0.0, gap)
+    if not bool(gap.any()):
+        return
+    what, image = f"contributions at {run.layers[layer]!r} do not add up", int(gap.abs().amax(1).argmax())
+    if run.count > 1 and _mixes_images(run, image):
+        raise NoClosedFormError(
+            f"{what}: the network mixes the images of a batch",
+            "explain one image at a time",
+            "see cam.check(images)",
+            _BY_GRADIENT,
+        )
+    if float(_gap_of_head(run, layer, seeds).abs().amax()) > float(gap.abs().amax()) / 2:
+        raise NoClosedFormError(
+            f"{what}: rounding decides the head's value at an image or at its start, as where a distance to a training "
+            "row or the length of a row is 0",
+            "explain images that are not among the training images",
+            "choose another baseline",
+            _BY_GRADIENT,
+        )
+    if _adds_up_in_double(run, layer, seeds):
+        raise NoClosedFormError(
+            f"{what}: they are lost in the rounding of {run.passed.activations[layer].dtype}, as the features hardly "
+            "depend on this layer (LayerScale of untrained weights?)",
+            "use double precision, net.double() and images.double()",
+            "choose another target layer",
+            _BY_GRADIENT,
+        )
+    raise NoClosedFormError(
+        f"{what}: the network computes where it cannot be seen", "see cam.check(images)", _BY_GRADIENT
+    )
+
+
+def _measure_rounding(run: Run, layer: int, seeds: OutputGradients) -> Tensor:
+    """Return how far the rounding of the features moves the values, to first order, (N, K)."""
+    sizes = []
+    for grad, y, y0 in _changes(run.cotangents(seeds), run.passed.output, _path_of(run.starts[layer]).output):
+        sizes.append(torch.finfo(y.dtype).eps * (grad.abs() * (y.abs() + y0.abs())).flatten(2).sum(-1))
+    return torch.stack(sizes).sum(0).T * seeds.log_scale.exp()
+
+
+def _mixes_images(run: Run, image: int) -> bool:
+    """Return whether an image has other features alone than in its batch."""
+    alone = tree_leaves(run.record(run.images[image : image + 1]).output)
+    pairs = zip(tree_leaves(run.passed.output), alone, strict=True)
+    together = [(one[image : image + 1], two) for one, two in pairs if isinstance(one, Tensor)]
+    return any(_differ(one, two) for one, two in together if one.is_floating_point())
+
+
+def _differ(one: Tensor, two: Tensor) -> bool:
+    if one.shape != two.shape:
+        return True
+    return float((one - two).abs().max()) > torch.finfo(one.dtype).eps ** 0.5 * float(two.abs().max())
+
+
+def _gap_of_head(run: Run, layer: int, seeds: OutputGradients) -> Tensor:
+    """Return by how much the secants of the head alone are off, (N, K)."""
+    assert seeds.baseline_values is not None
+    total = _sum_products(run.cotangents(seeds), run.passed.output, _path_of(run.starts[layer]).output)
+    for sign, part in ((-1, seeds.excess), (1, seeds.remainder)):
+        total = total if part is None else total + sign * part.to(total)
+    return total * seeds.log_scale.exp() + seeds.baseline_values - seeds.values
+
+
+def _adds_up_in_double(run: Run, layer: int, seeds: OutputGradients) -> bool:
+    """Return whether the same sums of the path have no gap in double precision; False where that cannot be known."""
+    if not isinstance(run.passed, ClosedFormPass) or run.passed.activations[layer].dtype not in _LOWER:
+        return False
+    grads = [None if grad is None else grad.double() for grad in run.cotangents(seeds)]
+    try:
+        passed = _in_double(run.passed)
+        start = run.starts[layer].activations.double()
+        path = passed.run_from({layer: start})
+        pulled = passed.pullback(grads, layer, path).dense()
+    except (NoClosedFormError, RuntimeError):  # layers whose weights are in single precision
+        return False
+    terms = (pulled * (passed.activations[layer] - start)).flatten(1)
+    gap = terms.sum(1) - _sum_products(grads, passed.output, path.output).sum(0)
+    return bool((gap.abs() <= 1e-5 * terms.abs().sum(1)).all())
+
+
+def _in_double(passed: ClosedFormPass) -> ClosedFormPass:
+    """Return the same pass, computed again in double precision from the same activations."""
+
+    def double(item: Any) -> Any:
+        if isinstance(item, torch.dtype):
+            return torch.float64 if item in _LOWER else item
+        return item.double() if isinstance(item, Tensor) and item.dtype in _LOWER else item
+
+    tape = passed.tape
+    steps = [replace(step.with_arguments(double), autocast=None) for step in tape.steps]
+    values, output = [double(value) for value in tape.values], tree_map(double, tape.output)
+    tape = replace(tape, steps=steps, values=values, output=output)
+    for root in sorted(tape.roots.values()):
+        for index, value in tape.replay({root: values[root]}).items():
+            values[index] = value
+    return ClosedFormPass(
+        replace(tape, output=tape.structured(tape.list_outputs(dict(enumerate(values))))), passed.names
+    )
+
+
+def _path_of(start: Start) -> Any:
+    assert start.path is not None
+    return start.path
+
+
+def _sum_products(grads: Any, output: Any, start: Any) -> Tensor:
+    """Return gradients of K targets times the change of the outputs, (N, K), in double precision."""
+    products = [(grad.double() * (y.double() - y0.double())) for grad, y, y0 in _changes(grads, output, start)]
+    return torch.stack([product.flatten(2).sum(-1) for product in products]).sum(0).T
+
+
+def _changes(grads: Any, output: Any, start: Any) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """Return the gradients of each output that has any, with its numbers, and those at the start."""
+    leaves = ([leaf for leaf in tree_leaves(one) if isinstance(leaf, Tensor)] for one in (output, start))
+    return [item for item in zip(grads, *leaves, strict=True) if item[0] is not None]
