@@ -17,7 +17,7 @@ from pytorch_grad_cam_pcasvm.network.auto_layers import (
 from pytorch_grad_cam_pcasvm.network.features import FeatureSource, output_of
 from pytorch_grad_cam_pcasvm.network.inputs import pick_images
 from pytorch_grad_cam_pcasvm.network.keras_network import arrange_images
-from pytorch_grad_cam_pcasvm.network.layout import Layout, lay_out_maps, looks_channels_last
+from pytorch_grad_cam_pcasvm.network.layout import Layout, has_other_readings, lay_out_maps
 from pytorch_grad_cam_pcasvm.network.modules import evaluation_mode, find_device
 from pytorch_grad_cam_pcasvm.network.tiling import Tiled, look_inside
 from pytorch_grad_cam_pcasvm.network.token_layout import find_token_layout
@@ -137,7 +137,7 @@ def _may_be_tokens(output: Tensor, x: Any) -> bool:
     images = pick_images(x)
     if images[0].dim() == 3:  # signals, whose layers return (N, T, L) or (N, L, T)
         return True
-    return all(output.dim() != image.dim() or looks_channels_last(output.shape, image.shape) for image in images)
+    return any(has_other_readings(output.shape, image.shape) for image in images)
 
 
 def average_positions(mean: Tensor, layout: Layout) -> Tensor:

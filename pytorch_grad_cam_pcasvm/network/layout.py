@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import combinations
 from typing import Any
 
 import torch
@@ -136,10 +137,24 @@ def lay_out_maps(shape: Sequence[int]) -> Layout:
     return Layout(tuple(shape[2:]), len(shape))
 
 
-def looks_channels_last(shape: torch.Size, image: torch.Size) -> bool:
-    """Return whether an output (N, a, b, c) has the proportions of the image in a and b, and not in b and c."""
-    return len(shape) == len(image) == 4 and _in_proportion(shape[1:3], image) and not _in_proportion(shape[2:], image)
+def has_other_readings(shape: Sequence[int], image: Sequence[int]) -> bool:
+    """Return whether the shape of an output does not tell that its channels come first, (N, T, ...)."""
+    if math.prod(shape[2:]) == 1:
+        return False
+    if len(shape) != len(image):
+        return True
+    return _in_proportion(shape[1:-1], image[2:]) or not _in_proportion(shape[2:], image[2:])
 
 
-def _in_proportion(sizes: Any, image: torch.Size) -> bool:
-    return abs(sizes[0] * image[3] - sizes[1] * image[2]) <= image[2] + image[3]
+def list_readings(shape: Sequence[int], image: Sequence[int]) -> list[Layout]:
+    """Return how an output may lie on an image by its proportions: with its channels first, or last."""
+    if len(shape) != len(image):
+        return []
+    last = Layout(tuple(shape[1:-1]), len(shape), 0, len(shape) - 1)
+    return [layout for layout in (lay_out_maps(shape), last) if _in_proportion(layout.grid, image[2:])]
+
+
+def _in_proportion(sizes: Sequence[int], sides: Sequence[int]) -> bool:
+    """Return whether sizes are those of an image, scaled, but for a position."""
+    pairs = combinations(zip(sizes, sides, strict=True), 2)
+    return all(abs(size * side - other * length) <= side + length for (size, length), (other, side) in pairs)

@@ -11,7 +11,7 @@ from pytorch_grad_cam_pcasvm.network.auto_layers import find_last_blocks
 from pytorch_grad_cam_pcasvm.network.features import FeatureSource, output_of
 from pytorch_grad_cam_pcasvm.network.inputs import one_input, pick_images
 from pytorch_grad_cam_pcasvm.network.keras_network import is_keras
-from pytorch_grad_cam_pcasvm.network.layout import Layout, lay_out_maps, looks_channels_last
+from pytorch_grad_cam_pcasvm.network.layout import Layout, has_other_readings, lay_out_maps, list_readings
 from pytorch_grad_cam_pcasvm.network.modules import find_layer_name
 from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
 from pytorch_grad_cam_pcasvm.network.tiling import Tiled, look_inside
@@ -143,10 +143,10 @@ def layout_by(
         row = layout_by(transform, network, inner, tiles, activations, once)
         return replace(row, crops=tiling.place(row(activations[:1]).shape[2:]))
 
-    def layout() -> Layout:
+    def layout(fix: str | None = None) -> Layout:
         output_name = f"the output of {name!r}"
         return find_token_layout(
-            backbone, lambda net, images: output_of(net, name, images), output_name, x, activations
+            backbone, lambda net, images: output_of(net, name, images), output_name, x, activations, fix
         )
 
     if (transform is None or transform == "tokens") and is_keras(backbone.get_submodule(called(name)[0])):
@@ -159,12 +159,8 @@ def layout_by(
     if transform == "tokens":
         return layout()
     if transform is None:
-        if all(looks_channels_last(activations.shape, image.shape) for image in pick_images(x)):
-            refuse(
-                ValueError,
-                f"the activations of {name!r}, {tuple(activations.shape)}, seem to have their channels last",
-                Way("pass reshape_transform='tokens', or lambda t: t if they come first", "reshape_transform"),
-            )
+        if activations.dim() > 3:
+            _refuse_other_readings(layout, name, x, activations)
         if activations.dim() == 3 and pick_images(x)[0].dim() == 3:
             _refuse_tokens(layout, name, activations)
         return lay_out_maps(activations.shape)
@@ -182,6 +178,40 @@ def layout_by(
             ) from error
 
     return Layout((), activations.dim(), function=guarded)
+
+
+def _refuse_other_readings(layout: Callable[..., Layout], name: str, x: Any, activations: Tensor) -> None:
+    """Refuse activations of at least four dimensions that are not (N, T, ...), or of which that cannot be told.
+
+    Raises:
+        ValueError: they are not, or more than one reading fits their shape, and none what moves which number.
+    """
+    shape, sizes = activations.shape, [image.shape for image in pick_images(x)]
+    if len(shape) < min(map(len, sizes)) or not any(has_other_readings(shape, size) for size in sizes):
+        return
+    if activations.is_meta:  # without numbers, of which none moves
+        return
+    try:
+        found = layout(_TRANSFORM_OF_STEPS if len(shape) == 5 else _TRANSFORM_OF_MAPS)
+    except ValueError:
+        if len(shape) <= max(map(len, sizes)) and not any(list_readings(shape, size) for size in sizes):
+            return  # as its channels come in no place that fits, they come first, as usual
+        raise
+    if not found.has_channels_first:
+        refuse(
+            ValueError,
+            f"the activations of {name!r}, {tuple(shape)}, seem to have their channels last",
+            Way("pass reshape_transform='tokens', or lambda t: t if they come first", "reshape_transform"),
+        )
+
+
+_TRANSFORM_OF_MAPS = (
+    "pass reshape_transform=lambda t: t if it is (N, T, H, W), or lambda t: t.movedim(-1, 1) if its channels come last"
+)
+_TRANSFORM_OF_STEPS = (
+    "pass reshape_transform=lambda t: t.transpose(0, 1).flatten(1, 2) if it is (steps, N, T, H, W), or "
+    "lambda t: t.flatten(1, 2) if it is (N, steps, T, H, W)"
+)
 
 
 def _refuse_tokens(layout: Callable[[], Layout], name: str, activations: Tensor) -> None:

@@ -2,7 +2,7 @@
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
@@ -12,9 +12,10 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from pytorch_grad_cam_pcasvm.network.axes import UndecidedAxesError, UnknownAxesError, find_axes
 from pytorch_grad_cam_pcasvm.network.grid import Geometry
 from pytorch_grad_cam_pcasvm.network.inputs import map_input, pick_images, refuse_without_channels
-from pytorch_grad_cam_pcasvm.network.layout import Layout
+from pytorch_grad_cam_pcasvm.network.layout import Layout, lay_out_maps, list_readings
 from pytorch_grad_cam_pcasvm.network.modules import list_modules, unchanged
 from pytorch_grad_cam_pcasvm.network.signal_axes import find_axis
 from pytorch_grad_cam_pcasvm.runtime.rollback import hooked
@@ -155,6 +156,8 @@ def without_hooks(backbone: nn.Module, full: bool = False) -> nn.Module:
         if twin is not module:
             children = module._modules.items()
             twin.__dict__["_modules"] = {name: child if child is None else twins[child] for name, child in children}
+            if "_orig_mod" in twin._modules:  # what is compiled runs the module itself, and none of its hooks
+                twin.__dict__["forward"] = twin._modules["_orig_mod"]
     return twins[backbone]
 
 
@@ -208,7 +211,8 @@ class _Probe:
     def layout(self) -> Layout:
         """Return the layout of the tokens found."""
         layout = self._find_layout()
-        return replace(layout, cells=self._geometry.cells(layout.grid))
+        known = len(layout.grid) == self._axes
+        return replace(layout, cells=self._geometry.cells(layout.grid)) if known else layout
 
     def _find_layout(self) -> Layout:
         output, count = self._output, len(self._images)
@@ -221,33 +225,38 @@ class _Probe:
             return self._lay_out_signal(output, count)
         if output.dim() == 3:
             return self._lay_out_tokens(output, count)
-        if len(output) != count:
-            raise _UnknownError(f"for {count} images it returns {tuple(output.shape)}")
-        if output.dim() - 2 > self._axes:
-            raise _UnknownError(f"its shape {tuple(output.shape)} has more axes than the input")
+        readings = list_readings(output.shape, pick_images(self._x)[0].shape) if len(output) == count else []
+        if [layout.channels for layout in readings] == [1]:
+            return readings[0]
+        try:
+            return find_axes(self._backbone, self._place, self._x, output.shape)
+        except UndecidedAxesError as error:
+            readings = readings if len(readings) == 1 else self._list_readings_of_convolutions(output.shape)
+            if len(readings) != 1 or len(output) != count:
+                raise _UnknownError(str(error)) from None
+            return readings[0]
+        except UnknownAxesError as error:
+            raise _UnknownError(str(error)) from None
+
+    def _list_readings_of_convolutions(self, shape: Sequence[int]) -> list[Layout]:
+        """Return how an output may lie on the image by the grids of what convolutions gave."""
+        last = Layout(tuple(shape[1:-1]), len(shape), 0, len(shape) - 1)
         grids = [*self._shapes, *self._sizes]
-        places = {channels: [d for d in range(1, output.dim()) if d != channels] for channels in (1, output.dim() - 1)}
-        layouts = [Layout(tuple(output.shape[d] for d in dims), output.dim(), 0, c) for c, dims in places.items()]
-        fitting = [
-            layout for layout in layouts if any(_merged(g, math.prod(layout.grid)) == layout.grid for g in grids)
+        return [
+            layout
+            for layout in (lay_out_maps(shape), last)
+            if any(len(g) == len(layout.grid) and _merged(g, math.prod(layout.grid)) == layout.grid for g in grids)
         ]
-        change = (output - output[:1]).abs().double()
-        if len(fitting) != 1:
-            fitting = [
-                layout
-                for layout in fitting or layouts
-                if _in_corners(_find_largest(layout(change).amax(1)), layout.grid)
-            ]
-        if len(fitting) != 1:
-            raise _UnknownError(f"its shape {tuple(output.shape)} can be read with channels first or last")
-        return fitting[0]
 
     def _lay_out_signal(self, output: Tensor, count: int) -> Layout:
         """Return the layout of activations that may have channels first, (N, T, L), or be tokens, (N, L, T)."""
         axes, whole = find_axis(self._backbone, self._place, self._x)
         if len(axes) != 1:
-            reading = "with channels first or last" if axes else "in no way: no position follows the signal"
-            raise _UnknownError(f"its shape {tuple(output.shape)} can be read {reading}")
+            both, none = (
+                "can be read with channels first or last",
+                "can be read in no way: no position follows the signal",
+            )
+            raise _UnknownError(f"its shape {tuple(output.shape)} {both if axes else none}")
         if axes == [2] and len(output) == count:
             return Layout(tuple(output.shape[2:]), 3, 0, 1)
         if whole and axes == [1] and len(output) == count:
