@@ -180,7 +180,7 @@ class PathBoundary:
 
 
 def _is_on_pole(run: Run, layer: int, activations: Tensor) -> bool:
-    """Return whether rounding decides what the head returns at activations of one row."""
+    """Return whether rounding decides the output of the head at activations of one row."""
     output = run.replay(layer, activations).output
     head, features = on_cpu(output.head, output.head_trace.values[0].detach().mean(0, keepdim=True))
     return bool(find_pole(head, features, torch.finfo(activations.dtype).eps).any())

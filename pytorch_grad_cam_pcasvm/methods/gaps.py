@@ -34,32 +34,32 @@ def refuse_gap(run: Run, layer: int, seeds: OutputGradients, gap: Tensor) -> Non
     gap = torch.where(gap.abs() <= _ROUNDED * _measure_rounding(run, layer, seeds), 0.0, gap)
     if not bool(gap.any()):
         return
-    what, image = f"contributions at {run.layers[layer]!r} do not add up", int(gap.abs().amax(1).argmax())
+    problem, image = f"contributions at {run.layers[layer]!r} do not add up", int(gap.abs().amax(1).argmax())
     if run.count > 1 and _mixes_images(run, image):
         raise NoClosedFormError(
-            f"{what}: the network mixes the images of a batch",
+            f"{problem}: the network mixes the images of a batch",
             "explain one image at a time",
             "see cam.check(images)",
             _BY_GRADIENT,
         )
     if float(_gap_of_head(run, layer, seeds).abs().amax()) > float(gap.abs().amax()) / 2:
         raise NoClosedFormError(
-            f"{what}: rounding decides the head's value at an image or at its start, as where a distance to a training "
-            "row or the length of a row is 0",
+            f"{problem}: rounding decides the head's value at an image or at its start, as where a distance to a "
+            "training row or the length of a row is 0",
             "explain images that are not among the training images",
             "choose another baseline",
             _BY_GRADIENT,
         )
     if _adds_up_in_double(run, layer, seeds):
         raise NoClosedFormError(
-            f"{what}: they are lost in the rounding of {run.passed.activations[layer].dtype}, as the features hardly "
-            "depend on this layer (LayerScale of untrained weights?)",
+            f"{problem}: they are lost in the rounding of {run.passed.activations[layer].dtype}, as the features "
+            "hardly depend on this layer (LayerScale of untrained weights?)",
             "use double precision, net.double() and images.double()",
             "choose another target layer",
             _BY_GRADIENT,
         )
     raise NoClosedFormError(
-        f"{what}: the network computes where it cannot be seen", "see cam.check(images)", _BY_GRADIENT
+        f"{problem}: the network computes where it cannot be seen", "see cam.check(images)", _BY_GRADIENT
     )
 
 
@@ -143,6 +143,6 @@ def _sum_products(grads: Any, output: Any, start: Any) -> Tensor:
 
 
 def _changes(grads: Any, output: Any, start: Any) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """Return the gradients of each output that has any, with its numbers, and those at the start."""
+    """Return each output with a gradient: the gradient, the numbers, and the numbers at the start."""
     leaves = ([leaf for leaf in tree_leaves(one) if isinstance(leaf, Tensor)] for one in (output, start))
     return [item for item in zip(grads, *leaves, strict=True) if item[0] is not None]

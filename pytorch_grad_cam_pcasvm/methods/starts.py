@@ -135,7 +135,7 @@ class Starts:
         return starts
 
     def _stay_off_poles(self, run: Run, layer: int, start: Start, questions: Questions) -> None:
-        """Refuse a start at which rounding decides what the head returns; where nothing may be looked at, it is NaN.
+        """Refuse a start on a pole of the head; where nothing may be looked at, make it NaN.
 
         A start at zeros, or one that was given, is on a pole if it is nearer to it than rounding.
         """

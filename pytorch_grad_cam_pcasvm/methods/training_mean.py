@@ -17,7 +17,7 @@ from pytorch_grad_cam_pcasvm.runtime.errors import Way, refuse
 
 
 def find_training_mean(run: Run, layer: int, *, by_numbers: bool) -> Tensor | None:
-    """Return what the head knows of the training mean at a target layer, of one row; None if it knows nothing.
+    """Return the training mean at a target layer, of one row, as the head knows it; None if it does not.
 
     Args:
         run: the network's run.

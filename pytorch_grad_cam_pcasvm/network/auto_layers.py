@@ -276,7 +276,7 @@ def _trunk(module: nn.Module, name: str, passed: dict[str, _Call], sure: bool = 
 
 
 def _list_children(module: nn.Module, name: str, passed: dict[str, _Call]) -> dict[str, nn.Module]:
-    """Return the children of a module by their full names; in place of those that do not run, what is in them."""
+    """Return the children of a module by full name; a child that does not run is replaced by its own children."""
     children: dict[str, nn.Module] = {}
     for child, inner in module.named_children():
         full = f"{name}.{child}".lstrip(".")
@@ -285,7 +285,7 @@ def _list_children(module: nn.Module, name: str, passed: dict[str, _Call]) -> di
 
 
 def _is_passed(backbone: nn.Module, source: FeatureSource, x: Any, name: str) -> bool:
-    """Return whether nothing bypasses a layer: from what it gives for another image, the features are that one's."""
+    """Return whether nothing bypasses a layer: its output for another image leads to the features of that image."""
     if isinstance(x, Inputs):
         return False
     other, kept = torch.randn(x.shape, generator=torch.Generator().manual_seed(0)).to(x), list[Tensor]()

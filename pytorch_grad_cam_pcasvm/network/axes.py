@@ -1,4 +1,4 @@
-"""Axes: which dimensions of a layer's output count images, channels and positions, told by what moves which number.
+"""Axes: the dimensions of a layer's output that count images, channels and positions, found by changing the input.
 
 Shapes alone do not tell: (N, 16, 16, 16) can be read in two ways, and (5, 5, 16, 32, 32) may count steps of time first.
 """
@@ -15,7 +15,7 @@ from pytorch_grad_cam_pcasvm.network.inputs import map_input, pick_images
 from pytorch_grad_cam_pcasvm.network.layout import Layout
 
 _MOVES = 0.15  # of an axis: by how much the centre of what changes moves along it, at least, if it lies on the image
-_OTHERS = 0.5  # of that, at most, along all other axes
+_BESIDE = 0.5  # of that, at most, along all other axes
 _DRAWS = 3  # of noise
 
 
@@ -50,11 +50,11 @@ def find_axes(backbone: nn.Module, place: Callable[[nn.Module, Tensor], Any], x:
         raise UnknownAxesError(f"for {rows} images it returns {tuple(output.shape)}")
     numbers = output.movedim(images[0], 0)[: _DRAWS * (1 + 2 * len(sides))].double().unflatten(0, (_DRAWS, -1))
     change, sizes = (numbers - numbers[:, :1]).abs().sum(0), numbers.shape[2:]
-    moved = [_find_moved(change[1 + 2 * axis], change[2 + 2 * axis]) for axis, side in enumerate(sides) if side > 1]
-    free = [dim for dim in range(len(sizes)) if dim not in moved]
+    along = [_find_moved(change[1 + 2 * axis], change[2 + 2 * axis]) for axis, side in enumerate(sides) if side > 1]
+    free = [dim for dim in range(len(sizes)) if dim not in along]
     channels = [dim for dim in free if sizes[dim] > 1] or free[:1]
     positions = [dim for dim in range(len(sizes)) if dim not in channels]
-    if len(channels) != 1 or len(set(moved)) < len(moved):
+    if len(channels) != 1 or len(set(along)) < len(along):
         counted = " x ".join(str(sizes[dim]) for dim in channels)
         raise UnknownAxesError(
             f"of the shape {tuple(output.shape)} that it has for {rows} images, {counted} count neither images nor "
@@ -64,22 +64,22 @@ def find_axes(backbone: nn.Module, place: Callable[[nn.Module, Tensor], Any], x:
         expected = [dim for dim, side in zip(positions, sides, strict=True) if side > 1]
     else:
         expected = [dim for dim in positions if sizes[dim] > 1]
-    if moved != expected:
+    if along != expected:
         raise UnknownAxesError(f"its positions, in the shape {tuple(output.shape)}, are not in the picture's order")
     dims = [dim for dim in range(output.dim()) if dim != images[0]]
     return Layout(tuple(sizes[dim] for dim in positions), output.dim(), images[0], dims[channels[0]])
 
 
 def _find_moved(near: Tensor, far: Tensor) -> int:
-    """Return the axis along which what changes moves from one end to the other.
+    """Return the axis along which the changes move from one end to the other.
 
     Raises:
         UndecidedAxesError: there is none, or more than one.
     """
     moves = torch.stack([_centre(far, dim) - _centre(near, dim) for dim in range(near.dim())])
     best = int(moves.argmax())
-    others = float(moves.abs().index_fill(0, torch.tensor(best, device=moves.device), 0).max())
-    if not float(moves[best]) >= _MOVES or others > _OTHERS * float(moves[best]):
+    beside = float(moves.abs().index_fill(0, torch.tensor(best, device=moves.device), 0).max())
+    if not float(moves[best]) >= _MOVES or beside > _BESIDE * float(moves[best]):
         raise UndecidedAxesError(f"no axis alone of {tuple(near.shape)} follows the picture")
     return best
 

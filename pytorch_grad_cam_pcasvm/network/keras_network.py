@@ -73,23 +73,23 @@ class KerasNetwork(nn.Module):
             return x
         shape = getattr(self.model, "input_shape", None) if getattr(self.model, "inputs", None) else None
         channels = shape[-1] if isinstance(shape, tuple) else None
-        known = channels if channels is not None else 3
-        return _first(x) if x.shape[-1] == known or x.shape[1] != known else x
+        count = 3 if channels is None else channels
+        return _first(x) if x.shape[-1] == count or x.shape[1] != count else x
 
     def restore(self, x: Any) -> Any:
         """Return tensors with their channels first as Keras has them."""
         return x.movedim(1, -1) if isinstance(x, Tensor) and self.channels_last and x.dim() in (4, 5) else x
 
     def find_name(self, layer: Any) -> str | None:
-        """Return the name of a tap for a layer of the model, or its name there, without those around it; None: neither.
+        """Return the name of the tap of a layer, given as an object or by its name in the model; None: there is none.
 
         Args:
             layer: the layer, or its name.
         """
         same = [name for name, own in self._layers.items() if own is layer]
         ends = [name for name in self._layers if isinstance(layer, str) and name.rpartition("/")[2] == layer]
-        found = same or ends
-        return found[0] if len(found) == 1 else None
+        matches = same or ends
+        return matches[0] if len(matches) == 1 else None
 
 
 def _first(x: Tensor) -> Tensor:
@@ -97,14 +97,14 @@ def _first(x: Tensor) -> Tensor:
 
 
 def _list_layers(owner: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the layers in a model, and those in them, by their Keras names, numbered where these are the same."""
-    taken = set[str]()
+    """Yield the layers of a model, and their own layers, by their Keras names; equal names get a number."""
+    names = set[str]()
     layers = getattr(owner, "layers", None)
     for layer in owner._flatten_layers(include_self=False, recursive=False) if layers is None else layers:
         name = base = f"{prefix}{layer.name}".replace(".", "_")
-        while name in taken:
-            name = f"{base}_{len(taken)}"
-        taken.add(name)
+        while name in names:
+            name = f"{base}_{len(names)}"
+        names.add(name)
         if type(layer).__name__ != "InputLayer":  # which never runs
             yield name, layer
             yield from _list_layers(layer, f"{name}/")
@@ -135,7 +135,7 @@ def arrange_images(network: nn.Module | None, x: Any) -> Any:
 
 
 def restore_output(network: nn.Module, output: Any) -> Any:
-    """Return what taps gave as Keras has it, since features are flattened so."""
+    """Return the outputs of taps in the order of Keras, in which features are flattened."""
     if not isinstance(network, KerasNetwork):
         return output
     return [network.restore(part) for part in output] if isinstance(output, list) else network.restore(output)

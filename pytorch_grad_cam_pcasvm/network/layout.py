@@ -155,6 +155,6 @@ def list_readings(shape: Sequence[int], image: Sequence[int]) -> list[Layout]:
 
 
 def _in_proportion(sizes: Sequence[int], sides: Sequence[int]) -> bool:
-    """Return whether sizes are those of an image, scaled, but for a position."""
+    """Return whether sizes have the proportions of an image, but for a position."""
     pairs = combinations(zip(sizes, sides, strict=True), 2)
     return all(abs(size * side - other * length) <= side + length for (size, length), (other, side) in pairs)

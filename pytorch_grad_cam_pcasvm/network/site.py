@@ -192,12 +192,12 @@ def _refuse_other_readings(layout: Callable[..., Layout], name: str, x: Any, act
     if activations.is_meta:  # without numbers, of which none moves
         return
     try:
-        found = layout(_TRANSFORM_OF_STEPS if len(shape) == 5 else _TRANSFORM_OF_MAPS)
+        reading = layout(_TRANSFORM_OF_STEPS if len(shape) == 5 else _TRANSFORM_OF_MAPS)
     except ValueError:
         if len(shape) <= max(map(len, sizes)) and not any(list_readings(shape, size) for size in sizes):
             return  # as its channels come in no place that fits, they come first, as usual
         raise
-    if not found.has_channels_first:
+    if not reading.has_channels_first:
         refuse(
             ValueError,
             f"the activations of {name!r}, {tuple(shape)}, seem to have their channels last",

@@ -211,8 +211,8 @@ class _Probe:
     def layout(self) -> Layout:
         """Return the layout of the tokens found."""
         layout = self._find_layout()
-        known = len(layout.grid) == self._axes
-        return replace(layout, cells=self._geometry.cells(layout.grid)) if known else layout
+        has_cells = len(layout.grid) == self._axes
+        return replace(layout, cells=self._geometry.cells(layout.grid)) if has_cells else layout
 
     def _find_layout(self) -> Layout:
         output, count = self._output, len(self._images)
@@ -239,7 +239,7 @@ class _Probe:
             raise _UnknownError(str(error)) from None
 
     def _list_readings_of_convolutions(self, shape: Sequence[int]) -> list[Layout]:
-        """Return how an output may lie on the image by the grids of what convolutions gave."""
+        """Return how an output may lie on the image by the grids of convolutions."""
         last = Layout(tuple(shape[1:-1]), len(shape), 0, len(shape) - 1)
         grids = [*self._shapes, *self._sizes]
         return [

@@ -395,7 +395,7 @@ def _has_rule(function: Any, args: Any) -> bool:
 
 
 def _calls_scripted_module(frame: FrameType | None) -> bool:
-    """Return whether torch's code of modules has called what a frame runs for, past its own and this package's."""
+    """Return whether the nearest frame outside of this package and torch's wrappers is that of a module's call."""
     between = __name__.partition(".")[0], "torch._compile", "torch._dynamo"
     while frame is not None and frame.f_globals.get("__name__", "").startswith(between):
         frame = frame.f_back

@@ -1,4 +1,4 @@
-"""Poles: features at which rounding decides what a head returns, as where a row of length 0 is divided by its length.
+"""Poles: features at which rounding decides the output of a head, as where a row of length 0 is divided by its length.
 
 The components of the training mean are 0 but for rounding. A ``Normalizer`` behind a PCA makes any direction of them.
 """
