@@ -2,15 +2,17 @@
 
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from itertools import permutations
 from typing import Any
 
 import numpy as np
 import torch
 from sklearn.base import BaseEstimator
+from sklearn.exceptions import NotFittedError
 from torch import Tensor
 
-from pytorch_grad_cam_pcasvm.head.registry import list_estimators, tensor
+from pytorch_grad_cam_pcasvm.head.registry import is_reduction, list_estimators, tensor
 from pytorch_grad_cam_pcasvm.runtime.errors import ConstantComponentWarning, refuse, warn
 
 # Features come from networks in single precision, whose layers leave some multiples of its rounding.
@@ -82,6 +84,15 @@ def _inner(estimator: Any) -> Iterator[tuple[Any, list[int]]]:
         yield part, constant_components(part, before)
         yield from _inner(part)
         before = part
+
+
+def holds_reduction(estimator: Any) -> bool:
+    """Return whether an estimator has a fitted reduction inside."""
+    for part, _ in _inner(estimator):
+        with suppress(NotFittedError):
+            if is_reduction(part):
+                return True
+    return False
 
 
 def _estimators_in(value: Any) -> Iterator[Any]:

@@ -225,7 +225,7 @@ def stages_of_head(fitted: Any) -> Iterator[Stage]:
         try:
             stages = list(_closed_form(estimator, last=len(rest) == 1))
         except NoClosedFormError as error:
-            if not _predicts(rest[-1]) or (len(rest) > 1 and not reduced) or any(map(_reduces, rest[1:-1])):
+            if not _predicts(rest[-1]) or (len(rest) > 1 and not reduced) or any(map(is_reduction, rest[1:-1])):
                 raise
             try:
                 yield Enumerated.of(rest, width, error.reason, error.ways_out)
@@ -266,7 +266,7 @@ def _predicts(estimator: Any) -> bool:
     return has_values(estimator) and not labels and not ways_of_booster(estimator)
 
 
-def _reduces(estimator: Any) -> bool:
+def is_reduction(estimator: Any) -> bool:
     """Return whether an estimator is a reduction, whose components an earlier reduction would hide."""
     try:
         return any(stage.reduces for stage in _closed_form(estimator, last=False))

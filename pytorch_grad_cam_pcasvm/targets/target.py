@@ -154,9 +154,12 @@ def find_components(output: Any, target: ClosedFormTarget) -> tuple[int, Tensor]
     head = head_of(output, target)
     if head.component_position is None:
         why = " needs a head with a PCA, but this one has none: use SVMTarget"
-        if any(getattr(module, "reduces", False) for module in head.modules()):
+        if head.hides_reduction:
             pipeline = "make_pipeline(StandardScaler(), PCA(3), CalibratedClassifierCV(SVC()))"
-            why = f": the PCA is inside a meta-estimator; put it in front, as in {pipeline}"
+            why = (
+                ": the PCA is inside a meta-estimator, and not the same one for all that decides; put it in front, as "
+                f"in {pipeline}"
+            )
         raise ValueError(f"{target}{why}")
     return head.component_position, output.head_trace.values[head.component_position]
 

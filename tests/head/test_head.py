@@ -776,7 +776,7 @@ def test_effect_on_a_class(classes):
 
 def test_a_pca_inside_a_meta_estimator_is_no_component():
     x, y = DATA[2]
-    inside = CalibratedClassifierCV(make_pipeline(StandardScaler(), PCA(3), SVC()), ensemble=False).fit(x, y)
+    inside = CalibratedClassifierCV(make_pipeline(StandardScaler(), PCA(3), SVC()), cv=3).fit(x, y)
     head = Head.of(inside)
     with pytest.raises(ValueError, match="the PCA is inside a meta-estimator"):
         PCATarget(0)(read(head, QUERY))
