@@ -12,7 +12,8 @@ from sklearn.base import BaseEstimator
 from sklearn.exceptions import NotFittedError
 from torch import Tensor
 
-from pytorch_grad_cam_pcasvm.head.registry import is_reduction, list_estimators, tensor
+from pytorch_grad_cam_pcasvm.head.elsewhere import tensor
+from pytorch_grad_cam_pcasvm.head.registry import is_reduction, list_estimators
 from pytorch_grad_cam_pcasvm.runtime.errors import ConstantComponentWarning, refuse, warn
 
 # Features come from networks in single precision, whose layers leave some multiples of its rounding.

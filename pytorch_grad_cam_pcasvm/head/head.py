@@ -12,9 +12,10 @@ from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.head import storage
 from pytorch_grad_cam_pcasvm.head.decisions import KernelSVM, SupportVectorEffect
+from pytorch_grad_cam_pcasvm.head.elsewhere import tensor
 from pytorch_grad_cam_pcasvm.head.fit_checks import Fit, check_variety, warn_of_order
 from pytorch_grad_cam_pcasvm.head.kernels import RBF
-from pytorch_grad_cam_pcasvm.head.registry import list_estimators, stages_of_head, tensor
+from pytorch_grad_cam_pcasvm.head.registry import list_estimators, stages_of_head
 from pytorch_grad_cam_pcasvm.head.stack import HeadTrace, Stack
 from pytorch_grad_cam_pcasvm.head.stage import Conditions, Stage
 from pytorch_grad_cam_pcasvm.head.stages import Projection

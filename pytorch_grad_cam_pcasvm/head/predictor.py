@@ -12,6 +12,7 @@ from sklearn.ensemble import BaggingClassifier, RandomForestClassifier
 from sklearn.model_selection import FixedThresholdClassifier, TunedThresholdClassifierCV
 
 from pytorch_grad_cam_pcasvm.head import vote
+from pytorch_grad_cam_pcasvm.head.elsewhere import with_arrays
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError
 
 # Where decision_function is called otherwise: the module, and the arguments of predict.
@@ -67,7 +68,9 @@ class Predictor:
     """
 
     def __init__(self, steps: Sequence[Any], n_inputs: int | None = None) -> None:
-        self.steps = copy.deepcopy(list(steps))  # as they are now, like the numbers of a closed form
+        self.steps = copy.deepcopy([
+            with_arrays(step) for step in steps
+        ])  # as they are now, like the numbers of a closed form
         *self.transformers, self.estimator = self.steps
         width = getattr(steps[0], "n_features_in_", None) or n_inputs
         if width is None:

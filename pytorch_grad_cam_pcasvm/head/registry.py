@@ -8,10 +8,8 @@ from difflib import get_close_matches
 from functools import singledispatch
 from typing import Any
 
-import numpy as np
-import torch
 from sklearn import __version__ as running_version
-from sklearn import preprocessing
+from sklearn import config_context, preprocessing
 from sklearn.base import (
     BaseEstimator,
     ClusterMixin,
@@ -25,8 +23,9 @@ from sklearn.feature_selection import SelectFromModel
 from sklearn.model_selection._search import BaseSearchCV
 from sklearn.pipeline import Pipeline
 from sklearn.utils.validation import check_is_fitted
-from torch import Tensor, nn
+from torch import nn
 
+from pytorch_grad_cam_pcasvm.head.elsewhere import ACCELERATED, compare_values, from_gpu, of_sklearn, with_arrays
 from pytorch_grad_cam_pcasvm.head.enumerated import Enumerated
 from pytorch_grad_cam_pcasvm.head.stage import Stage
 from pytorch_grad_cam_pcasvm.head.stages import Chain
@@ -62,6 +61,8 @@ _INSTEAD = {
     "TfidfTransformer": "fit Normalizer",
     "BernoulliRBM": "fit PCA",
 }
+# imbalanced-learn: its methods pass over samplers, and are scikit-learn's otherwise.
+_RESAMPLED = "imblearn.pipeline"
 
 
 def register_all() -> bool:
@@ -73,7 +74,16 @@ def register_all() -> bool:
     for table, own in tables:  # what people have registered before stays theirs
         for estimator_type in own.keys() - {object}:
             table.register(estimator_type, own[estimator_type])
+        register_originals(table)
     return True
+
+
+def register_originals(table: Any) -> None:
+    """Register scikit-learn's own classes where those of scikit-learn-intelex stand in their places."""
+    for estimator_type, function in list(table.registry.items()):
+        own = of_sklearn(estimator_type)
+        if own not in table.registry:
+            table.register(own, function)
 
 
 def has_values(estimator: Any) -> bool:
@@ -180,20 +190,6 @@ def transformer_for(estimator: Any) -> Stage:
     return stage_for(estimator)
 
 
-def tensor(array: Any) -> Tensor:
-    """Return a float64 copy of a fitted attribute (dense or sparse) on the CPU.
-
-    Example:
-        >>> mean = tensor(pipeline[0].mean_)
-    """
-    if hasattr(array, "toarray"):
-        array = array.toarray()
-    if isinstance(array, np.ndarray):
-        array = np.array(array, order="C")  # torch takes no negative strides
-    # Estimators fitted through scikit-learn's array-API dispatch have tensors, perhaps on another device.
-    return torch.as_tensor(array).detach().cpu().double().clone()
-
-
 def convert_stages(fitted: Any, *, transform: bool = False) -> Iterator[Stage]:
     """Yield the stages of a fitted estimator, pipeline, search or list of these, in order.
 
@@ -249,14 +245,15 @@ def _closed_form(estimator: Any, *, last: bool) -> Iterator[Stage]:
         prefit = isinstance(estimator, SelectFromModel) and estimator.prefit
         check_is_fitted(estimator.estimator if prefit else estimator)
         _refuse_own_methods(estimator)
-    with _other_versions_named():
-        stage = stage_for(estimator) if last else transformer_for(estimator)
+    with _other_versions_named(), config_context(array_api_dispatch=False):
+        arrays = with_arrays(estimator)
+        stage = stage_for(arrays) if last else transformer_for(arrays)
     if not isinstance(stage, Stage):
         name = type(estimator).__name__
         raise TypeError(f"what is registered for {name} returns a {type(stage).__name__}, not a Stage")
     stages = Chain([stage]).flat()
-    if type(estimator).__module__.startswith(_ACCELERATED):
-        _compare_values(estimator, stages)
+    if type(estimator).__module__.startswith(ACCELERATED):
+        compare_values(estimator, stages)
     yield from stages
 
 
@@ -272,39 +269,6 @@ def is_reduction(estimator: Any) -> bool:
         return any(stage.reduces for stage in _closed_form(estimator, last=False))
     except NoClosedFormError:
         return False
-
-
-# scikit-learn-intelex: subclasses whose methods compute the same elsewhere.
-_ACCELERATED = ("sklearnex.", "daal4py.")
-# imbalanced-learn: its methods pass over samplers, and are scikit-learn's otherwise.
-_RESAMPLED = "imblearn.pipeline"
-
-
-def _compare_values(estimator: Any, stages: list[Stage]) -> None:
-    """Raise an error if an accelerated estimator computes other values than its stages, on a few rows."""
-    rng, width = np.random.default_rng(0), estimator.n_features_in_
-    points = getattr(estimator, "support_vectors_", getattr(estimator, "mean_", np.zeros(width)))
-    rows = np.asarray(points).reshape(-1, width)[:4].mean(0) + rng.normal(size=(9, width))
-    y = torch.from_numpy(rows)
-    for stage in stages:
-        y, _ = stage.evaluate(y)
-    voting = getattr(stages[-1], "voting", None)
-    if voting is None:
-        expected = estimator.transform(rows)
-    elif hasattr(estimator, "decision_function"):
-        expected, y = estimator.decision_function(rows), voting.scores(y)
-    elif is_regressor(estimator):
-        expected = estimator.predict(rows)
-    else:
-        expected, y = np.searchsorted(estimator.classes_, estimator.predict(rows)), voting.predicted(y)
-    expected = np.asarray(expected, dtype=float)
-    actual = y.numpy()[:, -1] if expected.ndim < y.dim() else y.numpy()
-    if not np.abs(actual - expected).max() <= 1e-5 * np.abs(expected).max():
-        name = type(estimator).__name__
-        raise NoClosedFormError(
-            f"{name} of {type(estimator).__module__.partition('.')[0]} computes other values than scikit-learn's",
-            "fit scikit-learn's own, without its patch",
-        )
 
 
 @contextmanager
@@ -338,7 +302,7 @@ def _refuse_own_methods(estimator: BaseEstimator, *ways_out: str) -> None:
     for base in type(estimator).__mro__:
         if base in stage_for.registry or base.__module__.startswith("sklearn."):
             break
-        if base.__module__.startswith((*_ACCELERATED, _RESAMPLED)):
+        if base.__module__.startswith((*ACCELERATED, _RESAMPLED)):
             continue
         own += [name for name in ("transform", "decision_function", "predict", "predict_proba") if name in vars(base)]
     if own and base is not BaseEstimator:
@@ -356,7 +320,7 @@ def list_estimators(fitted: Any) -> Iterator[Any]:
         for part in fitted:
             yield from list_estimators(part)
     elif any(base.__module__.partition(".")[0] == "cuml" for base in type(fitted).__mro__):
-        yield from list_estimators(_from_gpu(fitted))
+        yield from list_estimators(from_gpu(fitted))
     elif fitted is None or (isinstance(fitted, str) and fitted == "passthrough"):
         return
     elif hasattr(fitted, "fit_resample") and not hasattr(fitted, "transform") and not hasattr(fitted, "predict"):
@@ -378,11 +342,3 @@ def list_estimators(fitted: Any) -> Iterator[Any]:
         yield from list_estimators(fitted.estimator)
     else:
         yield fitted
-
-
-def _from_gpu(fitted: Any) -> Any:
-    """Return the scikit-learn estimator with the fit of cuML's, or of a proxy that cuml.accel puts in its place."""
-    if hasattr(type(fitted), "as_sklearn"):
-        return fitted.as_sklearn()
-    fitted._sync_attrs_to_cpu()
-    return fitted._cpu

@@ -19,8 +19,9 @@ from sklearn.pipeline import FeatureUnion
 from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.head.elementwise import FUNCTIONS, Elementwise, Power
+from pytorch_grad_cam_pcasvm.head.elsewhere import tensor
 from pytorch_grad_cam_pcasvm.head.estimators.likeness import convert_kernel
-from pytorch_grad_cam_pcasvm.head.registry import convert_stages, stage_for, tensor, transformer_for
+from pytorch_grad_cam_pcasvm.head.registry import convert_stages, stage_for, transformer_for
 from pytorch_grad_cam_pcasvm.head.stage import Facts, Stage
 from pytorch_grad_cam_pcasvm.head.stages import (
     Affine,
