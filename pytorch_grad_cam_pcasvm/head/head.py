@@ -13,7 +13,7 @@ from torch import Tensor
 from pytorch_grad_cam_pcasvm.head import storage
 from pytorch_grad_cam_pcasvm.head.decisions import KernelSVM, SupportVectorEffect
 from pytorch_grad_cam_pcasvm.head.elsewhere import tensor
-from pytorch_grad_cam_pcasvm.head.fit_checks import Fit, check_variety, warn_of_order
+from pytorch_grad_cam_pcasvm.head.fit_checks import Fit, check_variety, refuse_several, warn_of_order
 from pytorch_grad_cam_pcasvm.head.kernels import RBF
 from pytorch_grad_cam_pcasvm.head.registry import list_estimators, stages_of_head
 from pytorch_grad_cam_pcasvm.head.stack import HeadTrace, Stack
@@ -99,6 +99,7 @@ class Head(Stack):
 
     @classmethod
     def _convert(cls, fitted: Any) -> "Head":
+        refuse_several(fitted)
         varying = check_variety(fitted)
         head = cls(stages_of_head(fitted))
         for estimator in islice(list_estimators(fitted), 1):  # what takes the network's features

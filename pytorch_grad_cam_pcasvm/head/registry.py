@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from difflib import get_close_matches
 from functools import singledispatch
-from typing import Any
+from typing import Any, NoReturn
 
 from sklearn import __version__ as running_version
 from sklearn import config_context, preprocessing
@@ -121,7 +121,7 @@ def stage_for(estimator: Any) -> Stage:
     why = _by_name(_REFUSED, name)
     reason = f"{name} has no closed-form Jacobian{f', since {why}' if why else ' here'}"
     own = [] if why else [f"add yours with stage_for.register({name})"]
-    usual = _by_name(_INSTEAD, name) or (_usual(estimator) if isinstance(estimator, BaseEstimator) else "fit PCA")
+    usual = _by_name(_INSTEAD, name) or _usual(estimator)
     raise NoClosedFormError(reason, usual, *own)
 
 
@@ -161,27 +161,37 @@ def _by_name(table: Mapping[str, str], name: str) -> str | None:
     return next((entry for parts, entry in table.items() if any(part in name for part in parts.split())), None)
 
 
-def _usual(estimator: BaseEstimator) -> str:
-    """Return an alternative to an estimator of this role."""
+def _usual(estimator: Any) -> str:
+    """Return an alternative to an estimator of this role, which its mixins tell, or else its methods."""
     # FunctionTransformer is near to many names, and to none in what it does.
     names = [
         estimator_type.__name__
         for estimator_type in stage_for.registry
         if estimator_type not in (object, preprocessing.FunctionTransformer)
     ]
-    nearest = get_close_matches(type(estimator).__name__, names, n=1, cutoff=0.8)
+    own = type(estimator).__name__
+    nearest = get_close_matches(own, names, n=1, cutoff=0.8)
     if nearest:
-        return f"fit {nearest[0]}"
-    if isinstance(estimator, OutlierMixin):
+        return f"fit scikit-learn's {own}" if own == nearest[0] else f"fit {nearest[0]}"
+    known = isinstance(estimator, BaseEstimator)
+    transforms, values = hasattr(estimator, "transform"), has_values(estimator)
+    scores = hasattr(estimator, "decision_function") and not hasattr(estimator, "classes_")
+    if isinstance(estimator, OutlierMixin) or (scores and not (known and is_regressor(estimator))):
         return "fit OneClassSVM or EllipticEnvelope, or fit PCA and explain ResidualTarget() or HotellingTarget()"
     if isinstance(estimator, ClusterMixin):
-        between = ", or to reduce features PCA" if hasattr(estimator, "transform") else ""
+        between = ", or to reduce features PCA" if transforms else ""
         return f"fit GaussianMixture, whose components are clusters{between}"
-    if is_classifier(estimator):
+    if (known and is_classifier(estimator)) or (values and _tells_classes(estimator)):
         return "fit SVC"
-    if is_regressor(estimator):
+    if known and is_regressor(estimator):
         return "fit SVR"
+    if values and not transforms:
+        return "fit SVC for classes, or SVR for numbers"
     return f"fit {'StandardScaler' if isinstance(estimator, OneToOneFeatureMixin) else 'PCA'}"
+
+
+def _tells_classes(estimator: Any) -> bool:
+    return hasattr(estimator, "classes_") or hasattr(estimator, "predict_proba")
 
 
 @singledispatch
@@ -228,11 +238,22 @@ def stages_of_head(fitted: Any) -> Iterator[Stage]:
             except NoClosedFormError:
                 raise
             except Exception as cause:  # it has no values of a form that is known
-                raise error from cause
+                _refuse_values(rest[-1], error, cause)
             return
         yield from stages
         reduced = reduced or any(stage.reduces for stage in stages)
         width = next((stage.n_outputs for stage in reversed(stages) if stage.n_outputs is not None), width)
+
+
+def _refuse_values(estimator: Any, error: NoClosedFormError, cause: Exception) -> NoReturn:
+    """Refuse an estimator without a closed form that could not be asked for its values, either, with the cause."""
+    told = " ".join(str(cause).split())
+    lacks_label = getattr(estimator, "outlier_label", "") is None
+    raise NoClosedFormError(
+        f"{error.reason}; and asked for its values, it fails ({type(cause).__name__}: {told:.300})",
+        *(["fit it with outlier_label='most_frequent'"] if lacks_label else []),
+        *error.ways_out,
+    ) from cause
 
 
 def _closed_form(estimator: Any, *, last: bool) -> Iterator[Stage]:
@@ -245,6 +266,13 @@ def _closed_form(estimator: Any, *, last: bool) -> Iterator[Stage]:
         prefit = isinstance(estimator, SelectFromModel) and estimator.prefit
         check_is_fitted(estimator.estimator if prefit else estimator)
         _refuse_own_methods(estimator)
+    table = _find_precomputed(estimator)
+    if table is not None:
+        raise NoClosedFormError(
+            f"{type(estimator).__name__} was fitted with {table}='precomputed', on a table of similarities or "
+            "distances between the training images, and takes no features",
+            f"fit it on features, with another {table.rpartition('__')[2]}",
+        )
     with _other_versions_named(), config_context(array_api_dispatch=False):
         arrays = with_arrays(estimator)
         stage = stage_for(arrays) if last else transformer_for(arrays)
@@ -257,8 +285,18 @@ def _closed_form(estimator: Any, *, last: bool) -> Iterator[Stage]:
     yield from stages
 
 
+def _find_precomputed(estimator: Any) -> str | None:
+    """Return the name of a parameter by which an estimator takes a table between images, not features; or None."""
+    if not isinstance(estimator, BaseEstimator):
+        return None
+    parameters = estimator.get_params().items()
+    return next((name for name, value in parameters if isinstance(value, str) and value == "precomputed"), None)
+
+
 def _predicts(estimator: Any) -> bool:
     """Return whether an estimator without a closed form has values that depend on the features."""
+    if _find_precomputed(estimator) is not None:
+        return False
     labels = isinstance(estimator, ClusterMixin | DensityMixin) or type(estimator).__name__.startswith("Dummy")
     return has_values(estimator) and not labels and not ways_of_booster(estimator)
 
@@ -305,7 +343,8 @@ def _refuse_own_methods(estimator: BaseEstimator, *ways_out: str) -> None:
         if base.__module__.startswith((*ACCELERATED, _RESAMPLED)):
             continue
         own += [name for name in ("transform", "decision_function", "predict", "predict_proba") if name in vars(base)]
-    if own and base is not BaseEstimator:
+    # A mixin alone is no estimator.
+    if own and base is not BaseEstimator and (base in stage_for.registry or issubclass(base, BaseEstimator)):
         name = type(estimator).__name__
         raise NoClosedFormError(
             f"{name} is a {base.__name__} with a {own[0]} of its own, which would not be explained",

@@ -323,7 +323,7 @@ def test_a_head_keeps_its_precision_when_the_network_is_cast(cast):
         (
             lambda: SVC(kernel="precomputed").fit(np.eye(len(DATA[2][0])), DATA[2][1]),
             NoClosedFormError,
-            "'precomputed', whose gradient",
+            "kernel='precomputed', on a table of similarities",
         ),
         (lambda: [], ValueError, "the head is empty"),
         (lambda: "passthrough", ValueError, "the head is empty"),
