@@ -886,7 +886,7 @@ HEADS = [
     ),
     # What is refused for other reasons.
     head(
-        BUILD + "computes other values than scikit-learn's",
+        "head/elsewhere.py: computes other values than scikit-learn's",
         "Patched of sklearnex computes other values",
         Patched(),
         {"fit scikit-learn's own": SVC()},

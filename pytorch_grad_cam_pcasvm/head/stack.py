@@ -276,7 +276,9 @@ class Stack(Hookable):
         with without_inference(), torch.enable_grad():
             leaf = features.detach().clone().requires_grad_()
             last = self(leaf).values[-1]
-            seed = torch.randn(last.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(last)
+            seed = torch.randn(
+                last.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64, device="cpu"
+            ).to(last)
             try:
                 (expected,) = torch.autograd.grad(last, leaf, seed)
             except RuntimeError:

@@ -268,7 +268,9 @@ class _Search:
         try:
             return self.polished(start)
         except NoBoundaryError:  # a stage may be singular there, as a Normalizer is at 0: search from beside it
-            ways = torch.randn(_CANDIDATES, len(start), generator=torch.Generator().manual_seed(0)).to(start)
+            ways = torch.randn(_CANDIDATES, len(start), generator=torch.Generator().manual_seed(0), device="cpu").to(
+                start
+            )
             crossed = self._crossed(start + ways[0], start + ways[1:], 1.0)
             if crossed is None:
                 raise

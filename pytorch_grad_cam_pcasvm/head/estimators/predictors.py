@@ -295,7 +295,8 @@ def _neighbours(estimator: KNeighborsClassifier) -> Stage:
     points = before[0](points) if cosine else points
     order = labels.argsort(stable=True)
     # Along three directions, in steps that are larger than the rounding of a scaler and a PCA.
-    directions = torch.randn(points.shape[1], 3, dtype=points.dtype, generator=torch.Generator().manual_seed(0))
+    generator = torch.Generator().manual_seed(0)
+    directions = torch.randn(points.shape[1], 3, dtype=points.dtype, generator=generator, device="cpu")
     along = (points - points.mean(0)) @ directions
     step = np.finfo(estimator._fit_X.dtype).eps ** 0.625 * along.abs().median()
     same = torch.unique((along / step).round(), dim=0, return_inverse=True)[1]
