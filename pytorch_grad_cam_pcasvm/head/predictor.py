@@ -106,7 +106,8 @@ class Predictor:
         for step in self.transformers:
             with np.errstate(all="ignore"):
                 rows = step.transform(rows)
-            if not np.isfinite(getattr(rows, "data", rows) if hasattr(rows, "toarray") else rows).all():
+            numbers = np.asarray(rows.data if hasattr(rows, "toarray") else rows, dtype=float)
+            if not np.isfinite(numbers).all():
                 raise NoClosedFormError(
                     f"{step!r:.80} makes NaN or infinity of a row of zeros, which the components of the training mean "
                     "are, where explanations start",
