@@ -162,6 +162,8 @@ WITHOUT = {
     "head/registry.py: and takes no features": "tests/head/test_true_causes.py shows it",
     "head/predictor.py: makes NaN or infinity of a row": "tests/head/test_true_causes.py follows it",
     "head/fit_checks.py: a list is taken for the steps": "tests/head/test_true_causes.py follows it",
+    "network/loaded.py: makes NaN or infinity of": "tests/network/test_loaded.py shows it",
+    "network/loaded.py: has NaN or infinite values, and so": "tests/network/test_loaded.py follows it",
     "head/registry.py: own interface, which knows no classes": "tests/head/test_boosters.py follows it",
     "head/storage.py: has other values than when it was written": "needs two versions of a library",
     "calculus/backward.py: {error.reason}": "passes the message of a rule on, each of which has a row",

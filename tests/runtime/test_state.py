@@ -11,6 +11,7 @@ from reference import relative
 from torch import nn
 
 from pytorch_grad_cam_pcasvm import ClosedFormGradCAM, ClosedFormShapleyCAM, ContributionCAM, PCASVMNet, PCATarget
+from pytorch_grad_cam_pcasvm.runtime.rollback import hooked
 
 
 def snapshot(net):
