@@ -359,7 +359,7 @@ def no_boundary(target: Any, value: float) -> NoBoundaryError:
     """Return the error of a target without a boundary near the training mean, where it has this value, or size."""
     return NoBoundaryError(
         f"{target}: no decision boundary is within reach of the training mean, where its value is {value:.3g}: start "
-        "at the mean instead, baseline='mean'"
+        "at the mean instead, baseline='mean'; maps then add up to the difference from that value"
     )
 
 
