@@ -33,7 +33,7 @@ def test_the_stand_in_refuses_what_names_no_device():
 
 
 @pytest.mark.parametrize("explain", [
-    lambda p: ShapCAM(p.net, [p.layer], samples=2).explain(p.x[:1]).maps,
+    lambda p: ShapCAM(p.net, [p.layer], samples=4).explain(p.x[:1]).maps,
     lambda p: smoothed(ClosedFormGradCAM(p.net, [p.layer]), p.x[:1], samples=2).maps,
 ])  # fmt: skip
 def test_explanations_draw_on_the_cpu(explain):
