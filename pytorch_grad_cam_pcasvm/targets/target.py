@@ -156,10 +156,9 @@ def find_components(output: Any, target: ClosedFormTarget) -> tuple[int, Tensor]
         why = " needs a head with a PCA, but this one has none: use SVMTarget"
         if head.hides_reduction:
             pipeline = "make_pipeline(StandardScaler(), PCA(3), CalibratedClassifierCV(SVC()))"
-            why = (
-                ": the PCA is inside a meta-estimator, and not the same one for all that decides; put it in front, as "
-                f"in {pipeline}"
-            )
+            whole = "which is asked for its values as a whole"
+            how = "and not the same one for all that decides" if head.enumerated is None else whole
+            why = f": the PCA is inside a meta-estimator, {how}; put it in front, as in {pipeline}"
         raise ValueError(f"{target}{why}")
     return head.component_position, output.head_trace.values[head.component_position]
 
