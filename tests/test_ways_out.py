@@ -163,6 +163,12 @@ WITHOUT = {
     "atlas/explorer/machine.py: take this head's decision apart": "tests/atlas/test_explorer.py follows it",
     "atlas/explorer/machine.py: needs Python": "tests/methods/test_enumerated.py follows it",
     "head/enumerated.py: self.reason, *self.ways_out": "passes on why there is no closed form, which has a row",
+    "head/registry.py: and asked for its values, it fails": "tests/head/test_true_causes.py follows it",
+    "head/registry.py: and takes no features": "tests/head/test_true_causes.py shows it",
+    "head/predictor.py: makes NaN or infinity of a row": "tests/head/test_true_causes.py follows it",
+    "head/fit_checks.py: a list is taken for the steps": "tests/head/test_true_causes.py follows it",
+    "network/loaded.py: makes NaN or infinity of": "tests/network/test_loaded.py shows it",
+    "network/loaded.py: has NaN or infinite values, and so": "tests/network/test_loaded.py follows it",
     "head/registry.py: own interface, which knows no classes": "tests/head/test_boosters.py follows it",
     "head/storage.py: has other values than when it was written": "needs two versions of a library",
     "calculus/backward.py: {error.reason}": "passes the message of a rule on, each of which has a row",
@@ -887,7 +893,7 @@ HEADS = [
     ),
     # What is refused for other reasons.
     head(
-        BUILD + "computes other values than scikit-learn's",
+        "head/elsewhere.py: computes other values than scikit-learn's",
         "Patched of sklearnex computes other values",
         Patched(),
         {"fit scikit-learn's own": SVC()},

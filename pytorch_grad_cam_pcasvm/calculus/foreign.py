@@ -34,7 +34,7 @@ def verify(tape: Tape, step: Step, path: set[int], here: Call, base: Call | None
     if rule is None or not outputs or not may_look(outputs[0]) or not all(bool(x.isfinite().all()) for x in numbers):
         return
     generator = torch.Generator().manual_seed(0)
-    seeds = [torch.randn((1, *y.shape), generator=generator, dtype=torch.float64).to(y) for y in outputs]
+    seeds = [torch.randn((1, *y.shape), generator=generator, dtype=torch.float64, device="cpu").to(y) for y in outputs]
     grad = seeds[0] if isinstance(here.y, Tensor) else tuple(seeds)
     eps = max(torch.finfo(tape.values[i].dtype).eps for i in (*step.inputs, *step.outputs) if i in path)
     pulled = rule.pulled(here if base is not None else _hide_unneeded(step, rule, path, here), grad, base)

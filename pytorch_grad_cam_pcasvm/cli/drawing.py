@@ -153,6 +153,7 @@ class Gallery:
         classes of the model are counted, too.
         """
         good = next((str(judged.truth) for judged in self._judgements if judged.is_good), "good")
+        good = "good" if good.lower() == "good" else good  # a word like others in a sentence
         verdicts, sentences = _VERDICTS[any(judged.passes is not None for judged in self._judgements)], []
         for clause, is_good, verdict in zip(("missed", "alarms"), (False, True), verdicts, strict=True):
             outcomes = [one.outcome for one in self._judgements if one.is_compared and one.is_good == is_good]
@@ -164,7 +165,10 @@ class Gallery:
                 )
         unknown = [one for one in self._judgements if one.is_of_other_classes]
         if unknown:
-            names = name_first(sorted({str(one.truth) for one in unknown}))
+            absent = sorted({str(one.truth) for one in unknown})
+            known = {str(one.label).lower(): str(one.label) for one in self._judgements}
+            near = [known[name.lower()] for name in absent if name.lower() in known]
+            names = name_first(absent) + (f" (did you mean {near[0]}?)" if near else "")
             sentences.append(_SUMMARY["unknown"].format(count=len(unknown), total=len(self._judgements), names=names))
         return sentences
 

@@ -227,7 +227,9 @@ def _check_normal(options: FitOptions, classes: Sequence[str] | None, of_good_pa
     holders = {path.parent.name for path in list_photos(options.images)} if options.masks is not None else set()
     if options.normal not in (*(classes or ()), *holders):  # with masks, flat photos without one may be good
         folders = f"the folders are {', '.join(classes)}" if classes else "there are no folders of classes"
-        raise ValueError(f"--normal: there is no class {options.normal!r}, {folders}")
+        near = [name for name in (*(classes or ()), *sorted(holders)) if name.lower() == options.normal.lower()]
+        meant = f"; did you mean {near[0]}?" if near else ""
+        raise ValueError(f"--normal: there is no class {options.normal!r}, {folders}{meant}")
 
 
 def refuse_few(options: EvaluateOptions) -> None:

@@ -44,6 +44,10 @@ class Batch:
     bad: dict[int, str] = field(default_factory=dict)
 
 
+class LabelError(TypeError):
+    """A data set's labels are no single numbers or strings."""
+
+
 class Images:
     """A data set, read by row number.
 
@@ -164,6 +168,8 @@ class Images:
         for row in rows:
             try:
                 image, label = self._item(row)
+            except LabelError:
+                raise  # the data set's, not this picture's
             # Whatever a file, a decoder or a transform raises: the caller decides whether to go on.
             except Exception as error:
                 bad[row] = getattr(error, "reason", "") or f"{type(error).__name__}: {error}"
@@ -287,6 +293,12 @@ def image_folder(root: Path, transform: Callable[[Any], Tensor] | None, *, exif:
     """
     if not root.exists():
         raise ValueError(f"there is no folder {root}: give a folder of images, or with {arranged(root)}")
+    if root.suffix.lower() in (".npz", ".npy"):
+        raise ValueError(
+            f"{root.name} holds arrays of NumPy's, and is no folder of images: load it, arrays = np.load(...), and "
+            "pass a data set of its arrays, such as TensorDataset(images, labels), images of shape (N, C, H, W) as the "
+            "network takes them"
+        )
     if transform is None:
         raise ValueError(
             "a folder of images needs the transform that the head's features were extracted with: pass "
@@ -305,7 +317,12 @@ def _as_plain(label: Any) -> Any:
         numbers = label.reshape(-1).tolist()
         label = numbers[0] if len(numbers) == 1 else numbers
     if not isinstance(label, int | float | str | None):
-        raise TypeError(f"its label is {label!r:.60}, but one number or string is kept for each image")
+        several = isinstance(label, list)
+        one = "label.argmax() of one-hot labels, or label[0] for the first" if several else "a number or a string"
+        raise LabelError(
+            f"the label of an image is {label!r:.60}{f', {len(label)} numbers' if several else ''}, but one number or "
+            f"string is kept for each: let the data set give {one}, or leave labels out"
+        )
     return label
 
 

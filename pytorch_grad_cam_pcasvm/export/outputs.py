@@ -119,7 +119,7 @@ def checked(
             raise NoProgramError(
                 f"the maps of explain do not add up to their values, by {float(gap.max()):.1g}", "see cam.check(images)"
             )
-    noise = torch.randn((3, *images.shape[1:]), generator=torch.Generator().manual_seed(0)).to(images)
+    noise = torch.randn((3, *images.shape[1:]), generator=torch.Generator().manual_seed(0), device="cpu").to(images)
     variants = {"changed": _changed(images), "noise": noise * images.std() + images.mean()}
     expected: dict[str, Any] = {}
     for name, x in {"images": images, "the first": images[:1], **variants}.items():
@@ -158,7 +158,7 @@ def _changed(images: Tensor) -> Tensor:
     generator = torch.Generator().manual_seed(1)
     axes = tuple(range(2, images.dim()))
     rolled = images.roll([max(1, images.shape[axis] // 7) for axis in axes], axes)
-    return rolled + 0.25 * images.std() * torch.randn(images.shape, generator=generator).to(images)
+    return rolled + 0.25 * images.std() * torch.randn(images.shape, generator=generator, device="cpu").to(images)
 
 
 def describe_sample(

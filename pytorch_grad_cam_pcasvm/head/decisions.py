@@ -32,6 +32,7 @@ class Decision(Stage):
     """
 
     n_outputs: int
+    decides = True
 
     def __init__(self, voting: Vote, classes: Sequence[Any] | None, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -213,3 +214,7 @@ class Ensemble(Decision, Union):
     def __init__(self, members: Sequence[Chain], sign: float, voting: Vote, classes: Sequence[Any] | None) -> None:
         super().__init__(voting, classes, members)
         self.sign, self.reduces = sign, False
+
+    def with_members(self, members: Sequence[Chain]) -> "Ensemble":
+        """Return the same of other members."""
+        return Ensemble(members, self.sign, self.voting, self.classes)

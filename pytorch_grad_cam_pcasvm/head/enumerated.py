@@ -122,14 +122,15 @@ class Enumerated(Decision):
     def fingerprint(self) -> str:
         """Return a digest of the values on fixed rows of all sizes, which tells fits apart without looking into them.
 
-        It has seven digits of the largest value: threads may add up in another order.
+        It has seven digits of the largest value, two in single precision: threads may add up in another order.
         """
         generator = np.random.default_rng(0)
         rows = generator.normal(size=(1024, self.n_inputs or 0)) * 10 ** generator.uniform(-6, 6, (1024, 1))
         values = self.predictor(rows)
         largest = abs(values).max(initial=0.0) or 1.0
-        digits = np.round(values / largest, 7) + 0.0  # no -0
-        return hashlib.sha256(digits.tobytes() + f"{largest:.6e}".encode()).hexdigest()
+        count = 7 if self.predictor.dtype is np.float64 else 2
+        digits = np.round(values / largest, count) + 0.0  # no -0
+        return hashlib.sha256(digits.tobytes() + f"{largest:.{count - 1}e}".encode()).hexdigest()
 
 
 class _Values(torch.autograd.Function):

@@ -2,15 +2,18 @@
 
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from itertools import permutations
 from typing import Any
 
 import numpy as np
 import torch
 from sklearn.base import BaseEstimator
+from sklearn.exceptions import NotFittedError
 from torch import Tensor
 
-from pytorch_grad_cam_pcasvm.head.registry import list_estimators, tensor
+from pytorch_grad_cam_pcasvm.head.elsewhere import tensor
+from pytorch_grad_cam_pcasvm.head.registry import has_values, is_reduction, list_estimators
 from pytorch_grad_cam_pcasvm.runtime.errors import ConstantComponentWarning, refuse, warn
 
 # Features come from networks in single precision, whose layers leave some multiples of its rounding.
@@ -32,6 +35,20 @@ def refuse_one_class(classes: Sequence[Any]) -> None:
             "leave it out and explain components, as in make_pipeline(StandardScaler(), PCA(3))",
             "fit a OneClassSVM, whose value tells outliers",
         )
+
+
+def refuse_several(fitted: Any) -> None:
+    """Raise a ValueError for a list of whole heads, as of cross-validation: a list is of steps in order."""
+    if isinstance(fitted, list | tuple) and len(fitted) > 1:
+        whole = [part for part in fitted if has_values(part) and not hasattr(part, "transform")]
+        if len(whole) > 1:
+            refuse(
+                ValueError,
+                f"a list is taken for the steps of one head, in order, but {len(whole)} of its {len(fitted)} members "
+                f"predict something ({type(whole[0]).__name__} ...), as the heads of several folds do",
+                "pass one of them, heads[0]",
+                "fit one on all images",
+            )
 
 
 def check_variety(fitted: Any) -> list[tuple[Any, int]]:
@@ -82,6 +99,15 @@ def _inner(estimator: Any) -> Iterator[tuple[Any, list[int]]]:
         yield part, constant_components(part, before)
         yield from _inner(part)
         before = part
+
+
+def holds_reduction(estimator: Any) -> bool:
+    """Return whether an estimator has a fitted reduction inside."""
+    for part, _ in _inner(estimator):
+        with suppress(NotFittedError):
+            if is_reduction(part):
+                return True
+    return False
 
 
 def _estimators_in(value: Any) -> Iterator[Any]:

@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.head import storage
 from pytorch_grad_cam_pcasvm.head.decisions import KernelSVM, SupportVectorEffect
-from pytorch_grad_cam_pcasvm.head.fit_checks import Fit, check_variety, warn_of_order
+from pytorch_grad_cam_pcasvm.head.elsewhere import tensor
+from pytorch_grad_cam_pcasvm.head.fit_checks import Fit, check_variety, refuse_several, warn_of_order
 from pytorch_grad_cam_pcasvm.head.kernels import RBF
-from pytorch_grad_cam_pcasvm.head.registry import list_estimators, stages_of_head, tensor
+from pytorch_grad_cam_pcasvm.head.registry import list_estimators, stages_of_head
 from pytorch_grad_cam_pcasvm.head.stack import HeadTrace, Stack
 from pytorch_grad_cam_pcasvm.head.stage import Conditions, Stage
 from pytorch_grad_cam_pcasvm.head.stages import Projection
@@ -98,6 +99,7 @@ class Head(Stack):
 
     @classmethod
     def _convert(cls, fitted: Any) -> "Head":
+        refuse_several(fitted)
         varying = check_variety(fitted)
         head = cls(stages_of_head(fitted))
         for estimator in islice(list_estimators(fitted), 1):  # what takes the network's features
@@ -168,23 +170,7 @@ class Head(Stack):
 
     def starts_as(self, other: "Head", count: int) -> bool:
         """Return whether the first stages of two heads compute the same values to the last bit."""
-        parts = [list(head.stages)[:count] for head in (self, other)]
-        if parts[0] == parts[1]:  # the same stages
-            return True
-        # What a Projection knows of its inverse, which one from an earlier version's file does not, changes nothing.
-        one, two = (
-            {
-                name: x
-                for name, x in nn.ModuleList(part).state_dict().items()
-                if name.split(".")[-1] not in Projection.beside
-            }
-            for part in parts
-        )
-        return (
-            storage.agree(storage.constants(parts[0]), storage.constants(parts[1]))
-            and one.keys() == two.keys()
-            and all(torch.equal(x.cpu(), two[name].cpu()) for name, x in one.items())
-        )
+        return storage.compute_same(list(self.stages)[:count], list(other.stages)[:count])
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the head to a file: safetensors with a JSON header, no pickle.

@@ -3,7 +3,7 @@
 import copy
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,8 @@ from sklearn.ensemble import BaggingClassifier, RandomForestClassifier
 from sklearn.model_selection import FixedThresholdClassifier, TunedThresholdClassifierCV
 
 from pytorch_grad_cam_pcasvm.head import vote
-from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError
+from pytorch_grad_cam_pcasvm.head.elsewhere import with_arrays
+from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError, warn
 
 # Where decision_function is called otherwise: the module, and the arguments of predict.
 _RAW: dict[str, dict[str, Any]] = {
@@ -21,6 +22,7 @@ _RAW: dict[str, dict[str, Any]] = {
     "catboost": {"prediction_type": "RawFormulaVal"},
 }
 
+_CONTRADICTING = 0.2  # of the rows: what counts votes of members differs from their mean in a few
 # Which predict the most probable class: they need not be asked twice.
 _OF_MOST_PROBABLE = (RandomForestClassifier.predict, BaggingClassifier.predict)
 
@@ -67,14 +69,17 @@ class Predictor:
     """
 
     def __init__(self, steps: Sequence[Any], n_inputs: int | None = None) -> None:
-        self.steps = copy.deepcopy(list(steps))  # as they are now, like the numbers of a closed form
+        # As they are now, like the numbers of a closed form.
+        self.steps = copy.deepcopy([with_arrays(step) for step in steps])
         *self.transformers, self.estimator = self.steps
         width = getattr(steps[0], "n_features_in_", None) or n_inputs
         if width is None:
             raise ValueError(f"{type(steps[0]).__name__} does not say how many features it takes")
         self.n_inputs: int = width
+        self.dtype = self._find_dtype()
         self.classes = _read_classes(self.estimator)
         with _names_left_out():
+            self._refuse_nan()
             rows = self._transformed(np.zeros((2, self.n_inputs)))
             if self.classes is None:
                 self.classes = self._number_classes(rows)
@@ -82,11 +87,41 @@ class Predictor:
         self.n_outputs = sum(self.columns.values())
         self._check_rows()
 
+    def _find_dtype(self) -> Any:
+        """Return the dtype of rows: float64, or float32 where parts that were fitted on it take no other."""
+        rows = np.zeros((2, self.n_inputs))
+        for dtype in (np.float64, np.float32):
+            self.dtype = dtype
+            with _names_left_out(), np.errstate(all="ignore"), suppress(Exception):
+                made = self._transformed(rows)
+                for name in ("predict", "decision_function", "predict_proba"):
+                    if hasattr(self.estimator, name):
+                        getattr(self.estimator, name)(made)
+                return dtype
+        return np.float64
+
+    def _refuse_nan(self) -> None:
+        """Refuse a transformer that makes no number of zeros, which components are at the training mean."""
+        rows: Any = np.zeros((1, self.n_inputs), self.dtype)
+        for step in self.transformers:
+            with np.errstate(all="ignore"):
+                rows = step.transform(rows)
+            numbers = np.asarray(rows.data if hasattr(rows, "toarray") else rows, dtype=float)
+            if not np.isfinite(numbers).all():
+                raise NoClosedFormError(
+                    f"{step!r:.80} makes NaN or infinity of a row of zeros, which the components of the training mean "
+                    "are, where explanations start",
+                    "fit Normalizer() if it divides rows by their lengths, which leaves zeros as they are",
+                    "let it return numbers there",
+                )
+
     def _check_rows(self) -> None:
         """Refuse a predictor that is no function of a single row, or predicts classes that it has not."""
         rows = np.random.default_rng(0).normal(size=(6, self.n_inputs))
         together, alone = self(rows), np.concatenate([self(row[None]) for row in rows])
-        if not np.allclose(together, alone, rtol=1e-6, atol=1e-9 * np.nanmax(abs(together), initial=0), equal_nan=True):
+        rounding = 64 * float(np.finfo(self.dtype).eps)
+        least = max(1e-9, rounding) * np.nanmax(abs(together), initial=0)
+        if not np.allclose(together, alone, rtol=max(1e-6, rounding), atol=least, equal_nan=True):
             raise NoClosedFormError(
                 f"{self.name} gives other values for the same rows a second time, or in another batch, so that its "
                 "decisions cannot be explained",
@@ -107,8 +142,18 @@ class Predictor:
                 "let predict return members of classes_, as scikit-learn's classifiers do",
             )
         deciding = values[:, : self.columns.get("decision", len(self.classes))]
+        predicted, largest = votes.argmax(1), _find_largest(deciding)
+        agrees = predicted == largest
+        one_sided = len({*largest}) == 1 < len({*predicted})
         if not hasattr(self.estimator, "classes_"):  # that a class is the number of its value is only a guess
-            self._check_decided(votes.argmax(1) == _find_largest(deciding))
+            self._check_decided(agrees)
+        elif one_sided or (~agrees & _is_clear(deciding)).mean() > _CONTRADICTING:
+            warn(
+                f"{self.name} predicts another class than the one of its largest value for {(~agrees).sum()} of "
+                f"{len(agrees)} rows that were tried: maps explain its values, which contradict its labels. Check the "
+                "order of classes_, and that predict compares decision_function with 0, and with no other threshold",
+                UserWarning,
+            )
 
     def _check_decided(self, agrees: np.ndarray) -> None:
         """Refuse an estimator whose predictions do not agree with its values on all of some rows, (R,)."""
@@ -150,6 +195,7 @@ class Predictor:
         return vote.regression() if self.n_outputs == 1 else vote.outputs(self.n_outputs, labels=False)
 
     def _transformed(self, rows: Any) -> Any:
+        rows = rows.astype(self.dtype, copy=False)
         for step in self.transformers:
             rows = step.transform(rows)
         return rows
@@ -174,7 +220,8 @@ class Predictor:
 
     def _samples(self) -> np.ndarray:
         """Return rows of which some should be decided one way, and some the other."""
-        return 4 * np.random.default_rng(1).normal(size=(64, self.n_inputs))
+        rows = np.random.default_rng(1).normal(size=(64, self.n_inputs))
+        return rows * np.repeat([4.0, 1.0, 0.25, 16.0], 16)[:, None]
 
     def _list_columns(self, rows: Any) -> Iterator[str]:
         """Yield the names of the columns that there are for a few rows."""
@@ -271,6 +318,14 @@ def _has_threshold(estimator: Any) -> bool:
 
 def _is_outlier_detector(estimator: Any) -> bool:
     return isinstance(estimator, OutlierMixin) and hasattr(estimator, "decision_function")
+
+
+def _is_clear(values: np.ndarray) -> np.ndarray:
+    """Return in which rows one value is the largest, (R,); of a single one, where it is not 0."""
+    if values.shape[1] == 1:
+        return np.asarray(values[:, 0] != 0)
+    second, first = np.sort(values, 1)[:, -2:].T
+    return np.asarray(first - second > 1e-9 * abs(first))
 
 
 def _as_columns(values: Any) -> np.ndarray:

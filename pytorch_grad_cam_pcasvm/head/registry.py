@@ -6,12 +6,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from difflib import get_close_matches
 from functools import singledispatch
-from typing import Any
+from typing import Any, NoReturn
 
-import numpy as np
-import torch
 from sklearn import __version__ as running_version
-from sklearn import preprocessing
+from sklearn import config_context, preprocessing
 from sklearn.base import (
     BaseEstimator,
     ClusterMixin,
@@ -25,8 +23,9 @@ from sklearn.feature_selection import SelectFromModel
 from sklearn.model_selection._search import BaseSearchCV
 from sklearn.pipeline import Pipeline
 from sklearn.utils.validation import check_is_fitted
-from torch import Tensor, nn
+from torch import nn
 
+from pytorch_grad_cam_pcasvm.head.elsewhere import ACCELERATED, compare_values, from_gpu, of_sklearn, with_arrays
 from pytorch_grad_cam_pcasvm.head.enumerated import Enumerated
 from pytorch_grad_cam_pcasvm.head.stage import Stage
 from pytorch_grad_cam_pcasvm.head.stages import Chain
@@ -62,6 +61,8 @@ _INSTEAD = {
     "TfidfTransformer": "fit Normalizer",
     "BernoulliRBM": "fit PCA",
 }
+# imbalanced-learn: its methods pass over samplers, and are scikit-learn's otherwise.
+_RESAMPLED = "imblearn.pipeline"
 
 
 def register_all() -> bool:
@@ -73,7 +74,16 @@ def register_all() -> bool:
     for table, own in tables:  # what people have registered before stays theirs
         for estimator_type in own.keys() - {object}:
             table.register(estimator_type, own[estimator_type])
+        register_originals(table)
     return True
+
+
+def register_originals(table: Any) -> None:
+    """Register scikit-learn's own classes where those of scikit-learn-intelex stand in their places."""
+    for estimator_type, function in list(table.registry.items()):
+        own = of_sklearn(estimator_type)
+        if own not in table.registry:
+            table.register(own, function)
 
 
 def has_values(estimator: Any) -> bool:
@@ -111,7 +121,7 @@ def stage_for(estimator: Any) -> Stage:
     why = _by_name(_REFUSED, name)
     reason = f"{name} has no closed-form Jacobian{f', since {why}' if why else ' here'}"
     own = [] if why else [f"add yours with stage_for.register({name})"]
-    usual = _by_name(_INSTEAD, name) or (_usual(estimator) if isinstance(estimator, BaseEstimator) else "fit PCA")
+    usual = _by_name(_INSTEAD, name) or _usual(estimator)
     raise NoClosedFormError(reason, usual, *own)
 
 
@@ -151,47 +161,43 @@ def _by_name(table: Mapping[str, str], name: str) -> str | None:
     return next((entry for parts, entry in table.items() if any(part in name for part in parts.split())), None)
 
 
-def _usual(estimator: BaseEstimator) -> str:
-    """Return an alternative to an estimator of this role."""
+def _usual(estimator: Any) -> str:
+    """Return an alternative to an estimator of this role, which its mixins tell, or else its methods."""
     # FunctionTransformer is near to many names, and to none in what it does.
     names = [
         estimator_type.__name__
         for estimator_type in stage_for.registry
         if estimator_type not in (object, preprocessing.FunctionTransformer)
     ]
-    nearest = get_close_matches(type(estimator).__name__, names, n=1, cutoff=0.8)
+    own = type(estimator).__name__
+    nearest = get_close_matches(own, names, n=1, cutoff=0.8)
     if nearest:
-        return f"fit {nearest[0]}"
-    if isinstance(estimator, OutlierMixin):
+        return f"fit scikit-learn's {own}" if own == nearest[0] else f"fit {nearest[0]}"
+    known = isinstance(estimator, BaseEstimator)
+    transforms, values = hasattr(estimator, "transform"), has_values(estimator)
+    scores = hasattr(estimator, "decision_function") and not hasattr(estimator, "classes_")
+    if isinstance(estimator, OutlierMixin) or (scores and not (known and is_regressor(estimator))):
         return "fit OneClassSVM or EllipticEnvelope, or fit PCA and explain ResidualTarget() or HotellingTarget()"
     if isinstance(estimator, ClusterMixin):
-        between = ", or to reduce features PCA" if hasattr(estimator, "transform") else ""
+        between = ", or to reduce features PCA" if transforms else ""
         return f"fit GaussianMixture, whose components are clusters{between}"
-    if is_classifier(estimator):
+    if (known and is_classifier(estimator)) or (values and _tells_classes(estimator)):
         return "fit SVC"
-    if is_regressor(estimator):
+    if known and is_regressor(estimator):
         return "fit SVR"
+    if values and not transforms:
+        return "fit SVC for classes, or SVR for numbers"
     return f"fit {'StandardScaler' if isinstance(estimator, OneToOneFeatureMixin) else 'PCA'}"
+
+
+def _tells_classes(estimator: Any) -> bool:
+    return hasattr(estimator, "classes_") or hasattr(estimator, "predict_proba")
 
 
 @singledispatch
 def transformer_for(estimator: Any) -> Stage:
     """Return the stage of an estimator that others follow; it differs only if one both transforms and classifies."""
     return stage_for(estimator)
-
-
-def tensor(array: Any) -> Tensor:
-    """Return a float64 copy of a fitted attribute (dense or sparse) on the CPU.
-
-    Example:
-        >>> mean = tensor(pipeline[0].mean_)
-    """
-    if hasattr(array, "toarray"):
-        array = array.toarray()
-    if isinstance(array, np.ndarray):
-        array = np.array(array, order="C")  # torch takes no negative strides
-    # Estimators fitted through scikit-learn's array-API dispatch have tensors, perhaps on another device.
-    return torch.as_tensor(array).detach().cpu().double().clone()
 
 
 def convert_stages(fitted: Any, *, transform: bool = False) -> Iterator[Stage]:
@@ -225,18 +231,29 @@ def stages_of_head(fitted: Any) -> Iterator[Stage]:
         try:
             stages = list(_closed_form(estimator, last=len(rest) == 1))
         except NoClosedFormError as error:
-            if not _predicts(rest[-1]) or (len(rest) > 1 and not reduced) or any(map(_reduces, rest[1:-1])):
+            if not _predicts(rest[-1]) or (len(rest) > 1 and not reduced) or any(map(is_reduction, rest[1:-1])):
                 raise
             try:
                 yield Enumerated.of(rest, width, error.reason, error.ways_out)
             except NoClosedFormError:
                 raise
             except Exception as cause:  # it has no values of a form that is known
-                raise error from cause
+                _refuse_values(rest[-1], error, cause)
             return
         yield from stages
         reduced = reduced or any(stage.reduces for stage in stages)
         width = next((stage.n_outputs for stage in reversed(stages) if stage.n_outputs is not None), width)
+
+
+def _refuse_values(estimator: Any, error: NoClosedFormError, cause: Exception) -> NoReturn:
+    """Refuse an estimator without a closed form that could not be asked for its values, either, with the cause."""
+    told = " ".join(str(cause).split())
+    lacks_label = getattr(estimator, "outlier_label", "") is None
+    raise NoClosedFormError(
+        f"{error.reason}; and asked for its values, it fails ({type(cause).__name__}: {told:.300})",
+        *(["fit it with outlier_label='most_frequent'"] if lacks_label else []),
+        *error.ways_out,
+    ) from cause
 
 
 def _closed_form(estimator: Any, *, last: bool) -> Iterator[Stage]:
@@ -249,62 +266,47 @@ def _closed_form(estimator: Any, *, last: bool) -> Iterator[Stage]:
         prefit = isinstance(estimator, SelectFromModel) and estimator.prefit
         check_is_fitted(estimator.estimator if prefit else estimator)
         _refuse_own_methods(estimator)
-    with _other_versions_named():
-        stage = stage_for(estimator) if last else transformer_for(estimator)
+    table = _find_precomputed(estimator)
+    if table is not None:
+        raise NoClosedFormError(
+            f"{type(estimator).__name__} was fitted with {table}='precomputed', on a table of similarities or "
+            "distances between the training images, and takes no features",
+            f"fit it on features, with another {table.rpartition('__')[2]}",
+        )
+    with _other_versions_named(), config_context(array_api_dispatch=False):
+        arrays = with_arrays(estimator)
+        stage = stage_for(arrays) if last else transformer_for(arrays)
     if not isinstance(stage, Stage):
         name = type(estimator).__name__
         raise TypeError(f"what is registered for {name} returns a {type(stage).__name__}, not a Stage")
     stages = Chain([stage]).flat()
-    if type(estimator).__module__.startswith(_ACCELERATED):
-        _compare_values(estimator, stages)
+    if type(estimator).__module__.startswith(ACCELERATED):
+        compare_values(estimator, stages)
     yield from stages
+
+
+def _find_precomputed(estimator: Any) -> str | None:
+    """Return the name of a parameter by which an estimator takes a table between images, not features; or None."""
+    if not isinstance(estimator, BaseEstimator):
+        return None
+    parameters = estimator.get_params().items()
+    return next((name for name, value in parameters if isinstance(value, str) and value == "precomputed"), None)
 
 
 def _predicts(estimator: Any) -> bool:
     """Return whether an estimator without a closed form has values that depend on the features."""
+    if _find_precomputed(estimator) is not None:
+        return False
     labels = isinstance(estimator, ClusterMixin | DensityMixin) or type(estimator).__name__.startswith("Dummy")
     return has_values(estimator) and not labels and not ways_of_booster(estimator)
 
 
-def _reduces(estimator: Any) -> bool:
+def is_reduction(estimator: Any) -> bool:
     """Return whether an estimator is a reduction, whose components an earlier reduction would hide."""
     try:
         return any(stage.reduces for stage in _closed_form(estimator, last=False))
     except NoClosedFormError:
         return False
-
-
-# scikit-learn-intelex: subclasses whose methods compute the same elsewhere.
-_ACCELERATED = ("sklearnex.", "daal4py.")
-# imbalanced-learn: its methods pass over samplers, and are scikit-learn's otherwise.
-_RESAMPLED = "imblearn.pipeline"
-
-
-def _compare_values(estimator: Any, stages: list[Stage]) -> None:
-    """Raise an error if an accelerated estimator computes other values than its stages, on a few rows."""
-    rng, width = np.random.default_rng(0), estimator.n_features_in_
-    points = getattr(estimator, "support_vectors_", getattr(estimator, "mean_", np.zeros(width)))
-    rows = np.asarray(points).reshape(-1, width)[:4].mean(0) + rng.normal(size=(9, width))
-    y = torch.from_numpy(rows)
-    for stage in stages:
-        y, _ = stage.evaluate(y)
-    voting = getattr(stages[-1], "voting", None)
-    if voting is None:
-        expected = estimator.transform(rows)
-    elif hasattr(estimator, "decision_function"):
-        expected, y = estimator.decision_function(rows), voting.scores(y)
-    elif is_regressor(estimator):
-        expected = estimator.predict(rows)
-    else:
-        expected, y = np.searchsorted(estimator.classes_, estimator.predict(rows)), voting.predicted(y)
-    expected = np.asarray(expected, dtype=float)
-    actual = y.numpy()[:, -1] if expected.ndim < y.dim() else y.numpy()
-    if not np.abs(actual - expected).max() <= 1e-5 * np.abs(expected).max():
-        name = type(estimator).__name__
-        raise NoClosedFormError(
-            f"{name} of {type(estimator).__module__.partition('.')[0]} computes other values than scikit-learn's",
-            "fit scikit-learn's own, without its patch",
-        )
 
 
 @contextmanager
@@ -338,10 +340,11 @@ def _refuse_own_methods(estimator: BaseEstimator, *ways_out: str) -> None:
     for base in type(estimator).__mro__:
         if base in stage_for.registry or base.__module__.startswith("sklearn."):
             break
-        if base.__module__.startswith((*_ACCELERATED, _RESAMPLED)):
+        if base.__module__.startswith((*ACCELERATED, _RESAMPLED)):
             continue
         own += [name for name in ("transform", "decision_function", "predict", "predict_proba") if name in vars(base)]
-    if own and base is not BaseEstimator:
+    # A mixin alone is no estimator.
+    if own and base is not BaseEstimator and (base in stage_for.registry or issubclass(base, BaseEstimator)):
         name = type(estimator).__name__
         raise NoClosedFormError(
             f"{name} is a {base.__name__} with a {own[0]} of its own, which would not be explained",
@@ -356,7 +359,7 @@ def list_estimators(fitted: Any) -> Iterator[Any]:
         for part in fitted:
             yield from list_estimators(part)
     elif any(base.__module__.partition(".")[0] == "cuml" for base in type(fitted).__mro__):
-        yield from list_estimators(_from_gpu(fitted))
+        yield from list_estimators(from_gpu(fitted))
     elif fitted is None or (isinstance(fitted, str) and fitted == "passthrough"):
         return
     elif hasattr(fitted, "fit_resample") and not hasattr(fitted, "transform") and not hasattr(fitted, "predict"):
@@ -378,11 +381,3 @@ def list_estimators(fitted: Any) -> Iterator[Any]:
         yield from list_estimators(fitted.estimator)
     else:
         yield fitted
-
-
-def _from_gpu(fitted: Any) -> Any:
-    """Return the scikit-learn estimator with the fit of cuML's, or of a proxy that cuml.accel puts in its place."""
-    if hasattr(type(fitted), "as_sklearn"):
-        return fitted.as_sklearn()
-    fitted._sync_attrs_to_cpu()
-    return fitted._cpu

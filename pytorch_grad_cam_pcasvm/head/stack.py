@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,9 @@ from torch.utils._pytree import tree_map, tree_map_only
 
 from pytorch_grad_cam_pcasvm.head.decisions import Decision
 from pytorch_grad_cam_pcasvm.head.enumerated import Enumerated
-from pytorch_grad_cam_pcasvm.head.fit_checks import refuse_one_class
+from pytorch_grad_cam_pcasvm.head.fit_checks import holds_reduction, refuse_one_class
 from pytorch_grad_cam_pcasvm.head.measures import Measure, list_measures
+from pytorch_grad_cam_pcasvm.head.shared import bring_forward
 from pytorch_grad_cam_pcasvm.head.stage import (
     USUAL,
     Changed,
@@ -103,8 +105,9 @@ class Stack(Hookable):
 
     def __init__(self, stages: Iterable[Stage]) -> None:
         super().__init__()
-        stages = list(stages)
-        reductions = [position for position, stage in enumerate(stages, 1) if stage.reduces]
+        stages = bring_forward(stages)
+        of_features = takewhile(lambda stage: not stage.decides, stages)
+        reductions = [position for position, stage in enumerate(of_features, 1) if stage.reduces]
         decisions = [position for position, stage in enumerate(stages, 1) if isinstance(stage, Decision)]
         if not stages:
             raise ValueError("the head is empty: pass a fitted estimator, e.g. a Pipeline with a PCA and an SVC")
@@ -185,6 +188,7 @@ class Stack(Hookable):
         if self.component_position is None or self.decision_position is None:
             return ()
         behind = list(self.stages)[self.component_position : self.decision_position - 1]
+        behind = list(takewhile(lambda stage: not stage.decides, behind))
         if behind and isinstance(behind[0], Affine):
             return ()  # the first layer of a network
         names = [type(stage).__name__ for stage in behind]
@@ -193,6 +197,13 @@ class Stack(Hookable):
         width = next((stage.n_outputs for stage in reversed(behind) if stage.n_outputs is not None), None)
         components = self.stages[self.component_position - 1].n_outputs
         return tuple(names) if width in (None, components) else ()
+
+    @property
+    def hides_reduction(self) -> bool:
+        """Whether a reduction is inside of what decides: its components are not the head's."""
+        if self.enumerated is not None and holds_reduction(self.enumerated.predictor.estimator):
+            return True
+        return any(getattr(module, "reduces", False) for module in self.modules())
 
     @property
     def feature_mean(self) -> Tensor | None:
@@ -265,7 +276,9 @@ class Stack(Hookable):
         with without_inference(), torch.enable_grad():
             leaf = features.detach().clone().requires_grad_()
             last = self(leaf).values[-1]
-            seed = torch.randn(last.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(last)
+            seed = torch.randn(
+                last.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64, device="cpu"
+            ).to(last)
             try:
                 (expected,) = torch.autograd.grad(last, leaf, seed)
             except RuntimeError:

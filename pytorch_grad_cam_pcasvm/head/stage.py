@@ -186,6 +186,7 @@ class Stage(Hookable):
         n_inputs: length of an input row, or None if any length will do.
         n_outputs: length of an output row, or None if it equals that of the input.
         reduces: whether the outputs are components, so that ``PCATarget(b)`` means output b of this stage.
+        decides: whether the outputs are decision values, of which a later reduction gives no components.
         linear: whether the stage is affine, so that its secants are its derivative.
         constants: names of tensors that follow it to its device, but are no buffers: no state dict changes them.
         row_width: how many numbers of a row are computed at once, if its tensors do not show it.
@@ -211,6 +212,7 @@ class Stage(Hookable):
     n_inputs: int | None = None
     n_outputs: int | None = None
     reduces: bool = False
+    decides: bool = False
     linear: bool = False
     constants: tuple[str, ...] = ()
     row_width: int = 1

@@ -443,9 +443,15 @@ class Union(Stage):
         self.n_inputs = members[0].n_inputs
         self.sizes = [member.n_outputs for member in members if member.n_outputs is not None]
         self.n_outputs = sum(self.sizes)
-        self.reduces = any(stage.reduces for member in members for stage in member.stages)
+        inside = [stage for member in members for stage in member.stages]
+        self.decides = any(stage.decides for stage in inside)
+        self.reduces = not self.decides and any(stage.reduces for stage in inside)
         self.linear = all(member.linear for member in members)
         self.members: Any = nn.ModuleList(members)
+
+    def with_members(self, members: Sequence[Chain]) -> "Union":
+        """Return the same of other members."""
+        return Union(members)
 
     @property
     def output_deviations(self) -> Tensor | None:  # type: ignore[override]

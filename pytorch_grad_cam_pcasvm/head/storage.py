@@ -352,6 +352,26 @@ def constants(parts: list[Stage]) -> str:
         return ""
 
 
+def compute_same(parts: list[Stage], others: list[Stage]) -> bool:
+    """Return whether stages compute the same values to the last bit."""
+    if parts == others:  # the same stages
+        return True
+    # What a Projection knows of its inverse, which one from an earlier version's file does not, changes nothing.
+    one, two = (
+        {
+            name: x
+            for name, x in nn.ModuleList(stages_).state_dict().items()
+            if name.split(".")[-1] not in stages.Projection.beside
+        }
+        for stages_ in (parts, others)
+    )
+    return (
+        agree(constants(parts), constants(others))
+        and one.keys() == two.keys()
+        and all(torch.equal(x.cpu(), two[name].cpu()) for name, x in one.items())
+    )
+
+
 def agree(state: str, expected: str) -> bool:
     """Return whether two heads have the same ``constants``, but for entries that earlier versions lack."""
     if not state or not expected:

@@ -115,7 +115,8 @@ class PathBoundary:
         if start is None:
             raise NoBoundaryError(
                 f"{target}: near the training mean there are no activations of {run.layers[layer]!r} at which its "
-                "value is 0: start at the mean instead, baseline='mean' (--baseline mean)"
+                "value is 0: start at the mean instead, baseline='mean' (--baseline mean); maps then add up to the "
+                "difference from the value there"
             )
         return start
 

@@ -137,7 +137,7 @@ def shapley_values(players: Players, image: int, samples: int, seed: int) -> tup
 @kept_on_devices
 def _draw_orders(players: int, count: int, seed: int) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
-    return torch.stack([torch.randperm(players, generator=generator) for _ in range(count)])
+    return torch.stack([torch.randperm(players, generator=generator, device="cpu") for _ in range(count)])
 
 
 @kept_on_devices

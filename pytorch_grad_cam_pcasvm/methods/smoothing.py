@@ -60,7 +60,7 @@ def smoothed(
         clean = cam.explain(image.unsqueeze(0), targets)
         fixed_targets = [fix_target(target, clean.output) for target in clean.targets]
         spread = noise * (image.amax() - image.amin())
-        copies = image + spread * torch.randn((samples, *image.shape), generator=generator).to(image)
+        copies = image + spread * torch.randn((samples, *image.shape), generator=generator, device="cpu").to(image)
         parts.append(_average_copies(clean, cam.explain(copies, fixed_targets)))
     return SignedMaps.cat(parts)
 

@@ -180,12 +180,13 @@ class WarnOnce:
     ) -> None:
         """Warn that most values (N,) of a decision are due to the baseline, which a neutral one need not change."""
         (ruled,) = np.nonzero(_is_ruled(values, at_baseline))
+        neutral = "; with baseline='neutral', it adds up to the value, if there is such a start"
         value, start = values[ruled[0]], at_baseline[ruled[0]]
         self.warn_once(
             BaselineWarning,
             f"for {len(ruled)} of {len(values)} images, the baseline contributes more to {decision} than the "
             f"image: a value of {value:.3g} is {start:.3g} at the baseline, so the map adds up to "
-            f"{value - start:.3g}" + "; with baseline='neutral', it adds up to the value" * has_gradient,
+            f"{value - start:.3g}" + neutral * has_gradient,
         )
 
     def once(self, key: Any) -> bool:

@@ -4,7 +4,7 @@ import copy
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import sklearn
@@ -263,7 +263,7 @@ def fit_clone(head: Any, rows: np.ndarray, labels: Any) -> Any:
 
     Raises:
         TypeError: it is no estimator.
-        ValueError: it needs labels, and there are none.
+        ValueError: it needs labels, and there are none; or it takes one for each picture, and there are several.
     """
     if not hasattr(head, "fit"):
         raise TypeError(
@@ -278,7 +278,20 @@ def fit_clone(head: Any, rows: np.ndarray, labels: Any) -> Any:
                 f"the loader yields no labels, and {type(head).__name__} cannot be fitted without them ({error}): let "
                 "it yield (images, labels)"
             ) from error
+        if np.ndim(labels) > 1:
+            _refuse_several(head, np.asarray(labels), error)
         raise
+
+
+def _refuse_several(head: Any, labels: np.ndarray, error: Exception) -> NoReturn:
+    """Refuse labels with a column for each class, which a head does not take."""
+    name = type(head.steps[-1][1] if hasattr(head, "steps") else head).__name__
+    one_hot = bool(((labels == 0) | (labels == 1)).all() and (labels.sum(1) == 1).all())
+    kind, way = ("one-hot", "labels.argmax(1)") if one_hot else ("several at a time", "labels[:, 0] for the first")
+    raise ValueError(
+        f"the loader yields {labels.shape[1]} labels for each picture, {kind}, and {name} takes one ({error}): let it "
+        f"yield one, {way}, or fit a head of several labels, MultiOutputClassifier({name}())"
+    ) from error
 
 
 def name_labels(labels: Any, classes: Sequence[Any]) -> np.ndarray:

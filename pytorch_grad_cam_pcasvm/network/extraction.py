@@ -25,6 +25,7 @@ from pytorch_grad_cam_pcasvm.network.inputs import (
 )
 from pytorch_grad_cam_pcasvm.network.keras_network import KerasNetwork, arrange_images
 from pytorch_grad_cam_pcasvm.network.layer_means import BlockMeans
+from pytorch_grad_cam_pcasvm.network.loaded import refuse_nan
 from pytorch_grad_cam_pcasvm.network.modules import (
     evaluation_mode,
     find_device,
@@ -79,7 +80,7 @@ class Streamed:
     def transform(self, rows: np.ndarray) -> np.ndarray:
         """Return rows of features as the fitted steps transform them."""
         for step in self._fitted:
-            rows = step.transform(rows)
+            rows = np.asarray(step.transform(rows))  # of set_output, a table
         return rows
 
 
@@ -175,7 +176,8 @@ def extract_features(
         TypeError: the backbone is no module, or a program made by ``torch.jit`` or ``torch.export``; the loader yields
             images that are not tensors, or whose dtype differs from the backbone's; the features are not a tensor; or a
             step of ``fit`` cannot be fitted batch by batch.
-        ValueError: the loader is empty, or an iterator, which can be read only once, although there are steps to fit;
+        ValueError: a picture, or what the network makes of it, has NaN or infinite values; the loader is empty, or an
+            iterator, which can be read only once, although there are steps to fit;
             there is not one label per image, labels are masks but features are not dense, or a dict has no image; an
             option is out of range, or only for dense features; the backbone has no such layer, or it runs more
             than once; the backbone does not take this number of channels; the pool is unknown, or the output does not
@@ -282,6 +284,7 @@ def _run_over(
                 )
             with nullcontext() if blocks is None else blocks.counting(images):
                 output = features()
+            refuse_nan(output, images, images_before, loader)
             where = None
             if patches is not None:
                 cells = None

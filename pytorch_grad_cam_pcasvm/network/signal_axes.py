@@ -68,7 +68,9 @@ def _by_derivatives(backbone: nn.Module, place: Place, x: Any) -> SignalAxis | N
     def noise(part: Tensor) -> Tensor:
         if not part.is_floating_point() or part.dim() != 3:
             return part[:1].expand(count, *part.shape[1:])
-        outputs.append(torch.randn((count, *part.shape[1:]), generator=generator).to(part).requires_grad_().clone())
+        outputs.append(
+            torch.randn((count, *part.shape[1:]), generator=generator, device="cpu").to(part).requires_grad_().clone()
+        )
         return outputs[-1]
 
     def before(module: nn.Module, args: Any, kwargs: Any) -> None:
@@ -137,7 +139,7 @@ def _energies(output: Tensor, axis: int, source: Tensor, generator: torch.Genera
     rows = list[Tensor]()
     for place in _choose_places(size):
         part = output.select(axis, place)
-        signs = (torch.randint(0, 2, part.shape, generator=generator) * 2 - 1).to(part)
+        signs = (torch.randint(0, 2, part.shape, generator=generator, device="cpu") * 2 - 1).to(part)
         (grad,) = torch.autograd.grad(part, source, signs, retain_graph=True, allow_unused=True)
         if grad is None:
             return None
@@ -187,7 +189,7 @@ def _axes_that_follow(backbone: nn.Module, place: Place, x: Any) -> list[int]:
     def changed(part: Tensor) -> Tensor:
         if not part.is_floating_point() or part.dim() != 3:
             return part[:1].expand(_NOISES * (1 + _WINDOWS), *part.shape[1:])
-        noise, other = torch.randn((2, _NOISES, *part.shape[1:]), generator=generator).to(part)
+        noise, other = torch.randn((2, _NOISES, *part.shape[1:]), generator=generator, device="cpu").to(part)
         signals = noise.unsqueeze(1).repeat(1, 1 + _WINDOWS, 1, 1)
         for number, (first, last) in enumerate(windows, 1):
             signals[:, number, :, first:last] = 2 * other[:, :, first:last]

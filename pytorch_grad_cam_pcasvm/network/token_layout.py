@@ -331,7 +331,7 @@ def _changed_in_corners(rows: list[int], axes: int, x: Tensor) -> Tensor:
     if not x.is_floating_point() or x.dim() < (3 if axes == 1 else 4):
         return x[:1].expand(len(rows), *x.shape[1:])
     size = x.shape[2:]
-    noise = torch.randn((3, *x.shape[1:]), generator=torch.Generator().manual_seed(0)).to(x)
+    noise = torch.randn((3, *x.shape[1:]), generator=torch.Generator().manual_seed(0), device="cpu").to(x)
     images = noise[rows]
     for axis in range(len(size)):  # the far end of one axis, the near end of the others
         corner: list[Any] = [slice(-(-length // 4)) for length in size]

@@ -227,7 +227,11 @@ def _put_back_casts(casts: list[tuple[str, bool, torch.dtype]], modes: int) -> N
 
 
 class Hooks:
-    """Forward hooks on modules that may also be running in other threads, whose passes they leave alone."""
+    """Forward hooks on modules that may also be running in other threads, whose passes they leave alone.
+
+    While a hook is registered or removed, another thread's pass may find it in one of torch's tables and not yet in the
+    one that says that it takes keyword arguments, and call it without them: a hook takes both forms.
+    """
 
     def __init__(self, rollback: Rollback) -> None:
         self._thread = threading.get_ident()
@@ -272,11 +276,11 @@ class Hooks:
         path, call = called(name)
         calls = count(1)
 
-        def run(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
+        def run(*args: Any) -> Any:
             if threading.get_ident() != self._thread:
                 return None
             self.runs[path] = number = next(calls)
-            return hook(name, output) if call in (None, number) else None
+            return hook(name, args[-1]) if call in (None, number) else None
 
         self._register(backbone.get_submodule(path), run)
 

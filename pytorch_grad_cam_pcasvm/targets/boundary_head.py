@@ -268,7 +268,9 @@ class _Search:
         try:
             return self.polished(start)
         except NoBoundaryError:  # a stage may be singular there, as a Normalizer is at 0: search from beside it
-            ways = torch.randn(_CANDIDATES, len(start), generator=torch.Generator().manual_seed(0)).to(start)
+            ways = torch.randn(_CANDIDATES, len(start), generator=torch.Generator().manual_seed(0), device="cpu").to(
+                start
+            )
             crossed = self._crossed(start + ways[0], start + ways[1:], 1.0)
             if crossed is None:
                 raise
@@ -357,7 +359,7 @@ def no_boundary(target: Any, value: float) -> NoBoundaryError:
     """Return the error of a target without a boundary near the training mean, where it has this value, or size."""
     return NoBoundaryError(
         f"{target}: no decision boundary is within reach of the training mean, where its value is {value:.3g}: start "
-        "at the mean instead, baseline='mean'"
+        "at the mean instead, baseline='mean'; maps then add up to the difference from that value"
     )
 
 

@@ -79,7 +79,7 @@ def off_jump(head: Head, features: Tensor, direction: tuple[int, Tensor] | None 
     trace = head(features.unsqueeze(0))
     start, rounding = trace.values[position][0], head.errors(trace, position)
     generator = torch.Generator().manual_seed(0)
-    signs = torch.randint(0, 2, (_AROUND, len(start)), generator=generator).to(start) * 2 - 1
+    signs = torch.randint(0, 2, (_AROUND, len(start)), generator=generator, device="cpu").to(start) * 2 - 1
 
     def jumps(point: Tensor, reach: Tensor) -> bool:
         """Return whether the decision at a point is another at so many numbers around it."""
@@ -122,7 +122,11 @@ class Jumps:
         before = self._evaluate_rows(start.unsqueeze(0))
         generator = torch.Generator().manual_seed(0)
         for size in _SIZES:
-            ways = size * torch.randn(_SAMPLES, len(start), generator=generator, dtype=start.dtype) * self._deviations
+            ways = (
+                size
+                * torch.randn(_SAMPLES, len(start), generator=generator, dtype=start.dtype, device="cpu")
+                * self._deviations
+            )
             across = self._evaluate_rows(start + ways) * before <= 0
             if bool(across.any()):
                 return self._best(start, ways[across][:_LINES], float(before))

@@ -154,9 +154,11 @@ def find_components(output: Any, target: ClosedFormTarget) -> tuple[int, Tensor]
     head = head_of(output, target)
     if head.component_position is None:
         why = " needs a head with a PCA, but this one has none: use SVMTarget"
-        if any(getattr(module, "reduces", False) for module in head.modules()):
+        if head.hides_reduction:
             pipeline = "make_pipeline(StandardScaler(), PCA(3), CalibratedClassifierCV(SVC()))"
-            why = f": the PCA is inside a meta-estimator; put it in front, as in {pipeline}"
+            whole = "which is asked for its values as a whole"
+            how = "and not the same one for all that decides" if head.enumerated is None else whole
+            why = f": the PCA is inside a meta-estimator, {how}; put it in front, as in {pipeline}"
         raise ValueError(f"{target}{why}")
     return head.component_position, output.head_trace.values[head.component_position]
 

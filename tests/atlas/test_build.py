@@ -423,7 +423,7 @@ class Chance:
         ([(torch.zeros(3, 12, 12), 0), (torch.zeros(3, 12, 12), 0.9)], ValueError, "a label of type float, but the"),
         ([(torch.zeros(3, 12, 12), 0), (torch.zeros(3, 12, 12), "a")], ValueError, "a label of type str, but the"),
         (Chance(), ValueError, "different each time"),
-        ([(torch.zeros(3, 12, 12), torch.tensor([0, 1]))], RuntimeError, r"its label is \[0, 1\], but one number"),
+        ([(torch.zeros(3, 12, 12), torch.tensor([0, 1]))], TypeError, r"is \[0, 1\], 2 numbers, but one number"),
     ],
     ids=[
         "empty",

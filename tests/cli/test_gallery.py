@@ -80,6 +80,19 @@ def test_missed_faults_and_false_alarms_come_first_and_are_counted(tmp_path):
     assert sheets.outcome({"anomaly": np.array([1.0])}, 0, "crack") is None
 
 
+def test_names_that_differ_by_capitals_are_told():
+    sheets = Sheets({"classes": ["Good", "Crack"], "titles": [], "colours": [], "normal": "Good"})
+    gallery, sheet = Gallery("parts", "Crack"), Image.new("RGB", (60, 40), "white")
+    sheet.info["pictures"] = (0, 0, 60, 40)
+    for truth, label in (("Good", 0), ("Crack", 1), ("Crack", 1), ("good", 0)):
+        gallery.add(Card("a.png", sheet, sheets.judge({"label": np.array([label])}, 0, truth), file="a.png"))
+    assert gallery.list_outcomes() == [
+        "0 of 2 photos that are not good are taken for good",
+        "0 of 1 good ones are taken for another class",
+        "1 of 4 are counted neither right nor wrong: the model has no class called good (did you mean Good?)",
+    ]
+
+
 def test_the_normal_class_has_its_name_and_photos_of_other_classes_are_counted():
     sheets = Sheets({"classes": ["Normal", "Viral"], "titles": [], "colours": [], "normal": "Normal"})
     gallery, sheet = Gallery("x-rays", "Viral"), Image.new("RGB", (60, 40), "white")

@@ -323,7 +323,7 @@ def test_a_head_keeps_its_precision_when_the_network_is_cast(cast):
         (
             lambda: SVC(kernel="precomputed").fit(np.eye(len(DATA[2][0])), DATA[2][1]),
             NoClosedFormError,
-            "'precomputed', whose gradient",
+            "kernel='precomputed', on a table of similarities",
         ),
         (lambda: [], ValueError, "the head is empty"),
         (lambda: "passthrough", ValueError, "the head is empty"),
@@ -776,7 +776,7 @@ def test_effect_on_a_class(classes):
 
 def test_a_pca_inside_a_meta_estimator_is_no_component():
     x, y = DATA[2]
-    inside = CalibratedClassifierCV(make_pipeline(StandardScaler(), PCA(3), SVC()), ensemble=False).fit(x, y)
+    inside = CalibratedClassifierCV(make_pipeline(StandardScaler(), PCA(3), SVC()), cv=3).fit(x, y)
     head = Head.of(inside)
     with pytest.raises(ValueError, match="the PCA is inside a meta-estimator"):
         PCATarget(0)(read(head, QUERY))

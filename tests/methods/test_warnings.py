@@ -326,7 +326,7 @@ def test_baselines_that_decide_are_told_once(net, x, target):
     assert message == (
         f"for 3 of 3 images, the baseline contributes more to {found.targets[-1]} than the image: a value of "
         f"{value:.3g} is {start:.3g} at the baseline, so the map adds up to {value - start:.3g}; with "
-        "baseline='neutral', it adds up to the value"
+        "baseline='neutral', it adds up to the value, if there is such a start"
     )
     assert doubts(lambda: cam.explain(dogs, target)) == []
 

@@ -11,6 +11,7 @@ from reference import relative
 from torch import nn
 
 from pytorch_grad_cam_pcasvm import ClosedFormGradCAM, ClosedFormShapleyCAM, ContributionCAM, PCASVMNet, PCATarget
+from pytorch_grad_cam_pcasvm.runtime.rollback import hooked
 
 
 def snapshot(net):
@@ -295,3 +296,20 @@ def test_a_forward_that_counts_its_calls_costs_no_more():
     for _ in range(3):
         cam.explain(torch.randn(2, 3, 12, 12, dtype=torch.float64))
     assert passes == [2, 2, 2]
+
+
+def test_a_hook_of_one_call_takes_both_forms_of_torch():
+    # While another thread registers it, a pass may find it in one of torch's tables and not in the other.
+    net, seen = nn.Sequential(nn.Linear(3, 2)), []
+    x, outputs = torch.ones(1, 3), []
+    with hooked() as hooks:
+        hooks.after_call(net, "0", lambda name, output: seen.append((name, output)))
+        net[0]._forward_hooks_with_kwargs.clear()
+        other = threading.Thread(target=lambda: outputs.append(net(x)))
+        other.start()
+        other.join()
+        assert len(outputs) == 1
+        assert not seen
+        net(x)
+    assert [name for name, _ in seen] == ["0"]
+    assert torch.equal(seen[0][1], outputs[0])

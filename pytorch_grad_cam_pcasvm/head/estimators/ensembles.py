@@ -30,10 +30,11 @@ from pytorch_grad_cam_pcasvm.head import vote
 from pytorch_grad_cam_pcasvm.head.decisions import Decision, Ensemble, LinearDecision
 from pytorch_grad_cam_pcasvm.head.distances import Quadratic
 from pytorch_grad_cam_pcasvm.head.elementwise import Calibration, Elementwise, Isotonic, PerClass, Platt, Temperature
+from pytorch_grad_cam_pcasvm.head.elsewhere import tensor
 from pytorch_grad_cam_pcasvm.head.estimators.predictors import decide_largest, plain_voting, regression, softmax
 from pytorch_grad_cam_pcasvm.head.estimators.transformers import select_columns
 from pytorch_grad_cam_pcasvm.head.predictor import read_threshold
-from pytorch_grad_cam_pcasvm.head.registry import convert_stages, stage_for, tensor
+from pytorch_grad_cam_pcasvm.head.registry import convert_stages, stage_for
 from pytorch_grad_cam_pcasvm.head.stage import Stage
 from pytorch_grad_cam_pcasvm.head.stages import Chain, Scale, Union
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError

@@ -19,7 +19,8 @@ from pytorch_grad_cam_pcasvm.head.distances import (
     NearestDistance,
     density_constant,
 )
-from pytorch_grad_cam_pcasvm.head.registry import stage_for, tensor, transformer_for
+from pytorch_grad_cam_pcasvm.head.elsewhere import tensor
+from pytorch_grad_cam_pcasvm.head.registry import stage_for, transformer_for
 from pytorch_grad_cam_pcasvm.head.stage import Facts, Stage
 from pytorch_grad_cam_pcasvm.head.stages import Affine, Chain, KernelMap, Normalise, Scale, Union
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError

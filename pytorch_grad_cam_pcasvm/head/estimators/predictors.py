@@ -29,8 +29,9 @@ from pytorch_grad_cam_pcasvm.head.anomalies import measure_reach
 from pytorch_grad_cam_pcasvm.head.decisions import KernelSVM, LinearDecision
 from pytorch_grad_cam_pcasvm.head.distances import Neighbours, Quadratic
 from pytorch_grad_cam_pcasvm.head.elementwise import Calibration, Elementwise, PerClass, Platt, Temperature
+from pytorch_grad_cam_pcasvm.head.elsewhere import of_sklearn, tensor
 from pytorch_grad_cam_pcasvm.head.estimators.likeness import convert_kernel, make_decision, process
-from pytorch_grad_cam_pcasvm.head.registry import stage_for, tensor
+from pytorch_grad_cam_pcasvm.head.registry import stage_for
 from pytorch_grad_cam_pcasvm.head.stage import Facts, Stage
 from pytorch_grad_cam_pcasvm.head.stages import Affine, Chain, KernelMap, Normalise
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError, warn
@@ -91,7 +92,7 @@ def _of_scores(estimator: Any) -> Calibration | None:
             return sigmoids
         case LinearDiscriminantAnalysis():
             return sigmoids if n_classes == 2 else Temperature(1.0)
-        case LogisticRegression():
+        case _ if isinstance(estimator, of_sklearn(LogisticRegression)):
             # Up to scikit-learn 1.7 there is multi_class, and liblinear for several classes.
             multi_class = getattr(estimator, "multi_class", "auto")
             if n_classes == 2:
@@ -294,7 +295,8 @@ def _neighbours(estimator: KNeighborsClassifier) -> Stage:
     points = before[0](points) if cosine else points
     order = labels.argsort(stable=True)
     # Along three directions, in steps that are larger than the rounding of a scaler and a PCA.
-    directions = torch.randn(points.shape[1], 3, dtype=points.dtype, generator=torch.Generator().manual_seed(0))
+    generator = torch.Generator().manual_seed(0)
+    directions = torch.randn(points.shape[1], 3, dtype=points.dtype, generator=generator, device="cpu")
     along = (points - points.mean(0)) @ directions
     step = np.finfo(estimator._fit_X.dtype).eps ** 0.625 * along.abs().median()
     same = torch.unique((along / step).round(), dim=0, return_inverse=True)[1]

@@ -19,8 +19,9 @@ from sklearn.pipeline import FeatureUnion
 from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.head.elementwise import FUNCTIONS, Elementwise, Power
+from pytorch_grad_cam_pcasvm.head.elsewhere import tensor
 from pytorch_grad_cam_pcasvm.head.estimators.likeness import convert_kernel
-from pytorch_grad_cam_pcasvm.head.registry import convert_stages, stage_for, tensor, transformer_for
+from pytorch_grad_cam_pcasvm.head.registry import convert_stages, stage_for, transformer_for
 from pytorch_grad_cam_pcasvm.head.stage import Facts, Stage
 from pytorch_grad_cam_pcasvm.head.stages import (
     Affine,
@@ -81,9 +82,26 @@ def _function_transformer(estimator: Any) -> Stage:
     raise NoClosedFormError(
         f"FunctionTransformer({estimator.func!r}) has no closed-form Jacobian: only numpy's "
         f"{', '.join(sorted(name for name in FUNCTIONS if hasattr(np, name)))} have, and the identity (func=None)",
+        *_name_normalizer(estimator),
         "move the function into the backbone",
         "register a transformer of your own with stage_for.register(...)",
     )
+
+
+def _name_normalizer(estimator: Any) -> list[str]:
+    """Return the way out for a function that makes rows as long as a Normalizer does; for others none."""
+    rows = np.random.default_rng(0).normal(size=(4, getattr(estimator, "n_features_in_", 3)))
+    try:
+        with np.errstate(all="ignore"):
+            made = np.asarray(estimator.transform(rows), dtype=float)
+    except Exception:  # what a function of the user's raises is not what is refused here
+        return []
+    same = [norm for norm in ("l2", "l1", "max") if _is_close(made, preprocessing.normalize(rows, norm))]
+    return [f"fit Normalizer({'' if norm == 'l2' else repr(norm)}), which does the same" for norm in same]
+
+
+def _is_close(one: np.ndarray, other: np.ndarray) -> bool:
+    return one.shape == other.shape and np.allclose(one, other)
 
 
 @stage_for.register(preprocessing.PowerTransformer)
