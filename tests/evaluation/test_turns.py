@@ -107,7 +107,7 @@ def test_a_look_that_the_clock_makes_the_last_is_judged_as_the_last():
     assert levels[0] == EARLY
     assert only.late
     assert [row.level for row in only.result.rows] == [LAST]
-    assert only.result.settings["seconds_for_all"] == 40.0
+    assert only.lacking == 20.0  # the last look, at all 80, is 4 steps of 5 s away
 
 
 def test_a_quarter_of_the_time_is_told_once():
@@ -216,11 +216,17 @@ def test_too_few_images_are_refused_before_anything_is_computed(corner, tmp_path
 
 
 def test_the_number_that_would_do_is_the_first_that_does():
-    def passes(count):
-        return Row("m", "share", "", Estimate.of(np.zeros(count), bounds=(0, 1)), 0.1, below=True, level=LAST).passed
+    def passes(count, contradicting=0):
+        numbers = np.arange(count) < contradicting
+        estimate = Estimate.of(numbers.astype(float), bounds=(0, 1))
+        return Row("m", "share", "", estimate, 0.1, below=True, level=LAST).passed
 
     least = least_images(shares=True)
     assert passes(least)
     assert not passes(least - 1)
     assert least_images(shares=False) == 20
+    forgiving = least_images(shares=True, contradicting=1)
+    assert passes(forgiving, 1)
+    assert not passes(forgiving - 1, 1)
+    assert (least, forgiving) == (38, 56)  # by the binomial distribution
     assert list_looks(80)[0] == 20
