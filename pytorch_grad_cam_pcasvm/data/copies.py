@@ -4,7 +4,7 @@ import base64
 import hashlib
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -20,6 +20,7 @@ _ALIKE = 45  # the same of pictures whose names say that they may be copies
 _FAINT, _DETAILED = 0.1, 0.75  # a wave that is rounding; the share of others in a picture that has details
 _BLOCK = 512  # pictures that are compared at once
 _FEW = 8  # photos of one beginning that may be all of a folder
+_SEVERAL = 3  # groups, whose names and pictures agree too often to do so by chance
 _SHARE = 0.25  # of a folder, beyond which a beginning is that of a series
 
 _WORD = (
@@ -69,7 +70,7 @@ def _read_small(path: Path) -> Any:
         with Image.open(path) as picture:
             if picture.format != "JPEG" or picture.mode not in ("L", "RGB"):
                 return None
-            picture.draft("L", (_SIDE, _SIDE))
+            picture.draft("L", (2 * _SIDE, 2 * _SIDE))
             return picture.convert("L")
     except Exception:  # Pillow has no common name for what it raises; the reader of all commands says why
         return None
@@ -137,7 +138,8 @@ def find_copies(paths: Sequence[Path], hashes: np.ndarray) -> list[list[int]]:
 
     Nearly equal pictures are copies, wherever they lie. So are photos in a folder whose names are one name and what
     tools add to copies, such as ``_aug1``, ``_rot90``, ``copy of`` or ``.rf.`` and a hash: crops have other pictures.
-    Photos with one beginning and a number are so only if the pictures of most of them are alike.
+    Photos with one beginning and a number are so only if the pictures of most of them are alike, or if some are in most
+    of several such groups.
 
     Args:
         paths: of the photos.
@@ -153,13 +155,23 @@ def find_copies(paths: Sequence[Path], hashes: np.ndarray) -> list[list[int]]:
         near[one].add(other)
     for rows in folders.values():
         named = _group_names(paths, rows, _name_original)
-        trusted = [own for own in named if len(own) <= max(_FEW, _SHARE * len(rows))]
-        for own in [*named, *_group_names(paths, rows, _name_beginning)]:
-            pairs = [(one, other) for one in own for other in near[one] & {*own}]
-            largest = max((len(part) for part in join_pairs(pairs)), default=0)
-            if own in trusted or 2 * largest > len(own):
+        groups = [(own, True) for own in named]
+        for times in (1, 2):
+            numbered = _group_names(paths, rows, partial(_name_beginning, times=times))
+            agreeing = sum(_count_alike(own, near) > 0 for own in numbered)
+            agree = len(numbered) >= _SEVERAL and 2 * agreeing > len(numbered)  # numbers are those of copies
+            groups += [(own, agree) for own in numbered]
+        for own, trusted in groups:
+            is_small = len(own) <= max(_FEW, _SHARE * len(rows))
+            if (trusted and is_small) or 2 * _count_alike(own, near) > len(own):
                 joined += [(own[0], row) for row in own[1:]]
     return join_pairs(joined)
+
+
+def _count_alike(rows: Sequence[int], near: Mapping[int, set[int]]) -> int:
+    """Return how many of some photos are alike, each one of them at least to another."""
+    pairs = [(one, other) for one in rows for other in near.get(one, set()) & {*rows}]
+    return max(map(len, join_pairs(pairs)), default=0)
 
 
 def _group_names(paths: Sequence[Path], rows: Sequence[int], name: Any) -> list[list[int]]:
@@ -180,10 +192,12 @@ def _name_original(stem: str) -> str:
     return stem.lower()
 
 
-def _name_beginning(stem: str) -> str:
-    """Return the name of a file before a number or a hash at its end."""
-    match = _COUNTED.fullmatch(stem)
-    return (match[1] if match else stem).lower()
+def _name_beginning(stem: str, times: int) -> str:
+    """Return the name of a file before a number or a hash at its end, or before so many of them."""
+    for _ in range(times):
+        match = _COUNTED.fullmatch(stem)
+        stem = match[1] if match else stem
+    return stem.lower()
 
 
 def join_pairs(pairs: Iterable[Sequence[int]]) -> list[list[int]]:
