@@ -2,11 +2,13 @@
 
 import json
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from pytorch_grad_cam_pcasvm import ContributionCAM, evaluation
+from pytorch_grad_cam_pcasvm.evaluation.report import _refuse_few
 from pytorch_grad_cam_pcasvm.evaluation.result import Estimate, Result, Row
 from pytorch_grad_cam_pcasvm.evaluation.turns import EARLY, Budget, Course, Step, list_looks, take_turns
 from pytorch_grad_cam_pcasvm.runtime.amounts import LAST, least_images
@@ -230,3 +232,15 @@ def test_the_number_that_would_do_is_the_first_that_does():
     assert not passes(forgiving - 1, 1)
     assert (least, forgiving) == (38, 56)  # by the binomial distribution
     assert list_looks(80)[0] == 20
+
+
+@pytest.mark.parametrize(
+    ("count", "told"),
+    [(37, "not that they may: 38 would do"), (38, "with one that does it stays open; 56 images bear one"), (56, "")],
+)
+def test_what_so_few_images_can_decide_is_told_at_the_start(capsys, count, told):
+    net = SimpleNamespace(head=SimpleNamespace(decision_position=1))
+    _refuse_few(SimpleNamespace(rows=range(count), progress=True, net=net))
+    printed = capsys.readouterr().out
+    assert printed.startswith(f"{count} images may show that maps are ") if told else not printed
+    assert told in printed
