@@ -268,7 +268,9 @@ class FitOptions(EngineOptions):
         parse=parse_name("balanced", "none"),
         group=_SVM,
     )
-    no_pictures: bool = option("do not store names and small pictures of the support vectors", False, group=_SVM)
+    no_pictures: bool = option(
+        "do not store names and small pictures of the support vectors, and hashes of photos", False, group=_SVM
+    )
 
     @property
     def is_dense(self) -> bool:

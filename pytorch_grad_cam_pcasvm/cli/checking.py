@@ -3,10 +3,13 @@
 import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pytorch_grad_cam_pcasvm.cli.arguments import RUN, CheckOptions
+from pytorch_grad_cam_pcasvm.cli.copies import describe_copies, describe_labels, list_copies, name_equal, pick_first
 from pytorch_grad_cam_pcasvm.cli.folders import (
     describe_left_out,
     is_moving,
@@ -14,8 +17,10 @@ from pytorch_grad_cam_pcasvm.cli.folders import (
     name_empty,
     name_first,
     suggest_white,
+    use_good,
 )
 from pytorch_grad_cam_pcasvm.data import describe_none
+from pytorch_grad_cam_pcasvm.data.copies import hash_picture
 from pytorch_grad_cam_pcasvm.data.files import list_files
 
 _TINY = 32  # pixels of a side
@@ -40,7 +45,8 @@ def check(options: CheckOptions) -> None:
     splits = list_splits(root)
     beside = sorted({_name_class(root, path) for path in paths} - set(splits)) if splits else []
     paths = [path for path in paths if _name_class(root, path) not in beside]
-    looked = {path: _look_at(path, options.tiff_page) for path in paths}
+    with ThreadPoolExecutor() as pool:  # decoders leave Python's lock
+        looked = dict(zip(paths, pool.map(partial(_look_at, page=options.tiff_page), paths), strict=True))
     if beside:
         print(f"ignored: {', '.join(name or 'photos' for name in beside)}, beside {' and '.join(splits)}")
     findings = [*left_out, *_tell_odd(root, looked), *_tell_doubled(root, looked, splits)]
@@ -59,17 +65,20 @@ def check(options: CheckOptions) -> None:
     training = root / next((part for part in splits if part.lower().startswith("train")), "")
     white, page = _find_white(looked), options.tiff_page
     more = (f" --white-level {white}" if white else "") + (f" --page {page}" if page else "")
-    if len(_list_classes(training, [path for path in paths if path.is_relative_to(training)])) > 1:
+    classes = _list_classes(training, [path for path in paths if path.is_relative_to(training)])
+    if len(classes) > 1:
         print(f"next: {RUN} fit {training}{more}")
     elif listing.mask_folder is not None and not splits:
         print(f"next: {RUN} fit {root} --pool dense:3 --masks {listing.mask_folder}{more}")
+    else:
+        print(f"next, {use_good(training / next(iter(classes), ''))}{more}")
 
 
 def _look_at(path: Path, page: int | None) -> dict[str, Any]:
     """Return the size and the digest of a photo, and of which kinds it is; or why it is broken."""
     from PIL import Image
 
-    from pytorch_grad_cam_pcasvm.export.explainer import choose_page, deep_numbers, read_orientation
+    from pytorch_grad_cam_pcasvm.export.explainer import choose_page, deep_numbers, read_orientation, read_picture
 
     try:
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
@@ -78,13 +87,15 @@ def _look_at(path: Path, page: int | None) -> dict[str, Any]:
             moving, size = is_moving(picture), picture.size
             numbers, white = deep_numbers(picture)
             picture.load()
+            own = hash_picture(picture, path) if numbers is None else None
             kinds = {"moving": moving, "deep": numbers is not None, "turned": read_orientation(picture) != 1}
         if numbers is not None:
             low, high = float(numbers.min()), float(numbers.max())
             if not (low >= 0 and (white > 1 or high <= _FLOAT_WHITE)):
                 raise ValueError("no greys")
             kinds["top"] = high if white > 1 else 0  # type: ignore[assignment]
-        return {"size": size, "digest": digest, "tiny": min(size) < _TINY} | kinds
+            own = hash_picture(read_picture(path, float_white=_FLOAT_WHITE, page=page), path)
+        return {"size": size, "digest": digest, "hash": own, "tiny": min(size) < _TINY} | kinds
     except Exception as error:  # whatever a decoder raises
         return {"broken": _find_reason(path, page) or str(error) or type(error).__name__}
 
@@ -140,30 +151,35 @@ def _find_white(looked: Mapping[Path, Mapping[str, Any]]) -> int | None:
 
 
 def _tell_doubled(root: Path, looked: dict[Path, dict[str, Any]], splits: Sequence[str]) -> list[str]:
-    """Say which files are the same, and first which of these have different labels, or are in two parts of the set."""
-    same = defaultdict(list)
-    for path, one in looked.items():
-        if "digest" in one:
-            same[one["digest"]].append(path)
-    groups = [paths for paths in same.values() if len(paths) > 1]
-    across = [paths for paths in groups if len({_name_class(root, path) for path in paths}) > 1]
-    where = f"{' and '.join(splits)}, so that scores are too good" if splits else "two classes"
-    inside = [paths for paths in groups if paths not in across]
-    findings = [f"the same photo in {where}: {_name_equal(root, across)}"] if across else []
-    if inside:
+    """Say which photos are the same, and first which of these are in two parts of the set, or have two labels."""
+    readable = {path: one for path, one in looked.items() if "hash" in one}
+    paths = [*readable]
+    rows = list_copies(paths, {path: one["hash"] for path, one in readable.items()})
+    groups, findings = [[paths[row] for row in own] for own in rows], list[str]()
+    across = [one for own in groups if len(one := pick_first(own, partial(_name_class, root))) > 1]
+    if splits and across:
+        where = " and ".join(splits)
+        findings.append(f"the same photo in {where}, so that scores are too good: {name_equal(root, across)}")
+    findings += describe_labels(root, groups, level=int(bool(splits)))
+    same, count = defaultdict[str, list[Path]](list), 2 if splits else 1
+    for path in paths:
+        same[readable[path]["digest"]].append(path)
+    doubled = [own for own in same.values() if len(own) > len(pick_first(own, partial(_name_folders, root, count)))]
+    if doubled:
         findings.append(
-            f"doubled: {len(inside)} photo{'s are' if len(inside) > 1 else ' is'} there more than once, "
-            f"{_name_equal(root, inside)}; keep one of each: fit leaves them in one fold, but counts them all"
+            f"doubled: {len(doubled)} photo{'s are' if len(doubled) > 1 else ' is'} there more than once, "
+            f"{name_equal(root, doubled)}; keep one of each: fit leaves them in one fold, but counts them all"
         )
-    return findings
-
-
-def _name_equal(root: Path, groups: Sequence[Sequence[Path]]) -> str:
-    return name_first([" = ".join(path.relative_to(root).as_posix() for path in paths) for paths in groups])
+    altered = [own for own in groups if len({readable[path]["digest"] for path in own}) > 1]
+    return [*findings, *(f"{line}; fit leaves those of one in one fold" for line in describe_copies(root, altered))]
 
 
 def _name_class(root: Path, path: Path) -> str:
     return path.relative_to(root).parts[0] if path.parent != root else ""
+
+
+def _name_folders(root: Path, count: int, path: Path) -> tuple[str, ...]:
+    return path.relative_to(root).parent.parts[:count]
 
 
 def _list_classes(root: Path, paths: Sequence[Path]) -> Counter[str]:

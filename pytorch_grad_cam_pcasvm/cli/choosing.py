@@ -45,7 +45,7 @@ def choose(options: FitOptions, features: Any, labels: Any, groups: Any, make: M
     settings: list[dict[str, Any]] = [{}]
     wanted = _list_chosen(options, labels)
     if wanted and not can_choose(labels, groups):
-        objects = "" if groups is None else " in 3 folders of --groups" if options.groups else ", of 3 different files"
+        objects = "" if groups is None else " in 3 folders of --groups" if options.groups else ", of 3 different photos"
         print(
             f"nothing is chosen, for which each class needs 10 photos{objects}: {describe_head(options)} (choose "
             f"yourself: {', '.join(wanted)})"
@@ -58,7 +58,8 @@ def choose(options: FitOptions, features: Any, labels: Any, groups: Any, make: M
     try:
         folds = split_folds(labels, groups)
     except ValueError:
-        print("no cross-validation: it needs two images of each class" + (" and object" if options.groups else ""))
+        apart = " and object" if options.groups else " that are no copies" if groups is not None else ""
+        print(f"no cross-validation: it needs two images of each class{apart}")
         return None
     if len(components) == 1 and min(len(fit) for fit, _ in folds) < components[0]:
         print(f"no cross-validation: it trains on fewer than {components[0]} images; lower --components")

@@ -14,7 +14,8 @@ from PIL import Image
 
 import pytorch_grad_cam_pcasvm as package
 from pytorch_grad_cam_pcasvm.cli.arguments import RUN, AtlasOptions, EvaluateOptions, ExploreOptions
-from pytorch_grad_cam_pcasvm.cli.folders import accuracy, list_bad, naming_all_bad, tell_bad
+from pytorch_grad_cam_pcasvm.cli.copies import find_trained
+from pytorch_grad_cam_pcasvm.cli.folders import accuracy, describe_trained, list_bad, naming_all_bad, tell_bad
 from pytorch_grad_cam_pcasvm.cli.models import (
     anomaly_target,
     choose_layers,
@@ -104,8 +105,12 @@ def evaluate(options: EvaluateOptions) -> None:
     )
     if not dense:
         refuse_few(options)
+    used = [folder.paths[rows[number]] for number in study.rows.tolist()]
+    trained = [path in known for known in [find_trained(model, used)] for path in used]
+    print(*describe_trained(sum(trained), len(used)), sep="\n", end="\n" * any(trained))
+    if not dense:
         with naming_all_bad(options, folder):
-            _tell_accuracy(study)
+            _tell_accuracy(study, trained)
     if study.minutes is not None:  # those of imports, of the network and of reading count, too
         study.minutes = max(0.0, study.minutes - (time.monotonic() - options.started) / 60)
     checks: Any = {}
@@ -202,17 +207,24 @@ def _masks(options: Any, preparation: Any, folder: Any, rows: Sequence[int], nor
     return [None if row in unknown else masks.find_inside(row, size, resize) for row in rows]
 
 
-def _tell_accuracy(study: Any) -> None:
-    """Say how many images of a study are classified correctly, if their folders are named as the head's classes."""
+def _tell_accuracy(study: Any, trained: Sequence[bool]) -> None:
+    """Say how many images of a study are classified correctly, if their folders are named as the head's classes.
+
+    Args:
+        study: reads the images.
+        trained: whether each was trained on: then it is not counted, unless all were.
+    """
     names, classes = study.source.names, study.net.head.classes_
     if names is None or classes is None or not set(names) & set(classes.tolist()):
         return
-    labels, correct = [], []
+    labels, correct = list[Any](), list[bool]()
     for images, numbers, _ in study.batches("accuracy"):
         true_labels = [names[number] for number in numbers]
         labels += true_labels
         correct += [label == guess for label, guess in zip(true_labels, study.predicted(images), strict=True)]
-    print(f"{len(labels)} images: {accuracy(labels, correct)}")
+    counted = [number for number, known in enumerate(trained) if not known or all(trained)]
+    score = accuracy([labels[number] for number in counted], [correct[number] for number in counted])
+    print(f"{len(counted)} images: {score}{': training accuracy, not a test score' * all(trained)}")
 
 
 def explore(options: ExploreOptions) -> None:

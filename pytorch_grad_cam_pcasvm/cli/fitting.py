@@ -25,6 +25,7 @@ from pytorch_grad_cam_pcasvm.cli.choosing import (
     tell_score,
     tell_search,
 )
+from pytorch_grad_cam_pcasvm.cli.copies import describe_copies, describe_labels, hash_photos, list_copies
 from pytorch_grad_cam_pcasvm.cli.folders import (
     accuracy,
     group_photos,
@@ -47,10 +48,12 @@ from pytorch_grad_cam_pcasvm.cli.preparation import (
 from pytorch_grad_cam_pcasvm.cli.refusals import learns_from_good_parts
 from pytorch_grad_cam_pcasvm.cli.training import PatchOptions, TrainingSet, training_set
 from pytorch_grad_cam_pcasvm.data import name_classes
-from pytorch_grad_cam_pcasvm.data.images import Images
+from pytorch_grad_cam_pcasvm.data.copies import write_hashes
+from pytorch_grad_cam_pcasvm.data.images import Images, image_folder
 from pytorch_grad_cam_pcasvm.data.mask_classes import UNLABELLED
 from pytorch_grad_cam_pcasvm.data.masks import MaskFolder
 from pytorch_grad_cam_pcasvm.head.storage import Example
+from pytorch_grad_cam_pcasvm.model.backbones import check_backbone
 from pytorch_grad_cam_pcasvm.model.choices import split_folds
 from pytorch_grad_cam_pcasvm.model.fitting import assemble_model, describe_estimator
 from pytorch_grad_cam_pcasvm.model.preparation import Preparation
@@ -73,6 +76,12 @@ def fit(options: FitOptions) -> None:
     has_classes = classes is not None and not of_good_parts
     is_taught = _is_taught(options, of_good_parts)
     _check(options)
+    check_backbone(options.backbone, options.weights)
+    paths = image_folder(options.images, lambda picture: picture).paths
+    masks = _open_masks(options, paths)
+    hashes = hash_photos(options, paths)
+    objects = _name_objects(options, paths, has_classes=has_classes)
+    groups = group_photos(paths, objects, () if objects else _join_copies(options, paths, hashes))
     network = make_named(options, options.size)
     check_layers(network.net, [*options.features, *options.layer])
     network.net.to(choose_device(options.device))
@@ -84,9 +93,8 @@ def fit(options: FitOptions) -> None:
     tell_stretched(network.net, preparation, folder.paths)
     with_whites(preparation, folder.paths, options.images)
     tell_crop(preparation, folder.paths)
-    patches = _patches(options, preparation, folder)
+    patches = _patches(options, preparation, masks)
     _check_maps(options, network.net, FeatureSource.of(network.net, layer, pool), first_image(preparation))
-    groups = group_photos(folder.paths, _name_objects(options, folder.paths, has_classes=has_classes))
     with training_set(
         options, options.images, network.net, preparation, layer, pool, options.layer, patches
     ) as training:
@@ -97,6 +105,8 @@ def fit(options: FitOptions) -> None:
             fitted, about = _fit_head(
                 options, training, classes, patches, preparation, groups, of_good_parts=of_good_parts
             )
+    if not options.no_pictures:
+        about |= {"photos": write_hashes(np.stack([hashes[paths[row]] for row in sorted({*training.rows})]))}
     _write_model(options, network, fitted, layer, pool, training, preparation, about)
     if of_good_parts:
         print("it was fitted on good parts alone: to see how well it finds defects, evaluate it with --masks")
@@ -233,20 +243,33 @@ def _tell_left_out(left_out: Mapping[str, str]) -> None:
         print(f"no mean activations of {name} are kept: {reason}")
 
 
-def _patches(options: Any, preparation: Preparation, folder: Any) -> PatchOptions | None:
+def _open_masks(options: FitOptions, paths: Sequence[Path]) -> MaskFolder | None:
+    """Return the masks of photos, having said which have one; None: none are named."""
+    if options.masks is None:
+        return None
+    names = [path.relative_to(options.images).as_posix() for path in paths]
+    masks = MaskFolder(options.masks, names, paths, exif=True, normal=options.normal, page=options.tiff_page)
+    unlabelled = f"; {UNLABELLED} is not labelled, and left out" if UNLABELLED in masks.values else ""
+    print(f"{masks.describe()}{unlabelled}")
+    return masks
+
+
+def _join_copies(options: FitOptions, paths: Sequence[Path], hashes: Mapping[Path, Any]) -> list[list[int]]:
+    """Return the numbers of the photos that look like copies of one another, having said so."""
+    copies = list_copies(paths, hashes)
+    groups = [[paths[row] for row in own] for own in copies]
+    for line in describe_labels(options.images, groups):
+        print(line)
+    for line in describe_copies(options.images, groups):
+        print(f"{line}; those of one are in one fold (--groups decides otherwise)")
+    return copies
+
+
+def _patches(options: Any, preparation: Preparation, masks: Any) -> PatchOptions | None:
     """Return which patches are kept, and the source of their labels; None: there is one row for each image."""
     if not options.is_dense:
         return None
-    masks, resize = None, None
-    if options.masks is not None:
-        resize = resize_of_masks(preparation)
-        images = Images(folder, thumbnails=0)
-        names = [images.id(row) for row in range(len(images))]
-        masks = MaskFolder(
-            options.masks, names, folder.paths, exif=preparation.exif, normal=options.normal, page=preparation.page
-        )
-        unlabelled = f"; {UNLABELLED} is not labelled, and left out" if UNLABELLED in masks.values else ""
-        print(f"{masks.describe()}{unlabelled}")
+    resize = None if masks is None else resize_of_masks(preparation)
     neighbours = options.classifier == "neighbours"
     coreset = _CORESET if neighbours and options.coreset is None else options.coreset
     most = {"most": _MOST_NEIGHBOURS} if neighbours else {}

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from pytorch_grad_cam_pcasvm.cli.arguments import RUN
+from pytorch_grad_cam_pcasvm.cli.arguments import GOOD_PARTS, RUN
 from pytorch_grad_cam_pcasvm.data import PHOTOS, arranged, class_folders, name_classes
 from pytorch_grad_cam_pcasvm.data.files import NORMAL, Listing, is_hidden, list_files
 
@@ -49,12 +49,18 @@ def find_normal(names: Sequence[str] | None) -> str | None:
 def two_classes(root: Path, names: Sequence[str] | None) -> Sequence[str]:
     """Return the names of classes to fit a head on; refuse images without classes, or of only one."""
     if names is None:
-        raise ValueError(f"the images in {root} have no classes: put them into {arranged(root)}")
+        raise ValueError(f"the images in {root} have no classes: put them into {arranged(root)}; {use_good(root)}")
     if len(names) < 2:
         inside = class_folders(root / names[0])
-        meant = f"did you mean {root / names[0]}?" if len(inside) > 1 else f"it needs {arranged(root)}"
+        arrangement = f"it needs {arranged(root)}; {use_good(root / names[0])}"
+        meant = f"did you mean {root / names[0]}?" if len(inside) > 1 else arrangement
         raise ValueError(f"{root} has one class only, {names[0]}, but a classifier needs two: {meant}")
     return names
+
+
+def use_good(folder: Path) -> str:
+    """Return in words how a head is fitted on good photos alone."""
+    return f"if there is nothing to find on them: {RUN} fit {folder} --pool dense:3 --classifier {GOOD_PARTS[0]}"
 
 
 def tell_empty(root: Path, names: Collection[str]) -> None:
@@ -141,6 +147,16 @@ def naming_all_bad(options: Any, folder: Any) -> Iterator[None]:
         raise
 
 
+def describe_trained(count: int, total: int) -> list[str]:
+    """Return what to say of photos that were trained on, whose score is no test score; nothing if none was."""
+    if not count:
+        return []
+    which = f"{count} of {total} photos" if count < total else "all photos" if total > 1 else "the photo"
+    were = "was trained on, or is a copy of one that was" if count == 1 else "were trained on, or are copies of such"
+    left = "left out of what is counted" if count < total else "so that no count is a test score"
+    return [f"{which} {were}: {left}"]
+
+
 def tell_bad(names: Sequence[str]) -> None:
     """Say which images were left out."""
     if names:
@@ -184,12 +200,15 @@ def name_objects(paths: Sequence[Path], root: Path, level: int, *, has_classes: 
     return names
 
 
-def group_photos(paths: Sequence[Path], objects: Sequence[str] | None = None) -> Any:
-    """Return the number of the group of each photo, shape (N,): of one object, or the same file; None: all differ.
+def group_photos(
+    paths: Sequence[Path], objects: Sequence[str] | None = None, copies: Sequence[Sequence[int]] = ()
+) -> Any:
+    """Return the number of the group of each photo, shape (N,): of one object, or the same photo; None: all differ.
 
     Args:
         paths: of the photos.
         objects: the name of the object of each; None: each is its own.
+        copies: the numbers of the photos that are copies of one another; files that are the same need not be there.
     """
     import numpy as np
     from scipy.sparse import coo_array
@@ -205,7 +224,7 @@ def group_photos(paths: Sequence[Path], objects: Sequence[str] | None = None) ->
     for rows in sizes.values():
         for row in rows if len(rows) > 1 else ():  # files of different sizes differ
             alike[hashlib.sha256(paths[row].read_bytes()).digest()].append(row)
-    pairs = [(rows[0], row) for rows in alike.values() for row in rows[1:]]
+    pairs = [(rows[0], row) for rows in [*alike.values(), *copies] for row in rows[1:]]
     if not pairs and objects is None:
         return None
     count, (first, second) = len(paths), np.array(pairs, int).reshape(-1, 2).T

@@ -8,7 +8,6 @@ from typing import Any
 
 from pytorch_grad_cam_pcasvm.cli.arguments import FitOptions
 from pytorch_grad_cam_pcasvm.cli.folders import is_moving, name_first, suggest_white
-from pytorch_grad_cam_pcasvm.data.transforms import unpack
 from pytorch_grad_cam_pcasvm.model.backbones import Backbone
 from pytorch_grad_cam_pcasvm.model.preparation import Preparation, Scaled, bring_to_size, measure_size, read_steps
 
@@ -30,6 +29,8 @@ def choose_preparation(
     Raises:
         ValueError: an option or the transform contradicts what the head was fitted with.
     """
+    from pytorch_grad_cam_pcasvm.data.transforms import unpack
+
     reading: dict[str, Any] = {"exif": fits or bool((recorded or {}).get("exif"))}
     for name in ("white_level", "float_white"):
         typed, of_head = getattr(options, name, None), (recorded or {}).get(name)

@@ -182,8 +182,16 @@ def _refuse_few(study: Subject) -> None:
             f"{count} images are too few for an answer: the first look is at {first}; give at least {least}, or "
             "minutes=None to measure these all the same"
         )
-    if count < least and study.progress and study.net.head.decision_position is not None:
+    if not study.progress or study.net.head.decision_position is None:
+        return
+    forgiving = least_images(shares=True, contradicting=1)
+    if count < least:
         print(f"{count} images may show that maps are not to be used, but not that they may: {least} would do")
+    elif count < forgiving:
+        print(
+            f"{count} images may show that maps are to be used only if no map contradicts the decision: with one that "
+            f"does it stays open; {forgiving} images bear one"
+        )
 
 
 def _positions(study: Subject, options: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
@@ -231,6 +239,7 @@ def _put_results(entries: dict[str, Any], courses: Sequence[Course], budget: Bud
     if budget.seconds is not None:
         late = [course.name for course in courses if course.late]
         entries["time"] = {"seconds": budget.spent, "of": budget.seconds, "running": running, "late": late}
+        entries["time"]["lacking"] = round(sum(course.lacking for course in courses), 1)
 
 
 def _draw_examples(course: Course, entries: dict[str, Any], budget: Budget) -> None:

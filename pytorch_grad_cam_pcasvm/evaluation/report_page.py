@@ -130,8 +130,9 @@ def judge_methods(entries: Mapping[str, Any]) -> list[Verdict]:
     measured = {name: result for name, result in _results(entries).items() if isinstance(result, Result)}
     layers, target = entries.get("layers", {}), entries.get("target", "")
     explained = f"to explain {target}" if target else "for this head"
+    lacking = entries.get("time", {}).get("lacking", 0.0)
     verdicts = [
-        verdict(method, f"at {layers.get(method, entries['layer'])} {explained}", measured)
+        verdict(method, f"at {layers.get(method, entries['layer'])} {explained}", measured, lacking)
         for method in entries["methods"]
     ]
     failed = entries["results"].get("faithfulness", {}).get("reason", "")

@@ -195,6 +195,13 @@ class Course:
             return f"the time was over before the first look{at}{done}: give more minutes"
         return "its first look is still to come"
 
+    @property
+    def lacking(self) -> float:
+        """For how many seconds more it would run, at the mean speed so far, had the clock not ended it."""
+        if not self.late or self._subject is None or not self._done:
+            return 0.0
+        return self._seconds_of_done / self._done * (self._subject.total - self._done)
+
     def _until_look(self) -> float:
         """Return how many seconds the batches up to the next look will take, at the mean speed so far."""
         if not self._done:
@@ -233,8 +240,6 @@ class Course:
         """Judge the result as at the last look: the clock, which ended it, knows nothing of the answer."""
         if self.result is not None and self._subject is not None:
             self.result.rows = [replace(row, level=LAST) for row in self.result.rows]
-            whole = self._seconds_of_done / max(self._done, 1) * self._subject.total
-            self.result.settings["seconds_for_all"] = round(whole, 1)
 
     def _stop(self, why: str) -> None:
         if self.result is not None:

@@ -79,7 +79,7 @@ _SENTENCES = {
     OPEN: "Undecided whether to use {method} {where}: {reasons}. {more}",
 }
 _MORE = {  # images
-    "time": "The time was over before all images were measured: --minutes {minutes} may do.",
+    "time": "The time was over before all images were measured: raising --minutes by {minutes} may do.",
     "hopeless": "Even twice as many images would hardly settle it.",
     "images": "More images may settle it.",
 }
@@ -103,13 +103,14 @@ class Verdict:
     decided_by: list[str]
 
 
-def verdict(method: str, where: str, results: Mapping[str, Result]) -> Verdict:
+def verdict(method: str, where: str, results: Mapping[str, Result], lacking: float = 0.0) -> Verdict:
     """Return the verdict about a method.
 
     Args:
         method: the method.
         where: its layer and what it explains, as in ``"at layer4 for this head"``.
         results: what was found, by the name of the check.
+        lacking: for how many seconds more the checks would run that the clock ended.
 
     Returns:
         *Do not use*: most maps are blank, or it failed against random maps in any check, against chance or the blind
@@ -141,10 +142,9 @@ def verdict(method: str, where: str, results: Mapping[str, Result]) -> Verdict:
         return evidence.judge(OPEN, "missing", [], missing=_list(missing), were=_was(missing))
     if unclear:
         clauses = evidence.list_clauses(_DECIDING, unclear, than="not clearly better than")
-        seconds = sum(result.settings.get("seconds_for_all", 0.0) for result in results.values())
         hopeless = any(chance_of_clarity(row, 0.5) < HOPELESS for _, row in unclear)
-        more = _MORE["time" if seconds else "hopeless" if hopeless else "images"]
-        more = more.format(minutes=math.ceil(seconds / 40) + 1)
+        more = _MORE["time" if lacking else "hopeless" if hopeless else "images"]
+        more = more.format(minutes=math.ceil(lacking / 40))  # of a minute, 40 s are for checks
         return evidence.judge(OPEN, OPEN, unclear, reasons="; ".join(clauses), more=more)
     return evidence.judge(
         USE, USE, required, praise=_list(evidence.list_praise()), unmeasured=evidence.name_unmeasured(),

@@ -11,6 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
+from warnings import catch_warnings, simplefilter
 
 from pytorch_grad_cam_pcasvm.model.description import FORMS, Origin, parse_origin
 from pytorch_grad_cam_pcasvm.runtime.errors import Way, refuse
@@ -64,13 +65,7 @@ def make_backbone(
     else:
         net, transform, exact = _make_torchvision(origin.name, origin.weights, downloads=file is None)
     if state is not None:
-        try:
-            net.load_state_dict(state)
-        except RuntimeError as error:
-            raise ValueError(
-                f"{file} has no weights of {origin.name}: it begins with {next(iter(state), 'nothing')!r}, and "
-                f"{next(iter(net.state_dict()))!r} is expected"
-            ) from error
+        _load_state(net, state, origin.name, file)
     name = origin.name
     if origin.library == "timm" and exact and exact.split(".")[0] != name.split(".")[0]:
         name = exact.split(".")[0]  # what was typed is an old name of it
@@ -78,6 +73,65 @@ def make_backbone(
         _refuse_size(net.eval(), name, size)
     own_origin = Origin(origin.library, name, exact, None if file is None else str(file.absolute()), made_for)
     return Backbone(net.eval(), transform, own, own_origin)
+
+
+def check_backbone(typed: str, weights: str | Path | None = None) -> None:
+    """Refuse a backbone that there is not, and weights of another, before the network is made.
+
+    Args:
+        typed: as for :func:`.parse_origin`.
+        weights: a file with a state dict; None: the library's.
+
+    Raises:
+        ValueError: there is no such network, or the file has the weights of another.
+        ImportError: timm is needed, and not installed.
+    """
+    import torch
+
+    origin = parse_origin(typed)
+    state = None if weights is None else _read_state(Path(weights))
+    if origin.library == "function":
+        module, _, name = origin.name.rpartition(":")
+        _find_by_name(f"the backbone {origin.name}", module, name, FORMS)
+        return
+    if origin.library == "torchvision":
+        _refuse_unknown(origin.name)
+    if state is None:
+        return
+    try:
+        with torch.device("meta"):  # its shapes, without its numbers
+            made = _make_timm(origin.name, None, None, downloads=False) if origin.library == "timm" else (
+                _make_torchvision(origin.name, None, downloads=False))  # fmt: skip
+    except ImportError:
+        raise
+    except Exception:  # one that needs numbers is made before its weights are compared
+        return
+    _load_state(made[0], state if origin.library == "torchvision" else _resample(made[0], state), origin.name, weights)
+
+
+def _load_state(net: Any, state: Any, name: str, file: Any) -> None:
+    """Load a state dict into a network.
+
+    Raises:
+        ValueError: it is that of another; the message says by what.
+    """
+    try:
+        with catch_warnings():
+            simplefilter("ignore")  # of shapes without numbers, into which nothing is copied
+            net.load_state_dict(state)
+    except RuntimeError as error:
+        expected = net.state_dict()
+        shape = next((key for key in expected if key in state and expected[key].shape != state[key].shape), None)
+        first, wanted = next(iter(state), "nothing"), next(iter(expected))
+        extra = next((key for key in state if key not in expected), None)
+        why = f"it begins with {first!r}, and {wanted!r} is expected"
+        if first == wanted and shape is not None:
+            sizes = ["x".join(map(str, one[shape].shape)) for one in (state, expected)]
+            why = f"its {shape!r} is of {sizes[0]} numbers, and {sizes[1]} are expected"
+        elif first == wanted:
+            lacking = next((key for key in expected if key not in state), None)
+            why = f"it has {extra!r}, which the network has not" if lacking is None else f"it lacks {lacking!r}"
+        raise ValueError(f"{file} has no weights of {name}: {why}") from error
 
 
 def _refuse_size(net: Any, name: str, size: tuple[int, int]) -> None:
@@ -106,13 +160,7 @@ def _make_torchvision(name: str, exactly: str | None, *, downloads: bool) -> tup
     """Return a network, the transform of its weights, and the name of these."""
     import torchvision
 
-    if name not in torchvision.models.list_models():
-        near = get_close_matches(name, torchvision.models.list_models(), n=1)
-        hint = f"did you mean {near[0]!r}? For" if near else "for"
-        raise ValueError(
-            f"torchvision has no backbone {name!r}; {hint} one from timm: 'timm:{name}', for your own: "
-            "'module:function'"
-        )
+    _refuse_unknown(name)
     kinds: Any = torchvision.models.get_model_weights(name)
     if exactly is not None and exactly not in kinds.__members__:
         raise ValueError(f"this torchvision has no weights {exactly!r} of {name}, only {', '.join(kinds.__members__)}")
@@ -123,6 +171,23 @@ def _make_torchvision(name: str, exactly: str | None, *, downloads: bool) -> tup
         way = Way("give a file of them, weights=FILE", "weights")
         refuse(OSError, f"the weights of {name} cannot be downloaded ({error})", way)
     return net, weights.transforms(), weights.name if downloads else None
+
+
+def _refuse_unknown(name: str) -> None:
+    """Refuse a name that torchvision has not.
+
+    Raises:
+        ValueError: it is one.
+    """
+    import torchvision
+
+    if name not in torchvision.models.list_models():
+        near = get_close_matches(name, torchvision.models.list_models(), n=1)
+        hint = f"did you mean {near[0]!r}? For" if near else "for"
+        raise ValueError(
+            f"torchvision has no backbone {name!r}; {hint} one from timm: 'timm:{name}', for your own: "
+            "'module:function'"
+        )
 
 
 def _make_timm(
@@ -199,6 +264,20 @@ def call_by_name(subject: str, module: str, name: str, meant: str) -> Any:
         ValueError: there is none of that name, or it fails.
     """
     subject = f"{subject} {module}:{name}"
+    function = _find_by_name(subject, module, name, meant)
+    try:
+        return function()
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise ValueError(f"{subject}: {name}(), which is called without arguments, failed: {reason}") from error
+
+
+def _find_by_name(subject: str, module: str, name: str, meant: str) -> Any:
+    """Return a function or class of the user's.
+
+    Raises:
+        ValueError: there is none of that name.
+    """
     allow_own_modules()
     try:
         imported = import_module(module)
@@ -216,11 +295,7 @@ def call_by_name(subject: str, module: str, name: str, meant: str) -> Any:
         problem = f"has no function {name!r}" if function is None else f"has {name!r}, which is no function"
         hint = f"did you mean {near[0]!r}?" if near else meant
         raise ValueError(f"{subject}: {imported.__file__} {problem}; {hint}")
-    try:
-        return function()
-    except Exception as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise ValueError(f"{subject}: {name}(), which is called without arguments, failed: {reason}") from error
+    return function
 
 
 def allow_own_modules() -> None:

@@ -39,7 +39,7 @@ class Model:
         inputs: for each input of the network ``name`` (None for a tensor alone, or one of a tuple), ``shape`` of one
             row, and ``dtype``.
         about: what the head was fitted with: ``estimator``, ``images``, ``classes``, ``versions``, ``left_out`` (why
-            blocks have no means), and what the command line's ``fit`` has measured.
+            blocks have no means), what the command line's ``fit`` has measured, and ``photos``, hashes of its photos.
 
     Example:
         >>> model = fit_model(backbone, loader, SVC(), layer="layer2", pool="mean", progress=False)

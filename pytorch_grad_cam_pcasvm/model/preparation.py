@@ -340,6 +340,7 @@ def _check_steps(steps: Any, *, crops: bool) -> None:
 
 def read_steps(transform: Any) -> dict[str, Any] | None:
     """Return the steps of a torchvision or timm transform as arguments of ``export.onnx``; None if it does more."""
+    transform = transform.transform if type(transform).__name__ == "Unpacked" else transform
     steps = {type(step).__name__: step for step in getattr(transform, "transforms", [])}
     if "Resize" not in steps and not hasattr(transform, "resize_size"):
         return None

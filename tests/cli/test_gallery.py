@@ -7,7 +7,7 @@ import pytest
 from browser import complaints, expect, launched, needs_chromium, sync_playwright
 from PIL import Image
 
-from pytorch_grad_cam_pcasvm.cli.drawing import Card, Gallery
+from pytorch_grad_cam_pcasvm.cli.gallery import Card, Gallery
 from pytorch_grad_cam_pcasvm.export.explainer import Judgement, Sheets
 
 CARDS = [  # name, predicted, labelled, value

@@ -264,7 +264,7 @@ def test_check_names_all_that_is_odd_and_writes_nothing(here, capsys):
     assert re.search(r"broken: cat/x\.png \(.*\), dog/y\.jpg \(.*\); mend or delete, or add --skip-bad-images\n", told)
     assert "more than 8 bits: 1 photos, such as dog/deep.png" in told
     assert "turned by EXIF: 1 photos, such as dog/turned.jpg" in told
-    assert "the same photo in two classes: beside.png = fox/only.png, cat/wrong.png = dog/" in told
+    assert re.search(r"one photo, two labels, as far as small pictures tell: cat/wrong\.png = dog/\d+\.png; keep", told)
     assert re.search(r"doubled: 1 photo is there more than once, cat/\d+\.png = cat/again\.png; keep one of each", told)
     assert "beside the folders of classes: beside.png\n" in told
     assert "one photo only: fox" in told

@@ -373,7 +373,8 @@ def test_floats_of_two_kinds_and_others_are_refused(run, tmp_path):
     shutil.rmtree(photos)
     photos = deep(tmp_path / "p", lambda grey: grey * np.float32(100), lambda grey: grey)
     done = run("fit", photos, *options)
-    assert "cat/0.tif (its numbers are floating-point, and nothing says which is white" in done.err
+    assert "cat/0.tif (its numbers go from 0 to 2" in done.err
+    assert "but 0 is black and 255 white)" in done.err
     done = run("fit", photos, *options, "--skip-bad-images")
     assert "only images of 'dog' can be read, but a classifier needs two classes" in done.err
 

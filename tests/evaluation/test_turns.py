@@ -2,11 +2,13 @@
 
 import json
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from pytorch_grad_cam_pcasvm import ContributionCAM, evaluation
+from pytorch_grad_cam_pcasvm.evaluation.report import _refuse_few
 from pytorch_grad_cam_pcasvm.evaluation.result import Estimate, Result, Row
 from pytorch_grad_cam_pcasvm.evaluation.turns import EARLY, Budget, Course, Step, list_looks, take_turns
 from pytorch_grad_cam_pcasvm.runtime.amounts import LAST, least_images
@@ -107,7 +109,7 @@ def test_a_look_that_the_clock_makes_the_last_is_judged_as_the_last():
     assert levels[0] == EARLY
     assert only.late
     assert [row.level for row in only.result.rows] == [LAST]
-    assert only.result.settings["seconds_for_all"] == 40.0
+    assert only.lacking == 20.0  # the last look, at all 80, is 4 steps of 5 s away
 
 
 def test_a_quarter_of_the_time_is_told_once():
@@ -216,11 +218,29 @@ def test_too_few_images_are_refused_before_anything_is_computed(corner, tmp_path
 
 
 def test_the_number_that_would_do_is_the_first_that_does():
-    def passes(count):
-        return Row("m", "share", "", Estimate.of(np.zeros(count), bounds=(0, 1)), 0.1, below=True, level=LAST).passed
+    def passes(count, contradicting=0):
+        numbers = np.arange(count) < contradicting
+        estimate = Estimate.of(numbers.astype(float), bounds=(0, 1))
+        return Row("m", "share", "", estimate, 0.1, below=True, level=LAST).passed
 
     least = least_images(shares=True)
     assert passes(least)
     assert not passes(least - 1)
     assert least_images(shares=False) == 20
+    forgiving = least_images(shares=True, contradicting=1)
+    assert passes(forgiving, 1)
+    assert not passes(forgiving - 1, 1)
+    assert (least, forgiving) == (38, 56)  # by the binomial distribution
     assert list_looks(80)[0] == 20
+
+
+@pytest.mark.parametrize(
+    ("count", "told"),
+    [(37, "not that they may: 38 would do"), (38, "with one that does it stays open; 56 images bear one"), (56, "")],
+)
+def test_what_so_few_images_can_decide_is_told_at_the_start(capsys, count, told):
+    net = SimpleNamespace(head=SimpleNamespace(decision_position=1))
+    _refuse_few(SimpleNamespace(rows=range(count), progress=True, net=net))
+    printed = capsys.readouterr().out
+    assert printed.startswith(f"{count} images may show that maps are ") if told else not printed
+    assert told in printed

@@ -35,7 +35,7 @@ GOOD = {
 LIMITS = {COMPONENTS: 0.5, ERROR: 1e-3, CONTRADICTING: 0.1}
 
 
-def judged(changes=None, *, n=40, without=(), blank=0.0, **settings):
+def judged(changes=None, *, n=40, without=(), blank=0.0, lacking=0.0, **settings):
     """Return the verdict about rows that are good but for some: each a mean and its error, and perhaps its n."""
     settings = {"tiles": 2, **settings}
     results = {}
@@ -50,7 +50,7 @@ def judged(changes=None, *, n=40, without=(), blank=0.0, **settings):
         row = Row("Method", measure, against, estimate, limit, below=measure in LIMITS)
         images = {"images": n, **(settings if check == "localisation" else {})}
         results.setdefault(check, Result(check, "?", [], {"Method": blank}, images)).rows.append(row)
-    return verdict("Method", "at layer4 for this head", results)
+    return verdict("Method", "at layer4 for this head", results, lacking)
 
 
 def test_what_passes_is_to_be_used_and_says_why():
@@ -216,8 +216,8 @@ def test_colours_that_may_often_be_wrong_are_no_green_light():
 
 def test_what_the_clock_ended_says_how_many_minutes_would_do():
     open_yet = {("faithfulness", "deletion", RANDOM): OPEN_YET}
-    found = judged(open_yet, seconds_for_all=130.0)  # of localisation; 40 s of each minute are for checks
-    assert found.sentence.endswith("The time was over before all images were measured: --minutes 5 may do.")
+    found = judged(open_yet, lacking=130.0)  # 40 s of each minute are for checks
+    assert found.sentence.endswith("The time was over before all images were measured: raising --minutes by 4 may do.")
     assert "--minutes" not in judged(open_yet).sentence
 
 
