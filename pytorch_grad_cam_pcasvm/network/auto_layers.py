@@ -288,7 +288,8 @@ def _is_passed(backbone: nn.Module, source: FeatureSource, x: Any, name: str) ->
     """Return whether nothing bypasses a layer: its output for another image leads to the features of that image."""
     if isinstance(x, Inputs):
         return False
-    other, kept = torch.randn(x.shape, generator=torch.Generator().manual_seed(0)).to(x), list[Tensor]()
+    other = torch.randn(x.shape, generator=torch.Generator("cpu").manual_seed(0), device="cpu").to(x)
+    kept = list[Tensor]()
 
     def features(images: Tensor, visit: Visit = lambda *_: None) -> Tensor:
         return flatten(output_of(backbone, source, images, {name: visit}, ends=True))
