@@ -42,9 +42,12 @@ def find_training_mean(run: Run, layer: int, *, by_numbers: bool) -> Tensor | No
     ):
         return spread_everywhere(head.feature_mean, activations, layout)
     mean = head.training_set.means.get(run.layers[layer])
-    if mean is None or not layout.is_known:
+    if mean is None or not (layout.is_known or mean.shape == activations.shape[1:]):
         return None
-    if mean.dim() != activations.dim() - 1 or mean.shape[layout.channels - 1] != activations.shape[layout.channels]:
+    same_channels = mean.dim() == activations.dim() - 1 and (
+        mean.shape[layout.channels - 1] == activations.shape[layout.channels]
+    )
+    if not same_channels and layout.is_known:
         raise ValueError(
             f"the head has a mean of shape {tuple(mean.shape)}, but {run.layers[layer]!r} returns "
             f"{tuple(activations.shape[1:])} for an image: it is another network than the one it was fitted behind"
@@ -90,9 +93,10 @@ def pools_positions(run: Run, layer: int) -> bool:
     Two images show where: of a larger one, numbers on the path are more, until they become as many as of the smaller
     one. Positions are pooled if a channel has no more than one of these.
     """
-    if run.output.grid is not None or run.ends_in_mean(layer):
+    # A program is traced after an explanation, which has looked.
+    if run.output.grid is not None or run.ends_in_mean(layer) or is_traced():
         return True
-    if is_traced() or not isinstance(run.passed, ClosedFormPass) or not isinstance(run.images, Tensor):
+    if not isinstance(run.passed, ClosedFormPass) or not isinstance(run.images, Tensor):
         return False
     small = torch.zeros_like(run.images[:1])
     large = small.new_zeros(*small.shape[:2], *(2 * side for side in small.shape[2:]))

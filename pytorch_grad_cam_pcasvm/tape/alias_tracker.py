@@ -182,9 +182,9 @@ class AliasTracker:
         if not self.dispatching and not torch._C._are_functorch_transforms_active():
             self._marks.set()
 
-    def unmark(self, tensors: Iterable[Tensor]) -> None:
-        """Let values require no gradients during one call."""
-        self._marks.lift(tensors)
+    def unmark(self) -> None:
+        """Let values require no gradients until the next are marked."""
+        self._marks.lift()
 
     def clear(self) -> None:
         """Forget the tensors of the pass; tensors that the network keeps are as they were."""
@@ -342,14 +342,16 @@ class Marks:
                     tensor.requires_grad = True
                     self._marked.append(ref(tensor))
 
-    def lift(self, tensors: Iterable[Tensor]) -> None:
-        """Take the marks of tensors away until the next are set."""
-        marked = {id(tensor) for tensor in _alive(self._marked)}
+    def lift(self) -> None:
+        """Take all marks away until the next are set; keywords of a call are not seen before it."""
+        marked, self._marked = self._marked, []
         with torch._C.DisableTorchFunction():
-            for tensor in tensors:
-                if id(tensor) in marked and tensor.is_leaf:
+            for tensor in _alive(marked):
+                if tensor.is_leaf:
                     tensor.requires_grad = False
                     self._new.append(ref(tensor))
+                else:
+                    self._marked.append(ref(tensor))
 
     def clear(self) -> None:
         """Let values that the network keeps be as they were."""

@@ -129,10 +129,10 @@ class Calls(Mode):
             raise gradient_hook(f"{type(module).__name__} has a backward hook on the path")
 
     def _enter_script(self, module: Any, args: Any) -> None:
+        # Of arguments that require gradients TorchScript takes a graph that it differentiates itself, once it has one.
+        self._tracker.unmark()
         if not self._tracker.depends(list_tensors(args)):
             return
-        # Of arguments that require gradients TorchScript takes a graph that it differentiates itself, once it has one.
-        self._tracker.unmark(list_tensors(args))
         if torch_module._global_backward_hooks or torch_module._global_backward_pre_hooks:
             raise gradient_hook(f"{module.original_name} has a backward hook on the path")
         unseen = next(filter(_is_unseen, _nodes(module.inlined_graph)), None)

@@ -395,11 +395,12 @@ def _has_rule(function: Any, args: Any) -> bool:
 
 
 def _calls_scripted_module(frame: FrameType | None) -> bool:
-    """Return whether the nearest frame outside of this package and torch's wrappers is that of a module's call."""
+    """Return whether the nearest frame outside of this package and torch's wrappers calls a scripted module."""
     between = __name__.partition(".")[0], "torch._compile", "torch._dynamo"
     while frame is not None and frame.f_globals.get("__name__", "").startswith(between):
         frame = frame.f_back
-    return frame is not None and frame.f_globals.get("__name__") == torch.nn.modules.module.__name__
+    module = None if frame is None else frame.f_locals.get("self")
+    return isinstance(module, torch.jit.ScriptModule)
 
 
 def _scripted_function() -> NoClosedFormError:

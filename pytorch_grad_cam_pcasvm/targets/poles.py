@@ -44,9 +44,10 @@ def find_pole(head: Head, features: Tensor, eps: float, beside: float = BESIDE) 
     rows = torch.cat([features.unsqueeze(0), features + near * signs, features + sizes * signs])
     poles = []
     for values in head(rows.flatten(0, 1)).values[1 : len(head.stages) + (head.enumerated is None)]:
-        changes = values.unflatten(0, rows.shape[:2])
-        changes = (changes[1:] - changes[:1]).abs().unflatten(0, (2, -1)).amax((1, 2))
-        poles.append((changes[0] > _STEEP * changes[1]).any())
+        numbers = values.unflatten(0, rows.shape[:2])
+        changes = (numbers[1:] - numbers[:1]).abs().unflatten(0, (2, -1)).amax((1, 2))
+        rounding = _ROUNDING * torch.finfo(values.dtype).eps * numbers.abs().amax((0, 1))
+        poles.append(((changes[0] > _STEEP * changes[1]) & (changes[0] > rounding)).any())
     return torch.stack(poles) if poles else features.new_zeros(0, dtype=torch.bool)
 
 
@@ -59,8 +60,8 @@ def refuse_pole(head: Head, poles: Tensor, where: str, *ways: str) -> NoReturn:
     stage = head.stages[poles.tolist().index(True)]
     refuse(
         ValueError,
-        f"at {where}, rounding decides what {stage!r} of the head returns, as a row of length 0 has no direction. "
-        "Contributions from there would not add up",
+        f"at {where}, rounding decides what {stage!r} of the head returns, as where a row of length 0 is divided by "
+        "its length. Contributions from there would not add up",
         *ways,
         Way("give an image to start from, baseline=image, such as one of a good part", "baseline"),
         "use a gradient method such as ClosedFormGradCAM",

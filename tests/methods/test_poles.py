@@ -161,6 +161,12 @@ def test_zeros_that_are_exact_have_a_value():
     assert gap(maps) < 1e-10
 
 
+@pytest.mark.parametrize("gamma", [1, 10, 100])
+def test_a_kernel_that_is_0_everywhere_near_is_no_pole(gamma):
+    net, _, _, x = pooled([StandardScaler(), SVC(gamma=gamma, C=10)])
+    assert gap(ContributionCAM(net, ["3"], baseline="mean").explain(x[:3], SVMTarget(1))) < 1e-10
+
+
 def test_a_pole_is_told_from_what_is_steep_and_from_rounding():
     """A head whose features vary by a ten thousandth of their size is badly conditioned, and not on a pole."""
     random = np.random.default_rng(0)

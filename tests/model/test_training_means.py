@@ -135,6 +135,23 @@ def test_of_several_sizes_heads_on_positions_are_refused_with_ways_out(behind, s
     assert fitted(net, side).explain(x, TARGETS, layers=["1"]).maps.isfinite().all()
 
 
+@pytest.mark.slow
+def test_programs_start_at_the_means_of_channels():
+    export = pytest.importorskip("pytorch_grad_cam_pcasvm.export")
+    net, x = network(*POOLED[0]), images(16, 3)
+    cam = fitted(net, 16, 24).cam(layers=["1"])
+    program = export.program(cam, x[:2], [PCATarget(0)])
+    assert relative(program.module()(x)["maps"], cam.explain(x, [PCATarget(0)]).maps) < 1e-4
+
+
+def test_means_serve_layers_that_a_function_lays_out():
+    net, x = network(nn.AdaptiveAvgPool2d(4), nn.Flatten()), images(16, 3)
+    model = fitted(net, 16)
+    usual = model.explain(x, TARGETS, layers=["1"])
+    named = model.cam(layers=["1"], reshape_transform=lambda t: t).explain(x, TARGETS)
+    assert relative(named.maps, usual.maps) < 1e-6
+
+
 def test_features_position_by_position_are_told_with_their_number():
     told = partial(pytest.warns, UserWarning)
     batches = [(images(16), LABELS)]

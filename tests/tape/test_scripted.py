@@ -58,6 +58,15 @@ def scripted(module):
         return torch.jit.script(module)
 
 
+class Keyword(nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        return x + self.inner(x=torch.tanh(x))
+
+
 RUNS = {"none": (), "with gradients": (True,) * 3, "both": (True, False, True, False, False), "without": (False,) * 3}
 
 
@@ -93,16 +102,31 @@ def expected(net, pca, x):
         lambda: Skip(scripted(Swish())),
         lambda: scripted(Skip(Swish())),
         lambda: Skip(scripted(OwnDetach())),
+        lambda: Keyword(scripted(Swish())),
         lambda: scripted(Weighted()),
         lambda: torch.jit.trace(Weighted().double(), torch.randn(1, 4, 6, 6, dtype=torch.float64)),
     ],
-    ids=["module", "beside a skip", "with its skip", "with a detach of its own", "with weights", "traced"],
+    ids=[
+        "module",
+        "beside a skip",
+        "with its skip",
+        "with a detach of its own",
+        "by keyword",
+        "with weights",
+        "traced",
+    ],
 )
 def test_scripted_modules_are_explained_as_before_their_first_run(make, runs):
     net, pca, maps, x = explained(make(), runs, ClosedFormHiResCAM)
     assert relative(maps.maps[:, 0], expected(net, pca, x)) < 1e-12
     _, _, sums, _ = explained(make(), runs, ContributionCAM, baseline="zero")
     assert relative(sums.sums, sums.values - sums.baseline_values) < 1e-12
+
+
+def as_forward(inner):
+    module = nn.Module()
+    module.forward = inner.function
+    return module
 
 
 class Function(nn.Module):
@@ -117,7 +141,11 @@ class Function(nn.Module):
 
 
 @pytest.mark.parametrize("runs", RUNS)
-@pytest.mark.parametrize("beside", [lambda inner: inner, Skip], ids=["alone", "beside a skip"])
+@pytest.mark.parametrize(
+    "beside",
+    [lambda inner: inner, Skip, lambda inner: Skip(as_forward(inner))],
+    ids=["alone", "beside a skip", "as the forward of a module"],
+)
 def test_scripted_functions_are_right_or_refused_by_name(beside, runs):
     def maps_of():
         return explained(beside(Function(SWISH)), runs, ClosedFormHiResCAM)
