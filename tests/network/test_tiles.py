@@ -431,7 +431,7 @@ def test_a_transformer_on_tiles(pool):
         backbone, [(x, labels)], make_pipeline(StandardScaler(), PCA(4), SVC()), pool=dense, progress=False
     )
     assert model.tokens
-    assert model.means["net.blocks.2.norm1"].shape == (24, 4)
+    assert model.means["net.blocks.2.norm1"].shape == (19, 24)
     at = {"at": (2, 3)} if dense else {}
     targets = [SVMTarget(1, **at), PCATarget(0, **at)]
     for layers in (["net.blocks.2.norm1"], ["net.blocks.1.norm1", "net.blocks.2.norm1"], "auto"):
