@@ -120,7 +120,8 @@ def make_inputs(item: Any) -> Any:
         value = item["pixel_values"]
         if isinstance(value, list | tuple) and len(value) == 1:
             return plain_tensor(value[0])
-        if isinstance(value, Tensor) and value.dim() == 5 and value.shape[1] == 1:
+        # Not of volumes of one channel, whose next side is their depth.
+        if isinstance(value, Tensor) and value.dim() == 5 and value.shape[1] == 1 and value.shape[2] in (1, 3):
             return plain_tensor(value[:, 0])
     values = list(item.values()) if isinstance(item, Mapping) else item
     if not isinstance(values, list | tuple) or not values or not all(isinstance(value, Tensor) for value in values):
