@@ -9,7 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from pytorch_grad_cam_pcasvm.cli.arguments import RUN, CheckOptions
-from pytorch_grad_cam_pcasvm.cli.copies import describe_copies, describe_labels, list_copies, name_equal, pick_first
+from pytorch_grad_cam_pcasvm.cli.copies import (
+    describe_copies,
+    describe_labels,
+    list_copies,
+    name_equal,
+    pick_first,
+    separate_scenes,
+)
 from pytorch_grad_cam_pcasvm.cli.folders import (
     describe_left_out,
     is_moving,
@@ -154,8 +161,8 @@ def _tell_doubled(root: Path, looked: dict[Path, dict[str, Any]], splits: Sequen
     """Say which photos are the same, and first which of these are in two parts of the set, or have two labels."""
     readable = {path: one for path, one in looked.items() if "hash" in one}
     paths = [*readable]
-    rows = list_copies(paths, {path: one["hash"] for path, one in readable.items()})
-    groups, findings = [[paths[row] for row in own] for own in rows], list[str]()
+    hashes, findings = separate_scenes({path: one["hash"] for path, one in readable.items()})
+    groups = [[paths[row] for row in own] for own in list_copies(paths, hashes)]
     across = [one for own in groups if len(one := pick_first(own, partial(_name_class, root))) > 1]
     if splits and across:
         where = " and ".join(splits)
