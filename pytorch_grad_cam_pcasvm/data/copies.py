@@ -166,8 +166,9 @@ def _read_signs(hashes: np.ndarray) -> np.ndarray:
 def find_copies(paths: Sequence[Path], hashes: np.ndarray) -> list[list[int]]:
     """Return the numbers of the photos that are copies of one another, a list for each photo that has copies.
 
-    Nearly equal pictures are copies, wherever they lie, unless :func:`separate_alike` takes them apart. So are photos in a folder whose names are one name and what
-    tools add to copies, such as ``_aug1``, ``_rot90``, ``copy of`` or ``.rf.`` and a hash: crops have other pictures.
+    Nearly equal pictures are copies, wherever they lie, unless :func:`separate_alike` takes them apart. So are photos
+    in a folder whose names are one name and what tools add to copies, such as ``_aug1``, ``_rot90``, ``copy of`` or
+    ``.rf.`` and a hash: crops have other pictures.
     Photos with one beginning and a number are so only if the pictures of most of them are alike, or if some are in most
     of several such groups.
 

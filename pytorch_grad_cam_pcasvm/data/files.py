@@ -13,9 +13,9 @@ SUFFIXES = (
     ".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".ppm", ".pgm", ".bmp", ".tif", ".tiff", ".webp", ".gif", ".avif", ".jp2",
     ".tga",
 )  # fmt: skip
-# What Jupyter, macOS, Windows and disk stations put beside the files of people; a dot, @ or $ begins most names.
+# What Jupyter, macOS, Windows and disk stations put beside the files of people, who have names with @, $ and ~, too.
 _FOREIGN = re.compile(
-    r"[.@$~].*|__macosx|__pycache__|#recycle|#snapshot|recycle[rd]|lost\+found|found\.\d+|"
+    r"\..*|~\$.*|@(eadir|tmp|recycle|sharebin|recently-snapshot|syno.*)|\$recycle\.bin|__macosx|__pycache__|#recycle|#snapshot|recycle[rd]|lost\+found|found\.\d+|"
     r"system volume information|network trash folder|temporary items|(eh)?thumbs.*\.db|desktop\.ini|icon\r",
     re.IGNORECASE,
 )

@@ -224,6 +224,7 @@ def test_faces_with_a_mask_are_photos(tmp_path):
 
 HIDDEN = [
     ".ipynb_checkpoints/s0-checkpoint.png", "good/.ipynb_checkpoints/g0.png", "__MACOSX/good/._g0.jpg", "good/._g1.jpg",
+    "@tmp/a.jpg", "@Recycle/b.jpg", "good/@sharebin/c.jpg", "good/~$g0.jpg",
     "$RECYCLE.BIN/a.jpg", "System Volume Information/b.jpg", "scratch/@eaDir/s0.jpg/SYNOPHOTO_THUMB_M.jpg",
     "lost+found/c.png", "Thumbs.db", "good/desktop.ini", ".git/x.png", "#recycle/d.jpg", "good/.DS_Store",
 ]  # fmt: skip
@@ -239,6 +240,13 @@ def test_hidden_and_foreign_files_are_no_photos_and_counted(tmp_path, hidden):
     images = image_folder(tmp_path, lambda picture: torch.zeros(3, 2, 2))
     assert (images.classes, len(images)) == (["good", "scratch"], 8)
     assert len(data.image_paths(tmp_path)) == 8
+
+
+def test_names_of_people_with_signs_are_not_hidden(tmp_path):
+    signs = ["$10", "$5", "@home", "~a"]
+    put(tmp_path, **{f"{name}/{first}{n}.jpg": photo(n) for name in signs for n, first in enumerate("@$~x")})
+    listing = list_files(tmp_path)
+    assert (listing.classes, len(listing.photos), listing.hidden) == (signs, 16, [])
 
 
 def test_what_lies_below_a_hidden_folder_that_is_named_is_not_hidden(tmp_path):
