@@ -72,6 +72,10 @@ def check(options: CheckOptions) -> None:
     training = root / next((part for part in splits if part.lower().startswith("train")), "")
     white, page = _find_white(looked), options.tiff_page
     more = (f" --white-level {white}" if white else "") + (f" --page {page}" if page else "")
+    own = list_files(training)
+    if own.photo_folder != training and own.mask_folder is not None:
+        print(f"next: {RUN} fit {own.photo_folder} --pool dense:3 --masks {own.mask_folder}{more}")
+        return
     classes = _list_classes(training, [path for path in paths if path.is_relative_to(training)])
     if len(classes) > 1:
         print(f"next: {RUN} fit {training}{more}")

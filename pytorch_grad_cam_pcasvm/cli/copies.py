@@ -43,8 +43,8 @@ def separate_scenes(hashes: Mapping[Path, np.ndarray]) -> tuple[dict[Path, np.nd
         return {}, []
     own, alike = separate_alike([*hashes], np.stack([*hashes.values()]))
     told = (
-        f"{len(alike)} of {len(hashes)} photos look alike, as under a fixed camera: only names and equal files say which "
-        "are copies (--groups keeps photos of one object together)"
+        f"{len(alike)} of {len(hashes)} photos look alike, as under a fixed camera: only names and equal files say "
+        "which are copies (--groups keeps photos of one object together)"
     )
     return dict(zip(hashes, own, strict=True)), [told] * bool(alike)
 

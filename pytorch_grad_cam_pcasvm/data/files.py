@@ -61,6 +61,14 @@ class Listing:
         return sorted(of_name)
 
     @property
+    def photo_folder(self) -> Path:
+        """The folder of those of classes: the single one beside a folder of masks, if it has folders; else the root."""
+        names, masks = self.classes, self.mask_folder
+        single = len(names) == 1 and not self.beside and masks is not None and masks.parent == self.root
+        inside = self.root / names[0] if single else self.root
+        return self.root if any(path.parent == inside for path in self.photos) else inside
+
+    @property
     def beside(self) -> list[Path]:
         """The photos in the folder itself."""
         return [path for path in self.photos if path.parent == self.root]

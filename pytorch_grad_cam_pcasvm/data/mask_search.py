@@ -103,8 +103,9 @@ def _refuse_drawings(root: Path, group: _Group, of_stem: Mapping[str, Path]) -> 
     if all(has_few_colours(photo) for _, photo in _some(pairs)):
         mask, photo = pairs[0]
         raise ValueError(
-            f"{group.where} by name, but {photo.name} in {photo.parent} has few colours, too: if both are photos, rename "
-            f"the folder {group.folder}; if {mask} is a mask, move all masks out of {root}, and name them with --masks"
+            f"{group.where} by name, but {photo.name} in {photo.parent} has few colours, too: if both are photos, "
+            f"rename the folder {group.folder}; if {mask} is a mask, move all masks out of "
+            f"{root}, and name them with --masks"
         )
 
 
