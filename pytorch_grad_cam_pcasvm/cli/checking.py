@@ -9,7 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from pytorch_grad_cam_pcasvm.cli.arguments import RUN, CheckOptions
-from pytorch_grad_cam_pcasvm.cli.copies import describe_copies, describe_labels, list_copies, name_equal, pick_first
+from pytorch_grad_cam_pcasvm.cli.copies import (
+    describe_copies,
+    describe_labels,
+    list_copies,
+    name_equal,
+    pick_first,
+    separate_scenes,
+)
 from pytorch_grad_cam_pcasvm.cli.folders import (
     describe_left_out,
     is_moving,
@@ -65,6 +72,10 @@ def check(options: CheckOptions) -> None:
     training = root / next((part for part in splits if part.lower().startswith("train")), "")
     white, page = _find_white(looked), options.tiff_page
     more = (f" --white-level {white}" if white else "") + (f" --page {page}" if page else "")
+    own = list_files(training)
+    if own.photo_folder != training and own.mask_folder is not None:
+        print(f"next: {RUN} fit {own.photo_folder} --pool dense:3 --masks {own.mask_folder}{more}")
+        return
     classes = _list_classes(training, [path for path in paths if path.is_relative_to(training)])
     if len(classes) > 1:
         print(f"next: {RUN} fit {training}{more}")
@@ -154,8 +165,8 @@ def _tell_doubled(root: Path, looked: dict[Path, dict[str, Any]], splits: Sequen
     """Say which photos are the same, and first which of these are in two parts of the set, or have two labels."""
     readable = {path: one for path, one in looked.items() if "hash" in one}
     paths = [*readable]
-    rows = list_copies(paths, {path: one["hash"] for path, one in readable.items()})
-    groups, findings = [[paths[row] for row in own] for own in rows], list[str]()
+    hashes, findings = separate_scenes({path: one["hash"] for path, one in readable.items()})
+    groups = [[paths[row] for row in own] for own in list_copies(paths, hashes)]
     across = [one for own in groups if len(one := pick_first(own, partial(_name_class, root))) > 1]
     if splits and across:
         where = " and ".join(splits)

@@ -7,13 +7,20 @@ from typing import Any
 import numpy as np
 
 from pytorch_grad_cam_pcasvm.cli.folders import name_first, refuse_bad
-from pytorch_grad_cam_pcasvm.data.copies import find_copies, find_near, parse_hashes, read_hashes
+from pytorch_grad_cam_pcasvm.data.copies import (
+    digest_file,
+    find_copies,
+    find_near,
+    parse_hashes,
+    read_hashes,
+    separate_alike,
+)
 
 _FLOAT_WHITE = 255.0  # the largest that is white in floating-point pictures
 
 
 def hash_photos(options: Any, paths: Sequence[Path]) -> dict[Path, np.ndarray]:
-    """Return the hashes of the photos of ``fit`` that can be read.
+    """Return the hashes of the photos of ``fit`` that can be read, having said how many are too alike to have any.
 
     Raises:
         OSError: others cannot be, and are not to be skipped; all of them are named.
@@ -25,7 +32,21 @@ def hash_photos(options: Any, paths: Sequence[Path]) -> dict[Path, np.ndarray]:
         name = paths[0].relative_to(root).as_posix()
         raise ValueError(f"none of the {len(paths)} images in {root} can be read: {name} ({bad[0]})")
     refuse_bad(options, {paths[row].relative_to(root).as_posix(): why for row, why in bad.items()})
-    return {path: own for row, (path, own) in enumerate(zip(paths, hashes, strict=True)) if row not in bad}
+    found, told = separate_scenes({path: hashes[row] for row, path in enumerate(paths) if row not in bad})
+    print(*told, sep="\n", end="\n" * bool(told))
+    return found
+
+
+def separate_scenes(hashes: Mapping[Path, np.ndarray]) -> tuple[dict[Path, np.ndarray], list[str]]:
+    """Return the hashes of photos, digests in place of those of one scene, and what to say of these; maybe nothing."""
+    if not hashes:
+        return {}, []
+    own, alike = separate_alike([*hashes], np.stack([*hashes.values()]))
+    told = (
+        f"{len(alike)} of {len(hashes)} photos look alike, as under a fixed camera: only names and equal files say "
+        "which are copies (--groups keeps photos of one object together)"
+    )
+    return dict(zip(hashes, own, strict=True)), [told] * bool(alike)
 
 
 def list_copies(paths: Sequence[Path], hashes: Mapping[Path, np.ndarray]) -> list[list[int]]:
@@ -93,5 +114,9 @@ def find_trained(model: Any, paths: Sequence[Path]) -> set[Path]:
     if not len(known) or not paths:
         return set()
     hashes, bad = read_hashes(paths, **model.preparation.reading)
-    rows = {*find_near(hashes, known)[0][:, 0].tolist()} - bad.keys()
-    return {paths[row] for row in rows}
+    near, files = {*find_near(hashes, known)[0][:, 0].tolist()}, {own.tobytes() for own in known}
+    return {
+        path
+        for row, path in enumerate(paths)
+        if row not in bad and (row in near or digest_file(path).tobytes() in files)
+    }

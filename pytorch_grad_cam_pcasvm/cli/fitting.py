@@ -81,7 +81,7 @@ def fit(options: FitOptions) -> None:
     masks = _open_masks(options, paths)
     hashes = hash_photos(options, paths)
     objects = _name_objects(options, paths, has_classes=has_classes)
-    groups = group_photos(paths, objects, () if objects else _join_copies(options, paths, hashes))
+    groups = group_photos(paths, objects) if objects else _group_copies(options, paths, hashes, classes)
     network = make_named(options, options.size)
     check_layers(network.net, [*options.features, *options.layer])
     network.net.to(choose_device(options.device))
@@ -254,15 +254,30 @@ def _open_masks(options: FitOptions, paths: Sequence[Path]) -> MaskFolder | None
     return masks
 
 
-def _join_copies(options: FitOptions, paths: Sequence[Path], hashes: Mapping[Path, Any]) -> list[list[int]]:
-    """Return the numbers of the photos that look like copies of one another, having said so."""
+def _group_copies(
+    options: FitOptions, paths: Sequence[Path], hashes: Mapping[Path, Any], classes: Sequence[str] | None
+) -> Any:
+    """Return the number of the group of each photo, those that look like copies in one, having said so; None: none do.
+
+    Copies that leave too few groups for a cross-validation are in one only if their files are equal.
+    """
     copies = list_copies(paths, hashes)
     groups = [[paths[row] for row in own] for own in copies]
     for line in describe_labels(options.images, groups):
         print(line)
+    joined, equal = group_photos(paths, None, copies), group_photos(paths)
+    names = [path.relative_to(options.images).parts[0] if classes else "" for path in paths]
+    apart = not _can_split(names, joined) and _can_split(names, equal)
+    folds = "may be in different folds, as there are too few others" if apart else "are in one fold"
     for line in describe_copies(options.images, groups):
-        print(f"{line}; those of one are in one fold (--groups decides otherwise)")
-    return copies
+        print(f"{line}; those of one {folds} (--groups decides otherwise)")
+    return equal if apart else joined
+
+
+def _can_split(names: Sequence[str], groups: Any) -> bool:
+    """Return whether a cross-validation has photos of each class in two groups."""
+    own = range(len(names)) if groups is None else groups.tolist()
+    return all(count > 1 for count in Counter(name for name, _ in {*zip(names, own, strict=True)}).values())
 
 
 def _patches(options: Any, preparation: Preparation, masks: Any) -> PatchOptions | None:

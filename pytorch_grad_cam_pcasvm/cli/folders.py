@@ -105,7 +105,7 @@ def _use_masks(root: Path, folder: Path, options: Any) -> str:
         parts = [*(with_masks or splits)]
         part = next((one for one in parts if one.lower().startswith(wanted)), parts[-1])
         root, folder = root / part, with_masks.get(part) or folder
-    return f"{name} {root}{' --pool dense:3' * (name == 'fit')} --masks {folder}"
+    return f"{name} {list_files(root).photo_folder}{' --pool dense:3' * (name == 'fit')} --masks {folder}"
 
 
 def refuse_bad(options: Any, reasons: Mapping[str, str]) -> None:

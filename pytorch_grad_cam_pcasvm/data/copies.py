@@ -22,6 +22,8 @@ _BLOCK = 512  # pictures that are compared at once
 _FEW = 8  # photos of one beginning that may be all of a folder
 _SEVERAL = 3  # groups, whose names and pictures agree too often to do so by chance
 _SHARE = 0.25  # of a folder, beyond which a beginning is that of a series
+_VERSIONS = 3, 8  # of one photo, that are few, and the most; more photos that are alike are those of a fixed camera
+_SMALL, _PART = 20, 0.1  # photos of a small set; the part of a larger one that may be versions of one photo
 
 _WORD = (
     r"(?:aug(?:ment(?:ed|ation)?)?|rot(?:ated?|ation)?|turned|[hv]?[ _-]?flip(?:ped|[hvlrud]{1,2})?|mirror(?:ed)?|"
@@ -87,10 +89,38 @@ def hash_picture(picture: Any, path: Path) -> np.ndarray:
     grey = picture.convert("L").convert("F").resize((_SIDE, _SIDE), Image.Resampling.BILINEAR)
     waves = dctn(np.rint(np.asarray(grey, np.float64)), norm="ortho")[:_KEPT, :_KEPT]
     if min(picture.size) < _KEPT or (np.abs(waves) > _FAINT).mean() < _DETAILED:
-        return np.frombuffer(hashlib.sha256(path.read_bytes()).digest(), np.uint8)
+        return digest_file(path)
     signs = waves > 0
     signs[0, 0] = False  # the brightness
     return np.packbits(signs)
+
+
+def digest_file(path: Path) -> np.ndarray:
+    """Return a digest of a file, uint8, (32,), which is near no other and no hash of a picture."""
+    return np.frombuffer(hashlib.sha256(path.read_bytes()).digest(), np.uint8)
+
+
+def separate_alike(paths: Sequence[Path], hashes: np.ndarray) -> tuple[np.ndarray, list[int]]:
+    """Return hashes, (N, 32), that tell photos of one scene apart, and the numbers of these photos.
+
+    Small pictures of one part under a fixed camera are nearly equal. More photos are so than there are versions of one
+    photo, and their hashes are digests of their files: their names and equal files alone say which are copies.
+
+    Args:
+        paths: of the photos.
+        hashes: of their pictures, (N, 32).
+    """
+    count, hashes = len(paths), hashes.copy()
+    few, most = _VERSIONS
+    limit = min(most, max(few, count / 2 if count < _SMALL else _PART * count))
+    rows = list[int]()
+    for own in join_pairs(find_near(hashes, most=_ALIKE)[0].tolist()):
+        if len(own) > limit:
+            digests = np.stack([digest_file(paths[row]) for row in own])
+            if len(np.unique(digests, axis=0)) > limit:
+                hashes[own] = digests
+                rows += own
+    return hashes, rows
 
 
 def _turn(signs: np.ndarray) -> Iterable[np.ndarray]:
@@ -136,8 +166,9 @@ def _read_signs(hashes: np.ndarray) -> np.ndarray:
 def find_copies(paths: Sequence[Path], hashes: np.ndarray) -> list[list[int]]:
     """Return the numbers of the photos that are copies of one another, a list for each photo that has copies.
 
-    Nearly equal pictures are copies, wherever they lie. So are photos in a folder whose names are one name and what
-    tools add to copies, such as ``_aug1``, ``_rot90``, ``copy of`` or ``.rf.`` and a hash: crops have other pictures.
+    Nearly equal pictures are copies, wherever they lie, unless :func:`separate_alike` takes them apart. So are photos
+    in a folder whose names are one name and what tools add to copies, such as ``_aug1``, ``_rot90``, ``copy of`` or
+    ``.rf.`` and a hash: crops have other pictures.
     Photos with one beginning and a number are so only if the pictures of most of them are alike, or if some are in most
     of several such groups.
 

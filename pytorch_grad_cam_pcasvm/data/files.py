@@ -13,9 +13,9 @@ SUFFIXES = (
     ".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".ppm", ".pgm", ".bmp", ".tif", ".tiff", ".webp", ".gif", ".avif", ".jp2",
     ".tga",
 )  # fmt: skip
-# What Jupyter, macOS, Windows and disk stations put beside the files of people; a dot, @ or $ begins most names.
+# What Jupyter, macOS, Windows and disk stations put beside the files of people, who have names with @, $ and ~, too.
 _FOREIGN = re.compile(
-    r"[.@$~].*|__macosx|__pycache__|#recycle|#snapshot|recycle[rd]|lost\+found|found\.\d+|"
+    r"\..*|~\$.*|@(eadir|tmp|recycle|sharebin|recently-snapshot|syno.*)|\$recycle\.bin|__macosx|__pycache__|#recycle|#snapshot|recycle[rd]|lost\+found|found\.\d+|"
     r"system volume information|network trash folder|temporary items|(eh)?thumbs.*\.db|desktop\.ini|icon\r",
     re.IGNORECASE,
 )
@@ -59,6 +59,14 @@ class Listing:
         if beside and not self.beside and [*of_name.values()] == [{self.root / name} for name in of_name][:1]:
             return []
         return sorted(of_name)
+
+    @property
+    def photo_folder(self) -> Path:
+        """The folder of those of classes: the single one beside a folder of masks, if it has folders; else the root."""
+        names, masks = self.classes, self.mask_folder
+        single = len(names) == 1 and not self.beside and masks is not None and masks.parent == self.root
+        inside = self.root / names[0] if single else self.root
+        return self.root if any(path.parent == inside for path in self.photos) else inside
 
     @property
     def beside(self) -> list[Path]:

@@ -13,6 +13,7 @@ _BEHIND = re.compile(rf"[ ._-]+{_WORDS}(?P<number>[ ._-]*\d+)?$", re.IGNORECASE)
 _BEFORE = re.compile(rf"^{_WORDS}[ ._-]+", re.IGNORECASE)
 _FOLDER = re.compile(rf"{_WORDS}(?:class|object)?", re.IGNORECASE)
 _PART = re.compile(_WORDS, re.IGNORECASE)  # of a folder's name that may say so: train_masks, but with_mask, too
+_PHOTOS = re.compile(r"(?:jpe?g|png)?(?:images?|imgs?|photos?|pictures?)", re.IGNORECASE)  # of a folder of photos alone
 _LAST = re.compile(r"(.+)[ ._-]+([^ ._-]+)$")
 _LOSSY = (".jpg", ".jpeg", ".jpe", ".jfif", ".avif", ".jp2")
 _LOOKED_AT = 8  # pictures of a group
@@ -74,6 +75,8 @@ def find_masks(root: Path, pictures: Sequence[Path]) -> tuple[set[Path], Path | 
         own = set(group.masks)
         of_stem = _by_stem([path for path in photos if path not in own and path not in masks])
         why = _why_photos(group.masks, of_stem)
+        if why is None:
+            _refuse_drawings(root, group, of_stem)
         if why is None and own < set(photos) | named:
             masks |= own
             folders.append(group.folder)
@@ -84,6 +87,26 @@ def find_masks(root: Path, pictures: Sequence[Path]) -> tuple[set[Path], Path | 
             )
     _refuse_unnamed(root, [path for path in pictures if path not in masks])
     return masks, _choose_folder(root, folders, masks) if folders else None
+
+
+def _refuse_drawings(root: Path, group: _Group, of_stem: Mapping[str, Path]) -> None:
+    """Refuse masks of photos that have few colours, too: both may be classes, as of drawings.
+
+    Raises:
+        ValueError: the names of files and of the folder of photos do not say which of them are masks.
+    """
+    pairs = [(mask, photo) for mask in group.masks if (photo := of_stem.get(mask.stem)) is not None]
+    if len(pairs) < len(group.masks) or any(
+        _PHOTOS.fullmatch(part) for part in pairs[0][1].relative_to(root).parts[:-1]
+    ):
+        return
+    if all(has_few_colours(photo) for _, photo in _some(pairs)):
+        mask, photo = pairs[0]
+        raise ValueError(
+            f"{group.where} by name, but {photo.name} in {photo.parent} has few colours, too: if both are photos, "
+            f"rename the folder {group.folder}; if {mask} is a mask, move all masks out of "
+            f"{root}, and name them with --masks"
+        )
 
 
 def _choose_folder(root: Path, folders: Sequence[Path], masks: set[Path]) -> Path:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image, ImageOps
-from test_choosing import NETWORK, make_photos, run, save
+from test_choosing import NETWORK, SIZE, make_photos, run, save
 
 from pytorch_grad_cam_pcasvm import evaluation, load_model
 from pytorch_grad_cam_pcasvm.cli import drawing, fitting
@@ -163,3 +163,37 @@ def test_what_is_drawn_before_an_interrupt_has_a_page(photos, tmp_path, capsys, 
     assert sorted(path.relative_to(maps).with_suffix("").as_posix() for path in maps.rglob("*.png")) == [
         name.removesuffix(".png") for name in made
     ]
+
+
+def test_photos_under_a_fixed_camera_have_folds_and_are_not_trained_on(tmp_path, capsys):
+    scene = np.random.default_rng(0).normal(120, 30, (SIZE, SIZE, 1)).repeat(3, 2)
+
+    def make(root, seed):
+        random = np.random.default_rng(seed)
+        for number in range(24):
+            pixels = scene + random.normal(0, 2, scene.shape) + (0, 40 * (number % 2), 0)
+            path = root / ("good", "crack")[number % 2] / f"{seed}{number:02}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(path)
+        return root
+
+    photos, test, model = make(tmp_path / "photos", 1), make(tmp_path / "test", 2), tmp_path / "m.safetensors"
+    for command in (["check", photos], ["fit", photos, *OPTIONS, "--out", model]):
+        _, told, _ = run(capsys, *command)
+        assert "24 of 24 photos look alike, as under a fixed camera: only names and equal files say which" in told
+        assert "copies: " not in told
+        assert "two labels" not in told
+    assert "5-fold cross-validation: " in told
+    shutil.copy(photos / "good" / "100.png", test / "good" / "known.png")
+    _, told, _ = run(capsys, "explain", test, "--model", model, *name_trusted(), "--out", tmp_path / "maps")
+    assert "1 of 25 photos was trained on, or is a copy of one that was: left out of what is counted\n" in told
+
+
+def test_copies_that_leave_no_folds_are_told_and_may_be_apart(photos, tmp_path, capsys):
+    for path in [*(photos / "crack").iterdir()][1:]:
+        path.unlink()
+    with Image.open(next((photos / "crack").iterdir())) as photo:
+        ImageOps.mirror(photo).save(photos / "crack" / "x.png")
+    _, told, _ = run(capsys, "fit", photos, *OPTIONS, "--out", tmp_path / "m.safetensors")
+    assert "those of one may be in different folds, as there are too few others (--groups" in told
+    assert "2-fold cross-validation: " in told

@@ -14,6 +14,7 @@ from pytorch_grad_cam_pcasvm.data.copies import (
     join_pairs,
     parse_hashes,
     read_hashes,
+    separate_alike,
     write_hashes,
 )
 
@@ -154,3 +155,43 @@ def test_hashes_survive_a_file_and_old_files_have_none():
 
 def test_pairs_are_joined():
     assert join_pairs([(3, 4), (1, 2), (2, 5), (4, 3), (5, 6), (6, 1)]) == [[1, 2, 5, 6], [3, 4]]
+
+
+def draw_scene(folder, count, sigma, seed=0):
+    """Write photos of one part under a fixed camera, every other one with a fault, as their paths."""
+    random, scene = np.random.default_rng(seed), np.asarray(draw(5, (258, 258)).convert("L"), float)
+    for number in range(2 * count):
+        y, x = random.integers(0, 3, 2)
+        pixels = scene[y : y + 256, x : x + 256] + random.normal(0, sigma, (256, 256))
+        if number % 2:
+            y, x = random.integers(0, 236, 2)
+            pixels[y : y + 20, x : x + 20] -= 60
+        path = folder / ("good", "crack")[number % 2] / f"{number:03}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(path)
+    return sorted(folder.rglob("*.png"))
+
+
+@pytest.mark.parametrize("sigma", [4, 8])
+@pytest.mark.parametrize("count", [5, 12, 20])
+def test_photos_under_a_fixed_camera_are_copies_by_names_and_files_alone(tmp_path, count, sigma):
+    paths = draw_scene(tmp_path, count, sigma)
+    assert find_near(read_hashes(paths)[0])[0].size  # which small pictures alone take for copies
+    hashes, alike = separate_alike(paths, read_hashes(paths)[0])
+    assert (alike, find_copies(paths, hashes)) == ([*range(2 * count)], [])
+    (tmp_path / "good" / "000_copy.png").write_bytes((tmp_path / "good" / "002.png").read_bytes())  # a copy by both
+    paths = sorted(tmp_path.rglob("*.png"))
+    found = find_copies(paths, separate_alike(paths, read_hashes(paths)[0])[0])
+    assert [[paths[row].name for row in own] for own in found] == [["000.png", "000_copy.png", "002.png"]]
+
+
+def test_versions_of_a_photo_among_others_are_no_scene(tmp_path):
+    for number in range(30):
+        draw(number).save(tmp_path / f"{number:02}.png")
+    for number, turn in enumerate([*Image.Transpose][:2]):
+        draw(0).transpose(turn).save(tmp_path / f"x{number}.png")
+    for number in range(9):  # one file, which is no series
+        (tmp_path / f"y{number}.png").write_bytes((tmp_path / "07.png").read_bytes())
+    paths = sorted(tmp_path.iterdir())
+    hashes, alike = separate_alike(paths, read_hashes(paths)[0])
+    assert (alike, [len(own) for own in find_copies(paths, hashes)]) == ([], [3, 10])

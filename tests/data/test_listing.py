@@ -97,6 +97,19 @@ def test_a_folder_of_images_beside_its_masks_is_no_class(tmp_path):
     assert data.name_classes(tmp_path) == ["good", "images"]
 
 
+def test_classes_in_a_folder_beside_masks_are_proposed_with_their_masks(tmp_path, capsys):
+    put(tmp_path, **{f"images/{name}/{name}{n}.jpg": photo(n) for name in ("good", "crack") for n in range(3)})
+    put(tmp_path, **{f"masks/crack/crack{n}.png": mask(n) for n in range(3)})
+    assert main(["check", str(tmp_path)]) == 0
+    told, way = capsys.readouterr().out, f"pcasvm-cam fit {tmp_path}/images --pool dense:3 --masks {tmp_path}/masks\n"
+    assert f"to use them: {way}" in told
+    assert told.endswith(f"next: {way}")
+    photos = list_files(tmp_path / "images").photos
+    assert data.class_folders(tmp_path / "images") == ["crack", "good"]
+    masks = MaskFolder(tmp_path / "masks", names(tmp_path / "images", photos), photos)
+    assert (masks.count, masks.unknown) == (3, [])
+
+
 def test_the_folder_of_all_masks_is_named(tmp_path):
     """Masks of two classes have one folder above them; of two masks of each photo, those of one kind are enough."""
     for n in range(3):
@@ -215,6 +228,21 @@ def test_classes_of_drawings_with_the_same_names_are_classes(tmp_path):
     assert data.class_folders(tmp_path) == ["one", "two"]
 
 
+def test_classes_of_drawings_one_of_which_is_named_as_masks_are_refused_with_both_readings(tmp_path):
+    put(tmp_path, **{f"{name}/{n}.png": mask(n) for name in ("label", "logo") for n in range(6)})
+    with pytest.raises(
+        ValueError, match=r"label are masks by name, but 0\.png in .*logo has few colours, too"
+    ) as caught:
+        list_files(tmp_path)
+    assert f"if both are photos, rename the folder {tmp_path / 'label'}; if " in str(caught.value)
+    assert f"move all masks out of {tmp_path}, and name them with --masks" in str(caught.value)
+    (tmp_path / "logo").rename(tmp_path / "images")  # of which the others are masks
+    assert names(tmp_path, list_files(tmp_path).photos) == [f"images/{n}.png" for n in range(6)]
+    (tmp_path / "images").rename(tmp_path / "logo")
+    (tmp_path / "label").rename(tmp_path / "tags")
+    assert data.class_folders(tmp_path) == ["logo", "tags"]
+
+
 def test_faces_with_a_mask_are_photos(tmp_path):
     put(tmp_path, **{f"{name}/{name}{n}.jpg": photo(n) for name in ("with_mask", "without_mask") for n in range(3)})
     assert data.class_folders(tmp_path) == ["with_mask", "without_mask"]
@@ -224,6 +252,7 @@ def test_faces_with_a_mask_are_photos(tmp_path):
 
 HIDDEN = [
     ".ipynb_checkpoints/s0-checkpoint.png", "good/.ipynb_checkpoints/g0.png", "__MACOSX/good/._g0.jpg", "good/._g1.jpg",
+    "@tmp/a.jpg", "@Recycle/b.jpg", "good/@sharebin/c.jpg", "good/~$g0.jpg",
     "$RECYCLE.BIN/a.jpg", "System Volume Information/b.jpg", "scratch/@eaDir/s0.jpg/SYNOPHOTO_THUMB_M.jpg",
     "lost+found/c.png", "Thumbs.db", "good/desktop.ini", ".git/x.png", "#recycle/d.jpg", "good/.DS_Store",
 ]  # fmt: skip
@@ -239,6 +268,13 @@ def test_hidden_and_foreign_files_are_no_photos_and_counted(tmp_path, hidden):
     images = image_folder(tmp_path, lambda picture: torch.zeros(3, 2, 2))
     assert (images.classes, len(images)) == (["good", "scratch"], 8)
     assert len(data.image_paths(tmp_path)) == 8
+
+
+def test_names_of_people_with_signs_are_not_hidden(tmp_path):
+    signs = ["$10", "$5", "@home", "~a"]
+    put(tmp_path, **{f"{name}/{first}{n}.jpg": photo(n) for name in signs for n, first in enumerate("@$~x")})
+    listing = list_files(tmp_path)
+    assert (listing.classes, len(listing.photos), listing.hidden) == (signs, 16, [])
 
 
 def test_what_lies_below_a_hidden_folder_that_is_named_is_not_hidden(tmp_path):
