@@ -106,12 +106,14 @@ def pools_positions(run: Run, layer: int) -> bool:
         return False
     if [step.name for step in tape.steps] != [step.name for step in other.steps]:
         return False
-    shapes = [(value.shape, larger.shape) for value, larger in zip(tape.values, other.values, strict=True)]
-    channels = {
-        place: math.prod(side for side, larger in zip(*pair, strict=True) if side == larger)
-        for place, pair in enumerate(shapes)
-        if pair[0] != pair[1]
-    }
+    channels = {}  # of the values that have grown; in both tapes values have numbers of their own
+    for step, larger in zip(tape.steps, other.steps, strict=True):
+        pairs = zip((*step.inputs, *step.outputs), (*larger.inputs, *larger.outputs), strict=False)
+        for place, twin in pairs:
+            if place is not None and twin is not None:
+                sides = list(zip(tape.values[place].shape, other.values[twin].shape, strict=False))
+                if any(side != grown for side, grown in sides):
+                    channels[place] = math.prod(side for side, grown in sides if side == grown)
     for step in tape.steps:
         most = max((channels[place] for place in step.inputs if place in channels), default=None)
         fixed = [place for place in step.outputs if place is not None and place not in channels]

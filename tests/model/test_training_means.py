@@ -100,7 +100,11 @@ POOLED = [
     (FunctionalPool(1), nn.Linear(10, 5)),
     (nn.Conv2d(10, 5, 3, padding=1), nn.AdaptiveMaxPool2d(1), nn.Flatten()),
 ]
-APART = [(nn.AdaptiveAvgPool2d(3), nn.Flatten(), nn.Linear(90, 5)), (FunctionalPool(2),), (nn.AdaptiveAvgPool2d(2),)]
+APART = [
+    (nn.AdaptiveAvgPool2d(3), nn.Flatten(), nn.Linear(90, 5)),
+    (FunctionalPool(2),),
+    (nn.AdaptiveAvgPool2d(2),),
+]
 
 
 @pytest.mark.parametrize("behind", POOLED, ids=["module", "function", "largest"])
@@ -150,6 +154,21 @@ def test_means_serve_layers_that_a_function_lays_out():
     usual = model.explain(x, TARGETS, layers=["1"])
     named = model.cam(layers=["1"], reshape_transform=lambda t: t).explain(x, TARGETS)
     assert relative(named.maps, usual.maps) < 1e-6
+
+
+def test_of_pictures_in_two_shapes_heads_on_positions_are_refused_at_each_layer():
+    """Tapes of two sizes may differ in values that lead nowhere."""
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        *(nn.Conv2d(3, 8, 5, 2, 2), nn.ReLU(), nn.Conv2d(8, 12, 3, 2, 1), nn.BatchNorm2d(12), nn.SiLU()),
+        *(nn.Conv2d(12, 6, 3, 2, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten()),
+    ).eval()
+    x, other = torch.randn(24, 3, 32, 40), torch.randn(24, 3, 48, 32)
+    with pytest.warns(UserWarning, match="24 features of 48 photos"):
+        model = fit_model(net, [(x, LABELS), (other, LABELS)], HEAD, layer="7", layers=["1", "4", "6"], progress=False)
+    for layer in ("1", "4", "6"):
+        with pytest.raises(ValueError, match="Their training mean cannot be made of it"):
+            model.explain(x[:2], TARGETS, layers=[layer])
 
 
 def test_features_position_by_position_are_told_with_their_number():
