@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pytorch_grad_cam_pcasvm.cli.arguments import RUN, CheckOptions
+from pytorch_grad_cam_pcasvm.cli.arguments import CheckOptions, write_line
 from pytorch_grad_cam_pcasvm.cli.copies import (
     describe_copies,
     describe_labels,
@@ -20,15 +20,17 @@ from pytorch_grad_cam_pcasvm.cli.copies import (
 from pytorch_grad_cam_pcasvm.cli.folders import (
     describe_left_out,
     is_moving,
+    is_test,
     list_splits,
     name_empty,
     name_first,
     suggest_white,
+    use_drawn,
     use_good,
 )
-from pytorch_grad_cam_pcasvm.data import describe_none
+from pytorch_grad_cam_pcasvm.data import class_folders, describe_none
 from pytorch_grad_cam_pcasvm.data.copies import hash_picture
-from pytorch_grad_cam_pcasvm.data.files import list_files
+from pytorch_grad_cam_pcasvm.data.files import Listing, list_files
 
 _TINY = 32  # pixels of a side
 _FLOAT_WHITE = 255.0  # the largest that is white in floating-point pictures
@@ -49,6 +51,7 @@ def check(options: CheckOptions) -> None:
     paths, left_out = listing.photos, describe_left_out(listing, options)
     if not paths:
         raise ValueError(describe_none(listing))
+    root = listing.photo_folder
     splits = list_splits(root)
     beside = sorted({_name_class(root, path) for path in paths} - set(splits)) if splits else []
     paths = [path for path in paths if _name_class(root, path) not in beside]
@@ -61,7 +64,9 @@ def check(options: CheckOptions) -> None:
         of_part = [path for path in paths if path.is_relative_to(root / part)]
         print(f"{part}: {len(of_part)} photos")
         findings += [f"{part}: {remark}" for remark in _tell_classes(root / part, of_part)]
-    findings += [*([] if splits else _tell_classes(root, paths)), *_tell_masks(options, paths)]
+    findings += [] if splits else _tell_classes(root, paths)
+    wrong_masks = _tell_masks(options, root, paths)
+    findings += wrong_masks
     good = [size for size in (one.get("size") for one in looked.values()) if size]
     print(f"{len(paths)} photos{_describe_sizes(good)}")
     for finding in findings:
@@ -69,20 +74,27 @@ def check(options: CheckOptions) -> None:
     print("nothing odd was found" if not findings else "nothing was written")
     if any(line.startswith("broken") for line in findings):
         return
-    training = root / next((part for part in splits if part.lower().startswith("train")), "")
-    white, page = _find_white(looked), options.tiff_page
-    more = (f" --white-level {white}" if white else "") + (f" --page {page}" if page else "")
-    own = list_files(training)
-    if own.photo_folder != training and own.mask_folder is not None:
-        print(f"next: {RUN} fit {own.photo_folder} --pool dense:3 --masks {own.mask_folder}{more}")
-        return
-    classes = _list_classes(training, [path for path in paths if path.is_relative_to(training)])
-    if len(classes) > 1:
-        print(f"next: {RUN} fit {training}{more}")
-    elif listing.mask_folder is not None and not splits:
-        print(f"next: {RUN} fit {root} --pool dense:3 --masks {listing.mask_folder}{more}")
+    if not wrong_masks:
+        _tell_next(options, listing, splits, _find_white(looked))
+
+
+def _tell_next(options: CheckOptions, listing: Listing, splits: Sequence[str], white: int | None) -> None:
+    """Say which command comes next."""
+    root, more = listing.photo_folder, {"white_level": white}
+    training = list_files(root / next((part for part in splits if part.lower().startswith("train")), ""))
+    photos, drawn = training.photo_folder, options.masks or listing.drawn
+    classes = class_folders(photos)
+    if drawn is not None and (options.masks or root != listing.root or photos != training.root or len(classes) < 2):
+        line = use_drawn(listing, drawn, options, **more)
+        if not splits or f" fit {photos}" in line:
+            print(f"next: {line}")
+            return
+    if is_test(photos):
+        print(f"next: {write_line(options, 'evaluate', images=photos)}")
+    elif len(classes) > 1:
+        print(f"next: {write_line(options, 'fit', images=photos, **more)}")
     else:
-        print(f"next, {use_good(training / next(iter(classes), ''))}{more}")
+        print(f"next, {use_good(photos / next(iter(classes), ''), options, **more)}")
 
 
 def _look_at(path: Path, page: int | None) -> dict[str, Any]:
@@ -219,13 +231,13 @@ def _tell_classes(root: Path, paths: Sequence[Path]) -> list[str]:
     return [*findings, *([f"without photos: {', '.join(empty)}"] if empty else [])]
 
 
-def _tell_masks(options: CheckOptions, paths: Sequence[Path]) -> list[str]:
+def _tell_masks(options: CheckOptions, root: Path, paths: Sequence[Path]) -> list[str]:
     """Say which masks belong to no photo, how many photos have one, and what is known of the others."""
     if options.masks is None:
         return []
     from pytorch_grad_cam_pcasvm.data.masks import MaskFolder
 
-    names = [path.relative_to(options.images).as_posix() for path in paths]
+    names = [path.relative_to(root).as_posix() for path in paths]
     try:
         print(MaskFolder(options.masks, names, paths, normal=options.normal, page=options.tiff_page).describe())
     except (ValueError, OSError) as error:

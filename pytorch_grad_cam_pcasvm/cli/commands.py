@@ -1,7 +1,6 @@
 """The commands that explain, evaluate, browse and export: each takes its options, and imports modules when it runs."""
 
 import json
-import shlex
 import time
 import warnings
 from collections.abc import Mapping, Sequence
@@ -13,7 +12,7 @@ import torch
 from PIL import Image
 
 import pytorch_grad_cam_pcasvm as package
-from pytorch_grad_cam_pcasvm.cli.arguments import RUN, AtlasOptions, EvaluateOptions, ExploreOptions
+from pytorch_grad_cam_pcasvm.cli.arguments import RUN, AtlasOptions, EvaluateOptions, ExploreOptions, write_line
 from pytorch_grad_cam_pcasvm.cli.copies import find_trained
 from pytorch_grad_cam_pcasvm.cli.folders import accuracy, describe_trained, list_bad, naming_all_bad, tell_bad
 from pytorch_grad_cam_pcasvm.cli.models import (
@@ -30,7 +29,6 @@ from pytorch_grad_cam_pcasvm.cli.preparation import open_folder, resize_of_masks
 from pytorch_grad_cam_pcasvm.cli.refusals import refuse_few
 from pytorch_grad_cam_pcasvm.data.images import Images
 from pytorch_grad_cam_pcasvm.data.masks import MaskFolder
-from pytorch_grad_cam_pcasvm.model.description import read_description
 from pytorch_grad_cam_pcasvm.model.preparation import read_steps
 from pytorch_grad_cam_pcasvm.network.inputs import image_and_label
 from pytorch_grad_cam_pcasvm.runtime.files import check_folder
@@ -170,20 +168,7 @@ def _tell_verdicts(file: Path, ways: Mapping[str, str]) -> None:
 
 def _to_explain(options: EvaluateOptions, method: str, layers: Any) -> str:
     """Return the command that draws the maps that were evaluated."""
-    words = [RUN, "explain", shlex.quote(str(options.images))]
-    names = ["model", "weights", "device", "trust", "baseline", "train"]
-    if read_description(options.model) is None:
-        names += ["backbone", "features", "pool", "resize", "white_level", "tokens"]
-    usual = type(options)(images=options.images)
-    for name in names:
-        value = getattr(options, name)
-        if value == getattr(usual, name):
-            continue
-        for part in value if isinstance(value, list) else [value]:
-            gap = "=" if str(part).startswith("-") else " "
-            words.append(f"--{name.replace('_', '-')}" + f"{gap}{shlex.quote(str(part))}" * (part is not True))
-    words += [f"--layer {shlex.quote(layer)}" for layer in layers]
-    return " ".join([*words, f"--method {method}", "--out maps"])
+    return write_line(options, "explain", layer=[*layers], method=method, out="maps")
 
 
 def _masks(options: Any, preparation: Any, folder: Any, rows: Sequence[int], normal: Any) -> list[Any]:

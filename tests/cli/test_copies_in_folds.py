@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import shutil
 
 import numpy as np
@@ -12,6 +13,7 @@ from test_choosing import NETWORK, SIZE, make_photos, run, save
 
 from pytorch_grad_cam_pcasvm import evaluation, load_model
 from pytorch_grad_cam_pcasvm.cli import drawing, fitting
+from pytorch_grad_cam_pcasvm.cli.arguments import parse_arguments
 from pytorch_grad_cam_pcasvm.data.copies import parse_hashes
 
 OPTIONS = [*NETWORK, "--components", "4", "--C", "10", "--class-weight", "none"]
@@ -134,11 +136,17 @@ def test_what_cannot_be_used_is_told_before_the_network_is_made(photos, tmp_path
 def test_one_class_alone_names_the_way_for_good_photos(photos, tmp_path, capsys):
     shutil.rmtree(photos / "crack")
     good = photos / "good"
-    way = f"if there is nothing to find on them: pcasvm-cam fit {good} --pool dense:3 --classifier neighbours\n"
+    way = f"if there is nothing to find on them: pcasvm-cam fit {good} --pool dense:3 --classifier neighbours"
     out = ["--out", tmp_path / "m.safetensors"]
-    assert run(capsys, "fit", photos, *OPTIONS, *out)[2].endswith(way)
-    assert run(capsys, "fit", good, *OPTIONS, *out)[2].endswith(way)
-    assert run(capsys, "check", photos)[1].endswith(f"next, {way}")
+    assert run(capsys, "check", photos)[1].endswith(f"next, {way}\n")
+    for folder in (photos, good):
+        line = run(capsys, "fit", folder, *OPTIONS, *out, "--normal", "good", "--C", "1")[2].rpartition("pcasvm-cam ")[
+            2
+        ]
+        asked = parse_arguments(shlex.split(line))
+        assert (asked.images, asked.pool, asked.classifier) == (good, "dense:3", "neighbours")
+        assert (asked.backbone, asked.features, asked.out) == (NETWORK[1], [NETWORK[3]], out[1])
+        assert run(capsys, *shlex.split(line))[0] == 0
     assert run(capsys, "fit", good, *NETWORK, "--pool", "dense:3", "--classifier", "neighbours", *out)[0] == 0
 
 
