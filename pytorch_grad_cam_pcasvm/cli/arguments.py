@@ -594,7 +594,7 @@ def write_line(options: Command, name: str, **changed: Any) -> str:
     if not isinstance(options, kind) and (out := typed.pop("out", None)) and isinstance(options, FitOptions):
         typed["model"] = out
     words = [RUN, name]
-    for entry in fields(kind):
+    for entry in sorted(fields(kind), key=lambda entry: entry.name not in kind.__annotations__):
         value = (typed | changed).get(entry.name)
         if "text" not in entry.metadata or value is None or value is False:
             continue
