@@ -38,6 +38,8 @@ _FEW = 10  # photos of a class, from which choices can be made
 _KINDS = {  # of photos that need attention
     "deep": "more than 8 bits: {count} photos, such as {first}; fit takes the largest number that is possible for "
     "white, such as 65535; less is named with --white-level",
+    "unit": "floating-point: {count} photos, such as {first}, with numbers up to 1; fit takes 1 for white",
+    "wide": "floating-point: {count} photos, such as {first}, with numbers up to 255; fit takes 255 for white",
     "moving": "moving: {count} photos, such as {first}; the first frame is taken",
     "turned": "turned by EXIF: {count} photos, such as {first}; fit turns them, too",
     "tiny": f"smaller than {_TINY} pixels: {{names}}",
@@ -101,7 +103,13 @@ def _look_at(path: Path, page: int | None) -> dict[str, Any]:
     """Return the size and the digest of a photo, and of which kinds it is; or why it is broken."""
     from PIL import Image
 
-    from pytorch_grad_cam_pcasvm.export.explainer import choose_page, deep_numbers, read_orientation, read_picture
+    from pytorch_grad_cam_pcasvm.export.explainer import (
+        choose_page,
+        deep_numbers,
+        read_orientation,
+        read_picture,
+        refuse_bands,
+    )
 
     try:
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
@@ -110,13 +118,15 @@ def _look_at(path: Path, page: int | None) -> dict[str, Any]:
             moving, size = is_moving(picture), picture.size
             numbers, white = deep_numbers(picture)
             picture.load()
+            refuse_bands(picture)
             own = hash_picture(picture, path) if numbers is None else None
             kinds = {"moving": moving, "deep": numbers is not None, "turned": read_orientation(picture) != 1}
         if numbers is not None:
             low, high = float(numbers.min()), float(numbers.max())
             if not (low >= 0 and (white > 1 or high <= _FLOAT_WHITE)):
                 raise ValueError("no greys")
-            kinds["top"] = high if white > 1 else 0  # type: ignore[assignment]
+            kinds |= {"top": high if white > 1 else 0, "deep": white > 1}  # type: ignore[dict-item]
+            kinds |= {"unit": white == 1 and high <= 1, "wide": white == 1 and high > 1}
             own = hash_picture(read_picture(path, float_white=_FLOAT_WHITE, page=page), path)
         return {"size": size, "digest": digest, "hash": own, "tiny": min(size) < _TINY} | kinds
     except Exception as error:  # whatever a decoder raises
@@ -153,9 +163,7 @@ def _tell_odd(root: Path, looked: dict[Path, dict[str, Any]]) -> list[str]:
     broken = {path: one["broken"] for path, one in looked.items() if "broken" in one}
     listed = name_first([f"{path.relative_to(root).as_posix()} ({why})" for path, why in broken.items()])
     findings = [f"broken: {listed}; mend or delete, or add --skip-bad-images"] if broken else []
-    kinds = {
-        name: [path for path, one in looked.items() if one.get(name)] for name in ("deep", "moving", "turned", "tiny")
-    }
+    kinds = {name: [path for path, one in looked.items() if one.get(name)] for name in _KINDS}
     if (white := _find_white(looked)) is not None:
         findings.append(
             f"dark: no photo of more than 8 bits has larger numbers than {white}: fit --white-level {white}"

@@ -23,7 +23,7 @@ from pytorch_grad_cam_pcasvm.cli.folders import (
 )
 from pytorch_grad_cam_pcasvm.data import list_photos, name_classes
 from pytorch_grad_cam_pcasvm.data.annotations import READ, name_annotation
-from pytorch_grad_cam_pcasvm.data.files import TO_MASKS, list_files
+from pytorch_grad_cam_pcasvm.data.files import TO_MASKS, describe_others, is_photo, list_files, walk
 from pytorch_grad_cam_pcasvm.model.description import parse_origin, read_description, read_header
 from pytorch_grad_cam_pcasvm.runtime.amounts import least_images
 
@@ -172,9 +172,22 @@ def refuse_photos(options: Any) -> None:
     elif options.name == "export" and options.images is not None:
         name_classes(options.images)
     if options.name == "evaluate":
+        _refuse_annotations(options.masks)
         description = read_description(options.model)
         if description is not None and not description.is_dense:
             refuse_few(options)
+
+
+def _refuse_annotations(masks: Path | None) -> None:
+    """Refuse a folder that is named as one of masks, and has none.
+
+    Raises:
+        FileNotFoundError: it has other files alone, which are named.
+    """
+    seen = [] if masks is None else walk(masks)[0]
+    if masks is None or any(is_photo(path) or name_annotation(path) == READ for path in seen):
+        return
+    raise FileNotFoundError(f"{masks} has no masks: {describe_others(seen, masks) or 'it is empty'}")
 
 
 def _refuse_wrapped(options: Any) -> None:

@@ -205,3 +205,34 @@ def test_copies_that_leave_no_folds_are_told_and_may_be_apart(photos, tmp_path, 
     _, told, _ = run(capsys, "fit", photos, *OPTIONS, "--out", tmp_path / "m.safetensors")
     assert "those of one may be in different folds, as there are too few others (--groups" in told
     assert "2-fold cross-validation: " in told
+
+
+def test_the_report_is_of_the_photos_that_are_counted(photos, tmp_path, capsys):
+    """And says which were left out, or that no number is a test score."""
+    model, report = tmp_path / "m.safetensors", tmp_path / "report"
+    run(capsys, "fit", photos, *OPTIONS, "--out", model)
+    new = make_photos(tmp_path / "new", {"crack": 2, "good": 2}, apart=30.0, seed=5)
+    line = ["--model", model, *name_trusted(), "--all-images", "--method", "ContributionCAM", "--out", report]
+
+    def evaluate():
+        told = run(capsys, "evaluate", new, *line)[1]
+        written = json.loads((report / "report.json").read_text())
+        assert f'<p class="note">{written["note"]}</p>' in (report / "index.html").read_text() or not written["note"]
+        assert f"{written['note']}\n" in told
+        shown = {name for names in written["results"]["faithfulness"]["names"].values() for name in names}
+        return written["results"]["faithfulness"]["settings"]["images"], written["note"], told, shown
+
+    count, note, told, _ = evaluate()
+    assert (count, note) == (4, "")
+    assert "4 images: " in told
+    shutil.copy(photos / "good" / "00.png", new / "good" / "known.png")
+    count, note, told, shown = evaluate()
+    assert (count, "good/known.png" in shown) == (4, False)
+    assert note == "1 of 5 photos was trained on, or is a copy of one that was: left out of what is counted"
+    assert "4 images: " in told
+    for name in ("crack/00.png", "crack/01.png"):
+        shutil.copy(photos / name, new / name)
+    count, note, told, shown = evaluate()
+    assert (count, "good/known.png" in shown) == (5, True)
+    assert note.startswith("3 of 5 photos were trained on, or are copies of such, and the other 2 are too few: all are")
+    assert re.search(r"5 images: .*: training accuracy, not a test score\n", told)
