@@ -30,7 +30,7 @@ from pytorch_grad_cam_pcasvm.cli.folders import (
 )
 from pytorch_grad_cam_pcasvm.data import class_folders, describe_none
 from pytorch_grad_cam_pcasvm.data.copies import hash_picture
-from pytorch_grad_cam_pcasvm.data.files import Listing, list_files
+from pytorch_grad_cam_pcasvm.data.files import NORMAL, Listing, list_files
 
 _TINY = 32  # pixels of a side
 _FLOAT_WHITE = 255.0  # the largest that is white in floating-point pictures
@@ -95,6 +95,9 @@ def _tell_next(options: CheckOptions, listing: Listing, splits: Sequence[str], w
         print(f"next: {write_line(options, 'evaluate', images=photos)}")
     elif len(classes) > 1:
         print(f"next: {write_line(options, 'fit', images=photos, **more)}")
+    elif len(classes) == 1 and classes[0].lower() not in NORMAL and len(class_folders(photos / classes[0])) > 1:
+        inside = photos / classes[0]
+        print(f"next, if the folders in {inside} are the classes: {write_line(options, 'check', images=inside)}")
     else:
         print(f"next, {use_good(photos / next(iter(classes), ''), options, **more)}")
 

@@ -51,9 +51,10 @@ def two_classes(options: Any, names: Sequence[str] | None) -> Sequence[str]:
     root = options.images
     listing = list_files(root)
     if names is None:
-        way = f"put them into {arranged(root)}; {use_good(root, options)}"
-        way = f"use what is drawn on them: {use_drawn(listing, listing.drawn, options)}" if listing.drawn else way
-        raise ValueError(f"the images in {root} have no classes: {way}")
+        way = f"have no classes: put them into {arranged(root)}; {use_good(root, options)}"
+        if listing.drawn is not None:
+            way = f"have no classes; with what is drawn on them: {use_drawn(listing, listing.drawn, options)}"
+        raise ValueError(f"the images in {root} {way}")
     if len(names) < 2:
         inside = class_folders(root / names[0])
         arrangement = f"it needs {arranged(root)}; {use_good(root / names[0], options)}"
@@ -116,7 +117,7 @@ def use_drawn(listing: Listing, folder: Path, options: Any, **more: Any) -> str:
         **more: other options of ``fit``.
     """
     root = listing.photo_folder
-    name = "fit" if options.name in ("check", "fit") and not is_test(root) else "evaluate"
+    name = "fit" if options.name == "fit" or (options.name == "check" and not is_test(root)) else "evaluate"
     if splits := list_splits(root):
         own = {part: list_files(root / part).drawn for part in splits}
         own |= {part: folder / part for part in splits if own[part] is None and (folder / part).is_dir()}

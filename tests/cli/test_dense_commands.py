@@ -373,9 +373,11 @@ def test_masks_beside_photos_are_learned_and_measured(parts, tmp_path, capsys):
     x, _ = images(parts, "test/spot")
     assert torch.allclose(one.net(x), other.net(x), atol=1e-4)
     assert one.about["score"] == pytest.approx(other.about["score"], rel=1e-5)
-    for command in ("check", "fit"):
-        main([command, str(tmp_path / "test"), *["--C", "1", "--components", "2"] * (command == "fit")])
-        way = f"to use them: pcasvm-cam fit {tmp_path / 'test'} --pool dense:3 --masks {tmp_path / 'test'}\n"
+    of_fit = ["--pool", "dense:3", "--components", "2", "--masks", tmp_path / "test", "--C", "1"]
+    for command, more in (("evaluate", ["--masks", tmp_path / "test"]), ("fit", of_fit)):
+        main(["check" if command == "evaluate" else command, str(tmp_path / "test"),
+              *["--C", "1", "--components", "2"] * (command == "fit")])  # fmt: skip
+        way = f"to use them: pcasvm-cam {command} {tmp_path / 'test'} {' '.join(map(str, more))}\n"
         assert way in capsys.readouterr().out
 
 

@@ -77,6 +77,18 @@ def test_parts_of_photos_have_the_masks_of_their_parts(tmp_path, capsys):
     assert told.endswith(f"next: pcasvm-cam evaluate {tmp_path}/set/images/test\n")
 
 
+def test_a_data_set_in_a_folder_of_its_own_is_opened_if_that_is_no_class(tmp_path, capsys):
+    """As archives are unpacked; good photos of two objects are one class."""
+    add_faults(tmp_path / "a" / "tiles", "", "../../masks")
+    told = run(capsys, "check", tmp_path / "a")[1]
+    line, (_, told, _) = follow(capsys, told)
+    assert line == f"check {tmp_path}/a/tiles"
+    assert told.endswith(f"next: pcasvm-cam fit {tmp_path}/a/tiles\n")
+    add_faults(tmp_path / "b", "good", "../masks")
+    told = run(capsys, "check", tmp_path / "b")[1]
+    assert told.endswith(f"pcasvm-cam fit {tmp_path}/b/good --pool dense:3 --classifier neighbours\n")
+
+
 def test_masks_and_pages_that_are_typed_are_proposed(tmp_path, capsys):
     root = add_faults(tmp_path)
     checked = run(capsys, "check", root / "images", "--masks", root / "masks", "--normal", "good")[1]
