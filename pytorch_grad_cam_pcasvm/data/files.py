@@ -5,6 +5,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from pytorch_grad_cam_pcasvm.data.annotations import READ, name_annotation, name_annotations
@@ -76,7 +77,7 @@ class Listing:
             folder = inside
         return folder
 
-    @property
+    @cached_property
     def boxes(self) -> list[Path]:
         """The files of boxes."""
         return [path for path in self.others if name_annotation(path) == READ]
