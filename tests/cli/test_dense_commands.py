@@ -678,7 +678,7 @@ def test_masks_that_belong_to_nothing_are_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match="there is no folder of masks"):
         MaskFolder(tmp_path / "masks", ["a.jpg"], paths)
     masks_in(tmp_path / "masks", b=square)
-    with pytest.raises(FileNotFoundError, match=r"that of a\.jpg would be a\.png"):
+    with pytest.raises(FileNotFoundError, match=r"that of a\.jpg would be .*a\.png"):
         MaskFolder(tmp_path / "masks", ["a.jpg"], paths)
     masks_in(tmp_path / "masks", a=square)
     with pytest.raises(ValueError, match="is the mask of no picture"):
