@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from scipy.special import stdtrit
 
-from pytorch_grad_cam_pcasvm.evaluation.result import ANYTHING, FAILED, PASSED, Estimate, Row
-from pytorch_grad_cam_pcasvm.evaluation.turns import EARLY, list_looks, settled
 from pytorch_grad_cam_pcasvm.runtime.amounts import LAST
+from pytorch_grad_cam_pcasvm.studio.evaluation.result import ANYTHING, FAILED, PASSED, Estimate, Row
+from pytorch_grad_cam_pcasvm.studio.evaluation.turns import EARLY, list_looks, settled
 
 Draw = Callable[[np.random.Generator, int], np.ndarray]
 Bounds = tuple[float, float]

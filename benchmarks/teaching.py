@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageFilter
 
-from pytorch_grad_cam_pcasvm.cli import main as run
-from pytorch_grad_cam_pcasvm.cli import patch_fitting, teaching
+from pytorch_grad_cam_pcasvm.studio.cli import main as run
+from pytorch_grad_cam_pcasvm.studio.cli import patch_fitting, teaching
 
 SECONDS = defaultdict[str, float](float)
 

@@ -31,10 +31,6 @@ if TYPE_CHECKING:
     from pytorch_grad_cam_pcasvm.methods.smoothing import smoothed
     from pytorch_grad_cam_pcasvm.methods.starts import BaselineCAM
     from pytorch_grad_cam_pcasvm.methods.warn_once import are_unlike_training
-    from pytorch_grad_cam_pcasvm.model.file import load_model
-    from pytorch_grad_cam_pcasvm.model.fitting import fit_model
-    from pytorch_grad_cam_pcasvm.model.model import Model
-    from pytorch_grad_cam_pcasvm.model.teaching import choose_patches
     from pytorch_grad_cam_pcasvm.network.auto_layers import find_last_blocks
     from pytorch_grad_cam_pcasvm.network.extraction import extract_features, mean_activations
     from pytorch_grad_cam_pcasvm.network.features import FeatureSource, compute_features
@@ -55,6 +51,10 @@ if TYPE_CHECKING:
         NoProgramError,
         OutsideTrainingWarning,
     )
+    from pytorch_grad_cam_pcasvm.studio.model.file import load_model
+    from pytorch_grad_cam_pcasvm.studio.model.fitting import fit_model
+    from pytorch_grad_cam_pcasvm.studio.model.model import Model
+    from pytorch_grad_cam_pcasvm.studio.model.teaching import choose_patches
     from pytorch_grad_cam_pcasvm.targets import (
         DensityTarget,
         HotellingTarget,
@@ -78,10 +78,10 @@ _NAMES = {
     "methods.perturbation": "PerturbationCAM",
     "methods.smoothing": "smoothed",
     "methods.starts": "BaselineCAM",
-    "model.file": "load_model",
-    "model.fitting": "fit_model",
-    "model.teaching": "choose_patches",
-    "model.model": "Model",
+    "studio.model.file": "load_model",
+    "studio.model.fitting": "fit_model",
+    "studio.model.teaching": "choose_patches",
+    "studio.model.model": "Model",
     "runtime.errors": "AutogradFallbackWarning BaselineWarning BlankMapWarning CancellationWarning CoarseMapWarning "
     "ConstantComponentWarning NoClosedFormError NoProgramError OutsideTrainingWarning",
     "head": "Head SupportVectorEffect stage_for",

@@ -26,7 +26,7 @@ from sklearn.svm import SVC
 from test_program import CASES, made
 
 from pytorch_grad_cam_pcasvm import PCASVMNet, export, extract_features, mean_activations, methods
-from pytorch_grad_cam_pcasvm.export.outputs import compared, name_outputs
+from pytorch_grad_cam_pcasvm.studio.export.outputs import compared, name_outputs
 
 LARGEST = 1e-5
 COUNTS = (1, 3, 7)

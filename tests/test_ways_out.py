@@ -94,14 +94,14 @@ from pytorch_grad_cam_pcasvm import (
     register_jacobian,
     stage_for,
 )
-from pytorch_grad_cam_pcasvm.data.files import list_files
-from pytorch_grad_cam_pcasvm.data.masks import MaskFolder
 from pytorch_grad_cam_pcasvm.export import files, graph
-from pytorch_grad_cam_pcasvm.export.explainer import read_picture
 from pytorch_grad_cam_pcasvm.head.elementwise import Elementwise
 from pytorch_grad_cam_pcasvm.head.stage import Stage
 from pytorch_grad_cam_pcasvm.methods.grad_cam_protocol import ClosedFormCAM
-from pytorch_grad_cam_pcasvm.model.backbones import _read_state, _refuse_size
+from pytorch_grad_cam_pcasvm.studio.data.files import list_files
+from pytorch_grad_cam_pcasvm.studio.data.masks import MaskFolder
+from pytorch_grad_cam_pcasvm.studio.export.explainer import read_picture
+from pytorch_grad_cam_pcasvm.studio.model.backbones import _read_state, _refuse_size
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("rules")]
 PACKAGE = Path(pytorch_grad_cam_pcasvm.__file__).parent
@@ -137,31 +137,31 @@ REFUSING = ("refuse", "_refused", "NoClosedFormError", "NoProgramError", "_refus
 # Messages that have no row, and why.
 WITHOUT = {
     "network/site.py: is a layer of Keras in a module of torch": "tests/network/test_keras.py follows it",
-    "model/fitting.py: explain has no layer by default": "tests/network/test_auto_layers.py follows it",
+    "studio/model/fitting.py: explain has no layer by default": "tests/network/test_auto_layers.py follows it",
     "methods/gaps.py: they are lost in the rounding": "tests/methods/test_gaps.py follows it",
     "methods/gaps.py: rounding decides the head's value": "tests/methods/test_gaps.py has it, which no head here does",
     "methods/gaps.py: the network computes where it cannot be seen": "tests/methods/test_gaps.py has it",
-    "model/backbones.py: cannot be downloaded": "tests/cli/test_commands.py follows it",
-    "model/file.py: are neither beside": "tests/model/test_model.py follows it",
-    "model/file.py: which no file can hold": "tests/model/test_model.py follows it",
-    "model/file.py: there is no model": "tests/model/test_model.py follows it",
-    "model/file.py: that was passed as a module": "tests/model/test_model.py follows it",
-    "model/file.py: runs code of yours": "tests/model/test_model.py follows it",
-    "model/teaching.py: has no means of the training images": "tests/model/test_teaching.py follows it",
+    "studio/model/backbones.py: cannot be downloaded": "tests/cli/test_commands.py follows it",
+    "studio/model/file.py: are neither beside": "tests/model/test_model.py follows it",
+    "studio/model/file.py: which no file can hold": "tests/model/test_model.py follows it",
+    "studio/model/file.py: there is no model": "tests/model/test_model.py follows it",
+    "studio/model/file.py: that was passed as a module": "tests/model/test_model.py follows it",
+    "studio/model/file.py: runs code of yours": "tests/model/test_model.py follows it",
+    "studio/model/teaching.py: has no means of the training images": "tests/model/test_teaching.py follows it",
     "head/storage.py: which kept one mean a channel": "tests/model/test_training_means.py loads such a file",
-    "export/outputs.py: do not add up to their values": "a guard: explain refuses what is known to end there",
+    "studio/export/outputs.py: do not add up to their values": "a guard: explain refuses what is known to end there",
     "tape/recorder.py: a function scripted by torch.jit": "tests/tape/test_scripted.py follows it",
     "targets/poles.py: rounding decides what": "tests/methods/test_poles.py follows it",
     "methods/training_mean.py: cannot be made of it": "tests/model/test_training_means.py follows it",
-    "model/model.py: becomes an image is not known": "tests/model/test_model.py follows it",
-    "model/model.py: take the batches": "tests/model/test_model.py follows it",
-    "model/model.py: leave out labels": "tests/model/test_model.py follows it",
+    "studio/model/model.py: becomes an image is not known": "tests/model/test_model.py follows it",
+    "studio/model/model.py: take the batches": "tests/model/test_model.py follows it",
+    "studio/model/model.py: leave out labels": "tests/model/test_model.py follows it",
     "maps/recombination.py: has no gradient, and the reduction": "tests/methods/test_enumerated.py follows it",
-    "cli/refusals.py: --at names a position": "tests/cli/test_dense_commands.py follows it",
-    "cli/models.py: start near the mean of the training images": "tests/cli/test_preparation.py follows it",
-    "export/outputs.py: whitening divides component": "tests/head/test_alike.py follows it",
-    "atlas/explorer/machine.py: take this head's decision apart": "tests/atlas/test_explorer.py follows it",
-    "atlas/explorer/machine.py: needs Python": "tests/methods/test_enumerated.py follows it",
+    "studio/cli/refusals.py: --at names a position": "tests/cli/test_dense_commands.py follows it",
+    "studio/cli/models.py: start near the mean of the training images": "tests/cli/test_preparation.py follows it",
+    "studio/export/outputs.py: whitening divides component": "tests/head/test_alike.py follows it",
+    "studio/atlas/explorer/machine.py: take this head's decision apart": "tests/atlas/test_explorer.py follows it",
+    "studio/atlas/explorer/machine.py: needs Python": "tests/methods/test_enumerated.py follows it",
     "head/enumerated.py: self.reason, *self.ways_out": "passes on why there is no closed form, which has a row",
     "head/registry.py: and asked for its values, it fails": "tests/head/test_true_causes.py follows it",
     "head/registry.py: and takes no features": "tests/head/test_true_causes.py shows it",
@@ -181,11 +181,11 @@ WITHOUT = {
     "tape/tape.py: half precision is too coarse": "no step is known here that fails in single precision",
     "head/stack.py: the pullback of": "says that a pullback is wrong, and names no way out",
     "head/estimators/ensembles.py: {type(estimator).__name__} of {type(member).__name__}": "has a row for each call",
-    "export/files.py: {runtime} has no {name}": "needs npm and a connection",
+    "studio/export/files.py: {runtime} has no {name}": "needs npm and a connection",
     "methods/boundary_path.py: there are no activations of": "as targets/boundary_head.py, which has a row",
-    "evaluation/subject.py: the network must be a PCASVMNet": "as atlas/build.py, which has a row",
-    "export/explainer.py: is a model, but not an explanation": "as the rows of export.onnx, which it names",
-    "export/files.py: does not fit into one ONNX file": "needs a network of 2 GB",
+    "studio/evaluation/subject.py: the network must be a PCASVMNet": "as atlas/build.py, which has a row",
+    "studio/export/explainer.py: is a model, but not an explanation": "as the rows of export.onnx, which it names",
+    "studio/export/files.py: does not fit into one ONNX file": "needs a network of 2 GB",
 }
 
 

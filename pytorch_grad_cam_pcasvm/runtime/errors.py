@@ -69,7 +69,7 @@ class NoProgramError(_RefusedError):
     """An explanation cannot be exported as a program; the message names the reason and the ways out.
 
     Example:
-        >>> from pytorch_grad_cam_pcasvm import export
+        >>> from pytorch_grad_cam_pcasvm.studio import export
         >>> try:
         ...     export.program(ShapCAM(net, ["layer2"]), images)
         ... except NoProgramError as error:

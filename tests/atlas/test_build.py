@@ -48,10 +48,10 @@ from pytorch_grad_cam_pcasvm import (
     atlas,
 )
 from pytorch_grad_cam_pcasvm.atlas import disk
-from pytorch_grad_cam_pcasvm.atlas.engines import Told, tell
-from pytorch_grad_cam_pcasvm.data.images import Images
 from pytorch_grad_cam_pcasvm.methods.warn_once import WarnOnce
 from pytorch_grad_cam_pcasvm.runtime import files
+from pytorch_grad_cam_pcasvm.studio.atlas.engines import Told, tell
+from pytorch_grad_cam_pcasvm.studio.data.images import Images
 
 TO_TENSOR = v2.Compose([v2.ToImage(), v2.ToDtype(torch.float32, scale=True)])
 
@@ -781,7 +781,7 @@ def test_each_thread_has_temporaries_of_its_own(tmp_path):
 def test_large_maps_make_smaller_shards(tmp_path, monkeypatch):
     small = {"shard_size": None, "block": 1}
     assert build(tmp_path / "few", **small).manifest["shard_size"] == 6  # a sixteenth of 90 images
-    monkeypatch.setattr(sys.modules["pytorch_grad_cam_pcasvm.atlas.run"], "SHARD_BYTES", 1_000)
+    monkeypatch.setattr(sys.modules["pytorch_grad_cam_pcasvm.studio.atlas.run"], "SHARD_BYTES", 1_000)
     assert build(tmp_path / "large", **small).manifest["shard_size"] == 2
 
 

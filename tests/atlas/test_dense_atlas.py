@@ -26,7 +26,7 @@ from pytorch_grad_cam_pcasvm import (
     extract_features,
     mean_activations,
 )
-from pytorch_grad_cam_pcasvm.atlas.explainer import Explainer
+from pytorch_grad_cam_pcasvm.studio.atlas.explainer import Explainer
 
 COUNT = 12
 X, LABELS = images(COUNT)

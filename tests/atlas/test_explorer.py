@@ -41,16 +41,16 @@ from pytorch_grad_cam_pcasvm import (
     extract_features,
     recombined,
 )
-from pytorch_grad_cam_pcasvm.atlas.explorer import write_page
-from pytorch_grad_cam_pcasvm.atlas.explorer.machine import json_text, machine_data, packed, rows_of_points
-from pytorch_grad_cam_pcasvm.atlas.explorer.page import SAVED, decided
-from pytorch_grad_cam_pcasvm.figures.decision import Steps
 from pytorch_grad_cam_pcasvm.head import Head
 from pytorch_grad_cam_pcasvm.head.stages import KernelMap
 from pytorch_grad_cam_pcasvm.head.storage import Example
 from pytorch_grad_cam_pcasvm.maps.recombination import decision_steps, take_tail
 from pytorch_grad_cam_pcasvm.maps.results import find_nu
 from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
+from pytorch_grad_cam_pcasvm.studio.atlas.explorer import write_page
+from pytorch_grad_cam_pcasvm.studio.atlas.explorer.machine import json_text, machine_data, packed, rows_of_points
+from pytorch_grad_cam_pcasvm.studio.atlas.explorer.page import SAVED, decided
+from pytorch_grad_cam_pcasvm.studio.figures.decision import Steps
 
 COUNT, COMPONENTS = 60, 4
 HOSTILE = ["<script>alert(1)</script>", "</script><img src=x onerror=alert(2)>", "a\u2028b & \"c\" 'd' __proto__"]

@@ -20,14 +20,14 @@ from torch import nn
 from torchvision.models import ResNet18_Weights, SqueezeNet1_1_Weights, squeezenet
 from torchvision.transforms._presets import ImageClassification
 
-from pytorch_grad_cam_pcasvm.cli import training
 from pytorch_grad_cam_pcasvm.export import explainer
+from pytorch_grad_cam_pcasvm.studio.cli import training
 
 _NOTE = re.compile(r"this line is of version 0\.4, and works until 0\.6; now it is:\n  pcasvm-cam .*\n")
 Told = namedtuple("Told", "out err")
 _LIGHT = """
 import contextlib, io, json, sys
-from pytorch_grad_cam_pcasvm.cli import main
+from pytorch_grad_cam_pcasvm.studio.cli import main
 told = {}
 for line in json.loads(sys.argv[1]):
     out, error = io.StringIO(), io.StringIO()
@@ -98,7 +98,7 @@ def _sooner() -> Iterator[None]:
         patch.setattr(explainer, "LARGE", 2 * 72 + explainer.GAP)
         patch.setattr(RandomForestClassifier.__init__, "__defaults__", (25,))
         patch.setitem(HistGradientBoostingClassifier.__init__.__kwdefaults__, "max_iter", 25)
-        patch.setattr(import_module("pytorch_grad_cam_pcasvm.evaluation.report"), "_pictures", lambda result: {})
+        patch.setattr(import_module("pytorch_grad_cam_pcasvm.studio.evaluation.report"), "_pictures", lambda result: {})
         yield
 
 

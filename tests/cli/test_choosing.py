@@ -18,10 +18,10 @@ from torch import nn
 from torchvision.transforms import v2
 
 from pytorch_grad_cam_pcasvm import Head, ResidualTarget, SVMTarget, evaluation, export, extract_features, load_model
-from pytorch_grad_cam_pcasvm.cli import choosing, folders, main
 from pytorch_grad_cam_pcasvm.head import tensor
 from pytorch_grad_cam_pcasvm.head.anomalies import measure_anomaly
-from pytorch_grad_cam_pcasvm.model.choices import choose_threshold
+from pytorch_grad_cam_pcasvm.studio.cli import choosing, folders, main
+from pytorch_grad_cam_pcasvm.studio.model.choices import choose_threshold
 
 SIZE = 32
 

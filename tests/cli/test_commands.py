@@ -28,14 +28,14 @@ from torchvision.transforms.functional import normalize, to_tensor
 
 import pytorch_grad_cam_pcasvm as package
 from pytorch_grad_cam_pcasvm import ContributionCAM, Head, PCASVMNet, atlas, evaluation, extract_features
-from pytorch_grad_cam_pcasvm.atlas.disk import ANOTHER_FOLDER
-from pytorch_grad_cam_pcasvm.cli import _TYPED, main
-from pytorch_grad_cam_pcasvm.cli.arguments import parse_arguments
-from pytorch_grad_cam_pcasvm.cli.commands import _to_explain
-from pytorch_grad_cam_pcasvm.cli.folders import accuracy
-from pytorch_grad_cam_pcasvm.cli.options import translate
-from pytorch_grad_cam_pcasvm.evaluation.subject import Subject
 from pytorch_grad_cam_pcasvm.runtime.errors import Way, refuse
+from pytorch_grad_cam_pcasvm.studio.atlas.disk import ANOTHER_FOLDER
+from pytorch_grad_cam_pcasvm.studio.cli import _TYPED, main
+from pytorch_grad_cam_pcasvm.studio.cli.arguments import parse_arguments
+from pytorch_grad_cam_pcasvm.studio.cli.commands import _to_explain
+from pytorch_grad_cam_pcasvm.studio.cli.folders import accuracy
+from pytorch_grad_cam_pcasvm.studio.cli.options import translate
+from pytorch_grad_cam_pcasvm.studio.evaluation.subject import Subject
 
 TOO_FEW = ["--all-images"]  # of photos, to be refused for another reason than these
 
@@ -645,7 +645,9 @@ def test_support_vectors_are_kept_with_names_and_small_pictures(fit, tmp_path, c
 
 @pytest.mark.parametrize("command", ["fit", "atlas", "evaluate"])
 def test_folders_are_looked_at_before_a_network_is_loaded(network, head, tmp_path, capsys, monkeypatch, command):
-    monkeypatch.setattr("pytorch_grad_cam_pcasvm.model.backbones.make_backbone", lambda *names: pytest.fail("loaded"))
+    monkeypatch.setattr(
+        "pytorch_grad_cam_pcasvm.studio.model.backbones.make_backbone", lambda *names: pytest.fail("loaded")
+    )
     options = ["--images", str(tmp_path), *network[2:], "--out", str(tmp_path / "out.safetensors")]
     assert main([command, *options, *([] if command == "fit" else ["--head", str(head)])]) == 2
     assert f"error: the folder {tmp_path} has no images" in capsys.readouterr().err

@@ -12,9 +12,9 @@ from PIL import Image, ImageOps
 from test_choosing import NETWORK, SIZE, make_photos, run, save
 
 from pytorch_grad_cam_pcasvm import evaluation, load_model
-from pytorch_grad_cam_pcasvm.cli import drawing, fitting
-from pytorch_grad_cam_pcasvm.cli.arguments import parse_arguments
-from pytorch_grad_cam_pcasvm.data.copies import parse_hashes
+from pytorch_grad_cam_pcasvm.studio.cli import drawing, fitting
+from pytorch_grad_cam_pcasvm.studio.cli.arguments import parse_arguments
+from pytorch_grad_cam_pcasvm.studio.data.copies import parse_hashes
 
 OPTIONS = [*NETWORK, "--components", "4", "--C", "10", "--class-weight", "none"]
 

@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from pytorch_grad_cam_pcasvm import cli
-from pytorch_grad_cam_pcasvm.cli import main, training
+from pytorch_grad_cam_pcasvm.studio import cli
+from pytorch_grad_cam_pcasvm.studio.cli import main, training
 
 BACKBONE = """
 import torch

@@ -16,12 +16,12 @@ from small import SIDE
 from torchvision.transforms.functional import normalize, to_tensor
 
 from pytorch_grad_cam_pcasvm import ContributionCAM, Head, PCASVMNet, PCATarget, SVMTarget, atlas
-from pytorch_grad_cam_pcasvm.cli import main
 from pytorch_grad_cam_pcasvm.data import images as image_files
 from pytorch_grad_cam_pcasvm.export import explainer
-from pytorch_grad_cam_pcasvm.export.explainer import Sheets
-from pytorch_grad_cam_pcasvm.export.outputs import about
 from pytorch_grad_cam_pcasvm.runtime.pictures import colour_table
+from pytorch_grad_cam_pcasvm.studio.cli import main
+from pytorch_grad_cam_pcasvm.studio.export.explainer import Sheets
+from pytorch_grad_cam_pcasvm.studio.export.outputs import about
 
 IMAGENET = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 OWN = """

@@ -15,13 +15,13 @@ from small import SIDE
 from torch import nn
 
 from pytorch_grad_cam_pcasvm import ContributionCAM, Head, PCASVMNet, atlas, evaluation, export, extract_features
-from pytorch_grad_cam_pcasvm.cli import main
-from pytorch_grad_cam_pcasvm.cli.preparation import tell_crop
 from pytorch_grad_cam_pcasvm.data import in_colour
-from pytorch_grad_cam_pcasvm.data.images import Images, image_folder
-from pytorch_grad_cam_pcasvm.data.masks import MaskFolder
-from pytorch_grad_cam_pcasvm.export.explainer import UnreadableImageError, read_picture
-from pytorch_grad_cam_pcasvm.model.preparation import Framed, Preparation
+from pytorch_grad_cam_pcasvm.studio.cli import main
+from pytorch_grad_cam_pcasvm.studio.cli.preparation import tell_crop
+from pytorch_grad_cam_pcasvm.studio.data.images import Images, image_folder
+from pytorch_grad_cam_pcasvm.studio.data.masks import MaskFolder
+from pytorch_grad_cam_pcasvm.studio.export.explainer import UnreadableImageError, read_picture
+from pytorch_grad_cam_pcasvm.studio.model.preparation import Framed, Preparation
 
 ORIENTATIONS = range(1, 9)
 PIXELS = np.random.default_rng(0).integers(0, 256, (10, 16, 3), np.uint8)
@@ -130,7 +130,7 @@ TRANSFORM = Framed((SIDE, SIDE), None, "bilinear", [0.485, 0.456, 0.406], [0.229
 def photos(tmp_path, monkeypatch):
     """Photos of every orientation; the same as people see them, and as they are stored, both without EXIF; masks."""
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
-    report = import_module("pytorch_grad_cam_pcasvm.evaluation.report")
+    report = import_module("pytorch_grad_cam_pcasvm.studio.evaluation.report")
     compared = {name: report.CHECKS[name] for name in ("faithfulness", "localisation")}
     monkeypatch.setattr(report, "CHECKS", compared)  # the others take their time
     random = np.random.default_rng(0)

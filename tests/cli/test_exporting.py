@@ -18,8 +18,8 @@ from torchvision.models import get_model_weights, list_models
 from torchvision.transforms.functional import normalize, to_tensor
 
 from pytorch_grad_cam_pcasvm import ContributionCAM, Head, PCASVMNet, PCATarget, SVMTarget
-from pytorch_grad_cam_pcasvm.cli import main
-from pytorch_grad_cam_pcasvm.model.preparation import read_steps
+from pytorch_grad_cam_pcasvm.studio.cli import main
+from pytorch_grad_cam_pcasvm.studio.model.preparation import read_steps
 
 IMAGENET = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 
@@ -46,7 +46,7 @@ def test_it_is_said_what_takes_long_and_what_was_written(made):
 
 @pytest.mark.optional
 def test_from_a_head_to_maps_without_torch(made, weights, tmp_path):
-    code = "import sys; from pytorch_grad_cam_pcasvm.cli import main"
+    code = "import sys; from pytorch_grad_cam_pcasvm.studio.cli import main"
     code += "\ncode = main(sys.argv[1:])\nassert not {'torch', 'sklearn'} & set(sys.modules)\nsys.exit(code)"
     options = ["--model", made.model, "--images", made.photos, "--out", tmp_path / "maps"]
     run = subprocess.run([sys.executable, "-c", code, "explain", *options], capture_output=True, text=True)

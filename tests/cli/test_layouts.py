@@ -8,7 +8,7 @@ from PIL import Image
 from test_choosing import NETWORK, SIZE, run, save
 
 from pytorch_grad_cam_pcasvm import load_model
-from pytorch_grad_cam_pcasvm.cli.arguments import parse_arguments, write_line
+from pytorch_grad_cam_pcasvm.studio.cli.arguments import parse_arguments, write_line
 
 QUICK = ["--components", "4", "--C", "1"]
 

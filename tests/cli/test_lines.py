@@ -16,10 +16,10 @@ from PIL import Image
 
 import pytorch_grad_cam_pcasvm as package
 from pytorch_grad_cam_pcasvm import Head, load_model
-from pytorch_grad_cam_pcasvm.cli import main
-from pytorch_grad_cam_pcasvm.cli.arguments import COMMANDS, POOLS, FitOptions, make_parser, parse_arguments
-from pytorch_grad_cam_pcasvm.cli.options import translate
 from pytorch_grad_cam_pcasvm.network.pools import POOLS as KNOWN
+from pytorch_grad_cam_pcasvm.studio.cli import main
+from pytorch_grad_cam_pcasvm.studio.cli.arguments import COMMANDS, POOLS, FitOptions, make_parser, parse_arguments
+from pytorch_grad_cam_pcasvm.studio.cli.options import translate
 
 BACKBONE = """
 import torch

@@ -23,11 +23,11 @@ from torchvision.transforms.functional import normalize, resize, to_tensor
 import pytorch_grad_cam_pcasvm as package
 from pytorch_grad_cam_pcasvm import ContributionCAM, Head, PCASVMNet, SVMTarget, atlas, extract_features
 from pytorch_grad_cam_pcasvm.atlas import disk
-from pytorch_grad_cam_pcasvm.atlas.run import Job
-from pytorch_grad_cam_pcasvm.cli import main, training
-from pytorch_grad_cam_pcasvm.cli.preparation import _tell_depth
 from pytorch_grad_cam_pcasvm.data import in_colour
-from pytorch_grad_cam_pcasvm.model.preparation import Preparation
+from pytorch_grad_cam_pcasvm.studio.atlas.run import Job
+from pytorch_grad_cam_pcasvm.studio.cli import main, training
+from pytorch_grad_cam_pcasvm.studio.cli.preparation import _tell_depth
+from pytorch_grad_cam_pcasvm.studio.model.preparation import Preparation
 
 IMAGENET = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 

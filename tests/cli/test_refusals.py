@@ -9,9 +9,9 @@ import test_lines
 from atlases import folder
 
 from pytorch_grad_cam_pcasvm import Head, load_model
-from pytorch_grad_cam_pcasvm.cli import main
-from pytorch_grad_cam_pcasvm.cli.options import translate
 from pytorch_grad_cam_pcasvm.head import storage
+from pytorch_grad_cam_pcasvm.studio.cli import main
+from pytorch_grad_cam_pcasvm.studio.cli.options import translate
 
 NETWORK = ["--backbone", "lines_backbone:make", "--device", "cpu"]
 SMALL = ["--size", "64"]
@@ -144,7 +144,7 @@ def test_options_of_heads_are_compared_with_a_model(capsys):
 )
 @pytest.mark.usefixtures("here")
 def test_layers_of_fit_are_checked_before_photos_are_read(options, told, capsys, monkeypatch):
-    monkeypatch.setattr("pytorch_grad_cam_pcasvm.cli.fitting.training_set", lambda *args: pytest.fail("read"))
+    monkeypatch.setattr("pytorch_grad_cam_pcasvm.studio.cli.fitting.training_set", lambda *args: pytest.fail("read"))
     assert main(["fit", "photos", *NETWORK, *options]) == 2
     assert told in capsys.readouterr().err
 
@@ -196,7 +196,8 @@ def test_few_good_photos_have_a_threshold_by_default(here, classifier, capsys):
 
 
 def test_time_is_counted_from_the_start_of_the_process(place):
-    code = "import time; from pytorch_grad_cam_pcasvm import cli; from pytorch_grad_cam_pcasvm.cli import arguments\n"
+    code = "import time; from pytorch_grad_cam_pcasvm.studio import cli\n"
+    code += "from pytorch_grad_cam_pcasvm.studio.cli import arguments\n"
     code += "arguments.CheckOptions.run = lambda self: print(time.monotonic() - self.started)\n"
     code += "time.sleep(0.5); cli.main(['check', 'photos'])"  # as what is imported first takes its time
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=place)

@@ -12,9 +12,9 @@ from safetensors import safe_open
 from torchvision.transforms.functional import normalize, to_tensor
 
 from pytorch_grad_cam_pcasvm import ContributionCAM, SVMTarget, extract_features, load_model
-from pytorch_grad_cam_pcasvm.cli import main, training
-from pytorch_grad_cam_pcasvm.cli.options import parse_size
-from pytorch_grad_cam_pcasvm.model.backbones import make_backbone
+from pytorch_grad_cam_pcasvm.studio.cli import main, training
+from pytorch_grad_cam_pcasvm.studio.cli.options import parse_size
+from pytorch_grad_cam_pcasvm.studio.model.backbones import make_backbone
 
 IMAGENET = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 
@@ -99,7 +99,7 @@ def test_networks_with_positions_of_one_size_are_refused_by_name(name, why):
 
 
 def _made(name, size):
-    from pytorch_grad_cam_pcasvm.model import backbones
+    from pytorch_grad_cam_pcasvm.studio.model import backbones
 
     net = backbones._make_timm(name[5:], None, size, downloads=False) if ":" in name else None
     with torch.device("meta"):  # whose weights take no time
@@ -152,7 +152,7 @@ def test_positions_of_timm_are_resampled_for_a_size_and_again_when_the_model_is_
 def test_the_usual_size_is_no_other_network():
     timm = pytest.importorskip("timm")
     del timm
-    from pytorch_grad_cam_pcasvm.model import backbones
+    from pytorch_grad_cam_pcasvm.studio.model import backbones
 
     assert backbones._make_timm("vit_tiny_patch16_224", None, (224, 224), downloads=False)[3] is None
     assert backbones._make_timm("resnet18", None, (320, 448), downloads=False)[3] is None

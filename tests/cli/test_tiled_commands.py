@@ -15,8 +15,8 @@ from torch import nn
 from torchvision.transforms.functional import normalize, to_tensor
 
 from pytorch_grad_cam_pcasvm import SVMTarget, TiledNet, extract_features, load_model
-from pytorch_grad_cam_pcasvm.cli import main, training
-from pytorch_grad_cam_pcasvm.model.preparation import Scaled, read_preparation
+from pytorch_grad_cam_pcasvm.studio.cli import main, training
+from pytorch_grad_cam_pcasvm.studio.model.preparation import Scaled, read_preparation
 
 IMAGENET = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 SIZE = 64  # of a tile, so that tests are quick
@@ -206,7 +206,7 @@ def test_options_that_do_nothing_or_contradict_are_refused(run, photos, words, m
 
 def test_what_is_recorded_of_scaled_photos_makes_the_same_images_again():
     scaled = Scaled(512, (224, 224), (32, 32), "bilinear", *IMAGENET)
-    from pytorch_grad_cam_pcasvm.model.preparation import Preparation
+    from pytorch_grad_cam_pcasvm.studio.model.preparation import Preparation
 
     steps = {"interpolation": "bilinear", "mean": IMAGENET[0], "std": IMAGENET[1], "resize": None}
     recorded = json.loads(json.dumps(Preparation(scaled, "scale", steps, exif=True).recorded))

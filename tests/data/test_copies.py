@@ -7,7 +7,7 @@ import pytest
 from PIL import Image, ImageEnhance, ImageOps
 from scipy.fft import dctn
 
-from pytorch_grad_cam_pcasvm.data.copies import (
+from pytorch_grad_cam_pcasvm.studio.data.copies import (
     find_copies,
     find_near,
     hash_picture,

@@ -9,12 +9,12 @@ import torch
 from PIL import Image, ImageFilter
 
 from pytorch_grad_cam_pcasvm import data
-from pytorch_grad_cam_pcasvm.cli import main
-from pytorch_grad_cam_pcasvm.data.annotations import name_annotation
-from pytorch_grad_cam_pcasvm.data.files import list_files
-from pytorch_grad_cam_pcasvm.data.images import Images, image_folder
-from pytorch_grad_cam_pcasvm.data.mask_search import has_few_colours
-from pytorch_grad_cam_pcasvm.data.masks import MaskFolder
+from pytorch_grad_cam_pcasvm.studio.cli import main
+from pytorch_grad_cam_pcasvm.studio.data.annotations import name_annotation
+from pytorch_grad_cam_pcasvm.studio.data.files import list_files
+from pytorch_grad_cam_pcasvm.studio.data.images import Images, image_folder
+from pytorch_grad_cam_pcasvm.studio.data.mask_search import has_few_colours
+from pytorch_grad_cam_pcasvm.studio.data.masks import MaskFolder
 
 W, H = 40, 30
 

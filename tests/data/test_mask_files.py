@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from PIL import Image, ImageDraw, ImageFilter
 
-from pytorch_grad_cam_pcasvm.cli.training import PatchOptions
-from pytorch_grad_cam_pcasvm.data.masks import MaskFolder
+from pytorch_grad_cam_pcasvm.studio.cli.training import PatchOptions
+from pytorch_grad_cam_pcasvm.studio.data.masks import MaskFolder
 
 H, W = 80, 120
 TRUE = np.zeros((H, W), np.uint8)

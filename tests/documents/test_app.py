@@ -10,7 +10,7 @@ from PIL import Image
 from torchvision.transforms.functional import normalize, to_tensor
 
 from pytorch_grad_cam_pcasvm import Head, PCASVMNet
-from pytorch_grad_cam_pcasvm.cli import main
+from pytorch_grad_cam_pcasvm.studio.cli import main
 
 _OF_NOISE = pytest.mark.filterwarnings("ignore::UserWarning")
 

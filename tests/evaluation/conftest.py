@@ -22,7 +22,9 @@ def _intervals_once(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let reports have no worst images: only their words are looked at."""
-    monkeypatch.setattr(import_module("pytorch_grad_cam_pcasvm.evaluation.report"), "_pictures", lambda result: {})
+    monkeypatch.setattr(
+        import_module("pytorch_grad_cam_pcasvm.studio.evaluation.report"), "_pictures", lambda result: {}
+    )
 
 
 @pytest.fixture(scope="session")

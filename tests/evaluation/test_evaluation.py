@@ -32,14 +32,25 @@ from pytorch_grad_cam_pcasvm import (
     extract_features,
     mean_activations,
 )
-from pytorch_grad_cam_pcasvm.data.images import stretched
-from pytorch_grad_cam_pcasvm.evaluation.faithfulness import FILLS, ranks, without
-from pytorch_grad_cam_pcasvm.evaluation.localisation import NONE, NOWHERE, SHARE, _chosen, _points, _scene, _tile_masks
-from pytorch_grad_cam_pcasvm.evaluation.positions import POINT, describe_localisation
-from pytorch_grad_cam_pcasvm.evaluation.report import CHECKS
-from pytorch_grad_cam_pcasvm.evaluation.result import Estimate, Result, Row, rank_correlations
-from pytorch_grad_cam_pcasvm.evaluation.rivals import ANOTHER, BLIND, HEAD, RANDOM, RIVALS, Rivals
-from pytorch_grad_cam_pcasvm.evaluation.sanity import (
+from pytorch_grad_cam_pcasvm.maps.results import MethodResult
+from pytorch_grad_cam_pcasvm.methods import ClosedFormHiResCAM, ClosedFormLayerCAM
+from pytorch_grad_cam_pcasvm.methods.grad_cam_protocol import ClosedFormCAM
+from pytorch_grad_cam_pcasvm.studio.data.images import stretched
+from pytorch_grad_cam_pcasvm.studio.evaluation.faithfulness import FILLS, ranks, without
+from pytorch_grad_cam_pcasvm.studio.evaluation.localisation import (
+    NONE,
+    NOWHERE,
+    SHARE,
+    _chosen,
+    _points,
+    _scene,
+    _tile_masks,
+)
+from pytorch_grad_cam_pcasvm.studio.evaluation.positions import POINT, describe_localisation
+from pytorch_grad_cam_pcasvm.studio.evaluation.report import CHECKS
+from pytorch_grad_cam_pcasvm.studio.evaluation.result import Estimate, Result, Row, rank_correlations
+from pytorch_grad_cam_pcasvm.studio.evaluation.rivals import ANOTHER, BLIND, HEAD, RANDOM, RIVALS, Rivals
+from pytorch_grad_cam_pcasvm.studio.evaluation.sanity import (
     COMPONENTS,
     CONTRADICTING,
     DRAWS,
@@ -49,10 +60,7 @@ from pytorch_grad_cam_pcasvm.evaluation.sanity import (
     NOISE,
     SHIFT,
 )
-from pytorch_grad_cam_pcasvm.evaluation.subject import Subject
-from pytorch_grad_cam_pcasvm.maps.results import MethodResult
-from pytorch_grad_cam_pcasvm.methods import ClosedFormHiResCAM, ClosedFormLayerCAM
-from pytorch_grad_cam_pcasvm.methods.grad_cam_protocol import ClosedFormCAM
+from pytorch_grad_cam_pcasvm.studio.evaluation.subject import Subject
 
 
 class Corner(nn.Module):
@@ -814,7 +822,9 @@ def test_what_fails_in_a_report_is_told_and_stops_nothing(corner, tmp_path, monk
     with pytest.warns(UserWarning, match="the check 'stability' was not run: TypeError: "):
         found = E.report(*call, checks={"stability": {"noise": "much"}, "completeness": {}}, **options)
     assert "not run" in found.read_text()
-    monkeypatch.setattr(sys.modules["pytorch_grad_cam_pcasvm.evaluation.report"], "plot_maps", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr(
+        sys.modules["pytorch_grad_cam_pcasvm.studio.evaluation.report"], "plot_maps", lambda *_, **__: 1 / 0
+    )
     with pytest.warns(UserWarning, match="the worst images of the check 'completeness' were not drawn: ZeroDivision"):
         found = E.report(*call, checks="completeness", **options)
     assert "pictures: not drawn: ZeroDivisionError" in found.read_text()

@@ -10,7 +10,7 @@ from sklearn.preprocessing import StandardScaler
 from torch import nn
 
 from pytorch_grad_cam_pcasvm import ContributionCAM, PCASVMNet, ResidualTarget, SVMTarget, evaluation, extract_features
-from pytorch_grad_cam_pcasvm.cli.models import anomaly_target
+from pytorch_grad_cam_pcasvm.studio.cli.models import anomaly_target
 
 SIDE = 16
 

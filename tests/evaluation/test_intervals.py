@@ -11,7 +11,8 @@ import pytest
 from scipy import stats
 
 from pytorch_grad_cam_pcasvm import evaluation
-from pytorch_grad_cam_pcasvm.evaluation.result import (
+from pytorch_grad_cam_pcasvm.runtime.amounts import LAST
+from pytorch_grad_cam_pcasvm.studio.evaluation.result import (
     ANYTHING,
     FAILED,
     LEVEL,
@@ -23,8 +24,7 @@ from pytorch_grad_cam_pcasvm.evaluation.result import (
     interval_of_any,
     interval_of_bounded,
 )
-from pytorch_grad_cam_pcasvm.evaluation.turns import EARLY, chance_of_clarity, list_looks, settled
-from pytorch_grad_cam_pcasvm.runtime.amounts import LAST
+from pytorch_grad_cam_pcasvm.studio.evaluation.turns import EARLY, chance_of_clarity, list_looks, settled
 
 spec = importlib.util.spec_from_file_location("looks_benchmark", Path(__file__).parents[2] / "benchmarks/looks.py")
 benchmark = importlib.util.module_from_spec(spec)

@@ -8,8 +8,8 @@ import torch
 from problems import explained
 
 from pytorch_grad_cam_pcasvm import ClosedFormGradCAM, ContributionCAM, PCASVMNet, evaluation
-from pytorch_grad_cam_pcasvm.evaluation.faithfulness import in_patches
-from pytorch_grad_cam_pcasvm.evaluation.localisation import _pasted
+from pytorch_grad_cam_pcasvm.studio.evaluation.faithfulness import in_patches
+from pytorch_grad_cam_pcasvm.studio.evaluation.localisation import _pasted
 
 RANDOM = "random maps"
 

@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from pytorch_grad_cam_pcasvm import ContributionCAM, PCATarget, SVMTarget, evaluation
-from pytorch_grad_cam_pcasvm.evaluation.report import _line, expected, in_minutes
-from pytorch_grad_cam_pcasvm.evaluation.result import FAILED, PASSED, UNDECIDED, Estimate, Row, number
-from pytorch_grad_cam_pcasvm.evaluation.rivals import RANDOM
-from pytorch_grad_cam_pcasvm.evaluation.subject import Subject
-from pytorch_grad_cam_pcasvm.evaluation.turns import EARLY, chance_of_clarity, list_looks, settled
 from pytorch_grad_cam_pcasvm.runtime.amounts import LAST
+from pytorch_grad_cam_pcasvm.studio.evaluation.report import _line, expected, in_minutes
+from pytorch_grad_cam_pcasvm.studio.evaluation.result import FAILED, PASSED, UNDECIDED, Estimate, Row, number
+from pytorch_grad_cam_pcasvm.studio.evaluation.rivals import RANDOM
+from pytorch_grad_cam_pcasvm.studio.evaluation.subject import Subject
+from pytorch_grad_cam_pcasvm.studio.evaluation.turns import EARLY, chance_of_clarity, list_looks, settled
 
 
 def row_of(values, level):
@@ -86,7 +86,7 @@ def test_a_study_may_stop_early_and_says_so(corner, capsys):
 @pytest.mark.usefixtures("undrawn")
 def test_how_long_it_takes_is_said_first(corner, tmp_path, capsys, monkeypatch):
     net, x, labels = corner
-    module = sys.modules["pytorch_grad_cam_pcasvm.evaluation.report"]
+    module = sys.modules["pytorch_grad_cam_pcasvm.studio.evaluation.report"]
     monkeypatch.setattr(module, "_seconds", lambda call, runs=1: 0.04)  # of four images, or one
     study = evaluation.Study(net, (x, labels), ["features"], [ContributionCAM], images=20, stop_early=True)
     maps, run = 20 * (2 * 0.01 + 0.04), 20 * 0.01
@@ -161,7 +161,7 @@ def test_a_look_at_values_that_are_all_the_same_goes_on(corner):
 def test_where_nothing_is_left_once_parts_are_removed_that_is_said(corner, tmp_path, monkeypatch):
     net, x, labels = corner
     call = [net, (x, labels), ["features"], [ContributionCAM]]
-    module = sys.modules["pytorch_grad_cam_pcasvm.evaluation.faithfulness"]
+    module = sys.modules["pytorch_grad_cam_pcasvm.studio.evaluation.faithfulness"]
     monkeypatch.setattr(module, "without", lambda _, order, *__: torch.zeros(len(order), *x.shape[1:]))
     with pytest.raises(ValueError, match="once parts of an image are removed, the target has the same value whichever"):
         evaluation.faithfulness(*call, SVMTarget(labels[0]), images=12, progress=False)

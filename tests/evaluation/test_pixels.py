@@ -15,9 +15,9 @@ from sklearn.svm import SVC
 from torch import nn
 
 from pytorch_grad_cam_pcasvm import ContributionCAM, PCASVMNet, evaluation, extract_features
-from pytorch_grad_cam_pcasvm.evaluation.pixels import by_class
-from pytorch_grad_cam_pcasvm.evaluation.positions import PixelValues, describe_localisation
-from pytorch_grad_cam_pcasvm.evaluation.subject import heat
+from pytorch_grad_cam_pcasvm.studio.evaluation.pixels import by_class
+from pytorch_grad_cam_pcasvm.studio.evaluation.positions import PixelValues, describe_localisation
+from pytorch_grad_cam_pcasvm.studio.evaluation.subject import heat
 
 RANDOM = np.random.default_rng(0)
 

@@ -13,8 +13,8 @@ from sklearn.decomposition import PCA
 from torch.utils.data import Dataset
 
 from pytorch_grad_cam_pcasvm import ClosedFormGradCAM, ContributionCAM, PCASVMNet, PCATarget, evaluation
-from pytorch_grad_cam_pcasvm.evaluation.report import CHECKS
-from pytorch_grad_cam_pcasvm.evaluation.subject import Made
+from pytorch_grad_cam_pcasvm.studio.evaluation.report import CHECKS
+from pytorch_grad_cam_pcasvm.studio.evaluation.subject import Made
 
 OPTIONS = {
     "faithfulness": {"fractions": (0.5,)},

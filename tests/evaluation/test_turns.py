@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from pytorch_grad_cam_pcasvm import ContributionCAM, evaluation
-from pytorch_grad_cam_pcasvm.evaluation.report import _refuse_few
-from pytorch_grad_cam_pcasvm.evaluation.result import Estimate, Result, Row
-from pytorch_grad_cam_pcasvm.evaluation.turns import EARLY, Budget, Course, Step, list_looks, take_turns
 from pytorch_grad_cam_pcasvm.runtime.amounts import LAST, least_images
+from pytorch_grad_cam_pcasvm.studio.evaluation.report import _refuse_few
+from pytorch_grad_cam_pcasvm.studio.evaluation.result import Estimate, Result, Row
+from pytorch_grad_cam_pcasvm.studio.evaluation.turns import EARLY, Budget, Course, Step, list_looks, take_turns
 
 QUIET = {"progress": False, "batch_size": 10}
 CHECKS = ["faithfulness", "completeness"]
@@ -139,7 +139,7 @@ def test_a_budget_of_nothing_is_undecided_with_the_reason(corner, tmp_path):
 def test_a_page_is_written_after_each_look(corner, tmp_path, monkeypatch):
     net, x, labels = corner
     pages = []
-    module = sys.modules["pytorch_grad_cam_pcasvm.evaluation.report"]
+    module = sys.modules["pytorch_grad_cam_pcasvm.studio.evaluation.report"]
     write = module.page
 
     def written(file):
@@ -171,7 +171,7 @@ def test_the_last_page_stands_where_it_is_interrupted(corner, tmp_path, monkeypa
     net, x, labels = corner
     settings = {"images": 60, "minutes": 1000, **QUIET}
     study = evaluation.Study(net, (x, labels), ["features"], [ContributionCAM], **settings)
-    module = sys.modules["pytorch_grad_cam_pcasvm.evaluation.faithfulness"]
+    module = sys.modules["pytorch_grad_cam_pcasvm.studio.evaluation.faithfulness"]
 
     def interrupted(*_):
         raise KeyboardInterrupt

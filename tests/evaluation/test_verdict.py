@@ -7,13 +7,13 @@ import pytest
 from test_evaluation import Corner, Turned, problem
 
 from pytorch_grad_cam_pcasvm import ContributionCAM, PCATarget, evaluation
-from pytorch_grad_cam_pcasvm.evaluation.localisation import CHANCE, SHARE
-from pytorch_grad_cam_pcasvm.evaluation.positions import POINT
-from pytorch_grad_cam_pcasvm.evaluation.report_page import _shorten_path
-from pytorch_grad_cam_pcasvm.evaluation.result import Estimate, Result, Row
-from pytorch_grad_cam_pcasvm.evaluation.rivals import ANOTHER, BLIND, HEAD, RANDOM
-from pytorch_grad_cam_pcasvm.evaluation.sanity import COMPONENTS, CONTRADICTING, ERROR, NOISE, SHIFT
-from pytorch_grad_cam_pcasvm.evaluation.verdict import DO_NOT, OPEN, USE, verdict
+from pytorch_grad_cam_pcasvm.studio.evaluation.localisation import CHANCE, SHARE
+from pytorch_grad_cam_pcasvm.studio.evaluation.positions import POINT
+from pytorch_grad_cam_pcasvm.studio.evaluation.report_page import _shorten_path
+from pytorch_grad_cam_pcasvm.studio.evaluation.result import Estimate, Result, Row
+from pytorch_grad_cam_pcasvm.studio.evaluation.rivals import ANOTHER, BLIND, HEAD, RANDOM
+from pytorch_grad_cam_pcasvm.studio.evaluation.sanity import COMPONENTS, CONTRADICTING, ERROR, NOISE, SHIFT
+from pytorch_grad_cam_pcasvm.studio.evaluation.verdict import DO_NOT, OPEN, USE, verdict
 
 WON, LOST, OPEN_YET = (0.5, 0.01), (-0.5, 0.01), (0.01, 0.1)
 GOOD = {

@@ -35,8 +35,8 @@ from pytorch_grad_cam_pcasvm import (
     mean_activations,
 )
 from pytorch_grad_cam_pcasvm.export import explainer, files, outputs
-from pytorch_grad_cam_pcasvm.export.explainer import KEY
-from pytorch_grad_cam_pcasvm.export.outputs import compared, name_outputs
+from pytorch_grad_cam_pcasvm.studio.export.explainer import KEY
+from pytorch_grad_cam_pcasvm.studio.export.outputs import compared, name_outputs
 
 pytestmark = pytest.mark.optional
 onnxruntime = pytest.importorskip("onnxruntime")

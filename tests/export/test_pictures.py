@@ -14,9 +14,15 @@ import torch
 from PIL import Image, PngImagePlugin
 from torchvision.transforms import functional
 
-from pytorch_grad_cam_pcasvm.data.images import Images
 from pytorch_grad_cam_pcasvm.export import explainer
-from pytorch_grad_cam_pcasvm.export.explainer import UnreadableImageError, choose_rim, framed, normalised, read_picture
+from pytorch_grad_cam_pcasvm.studio.data.images import Images
+from pytorch_grad_cam_pcasvm.studio.export.explainer import (
+    UnreadableImageError,
+    choose_rim,
+    framed,
+    normalised,
+    read_picture,
+)
 
 GREYS = np.random.default_rng(0).integers(0, 256, (9, 14), np.uint8)
 

@@ -29,9 +29,9 @@ from pytorch_grad_cam_pcasvm import (
     methods,
 )
 from pytorch_grad_cam_pcasvm.export import graph
-from pytorch_grad_cam_pcasvm.export.graph import erfcx
-from pytorch_grad_cam_pcasvm.export.outputs import compared, name_outputs
 from pytorch_grad_cam_pcasvm.methods.perturbation import PerturbationCAM
+from pytorch_grad_cam_pcasvm.studio.export.graph import erfcx
+from pytorch_grad_cam_pcasvm.studio.export.outputs import compared, name_outputs
 
 TARGETS = {
     "default": None,

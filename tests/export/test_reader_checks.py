@@ -22,8 +22,8 @@ from pytorch_grad_cam_pcasvm import (
     extract_features,
 )
 from pytorch_grad_cam_pcasvm.export import files
-from pytorch_grad_cam_pcasvm.export.explainer import KEY, sample_image
-from pytorch_grad_cam_pcasvm.export.outputs import compared, name_outputs
+from pytorch_grad_cam_pcasvm.studio.export.explainer import KEY, sample_image
+from pytorch_grad_cam_pcasvm.studio.export.outputs import compared, name_outputs
 
 pytestmark = pytest.mark.optional
 onnxruntime = pytest.importorskip("onnxruntime")

@@ -54,10 +54,10 @@ from pytorch_grad_cam_pcasvm.figures import (
     plot_support_vector_effect,
     plot_support_vectors,
 )
-from pytorch_grad_cam_pcasvm.figures.blocks import caption, heading, write_title
-from pytorch_grad_cam_pcasvm.figures.head import _dense_stages, _gradients
-from pytorch_grad_cam_pcasvm.figures.style import BLUE, IMAGE_WEIGHT, RED, number, overlaid
 from pytorch_grad_cam_pcasvm.maps.recombination import decision_shares
+from pytorch_grad_cam_pcasvm.studio.figures.blocks import caption, heading, write_title
+from pytorch_grad_cam_pcasvm.studio.figures.head import _dense_stages, _gradients
+from pytorch_grad_cam_pcasvm.studio.figures.style import BLUE, IMAGE_WEIGHT, RED, number, overlaid
 
 RNG = np.random.default_rng(0)
 PICTURES = RNG.random((3, 24, 20, 3)).astype(np.float32)

@@ -24,7 +24,7 @@ from pytorch_grad_cam_pcasvm import (
     recombined,
 )
 from pytorch_grad_cam_pcasvm.figures import plot_mistake
-from pytorch_grad_cam_pcasvm.figures.style import number
+from pytorch_grad_cam_pcasvm.studio.figures.style import number
 
 MINUS = "\N{MINUS SIGN}"
 
@@ -170,8 +170,8 @@ def test_the_title_says_what_it_was_taken_for_and_which_components_tipped_it(cas
 
 def sentence(parts, start):
     """Return the title for components with these parts in the decision."""
-    from pytorch_grad_cam_pcasvm.figures.decision import Step, Steps
-    from pytorch_grad_cam_pcasvm.figures.mistake import _sentence
+    from pytorch_grad_cam_pcasvm.studio.figures.decision import Step, Steps
+    from pytorch_grad_cam_pcasvm.studio.figures.mistake import _sentence
 
     steps = [Step("", "", [b], torch.zeros(1, 1), rise, 0.0) for b, rise in enumerate(parts)]
     whole = Step("", "", range(len(parts)), torch.zeros(1, 1), sum(parts), 0.0)

@@ -11,11 +11,11 @@ from torch import nn
 
 from pytorch_grad_cam_pcasvm import ClosedFormGradCAM, PCASVMNet, PCATarget, SVMTarget, extract_features
 from pytorch_grad_cam_pcasvm.figures import plot_labels, plot_maps, plot_mistake, plot_positions, plot_rgb
-from pytorch_grad_cam_pcasvm.figures.blocks import Block, caption
-from pytorch_grad_cam_pcasvm.figures.mistake import Around
-from pytorch_grad_cam_pcasvm.figures.style import number as written
 from pytorch_grad_cam_pcasvm.network.grid import Grid
 from pytorch_grad_cam_pcasvm.runtime.pictures import COLOURS
+from pytorch_grad_cam_pcasvm.studio.figures.blocks import Block, caption
+from pytorch_grad_cam_pcasvm.studio.figures.mistake import Around
+from pytorch_grad_cam_pcasvm.studio.figures.style import number as written
 
 RNG = np.random.default_rng(0)
 PICTURES = RNG.uniform(size=(3, 24, 32, 3))

@@ -27,7 +27,7 @@ from pytorch_grad_cam_pcasvm import (
     mean_activations,
 )
 from pytorch_grad_cam_pcasvm.figures import plot_volume
-from pytorch_grad_cam_pcasvm.figures.style import number
+from pytorch_grad_cam_pcasvm.studio.figures.style import number
 
 SIZE = (8, 12, 10)
 X = torch.randn(12, 1, *SIZE, generator=torch.Generator().manual_seed(0))

@@ -33,10 +33,10 @@ from pytorch_grad_cam_pcasvm import (
     SignedMaps,
     SVMTarget,
 )
-from pytorch_grad_cam_pcasvm.figures.style import draw_signed
 from pytorch_grad_cam_pcasvm.head import storage
 from pytorch_grad_cam_pcasvm.maps.signed_maps import FORMATS
 from pytorch_grad_cam_pcasvm.runtime.errors import warn
+from pytorch_grad_cam_pcasvm.studio.figures.style import draw_signed
 from pytorch_grad_cam_pcasvm.targets import PredictedScore, ScoreTarget
 
 TENSORS = ("maps", "weights", "values", "nu", "log_scale")

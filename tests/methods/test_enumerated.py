@@ -54,7 +54,6 @@ from pytorch_grad_cam_pcasvm import (
     atlas,
     recombined,
 )
-from pytorch_grad_cam_pcasvm.atlas.explorer.machine import machine_data
 from pytorch_grad_cam_pcasvm.head.enumerated import shapley_values
 from pytorch_grad_cam_pcasvm.runtime.errors import (
     BaselineWarning,
@@ -62,6 +61,7 @@ from pytorch_grad_cam_pcasvm.runtime.errors import (
     CancellationWarning,
     NoClosedFormError,
 )
+from pytorch_grad_cam_pcasvm.studio.atlas.explorer.machine import machine_data
 
 BINARY, SEVERAL = ("ill", "well"), ("ash", "elm", "fir")
 

@@ -13,8 +13,8 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.svm import SVC
 
-from pytorch_grad_cam_pcasvm.model import choices
-from pytorch_grad_cam_pcasvm.model.choices import (
+from pytorch_grad_cam_pcasvm.studio.model import choices
+from pytorch_grad_cam_pcasvm.studio.model.choices import (
     Candidate,
     allowed_components,
     can_choose,

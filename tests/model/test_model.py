@@ -491,8 +491,8 @@ def test_a_network_with_a_name_is_made_again_with_the_exact_name_of_its_weights(
 
 
 def test_a_file_of_weights_is_looked_for_beside_the_model_and_then_where_it_was(weights, tmp_path):
-    from pytorch_grad_cam_pcasvm.model.backbones import make_backbone
-    from pytorch_grad_cam_pcasvm.model.fitting import fit_made
+    from pytorch_grad_cam_pcasvm.studio.model.backbones import make_backbone
+    from pytorch_grad_cam_pcasvm.studio.model.fitting import fit_made
 
     made = make_backbone("squeezenet1_1", weights)
     assert made.origin.file == str(weights)
@@ -513,8 +513,8 @@ def test_a_file_of_weights_is_looked_for_beside_the_model_and_then_where_it_was(
 
 
 def test_code_in_a_file_runs_only_if_it_is_named_again(tmp_path, monkeypatch):
-    from pytorch_grad_cam_pcasvm.model.backbones import make_backbone
-    from pytorch_grad_cam_pcasvm.model.fitting import fit_made
+    from pytorch_grad_cam_pcasvm.studio.model.backbones import make_backbone
+    from pytorch_grad_cam_pcasvm.studio.model.fitting import fit_made
 
     (tmp_path / "own_net.py").write_text(
         "import torch\nfrom torch import nn\nran = []\n\n\ndef make():\n    ran.append(1)\n    torch.manual_seed(0)\n"

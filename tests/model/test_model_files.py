@@ -13,9 +13,9 @@ from torch import nn
 from torchvision.transforms import v2
 
 from pytorch_grad_cam_pcasvm import Head, fit_model, load_model
-from pytorch_grad_cam_pcasvm.cli import main
 from pytorch_grad_cam_pcasvm.head import storage
-from pytorch_grad_cam_pcasvm.model.description import Origin, parse_origin, read_description
+from pytorch_grad_cam_pcasvm.studio.cli import main
+from pytorch_grad_cam_pcasvm.studio.model.description import Origin, parse_origin, read_description
 
 TRANSFORM = v2.Compose([v2.Resize((16, 16)), v2.ToImage(), v2.ToDtype(torch.float32, scale=True)])
 LABELS = torch.arange(24) % 3

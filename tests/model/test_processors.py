@@ -15,10 +15,10 @@ from torch import nn
 from torch.utils.data import DataLoader, default_collate
 
 from pytorch_grad_cam_pcasvm import fit_model, load_model
-from pytorch_grad_cam_pcasvm.cli.preparation import choose_preparation
 from pytorch_grad_cam_pcasvm.data import Images
-from pytorch_grad_cam_pcasvm.model.backbones import Backbone
-from pytorch_grad_cam_pcasvm.model.description import Origin
+from pytorch_grad_cam_pcasvm.studio.cli.preparation import choose_preparation
+from pytorch_grad_cam_pcasvm.studio.model.backbones import Backbone
+from pytorch_grad_cam_pcasvm.studio.model.description import Origin
 
 HEAD = make_pipeline(StandardScaler(), PCA(3), SVC())
 LABELS = torch.arange(16) % 2

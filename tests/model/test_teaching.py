@@ -19,8 +19,8 @@ from pytorch_grad_cam_pcasvm import (
     extract_features,
     fit_model,
 )
-from pytorch_grad_cam_pcasvm.model.choices import choose_candidate, measure_evidence, score_left_out
-from pytorch_grad_cam_pcasvm.model.teaching import (
+from pytorch_grad_cam_pcasvm.studio.model.choices import choose_candidate, measure_evidence, score_left_out
+from pytorch_grad_cam_pcasvm.studio.model.teaching import (
     Suspicion,
     draw_places,
     gather_rows,
@@ -205,7 +205,7 @@ def test_components_are_chosen_of_folds_without_photos_in_common(monkeypatch):
     photos_of, labels = np.repeat(np.arange(40), 20), np.repeat(["a", "b"], 400)
     rows = random.normal(size=(800, 30)) + 0.3 * (labels == "b")[:, None]
     seen = []
-    from pytorch_grad_cam_pcasvm.model import choices
+    from pytorch_grad_cam_pcasvm.studio.model import choices
 
     compare = choices.compare_candidates
 

@@ -7,7 +7,7 @@ import pytest
 from sklearn.model_selection import KFold
 from sklearn.neighbors import NearestNeighbors
 
-from pytorch_grad_cam_pcasvm.model.choices import choose_threshold, count_needed
+from pytorch_grad_cam_pcasvm.studio.model.choices import choose_threshold, count_needed
 
 
 @pytest.mark.parametrize("rate", [0.01, 0.05, 0.1, 0.2, 0.5, 0.07])

@@ -10,9 +10,9 @@ from sklearn.svm import SVC
 from torch import nn
 
 from pytorch_grad_cam_pcasvm import ClosedFormGradCAM, ContributionCAM, fit_model
-from pytorch_grad_cam_pcasvm.cli.fitting import _check_maps
 from pytorch_grad_cam_pcasvm.network.auto_layers import find_last_blocks
 from pytorch_grad_cam_pcasvm.network.features import FeatureSource
+from pytorch_grad_cam_pcasvm.studio.cli.fitting import _check_maps
 
 KNOWN = {
     "resnet18": ("avgpool", ["bn1", "layer1", "layer2", "layer3", "layer4"]),

@@ -8,7 +8,7 @@ from sklearn.svm import SVC
 from torch import nn
 
 from pytorch_grad_cam_pcasvm import ClosedFormGradCAM, ContributionCAM, PCASVMNet, extract_features, mean_activations
-from pytorch_grad_cam_pcasvm.model.backbones import _make_own
+from pytorch_grad_cam_pcasvm.studio.model.backbones import _make_own
 
 X, Y = torch.rand(40, 3, 12, 12), np.arange(40) % 2
 IMAGES = {0: torch.export.Dim("images", min=2)}

@@ -28,7 +28,7 @@ from pytorch_grad_cam_pcasvm import (
     mean_activations,
     smoothed,
 )
-from pytorch_grad_cam_pcasvm.data.images import Images
+from pytorch_grad_cam_pcasvm.studio.data.images import Images
 
 N = 24
 GENERATOR = torch.Generator().manual_seed(0)

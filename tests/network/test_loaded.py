@@ -13,9 +13,9 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, Subset
 
 from pytorch_grad_cam_pcasvm import extract_features, fit_model
-from pytorch_grad_cam_pcasvm.data.images import Images
 from pytorch_grad_cam_pcasvm.network.inputs import make_inputs
 from pytorch_grad_cam_pcasvm.network.loaded import refuse_nan
+from pytorch_grad_cam_pcasvm.studio.data.images import Images
 
 torch.manual_seed(0)
 NET = nn.Sequential(nn.Conv2d(3, 6, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval()

@@ -20,8 +20,8 @@ from pytorch_grad_cam_pcasvm import (
     extract_features,
     recombined,
 )
-from pytorch_grad_cam_pcasvm.export.outputs import about
-from pytorch_grad_cam_pcasvm.figures.blocks import write_title
+from pytorch_grad_cam_pcasvm.studio.export.outputs import about
+from pytorch_grad_cam_pcasvm.studio.figures.blocks import write_title
 from pytorch_grad_cam_pcasvm.targets import decoded, encoded
 
 MIXTURES = {

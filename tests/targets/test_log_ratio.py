@@ -30,13 +30,13 @@ from pytorch_grad_cam_pcasvm import (
     SVMTarget,
     recombined,
 )
-from pytorch_grad_cam_pcasvm.figures.blocks import caption, heading
 from pytorch_grad_cam_pcasvm.head.decisions import KernelSVM
 from pytorch_grad_cam_pcasvm.head.kernels import RBF, Linear, Polynomial, Sigmoid
 from pytorch_grad_cam_pcasvm.head.log_ratio import Line, LogRatio
 from pytorch_grad_cam_pcasvm.head.stage import USUAL
 from pytorch_grad_cam_pcasvm.head.vote import binary, one_class, one_vs_one
 from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput
+from pytorch_grad_cam_pcasvm.studio.figures.blocks import caption, heading
 from pytorch_grad_cam_pcasvm.targets import fix_target
 
 WIDTH = 4
