@@ -19,7 +19,7 @@ from pytorch_grad_cam_pcasvm.targets import every_component
 from pytorch_grad_cam_pcasvm.targets.boundary_head import Boundary, on_cpu
 from pytorch_grad_cam_pcasvm.targets.jumps import off_jump
 from pytorch_grad_cam_pcasvm.targets.output_gradients import OutputGradients, differentiate_targets
-from pytorch_grad_cam_pcasvm.targets.poles import find_pole
+from pytorch_grad_cam_pcasvm.targets.poles import find_pole, name_other_start
 
 _STEPS = 40  # of Newton's at most
 
@@ -104,19 +104,18 @@ class PathBoundary:
                 return self._by_components(run, layer, target, components)
             # Of dense features, the pullback of all components takes long.
             near = self.of_components(run, layer) if run.output.grid is None else None
-            for start in (near, self.mean):  # where all components are 0, a kernel may be flat
-                if start is not None and not _is_on_pole(run, layer, start):
-                    solution = _solved(run, layer, start, [target], size)
-                    if solution is not None and not _is_on_pole(run, layer, solution.activations):
-                        return solution
+            starts = [one for one in (near, self.mean) if one is not None and not _is_on_pole(run, layer, one)]
+            for start in starts or [self.mean / 2]:  # where all components are 0, a kernel may be flat
+                solution = _solved(run, layer, start, [target], size)
+                if solution is not None and not _is_on_pole(run, layer, solution.activations):
+                    return solution
             return self._polished(run, layer, target, components, size)
 
         start = self._reused(run, layer, target, components if by_components else [target], search)
         if start is None:
             raise NoBoundaryError(
                 f"{target}: near the training mean there are no activations of {run.layers[layer]!r} at which its "
-                "value is 0: start at the mean instead, baseline='mean' (--baseline mean); maps then add up to the "
-                "difference from the value there"
+                f"value is 0: {name_other_start(_is_on_pole(run, layer, self.mean))}"
             )
         return start
 

@@ -28,19 +28,14 @@ _HALVED = 8  # times, the way from a jump, until it ends inside of a cell
 def find_deviations(head: Head) -> tuple[int, Tensor] | None:
     """Return where a head without a gradient knows the standard deviations of its training set, and these, (B,).
 
-    The position is that of its components, or of what a scaler gives; None: it knows none.
+    The position is that of its first components, or of what a scaler gives; None: it knows none.
     """
-    return None if head.enumerated is None else find_spread(head)
-
-
-def find_spread(head: Head) -> tuple[int, Tensor] | None:
-    """Return where a head knows the standard deviations of its training set, and these; see :func:`find_deviations`."""
-    reduced = head.component_position
-    position = reduced or next(
-        (1 + place for place, stage in enumerate(head.stages) if stage.output_deviations is not None), 0
-    )
-    spread = head.stages[position - 1].output_deviations if position else None
-    return None if spread is None else (position, spread)
+    if head.enumerated is None:
+        return None
+    # What a second reduction gives need not be free: rows of length 1 in front of it leave a sphere.
+    spreads = [(stage.reduces, place, stage.output_deviations) for place, stage in enumerate(head.stages, 1)]
+    known = [item for item in spreads if item[0]] or [item for item in spreads if item[2] is not None]
+    return None if not known or known[0][2] is None else known[0][1:]  # type: ignore[return-value]
 
 
 def features_at(head: Head, features: Tensor, position: int, goal: Tensor, deviations: Tensor) -> Tensor | None:

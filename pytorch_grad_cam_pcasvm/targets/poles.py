@@ -13,9 +13,10 @@ from pytorch_grad_cam_pcasvm.head import Head
 from pytorch_grad_cam_pcasvm.head.stages import Scale
 from pytorch_grad_cam_pcasvm.network.outputs import HeadRun
 from pytorch_grad_cam_pcasvm.runtime.errors import Way, refuse
-from pytorch_grad_cam_pcasvm.targets.jumps import features_at, find_spread
+from pytorch_grad_cam_pcasvm.targets.jumps import features_at
 from pytorch_grad_cam_pcasvm.targets.target import ClosedFormTarget
 
+MEAN = "the training mean"
 BESIDE = 1e-6  # of what training images differ by, around features, or rounding if that is more
 _ROUNDING = 16  # machine epsilons of the features
 _FAR = 1e-4  # of that difference: if rounding is more, it is not for a pole
@@ -51,6 +52,11 @@ def find_pole(head: Head, features: Tensor, eps: float, beside: float = BESIDE) 
     return torch.stack(poles) if poles else features.new_zeros(0, dtype=torch.bool)
 
 
+def is_on_pole(head: Head, features: Tensor) -> bool:
+    """Return whether rounding decides the output of a head, on the CPU, at some features, shape (M, D)."""
+    return bool(find_pole(head, features, torch.finfo(features.dtype).eps).any())
+
+
 def refuse_pole(head: Head, poles: Tensor, where: str, *ways: str) -> NoReturn:
     """Refuse a start on a pole, and name the stage that makes it one.
 
@@ -58,17 +64,28 @@ def refuse_pole(head: Head, poles: Tensor, where: str, *ways: str) -> NoReturn:
         ValueError: always.
     """
     stage = head.stages[poles.tolist().index(True)]
+    zeros = Way("start at zero activations, baseline='zero'", "baseline")
     refuse(
         ValueError,
         f"at {where}, rounding decides what {stage!r} of the head returns, as where a row of length 0 is divided by "
         "its length. Contributions from there would not add up",
         *ways,
+        *([zeros] if where.startswith(MEAN) else []),
         Way("give an image to start from, baseline=image, such as one of a good part", "baseline"),
         "use a gradient method such as ClosedFormGradCAM",
     )
 
 
-def leave_pole(head: Head, features: Tensor, target: ClosedFormTarget) -> Tensor | None:
+def name_other_start(on_pole: bool) -> str:
+    """Return the way out where a target has no boundary near the training mean, which may lie on a pole."""
+    place, name = ("zero activations", "zero") if on_pole else ("the mean", "mean")
+    return (
+        f"start at {place} instead, baseline={name!r} (--baseline {name}); maps then add up to the difference from the "
+        "value there"
+    )
+
+
+def leave_pole(head: Head, features: Tensor, poles: Tensor, target: ClosedFormTarget) -> Tensor | None:
     """Return features away from a pole, (D,), as far from it as training images are; None if there are none.
 
     Of samples that spread as the training images do, it is the one at which the target is nearest to 0.
@@ -76,9 +93,13 @@ def leave_pole(head: Head, features: Tensor, target: ClosedFormTarget) -> Tensor
     Args:
         head: the head, on the CPU.
         features: those on the pole, shape (D,).
+        poles: which stages are on it, (stages,).
         target: the target.
     """
-    position, spread = find_spread(head) or (0, _measure_sizes(head, features.unsqueeze(0)))
+    position, spread = 0, _measure_sizes(head, features.unsqueeze(0))
+    for place, stage in enumerate(head.stages[: poles.tolist().index(True)], 1):  # behind a pole, all is on it
+        if stage.output_deviations is not None:
+            position, spread = place, stage.output_deviations
     start = head(features.unsqueeze(0)).values[position][0]
     ways = torch.from_numpy(np.random.default_rng(0).standard_normal((_SAMPLES, len(start))))
     samples = start + ways.to(start) * spread.to(start)
