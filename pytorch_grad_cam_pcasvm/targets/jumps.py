@@ -33,9 +33,12 @@ def find_deviations(head: Head) -> tuple[int, Tensor] | None:
     if head.enumerated is None:
         return None
     # What a second reduction gives need not be free: rows of length 1 in front of it leave a sphere.
-    spreads = [(stage.reduces, place, stage.output_deviations) for place, stage in enumerate(head.stages, 1)]
-    known = [item for item in spreads if item[0]] or [item for item in spreads if item[2] is not None]
-    return None if not known or known[0][2] is None else known[0][1:]  # type: ignore[return-value]
+    stages = list(enumerate(head.stages, 1))
+    places = [place for place, stage in stages if stage.reduces] or [
+        place for place, stage in stages if stage.output_deviations is not None
+    ]
+    spread = head.stages[places[0] - 1].output_deviations if places else None
+    return None if spread is None else (places[0], spread)
 
 
 def features_at(head: Head, features: Tensor, position: int, goal: Tensor, deviations: Tensor) -> Tensor | None:
