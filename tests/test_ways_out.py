@@ -800,6 +800,12 @@ HEADS = [
         },
     ),
     head(
+        "head/estimators/likeness.py: neighbours among",
+        "NearestNeighbors has 121 neighbours among 120 training rows",
+        neighbors.NearestNeighbors(n_neighbors=121),
+        {"fit it with a smaller n_neighbors": neighbors.NearestNeighbors(n_neighbors=120)},
+    ),
+    head(
         "head/estimators/likeness.py: KernelDensity has the",
         "KernelDensity has the kernel 'tophat': fit it with 'gaussian'",
         neighbors.KernelDensity(kernel="tophat"),

@@ -20,14 +20,22 @@ from pytorch_grad_cam_pcasvm.runtime.errors import NoBoundaryError
 from pytorch_grad_cam_pcasvm.runtime.log import LOGGER, log_since, start_clock
 from pytorch_grad_cam_pcasvm.tape.tape import count_writes
 from pytorch_grad_cam_pcasvm.targets import ClosedFormTarget
-from pytorch_grad_cam_pcasvm.targets.jumps import Jumps, features_at, find_deviations, off_jump
+from pytorch_grad_cam_pcasvm.targets.jumps import Jumps, features_at, find_deviations
 from pytorch_grad_cam_pcasvm.targets.output_gradients import (
     OutputGradients,
     differentiate_starts,
     differentiate_targets,
     join_gradients,
 )
-from pytorch_grad_cam_pcasvm.targets.poles import MEAN, find_pole, is_on_pole, leave_pole, name_other_start, refuse_pole
+from pytorch_grad_cam_pcasvm.targets.poles import (
+    MEAN,
+    find_pole,
+    is_on_pole,
+    leave_pole,
+    name_other_start,
+    off_jump,
+    refuse_pole,
+)
 from pytorch_grad_cam_pcasvm.targets.questions import resolve_targets
 
 _CANDIDATES = 128  # support vectors on the other side, the nearest

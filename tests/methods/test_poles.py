@@ -8,12 +8,12 @@ import pytest
 import torch
 from reference import relative
 from sklearn.base import clone
-from sklearn.decomposition import PCA
+from sklearn.decomposition import PCA, KernelPCA, TruncatedSVD
 from sklearn.ensemble import RandomForestClassifier, RandomForestRegressor
 from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.neighbors import NearestNeighbors
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import Normalizer, StandardScaler
+from sklearn.preprocessing import FunctionTransformer, Normalizer, StandardScaler, normalize
 from sklearn.svm import SVC, SVR, LinearSVC
 from torch import nn
 
@@ -127,6 +127,30 @@ def test_a_decision_by_the_sign_of_one_component_has_no_start_at_its_jump(pool):
 def test_in_single_precision_too(name):
     net, _, _, x = pooled(CLASSIFIERS[name], torch.float32)
     assert gap(ContributionCAM(net, ["3"]).explain(x[:6], [SVMTarget(label) for label in range(3)])) < 2e-6
+
+
+def test_zeros_of_components_that_are_a_pole_are_no_start():
+    """Components of a TruncatedSVD are all 0 near features of 0, whose size tells nothing of training images."""
+    net, _, _, x = pooled([TruncatedSVD(4), Normalizer(), SVC()], torch.float32)
+    cam = ContributionCAM(net, ["3"], mean=mean_activations(net, [x], "3", progress=False))
+    maps = cam.explain(x[:6], [SVMTarget(label) for label in range(3)])
+    assert gap(maps) < 1e-5
+    assert float(maps.maps.abs().max()) < 20 * float(maps.values.abs().max())
+
+
+@pytest.mark.parametrize("stage", [KernelPCA(3, kernel="cosine"), FunctionTransformer(normalize)])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_a_pole_inside_of_a_decision_by_its_values_is_no_start_either(stage, dtype):
+    net, head, features, x = pooled([PCA(4), stage, SVC()], dtype)
+    with pytest.raises(ValueError, match="at the training mean, rounding decides what .* returns.*baseline='zero'"):
+        ContributionCAM(net, ["3"], baseline="mean").explain(x[:6], SVMTarget(1, versus=0))
+    own = head.decision_function(np.concatenate([features[:6], np.zeros_like(features[:1])]))
+    for baseline in ("neutral", "zero"):
+        maps = ContributionCAM(net, ["3"], baseline=baseline).explain(x[:6], SVMTarget(1, versus=0))
+        np.testing.assert_allclose(maps.values[:, 0], own[:6, 1] - own[:6, 0], rtol=1e-5)
+        assert gap(maps) < 1e-5
+        assert float(maps.maps.abs().max()) < 20 * float(maps.values.abs().max())
+    np.testing.assert_allclose(maps.baseline_values[:, 0], np.full(6, own[6, 1] - own[6, 0]), rtol=1e-5)
 
 
 def test_sums_are_held_against_the_values_from_the_start_that_is_used(monkeypatch):
