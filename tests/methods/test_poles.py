@@ -142,7 +142,7 @@ def test_zeros_of_components_that_are_a_pole_are_no_start():
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_a_pole_inside_of_a_decision_by_its_values_is_no_start_either(stage, dtype):
     net, head, features, x = pooled([PCA(4), stage, SVC()], dtype)
-    with pytest.raises(ValueError, match="at the training mean, rounding decides what .* returns.*baseline='zero'"):
+    with pytest.raises(ValueError, match=r"at the training mean, rounding decides what .* returns.*baseline='zero'"):
         ContributionCAM(net, ["3"], baseline="mean").explain(x[:6], SVMTarget(1, versus=0))
     own = head.decision_function(np.concatenate([features[:6], np.zeros_like(features[:1])]))
     for baseline in ("neutral", "zero"):
