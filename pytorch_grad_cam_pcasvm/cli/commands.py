@@ -29,7 +29,8 @@ from pytorch_grad_cam_pcasvm.cli.preparation import open_folder, resize_of_masks
 from pytorch_grad_cam_pcasvm.cli.refusals import refuse_few
 from pytorch_grad_cam_pcasvm.data.images import Images
 from pytorch_grad_cam_pcasvm.data.masks import MaskFolder
-from pytorch_grad_cam_pcasvm.model.preparation import read_steps
+from pytorch_grad_cam_pcasvm.model.description import read_description
+from pytorch_grad_cam_pcasvm.model.preparation import make_trials, read_steps
 from pytorch_grad_cam_pcasvm.network.inputs import image_and_label
 from pytorch_grad_cam_pcasvm.runtime.amounts import least_images
 from pytorch_grad_cam_pcasvm.runtime.files import check_folder
@@ -260,7 +261,10 @@ def explore(options: ExploreOptions) -> None:
 
 
 _TRIED = 4  # images
-_OTHER = "the backbone's transform does more than resize, crop and normalise: use export.onnx from Python"
+_OTHER = (
+    "the backbone's transform does more than resize pictures, crop and normalise (an image processor may resize "
+    "tensors, which rounds otherwise): use export.onnx from Python"
+)
 
 
 def export(options: Any) -> None:
@@ -296,7 +300,7 @@ def export(options: Any) -> None:
             cam, x, options.out, choose_targets(options, net), **steps, **preparation.reading, progress=True
         )
     explainer = export.Explainer(options.out)
-    if not np.allclose(explainer.prepared(picture), transform(picture), atol=1e-4):
+    if not all(np.allclose(explainer.prepared(one), transform(one), atol=1e-4) for one in make_trials(steps)):
         options.out.unlink()
         raise ValueError(_OTHER)
     print(f"wrote {options.out}: maps of {_list_titles(metadata['titles'])}")

@@ -175,3 +175,21 @@ def test_what_nothing_moves_is_undecided():
     capsules = seeded(nn.Conv2d(3, 6, 3), nn.Unflatten(1, (2, 3)))
     with pytest.raises(UnknownAxesError, match="2 x 3 count neither images nor positions"):
         find_axes(capsules, lambda net, x: net(x), images(3, 8, 8), (12, 2, 3, 6, 6))
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_few_channels_that_are_as_many_as_positions_are_told_by_more_noise(last, seed):
+    torch.manual_seed(seed)
+    net = nn.Sequential(nn.Conv2d(3, 8, 3, 4, 1), nn.ReLU(), nn.Conv2d(8, 2, 3, 2, 1)).eval()
+    net = nn.Sequential(net, Permute(0, 2, 3, 1)).eval() if last else net
+    layout = find_axes(net, lambda backbone, x: backbone(x), torch.randn(2, 3, 16, 16), (2, 2, 2, 2))
+    assert (layout.channels, layout.grid) == (3 if last else 1, (2, 2))
+
+
+def test_numbers_that_depend_on_the_whole_picture_are_not_told_by_chance():
+    for seed in range(10):
+        torch.manual_seed(seed)
+        net = nn.Sequential(nn.Flatten(), nn.Linear(768, 64), nn.Unflatten(1, (4, 4, 4)), nn.Conv2d(4, 4, 1)).eval()
+        with pytest.raises(UndecidedAxesError, match=r"no axis alone of \(4, 4, 4\) follows the picture"):
+            find_axes(net, lambda backbone, x: backbone(x), torch.randn(2, 3, 16, 16), (2, 4, 4, 4))
