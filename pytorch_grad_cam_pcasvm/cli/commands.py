@@ -29,7 +29,6 @@ from pytorch_grad_cam_pcasvm.cli.preparation import open_folder, resize_of_masks
 from pytorch_grad_cam_pcasvm.cli.refusals import refuse_few
 from pytorch_grad_cam_pcasvm.data.images import Images
 from pytorch_grad_cam_pcasvm.data.masks import MaskFolder
-from pytorch_grad_cam_pcasvm.model.description import read_description
 from pytorch_grad_cam_pcasvm.model.preparation import make_trials, read_steps
 from pytorch_grad_cam_pcasvm.network.inputs import image_and_label
 from pytorch_grad_cam_pcasvm.runtime.amounts import least_images
