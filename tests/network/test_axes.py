@@ -178,12 +178,12 @@ def test_what_nothing_moves_is_undecided():
 
 
 @pytest.mark.parametrize("last", [False, True])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [15, 19, 35, 36])  # whose first noise does not tell
 def test_a_few_channels_that_are_as_many_as_positions_are_told_by_more_noise(last, seed):
     torch.manual_seed(seed)
     net = nn.Sequential(nn.Conv2d(3, 8, 3, 4, 1), nn.ReLU(), nn.Conv2d(8, 2, 3, 2, 1)).eval()
     net = nn.Sequential(net, Permute(0, 2, 3, 1)).eval() if last else net
-    layout = find_axes(net, lambda backbone, x: backbone(x), torch.randn(2, 3, 16, 16), (2, 2, 2, 2))
+    layout = find_axes(net, lambda backbone, x: backbone(x).detach(), torch.randn(2, 3, 16, 16), (2, 2, 2, 2))
     assert (layout.channels, layout.grid) == (3 if last else 1, (2, 2))
 
 
@@ -192,4 +192,4 @@ def test_numbers_that_depend_on_the_whole_picture_are_not_told_by_chance():
         torch.manual_seed(seed)
         net = nn.Sequential(nn.Flatten(), nn.Linear(768, 64), nn.Unflatten(1, (4, 4, 4)), nn.Conv2d(4, 4, 1)).eval()
         with pytest.raises(UndecidedAxesError, match=r"no axis alone of \(4, 4, 4\) follows the picture"):
-            find_axes(net, lambda backbone, x: backbone(x), torch.randn(2, 3, 16, 16), (2, 4, 4, 4))
+            find_axes(net, lambda backbone, x: backbone(x).detach(), torch.randn(2, 3, 16, 16), (2, 4, 4, 4))
