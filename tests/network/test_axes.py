@@ -16,8 +16,9 @@ from pytorch_grad_cam_pcasvm import (
     PCATarget,
     extract_features,
 )
+from pytorch_grad_cam_pcasvm.network.auto_layers import find_last_blocks
 from pytorch_grad_cam_pcasvm.network.axes import UndecidedAxesError, UnknownAxesError, find_axes
-from pytorch_grad_cam_pcasvm.network.features import output_of
+from pytorch_grad_cam_pcasvm.network.features import FeatureSource, output_of
 
 
 class Permute(nn.Module):
@@ -148,6 +149,7 @@ def test_times_are_never_taken_for_channels():
     expected = by_autograd(net, model.head, 0, signals[:2], lambda t: t)
     scaled = maps.maps[:, 0] * maps.log_scale.exp()[..., None]
     assert relative(scaled / scaled.norm(), expected / expected.norm()) < 1e-8
+    assert find_last_blocks(net, FeatureSource.of(net, None), signals) == ["0"]  # the layer by default
     pictures = signals[..., None]
     with pytest.raises(ValueError, match=r"not in the picture's order.*pass reshape_transform=lambda t: t if"):
         ClosedFormGradCAM(model, ["0"]).explain(pictures[:2], [PCATarget(0)])
