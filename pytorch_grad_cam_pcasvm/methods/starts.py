@@ -106,6 +106,7 @@ class Starts:
             yield everyone, run.start_at(layer, zeros if mean is None else mean)
             return
         if boundary is not None and moves and run.output.grid is None:
+            run.components_apart |= boundary.components_apart
             mean = spread_everywhere(boundary.start.features[0], run, layer, self._given_mean(run, layer))
             difference = run.passed.activations[layer] - mean
             at_mean = Start(None, boundary.start, mean, difference, boundary)  # maps are moved to their own starts
@@ -212,7 +213,8 @@ class Starts:
             return self._find_near(run, layer, questions, mean, warnings)
         assert boundary is not None
         mean, starts = self._given_mean(run, layer), []
-        for members, names, which in questions.group_boundaries(head, like.device):
+        run.components_apart |= boundary.components_apart
+        for members, names, which in questions.group_boundaries(head, like.device, apart=boundary.components_apart):
             points = [spread_everywhere(boundary.point(name), run, layer, mean) for name in names]
             starts.append((members, _spread_points(points, which, run, layer)))
         return starts

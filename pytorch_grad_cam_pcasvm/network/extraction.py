@@ -81,7 +81,7 @@ class Streamed:
     def transform(self, rows: np.ndarray) -> np.ndarray:
         """Return rows of features as the fitted steps transform them."""
         for step in self._fitted:
-            rows = np.asarray(step.transform(rows))  # of set_output, a table
+            rows = np.require(step.transform(rows), requirements="W")  # of set_output, a table that is read-only
         return rows
 
 

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import torch
@@ -89,6 +89,15 @@ class Boundary:
                 return False
         return _kernels(head) == self._kernels
 
+    @cached_property
+    def components_apart(self) -> bool:
+        """Whether each component is 0 at a point of its own, as the start lies on a pole that they depend on."""
+        position = self.head.component_position or 0
+        if all(stage.linear for stage in self.head.stages[:position]):
+            return False
+        head, start = on_cpu(self.head, self._given)
+        return bool(find_pole(head, start.unsqueeze(0), torch.finfo(start.dtype).eps)[:position].any())
+
     def at(self, names: Sequence[Any], which: Tensor | None) -> HeadRun:
         """Return the head's run at the points of targets, of one row or N.
 
@@ -117,7 +126,7 @@ class Boundary:
     ) -> OutputGradients:
         """Return the secants of K targets, each from its own point, with respect to the head's value at a position."""
         questions = resolve_targets(targets, output)
-        groups = questions.group_boundaries(self.head, output.device)
+        groups = questions.group_boundaries(self.head, output.device, apart=self.components_apart)
         starts = [self.at(boundaries, which) for _, boundaries, which in groups]
         value_dtype = starts[0].head_trace.values[until].dtype if until else dtype
         asked = [(questions.take_targets(members), start) for (members, *_), start in zip(groups, starts, strict=True)]

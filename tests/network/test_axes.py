@@ -17,8 +17,9 @@ from pytorch_grad_cam_pcasvm import (
     PCATarget,
     extract_features,
 )
+from pytorch_grad_cam_pcasvm.network.auto_layers import find_last_blocks
 from pytorch_grad_cam_pcasvm.network.axes import UndecidedAxesError, UnknownAxesError, find_axes
-from pytorch_grad_cam_pcasvm.network.features import output_of
+from pytorch_grad_cam_pcasvm.network.features import FeatureSource, output_of
 
 
 class Permute(nn.Module):
@@ -149,6 +150,7 @@ def test_times_are_never_taken_for_channels():
     expected = by_autograd(net, model.head, 0, signals[:2], lambda t: t)
     scaled = maps.maps[:, 0] * maps.log_scale.exp()[..., None]
     assert relative(scaled / scaled.norm(), expected / expected.norm()) < 1e-8
+    assert find_last_blocks(net, FeatureSource.of(net, None), signals) == ["0"]  # the layer by default
     pictures = signals[..., None]
     with pytest.raises(ValueError, match=r"not in the picture's order.*pass reshape_transform=lambda t: t if"):
         ClosedFormGradCAM(model, ["0"]).explain(pictures[:2], [PCATarget(0)])
@@ -179,12 +181,12 @@ def test_what_nothing_moves_is_undecided():
 
 
 @pytest.mark.parametrize("last", [False, True])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [15, 19, 35, 36])  # whose first noise does not tell
 def test_a_few_channels_that_are_as_many_as_positions_are_told_by_more_noise(last, seed):
     torch.manual_seed(seed)
     net = nn.Sequential(nn.Conv2d(3, 8, 3, 4, 1), nn.ReLU(), nn.Conv2d(8, 2, 3, 2, 1)).eval()
     net = nn.Sequential(net, Permute(0, 2, 3, 1)).eval() if last else net
-    layout = find_axes(net, lambda backbone, x: backbone(x), torch.randn(2, 3, 16, 16), (2, 2, 2, 2))
+    layout = find_axes(net, lambda backbone, x: backbone(x).detach(), torch.randn(2, 3, 16, 16), (2, 2, 2, 2))
     assert (layout.channels, layout.grid) == (3 if last else 1, (2, 2))
 
 
@@ -193,7 +195,7 @@ def test_numbers_that_depend_on_the_whole_picture_are_not_told_by_chance():
         torch.manual_seed(seed)
         net = nn.Sequential(nn.Flatten(), nn.Linear(768, 64), nn.Unflatten(1, (4, 4, 4)), nn.Conv2d(4, 4, 1)).eval()
         with pytest.raises(UndecidedAxesError, match=r"no axis alone of \(4, 4, 4\) follows the picture"):
-            find_axes(net, lambda backbone, x: backbone(x), torch.randn(2, 3, 16, 16), (2, 4, 4, 4))
+            find_axes(net, lambda backbone, x: backbone(x).detach(), torch.randn(2, 3, 16, 16), (2, 4, 4, 4))
 
 
 class LastConv(nn.Module):
