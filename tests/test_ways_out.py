@@ -2259,6 +2259,16 @@ def masked(*names: str, mask: str) -> Any:
     return MaskFolder(root / "masks", names, [root / "photos" / one for one in names]).of(len(names) - 1, (8, 8), None)
 
 
+def named_alike(name: str) -> Any:
+    place = fresh("alike")
+    place.mkdir()
+    for file, inside, outside in (("a.bmp", 0, 200), (name, 255, 0)):
+        picture = Image.new("L", (40, 30), outside)
+        picture.paste(inside, (5, 5, 15, 15))
+        picture.save(place / file)
+    return np.array([len(list_files(place).photos)])
+
+
 def paged(page: int | None = None) -> Any:
     path = fresh("paged").with_suffix(".tif")
     one, other = (Image.new("L", (4, 4), grey) for grey in (10, 20))
@@ -3042,6 +3052,15 @@ OTHERS = [
                 masked, "good/0.png", "dent/0.png", mask="dent/0.png"
             ),
             "name pictures differently": partial(masked, "good/1.png", "dent/0.png", mask="0.png"),
+        },
+    ),
+    Row(
+        "data/mask_search.py: have one name, and few colours both",
+        partial(named_alike, "a.png"),
+        "have one name, and few colours both",
+        {
+            "end its name in _mask, as in a_mask.png": partial(named_alike, "a_mask.png"),
+            "name them differently": partial(named_alike, "b.png"),
         },
     ),
     Row(

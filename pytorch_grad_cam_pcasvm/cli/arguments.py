@@ -1,6 +1,7 @@
 """The arguments of the command line: the options of each command, as they are typed."""
 
 import argparse
+import shlex
 from dataclasses import dataclass, field, fields
 from functools import cache
 from importlib import import_module
@@ -577,6 +578,40 @@ COMMANDS: tuple[type[Command], ...] = (
     ExploreOptions,
     ExportOptions,
 )
+
+
+def write_line(options: Command, name: str, **changed: Any) -> str:
+    """Return the line of a command with the options that were typed, as far as it takes them.
+
+    Args:
+        options: those that were typed, which may be of another command.
+        name: of the command.
+        **changed: other values; None leaves an option out.
+    """
+    kind = next(entry for entry in COMMANDS if entry.name == name)
+    usual = {entry.name: entry.default for entry in fields(options)}
+    typed = {entry: value for entry, value in vars(options).items() if value not in (usual[entry], [])}
+    if not isinstance(options, kind) and (out := typed.pop("out", None)) and isinstance(options, FitOptions):
+        typed["model"] = out
+    words = [RUN, name]
+    for entry in sorted(fields(kind), key=lambda entry: entry.name not in kind.__annotations__):
+        value = (typed | changed).get(entry.name)
+        if "text" not in entry.metadata or value is None or value is False:
+            continue
+        for part in value if isinstance(value, list) else [value]:
+            text, flag = shlex.quote(_write_value(entry.name, part)), list_flags(entry)[0]
+            gap = "=" if text.startswith("-") else " "
+            words.append(text if entry.metadata.get("in_place") else flag + f"{gap}{text}" * (part is not True))
+    return " ".join(words)
+
+
+def _write_value(name: str, value: Any) -> str:
+    """Return the value of an option as it is typed."""
+    if name == "size" and len(set(value)) == 1:
+        return str(value[0])
+    if isinstance(value, tuple):  # a size is (H, W), and typed the other way round
+        return ("," if name == "at" else "x").join(map(str, value[::-1] if name == "size" else value))
+    return f"{value:.12g}" if isinstance(value, float) else str(value)
 
 
 @cache  # for programs that call main again and again

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pytorch_grad_cam_pcasvm.cli.arguments import RUN, CheckOptions
+from pytorch_grad_cam_pcasvm.cli.arguments import CheckOptions, write_line
 from pytorch_grad_cam_pcasvm.cli.copies import (
     describe_copies,
     describe_labels,
@@ -20,15 +20,17 @@ from pytorch_grad_cam_pcasvm.cli.copies import (
 from pytorch_grad_cam_pcasvm.cli.folders import (
     describe_left_out,
     is_moving,
+    is_test,
     list_splits,
     name_empty,
     name_first,
     suggest_white,
+    use_drawn,
     use_good,
 )
-from pytorch_grad_cam_pcasvm.data import describe_none
+from pytorch_grad_cam_pcasvm.data import class_folders, describe_none
 from pytorch_grad_cam_pcasvm.data.copies import hash_picture
-from pytorch_grad_cam_pcasvm.data.files import list_files
+from pytorch_grad_cam_pcasvm.data.files import NORMAL, Listing, list_files
 
 _TINY = 32  # pixels of a side
 _FLOAT_WHITE = 255.0  # the largest that is white in floating-point pictures
@@ -36,6 +38,8 @@ _FEW = 10  # photos of a class, from which choices can be made
 _KINDS = {  # of photos that need attention
     "deep": "more than 8 bits: {count} photos, such as {first}; fit takes the largest number that is possible for "
     "white, such as 65535; less is named with --white-level",
+    "unit": "floating-point: {count} photos, such as {first}, with numbers up to 1; fit takes 1 for white",
+    "wide": "floating-point: {count} photos, such as {first}, with numbers up to 255; fit takes 255 for white",
     "moving": "moving: {count} photos, such as {first}; the first frame is taken",
     "turned": "turned by EXIF: {count} photos, such as {first}; fit turns them, too",
     "tiny": f"smaller than {_TINY} pixels: {{names}}",
@@ -49,6 +53,7 @@ def check(options: CheckOptions) -> None:
     paths, left_out = listing.photos, describe_left_out(listing, options)
     if not paths:
         raise ValueError(describe_none(listing))
+    root = listing.photo_folder
     splits = list_splits(root)
     beside = sorted({_name_class(root, path) for path in paths} - set(splits)) if splits else []
     paths = [path for path in paths if _name_class(root, path) not in beside]
@@ -61,7 +66,9 @@ def check(options: CheckOptions) -> None:
         of_part = [path for path in paths if path.is_relative_to(root / part)]
         print(f"{part}: {len(of_part)} photos")
         findings += [f"{part}: {remark}" for remark in _tell_classes(root / part, of_part)]
-    findings += [*([] if splits else _tell_classes(root, paths)), *_tell_masks(options, paths)]
+    findings += [] if splits else _tell_classes(root, paths)
+    wrong_masks = _tell_masks(options, root, paths)
+    findings += wrong_masks
     good = [size for size in (one.get("size") for one in looked.values()) if size]
     print(f"{len(paths)} photos{_describe_sizes(good)}")
     for finding in findings:
@@ -69,27 +76,43 @@ def check(options: CheckOptions) -> None:
     print("nothing odd was found" if not findings else "nothing was written")
     if any(line.startswith("broken") for line in findings):
         return
-    training = root / next((part for part in splits if part.lower().startswith("train")), "")
-    white, page = _find_white(looked), options.tiff_page
-    more = (f" --white-level {white}" if white else "") + (f" --page {page}" if page else "")
-    own = list_files(training)
-    if own.photo_folder != training and own.mask_folder is not None:
-        print(f"next: {RUN} fit {own.photo_folder} --pool dense:3 --masks {own.mask_folder}{more}")
-        return
-    classes = _list_classes(training, [path for path in paths if path.is_relative_to(training)])
-    if len(classes) > 1:
-        print(f"next: {RUN} fit {training}{more}")
-    elif listing.mask_folder is not None and not splits:
-        print(f"next: {RUN} fit {root} --pool dense:3 --masks {listing.mask_folder}{more}")
+    if not wrong_masks:
+        _tell_next(options, listing, splits, _find_white(looked))
+
+
+def _tell_next(options: CheckOptions, listing: Listing, splits: Sequence[str], white: int | None) -> None:
+    """Say which command comes next."""
+    root, more = listing.photo_folder, {"white_level": white}
+    training = list_files(root / next((part for part in splits if part.lower().startswith("train")), ""))
+    photos, drawn = training.photo_folder, options.masks or listing.drawn
+    classes = class_folders(photos)
+    if drawn is not None and (options.masks or root != listing.root or photos != training.root or len(classes) < 2):
+        line = use_drawn(listing, drawn, options, **more)
+        if not splits or f" fit {photos}" in line:
+            print(f"next: {line}")
+            return
+    if is_test(photos):
+        print(f"next: {write_line(options, 'evaluate', images=photos)}")
+    elif len(classes) > 1:
+        print(f"next: {write_line(options, 'fit', images=photos, **more)}")
+    elif len(classes) == 1 and classes[0].lower() not in NORMAL and len(class_folders(photos / classes[0])) > 1:
+        inside = photos / classes[0]
+        print(f"next, if the folders in {inside} are the classes: {write_line(options, 'check', images=inside)}")
     else:
-        print(f"next, {use_good(training / next(iter(classes), ''))}{more}")
+        print(f"next, {use_good(photos / next(iter(classes), ''), options, **more)}")
 
 
 def _look_at(path: Path, page: int | None) -> dict[str, Any]:
     """Return the size and the digest of a photo, and of which kinds it is; or why it is broken."""
     from PIL import Image
 
-    from pytorch_grad_cam_pcasvm.export.explainer import choose_page, deep_numbers, read_orientation, read_picture
+    from pytorch_grad_cam_pcasvm.export.explainer import (
+        choose_page,
+        deep_numbers,
+        read_orientation,
+        read_picture,
+        refuse_bands,
+    )
 
     try:
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
@@ -98,13 +121,15 @@ def _look_at(path: Path, page: int | None) -> dict[str, Any]:
             moving, size = is_moving(picture), picture.size
             numbers, white = deep_numbers(picture)
             picture.load()
+            refuse_bands(picture)
             own = hash_picture(picture, path) if numbers is None else None
             kinds = {"moving": moving, "deep": numbers is not None, "turned": read_orientation(picture) != 1}
         if numbers is not None:
             low, high = float(numbers.min()), float(numbers.max())
             if not (low >= 0 and (white > 1 or high <= _FLOAT_WHITE)):
                 raise ValueError("no greys")
-            kinds["top"] = high if white > 1 else 0  # type: ignore[assignment]
+            kinds |= {"top": high if white > 1 else 0, "deep": white > 1}  # type: ignore[dict-item]
+            kinds |= {"unit": white == 1 and high <= 1, "wide": white == 1 and high > 1}
             own = hash_picture(read_picture(path, float_white=_FLOAT_WHITE, page=page), path)
         return {"size": size, "digest": digest, "hash": own, "tiny": min(size) < _TINY} | kinds
     except Exception as error:  # whatever a decoder raises
@@ -141,9 +166,7 @@ def _tell_odd(root: Path, looked: dict[Path, dict[str, Any]]) -> list[str]:
     broken = {path: one["broken"] for path, one in looked.items() if "broken" in one}
     listed = name_first([f"{path.relative_to(root).as_posix()} ({why})" for path, why in broken.items()])
     findings = [f"broken: {listed}; mend or delete, or add --skip-bad-images"] if broken else []
-    kinds = {
-        name: [path for path, one in looked.items() if one.get(name)] for name in ("deep", "moving", "turned", "tiny")
-    }
+    kinds = {name: [path for path, one in looked.items() if one.get(name)] for name in _KINDS}
     if (white := _find_white(looked)) is not None:
         findings.append(
             f"dark: no photo of more than 8 bits has larger numbers than {white}: fit --white-level {white}"
@@ -219,13 +242,13 @@ def _tell_classes(root: Path, paths: Sequence[Path]) -> list[str]:
     return [*findings, *([f"without photos: {', '.join(empty)}"] if empty else [])]
 
 
-def _tell_masks(options: CheckOptions, paths: Sequence[Path]) -> list[str]:
+def _tell_masks(options: CheckOptions, root: Path, paths: Sequence[Path]) -> list[str]:
     """Say which masks belong to no photo, how many photos have one, and what is known of the others."""
     if options.masks is None:
         return []
     from pytorch_grad_cam_pcasvm.data.masks import MaskFolder
 
-    names = [path.relative_to(options.images).as_posix() for path in paths]
+    names = [path.relative_to(root).as_posix() for path in paths]
     try:
         print(MaskFolder(options.masks, names, paths, normal=options.normal, page=options.tiff_page).describe())
     except (ValueError, OSError) as error:

@@ -1,7 +1,6 @@
 """The commands that explain, evaluate, browse and export: each takes its options, and imports modules when it runs."""
 
 import json
-import shlex
 import time
 import warnings
 from collections.abc import Mapping, Sequence
@@ -13,7 +12,7 @@ import torch
 from PIL import Image
 
 import pytorch_grad_cam_pcasvm as package
-from pytorch_grad_cam_pcasvm.cli.arguments import RUN, AtlasOptions, EvaluateOptions, ExploreOptions
+from pytorch_grad_cam_pcasvm.cli.arguments import RUN, AtlasOptions, EvaluateOptions, ExploreOptions, write_line
 from pytorch_grad_cam_pcasvm.cli.copies import find_trained
 from pytorch_grad_cam_pcasvm.cli.folders import accuracy, describe_trained, list_bad, naming_all_bad, tell_bad
 from pytorch_grad_cam_pcasvm.cli.models import (
@@ -30,10 +29,12 @@ from pytorch_grad_cam_pcasvm.cli.preparation import open_folder, resize_of_masks
 from pytorch_grad_cam_pcasvm.cli.refusals import refuse_few
 from pytorch_grad_cam_pcasvm.data.images import Images
 from pytorch_grad_cam_pcasvm.data.masks import MaskFolder
-from pytorch_grad_cam_pcasvm.model.description import read_description
 from pytorch_grad_cam_pcasvm.model.preparation import make_trials, read_steps
 from pytorch_grad_cam_pcasvm.network.inputs import image_and_label
+from pytorch_grad_cam_pcasvm.runtime.amounts import least_images
 from pytorch_grad_cam_pcasvm.runtime.files import check_folder
+
+_FEWEST = 3  # photos of which anything can be measured
 
 
 def atlas(options: AtlasOptions) -> None:
@@ -89,11 +90,11 @@ def evaluate(options: EvaluateOptions) -> None:
     folder = open_folder(options, preparation, "evaluate")
     bad = list_bad(folder) if options.skip_bad_images else {}
     tell_bad([Images(folder, thumbnails=0).id(row) for row in bad])
-    rows = [row for row in range(len(folder)) if row not in bad]
+    rows, note, trained = _choose_rows(options, model, folder, [row for row in range(len(folder)) if row not in bad])
     masks = None if options.masks is None else _masks(options, preparation, folder, rows, net.head.normal)
     study = evaluation.Study(
         net,
-        Subset(folder, rows) if bad else folder,
+        Subset(folder, rows),
         [layer],
         methods,
         None if dense else anomaly_target(net.head),
@@ -105,12 +106,11 @@ def evaluate(options: EvaluateOptions) -> None:
     )
     if not dense:
         refuse_few(options)
-    used = [folder.paths[rows[number]] for number in study.rows.tolist()]
-    trained = [path in known for known in [find_trained(model, used)] for path in used]
-    print(*describe_trained(sum(trained), len(used)), sep="\n", end="\n" * any(trained))
+    study.note = note
+    print(note, end="\n" * bool(note))
     if not dense:
         with naming_all_bad(options, folder):
-            _tell_accuracy(study, trained)
+            _tell_accuracy(study, trained=trained)
     if study.minutes is not None:  # those of imports, of the network and of reading count, too
         study.minutes = max(0.0, study.minutes - (time.monotonic() - options.started) / 60)
     checks: Any = {}
@@ -128,6 +128,37 @@ def evaluate(options: EvaluateOptions) -> None:
         page = study.report(options.out, **checks, commands=ways)
     _tell_verdicts(options.out / "report.json", ways)
     print(f"open {page.resolve().as_uri()}")
+
+
+def _choose_rows(options: EvaluateOptions, model: Any, folder: Any, rows: Sequence[int]) -> tuple[list[int], str, bool]:
+    """Return the photos to measure, what to say of those that were trained on, and whether some are among them.
+
+    They are left out, if enough others are there.
+
+    Args:
+        options: how many photos, and the seed that draws them.
+        model: whose file says which were trained on.
+        folder: the photos.
+        rows: the numbers of those that can be read.
+    """
+    order = np.random.default_rng(options.seed).permutation(rows).tolist()
+    new, looked = list[int](), 0
+    while looked < len(order) and len(new) < options.count:
+        part = order[looked : looked + options.count]
+        trained = find_trained(model, [folder.paths[row] for row in part])
+        new += [row for row in part if folder.paths[row] not in trained]
+        looked += len(part)
+    known = looked - len(new)
+    least = _FEWEST if options.all_images or model.net.is_dense else least_images(shares=False)
+    if not known or len(new) >= least:
+        return new[: options.count], "".join(describe_trained(known, looked)), False
+    note = "".join(describe_trained(known, known))
+    if new:
+        note = (
+            f"{known} of {looked} photos were trained on, or are copies of such, and the other {len(new)} are too few: "
+            "all are measured, so that no number is a test score"
+        )
+    return order[: options.count], note, True
 
 
 def _choose_methods(options: EvaluateOptions, model: Any) -> tuple[str, dict[str, tuple[Any, dict[str, Any]]]]:
@@ -170,20 +201,7 @@ def _tell_verdicts(file: Path, ways: Mapping[str, str]) -> None:
 
 def _to_explain(options: EvaluateOptions, method: str, layers: Any) -> str:
     """Return the command that draws the maps that were evaluated."""
-    words = [RUN, "explain", shlex.quote(str(options.images))]
-    names = ["model", "weights", "device", "trust", "baseline", "train"]
-    if read_description(options.model) is None:
-        names += ["backbone", "features", "pool", "resize", "white_level", "tokens"]
-    usual = type(options)(images=options.images)
-    for name in names:
-        value = getattr(options, name)
-        if value == getattr(usual, name):
-            continue
-        for part in value if isinstance(value, list) else [value]:
-            gap = "=" if str(part).startswith("-") else " "
-            words.append(f"--{name.replace('_', '-')}" + f"{gap}{shlex.quote(str(part))}" * (part is not True))
-    words += [f"--layer {shlex.quote(layer)}" for layer in layers]
-    return " ".join([*words, f"--method {method}", "--out maps"])
+    return write_line(options, "explain", layer=[*layers], method=method, out="maps")
 
 
 def _masks(options: Any, preparation: Any, folder: Any, rows: Sequence[int], normal: Any) -> list[Any]:
@@ -207,12 +225,12 @@ def _masks(options: Any, preparation: Any, folder: Any, rows: Sequence[int], nor
     return [None if row in unknown else masks.find_inside(row, size, resize) for row in rows]
 
 
-def _tell_accuracy(study: Any, trained: Sequence[bool]) -> None:
+def _tell_accuracy(study: Any, *, trained: bool) -> None:
     """Say how many images of a study are classified correctly, if their folders are named as the head's classes.
 
     Args:
         study: reads the images.
-        trained: whether each was trained on: then it is not counted, unless all were.
+        trained: whether some were trained on.
     """
     names, classes = study.source.names, study.net.head.classes_
     if names is None or classes is None or not set(names) & set(classes.tolist()):
@@ -222,9 +240,7 @@ def _tell_accuracy(study: Any, trained: Sequence[bool]) -> None:
         true_labels = [names[number] for number in numbers]
         labels += true_labels
         correct += [label == guess for label, guess in zip(true_labels, study.predicted(images), strict=True)]
-    counted = [number for number, known in enumerate(trained) if not known or all(trained)]
-    score = accuracy([labels[number] for number in counted], [correct[number] for number in counted])
-    print(f"{len(counted)} images: {score}{': training accuracy, not a test score' * all(trained)}")
+    print(f"{len(labels)} images: {accuracy(labels, correct)}{': training accuracy, not a test score' * trained}")
 
 
 def explore(options: ExploreOptions) -> None:

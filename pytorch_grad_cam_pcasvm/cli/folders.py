@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from pytorch_grad_cam_pcasvm.cli.arguments import GOOD_PARTS, RUN
+from pytorch_grad_cam_pcasvm.cli.arguments import GOOD_PARTS, write_line
 from pytorch_grad_cam_pcasvm.data import PHOTOS, arranged, class_folders, name_classes
 from pytorch_grad_cam_pcasvm.data.files import NORMAL, Listing, is_hidden, list_files
 
@@ -46,21 +46,34 @@ def find_normal(names: Sequence[str] | None) -> str | None:
     return next((name for name in names or () if name.lower() in NORMAL), None)
 
 
-def two_classes(root: Path, names: Sequence[str] | None) -> Sequence[str]:
+def two_classes(options: Any, names: Sequence[str] | None) -> Sequence[str]:
     """Return the names of classes to fit a head on; refuse images without classes, or of only one."""
+    root = options.images
+    listing = list_files(root)
     if names is None:
-        raise ValueError(f"the images in {root} have no classes: put them into {arranged(root)}; {use_good(root)}")
+        way = f"have no classes: put them into {arranged(root)}; {use_good(root, options)}"
+        if listing.drawn is not None:
+            way = f"have no classes; with what is drawn on them: {use_drawn(listing, listing.drawn, options)}"
+        raise ValueError(f"the images in {root} {way}")
     if len(names) < 2:
         inside = class_folders(root / names[0])
-        arrangement = f"it needs {arranged(root)}; {use_good(root / names[0])}"
+        arrangement = f"it needs {arranged(root)}; {use_good(root / names[0], options)}"
         meant = f"did you mean {root / names[0]}?" if len(inside) > 1 else arrangement
         raise ValueError(f"{root} has one class only, {names[0]}, but a classifier needs two: {meant}")
     return names
 
 
-def use_good(folder: Path) -> str:
-    """Return in words how a head is fitted on good photos alone."""
-    return f"if there is nothing to find on them: {RUN} fit {folder} --pool dense:3 --classifier {GOOD_PARTS[0]}"
+_OF_GOOD = dict.fromkeys(("normal", "masks", "kernel", "C", "gamma", "search", "class_weight", "purity", "faults"))
+
+
+def use_good(folder: Path, options: Any, **more: Any) -> str:
+    """Return in words how a head is fitted on good photos alone, with the other options that were typed."""
+    kept = _OF_GOOD | {"pool": _choose_pool(options), "classifier": GOOD_PARTS[0]} | more
+    return f"if there is nothing to find on them: {write_line(options, 'fit', images=folder, **kept)}"
+
+
+def _choose_pool(options: Any) -> str:
+    return options.pool if getattr(options, "is_dense", False) else "dense:3"
 
 
 def tell_empty(root: Path, names: Collection[str]) -> None:
@@ -91,21 +104,39 @@ def describe_left_out(listing: Listing, options: Any) -> list[str]:
     """Return a line for each part of a folder that is no photos."""
     if getattr(options, "masks", None):
         return listing.describe(lambda folder: "--masks says which are used")
-    return listing.describe(lambda folder: f"to use them: {RUN} {_use_masks(listing.root, folder, options)}")
+    return listing.describe(lambda folder: f"to use them: {use_drawn(listing, folder, options)}")
 
 
-def _use_masks(root: Path, folder: Path, options: Any) -> str:
-    """Return the command that uses the masks in a folder; of a data set in parts, that of the part that has some."""
-    name = "fit" if options.name in ("check", "fit") else "evaluate"
-    splits = list_splits(root)
-    if splits:
-        with_masks = {part: own.mask_folder for part in splits if (own := list_files(root / part)).mask_folder}
+def use_drawn(listing: Listing, folder: Path, options: Any, **more: Any) -> str:
+    """Return the command that uses masks or boxes in a folder; of a data set in parts, that of the part with some.
+
+    Args:
+        listing: of the data set.
+        folder: of masks or boxes.
+        options: those that were typed.
+        **more: other options of ``fit``.
+    """
+    root = listing.photo_folder
+    name = "fit" if options.name == "fit" or (options.name == "check" and not is_test(root)) else "evaluate"
+    if splits := list_splits(root):
+        own = {part: list_files(root / part).drawn for part in splits}
+        own |= {part: folder / part for part in splits if own[part] is None and (folder / part).is_dir()}
+        with_masks = {part: masks for part, masks in own.items() if masks is not None}
         wanted = "train" if with_masks and name == "fit" else "test"  # others have masks of photos to test on
-        name = name if with_masks else "evaluate"
         parts = [*(with_masks or splits)]
         part = next((one for one in parts if one.lower().startswith(wanted)), parts[-1])
-        root, folder = root / part, with_masks.get(part) or folder
-    return f"{name} {list_files(root).photo_folder}{' --pool dense:3' * (name == 'fit')} --masks {folder}"
+        name = name if with_masks and part.lower().startswith(wanted) else "evaluate"
+        root, folder = list_files(root / part).photo_folder, with_masks.get(part) or folder
+    kept: dict[str, Any] = {}
+    if name == "fit":
+        kept = {"pool": _choose_pool(options), "search": None} | more
+        kept |= {"classifier": None} if getattr(options, "classifier", "") in GOOD_PARTS else {}
+    return write_line(options, name, images=root, masks=folder, **kept)
+
+
+def is_test(folder: Path) -> bool:
+    """Return whether a folder is named as one of photos to test on."""
+    return folder.name.lower() in _SPLITS[-2:]
 
 
 def refuse_bad(options: Any, reasons: Mapping[str, str]) -> None:

@@ -12,6 +12,7 @@ from pytorch_grad_cam_pcasvm.model.backbones import Backbone
 from pytorch_grad_cam_pcasvm.model.preparation import Preparation, Scaled, bring_to_size, measure_size, read_steps
 
 _OF_03 = {"resize": "crop"}  # assumed of heads without a preparation, those of version 0.3
+_AGAIN = "fit the model again, with --white-level {}, which changes nothing for photos of 8 bits"
 _SEEN = 0.97  # of a picture; what lacks is half a pixel at each end
 
 
@@ -117,7 +118,7 @@ def with_whites(preparation: Preparation, paths: Sequence[Path], root: Path) -> 
     largest = _largest(paths, preparation.page)
     integers, floats, _ = largest
     _tell_depth({**integers, **floats}, paths, root)
-    tell_whites(preparation, paths, largest)
+    tell_whites(preparation, paths, largest, way="try fit --white-level {}")
     floats = {path: top for path, top in floats.items() if 0 <= top <= 255}
     if floats:
         low, high = min(floats, key=floats.__getitem__), max(floats, key=floats.__getitem__)
@@ -155,13 +156,14 @@ def _largest(paths: Sequence[Path], page: int | None) -> tuple[dict[Path, float]
     return integers, floats, moving
 
 
-def tell_whites(preparation: Preparation, paths: Sequence[Path], largest: Any = None) -> None:
+def tell_whites(preparation: Preparation, paths: Sequence[Path], largest: Any = None, *, way: str = _AGAIN) -> None:
     """Say the white level of pictures of more than 8 bits, and if that is far from their numbers; and which ones move.
 
     Args:
         preparation: of the pictures, or what has its ``white_level`` and ``page``.
         paths: of all pictures.
         largest: what is known of them, of :func:`_largest`; None: look at them.
+        way: what to do with the white level that they need.
 
     Raises:
         ValueError: a picture has larger numbers than the white level.
@@ -180,7 +182,7 @@ def tell_whites(preparation: Preparation, paths: Sequence[Path], largest: Any = 
     print(f"{len(integers)} of {len(paths)} pictures have more than 8 bits: {white} is white")
     suggested = suggest_white(top)
     if white_level is None and suggested is not None:
-        print(f"hint: no number of these is larger than {top:g}, so they are dark: try fit --white-level {suggested}")
+        print(f"hint: no number of these is larger than {top:g}, so they are dark: {way.format(suggested)}")
 
 
 def _tell_depth(deep: Mapping[Path, float], paths: Sequence[Path], root: Path) -> None:

@@ -4,11 +4,26 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pytorch_grad_cam_pcasvm.cli.arguments import CLASSIFIERS, GOOD_PARTS, MODEL, RUN, EvaluateOptions, FitOptions
-from pytorch_grad_cam_pcasvm.cli.folders import classes_in, find_normal, name_objects, tell_left_out, two_classes
+from pytorch_grad_cam_pcasvm.cli.arguments import (
+    CLASSIFIERS,
+    GOOD_PARTS,
+    MODEL,
+    RUN,
+    EvaluateOptions,
+    FitOptions,
+    write_line,
+)
+from pytorch_grad_cam_pcasvm.cli.folders import (
+    classes_in,
+    find_normal,
+    name_objects,
+    tell_left_out,
+    two_classes,
+    use_drawn,
+)
 from pytorch_grad_cam_pcasvm.data import list_photos, name_classes
 from pytorch_grad_cam_pcasvm.data.annotations import READ, name_annotation
-from pytorch_grad_cam_pcasvm.data.files import TO_MASKS
+from pytorch_grad_cam_pcasvm.data.files import TO_MASKS, describe_others, is_photo, list_files, walk
 from pytorch_grad_cam_pcasvm.model.description import parse_origin, read_description, read_header
 from pytorch_grad_cam_pcasvm.runtime.amounts import least_images
 
@@ -149,6 +164,7 @@ def refuse_photos(options: Any) -> None:
     """
     if options.name != "check":  # which says it among what it finds
         tell_left_out(options)
+        _refuse_wrapped(options)
     if options.name == "fit":
         _refuse_training(options)
     elif options.name in ("atlas", "evaluate") or (options.name == "explain" and options.model.suffix != ".onnx"):
@@ -156,9 +172,38 @@ def refuse_photos(options: Any) -> None:
     elif options.name == "export" and options.images is not None:
         name_classes(options.images)
     if options.name == "evaluate":
+        _refuse_annotations(options.masks)
         description = read_description(options.model)
         if description is not None and not description.is_dense:
             refuse_few(options)
+
+
+def _refuse_annotations(masks: Path | None) -> None:
+    """Refuse a folder that is named as one of masks, and has none.
+
+    Raises:
+        FileNotFoundError: it has other files alone, which are named.
+    """
+    seen = [] if masks is None else walk(masks)[0]
+    if masks is None or any(is_photo(path) or name_annotation(path) == READ for path in seen):
+        return
+    raise FileNotFoundError(f"{masks} has no masks: {describe_others(seen, masks) or 'it is empty'}")
+
+
+def _refuse_wrapped(options: Any) -> None:
+    """Refuse a folder whose classes are those of the single folder in it.
+
+    Raises:
+        ValueError: it is one.
+    """
+    root = getattr(options, "images", None)
+    if root is None or not root.is_dir() or not (listing := list_files(root)).photos:
+        return
+    if (inside := listing.photo_folder) != root:
+        line = write_line(options, options.name, images=inside)
+        if options.name in ("fit", "evaluate") and options.masks is None and listing.drawn:
+            line += f", or with the masks: {use_drawn(listing, listing.drawn, options)}"
+        raise ValueError(f"{root} has its folders of photos in {inside}: did you mean {line}?")
 
 
 def _refuse_training(options: FitOptions) -> None:
@@ -174,7 +219,7 @@ def _refuse_training(options: FitOptions) -> None:
     if of_good_parts:
         _refuse_several_classes(options, classes)
     elif options.masks is None:
-        classes = two_classes(options.images, classes)
+        classes = two_classes(options, classes)
     _check_normal(options, classes, of_good_parts)
     if options.groups is not None:
         has_classes = classes is not None and not of_good_parts

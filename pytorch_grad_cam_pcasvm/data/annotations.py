@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 _HEAD = 1 << 16  # bytes; COCO's may have gigabytes
-_YOLO = re.compile(r"\s*(?:\d+(?:\s+[01]?\.?\d+(?:e-?\d+)?){4,}\s*)+", re.IGNORECASE)
+_SHARE = re.compile(r"(?:[01]?\.\d+|[01]\.?)(?:e-?\d+)?", re.IGNORECASE)  # of a side, as of YOLO's
 _SAYS = {  # what the first bytes have, by ending; the first that fits
     ".json": (
         ("LabelMe", r'"shapes"'), ("VIA", r'"(shape_attributes|_via_\w+)"'),
@@ -17,6 +17,7 @@ _SAYS = {  # what the first bytes have, by ending; the first that fits
     ".csv": (("run lengths", r"(?i)encoded_?pixels"),),
 }  # fmt: skip
 READ = "Pascal VOC"
+_EDGES = 4  # of a box
 
 
 def name_annotation(path: Path) -> str | None:
@@ -31,8 +32,16 @@ def name_annotation(path: Path) -> str | None:
         return None
     if ending == ".txt":
         whole = head.rpartition("\n")[0] if len(head) >= _HEAD else head
-        return "YOLO" if _YOLO.fullmatch(whole) else None
+        return "YOLO" if _is_yolo(whole) else None
     return next((name for name, pattern in _SAYS[ending] if re.search(pattern, head)), None)
+
+
+def _is_yolo(text: str) -> bool:
+    """Return whether each line has the number of a class, and a box or a polygon in shares of the sides."""
+    lines = [words for line in text.splitlines() if (words := line.split())]
+    return bool(lines) and all(
+        len(shares) >= _EDGES and kind.isdigit() and all(map(_SHARE.fullmatch, shares)) for kind, *shares in lines
+    )
 
 
 def name_annotations(paths: Iterable[Path]) -> list[str]:

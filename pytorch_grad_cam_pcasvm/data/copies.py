@@ -186,15 +186,14 @@ def find_copies(paths: Sequence[Path], hashes: np.ndarray) -> list[list[int]]:
         near[one].add(other)
     for rows in folders.values():
         named = _group_names(paths, rows, _name_original)
-        groups = [(own, True) for own in named]
+        groups = [(own, len(own) <= max(_FEW, _SHARE * len(rows))) for own in named]
         for times in (1, 2):
             numbered = _group_names(paths, rows, partial(_name_beginning, times=times))
             agreeing = sum(_count_alike(own, near) > 0 for own in numbered)
             agree = len(numbered) >= _SEVERAL and 2 * agreeing > len(numbered)  # numbers are those of copies
-            groups += [(own, agree) for own in numbered]
+            groups += [(own, agree and len(own) <= _FEW) for own in numbered]  # more may be a series
         for own, trusted in groups:
-            is_small = len(own) <= max(_FEW, _SHARE * len(rows))
-            if (trusted and is_small) or 2 * _count_alike(own, near) > len(own):
+            if trusted or 2 * _count_alike(own, near) > len(own):
                 joined += [(own[0], row) for row in own[1:]]
     return join_pairs(joined)
 

@@ -2,9 +2,10 @@
 
 import os
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from pytorch_grad_cam_pcasvm.data.annotations import READ, name_annotation, name_annotations
@@ -21,6 +22,7 @@ _FOREIGN = re.compile(
 )
 NORMAL = ("good", "normal", "ok", "healthy", "negative", "background", "clean")  # folders of what has no fault
 _SHOWN = 3  # names of a kind
+_ENDING = re.compile(r"(?<=.)(?:\.(?:nii|tar))?\.[^.]+$|$")  # .gz says nothing of what it holds
 _MAGIC, _MAGIC_AT = b"DICM", 128  # of DICOM, whose files often have no ending
 _DICOM = (".dcm", ".dicom", ".ima")
 
@@ -51,22 +53,39 @@ class Listing:
 
         A single one beside a folder of masks, such as ``images`` and ``masks``, is no class.
         """
-        of_name = defaultdict[str, set[Path]](set)
-        for path in self.photos:
-            if self.root not in (path, path.parent):
-                of_name[path.relative_to(self.root).parts[0]].add(path.parent)
-        beside = self.mask_folder is not None and self.mask_folder.parent == self.root
-        if beside and not self.beside and [*of_name.values()] == [{self.root / name} for name in of_name][:1]:
-            return []
-        return sorted(of_name)
+        root = self.photo_folder
+        of_name = sorted({path.relative_to(root).parts[0] for path in self.photos if root not in (path, path.parent)})
+        beside = self.mask_folder is not None and self.mask_folder.parent == root
+        flat = len({path.parent for path in self.photos}) == 1
+        return [] if beside and flat and not self.beside else of_name
 
     @property
     def photo_folder(self) -> Path:
-        """The folder of those of classes: the single one beside a folder of masks, if it has folders; else the root."""
-        names, masks = self.classes, self.mask_folder
-        single = len(names) == 1 and not self.beside and masks is not None and masks.parent == self.root
-        inside = self.root / names[0] if single else self.root
-        return self.root if any(path.parent == inside for path in self.photos) else inside
+        """The folder of those of classes: the root, or one alone in it that has folders, and is no class.
+
+        It is none if it is named as one of photos, such as ``images``, or has the masks in it or beside it.
+        """
+        from pytorch_grad_cam_pcasvm.data.mask_search import names_photos
+
+        folder, masks = self.root, self.mask_folder
+        while self.root not in self.photos:
+            names = {path.relative_to(folder).parts[0] for path in self.photos}
+            inside = folder / next(iter(names), "")
+            is_class = not names_photos(inside.name) and (masks is None or folder not in masks.parents)
+            if len(names) != 1 or is_class or any(path.parent in (folder, inside) for path in self.photos):
+                break
+            folder = inside
+        return folder
+
+    @cached_property
+    def boxes(self) -> list[Path]:
+        """The files of boxes."""
+        return [path for path in self.others if name_annotation(path) == READ]
+
+    @property
+    def drawn(self) -> Path | None:
+        """The folder of masks, or else of boxes; None: there are none."""
+        return self.mask_folder or (self._find_boxes() if self.boxes else None)
 
     @property
     def beside(self) -> list[Path]:
@@ -87,13 +106,20 @@ class Listing:
             tops = Counter(_find_hidden(path.relative_to(self.root)) for path in self.hidden)
             what = "1 file that is" if len(self.hidden) == 1 else f"{len(self.hidden)} files that are"
             lines.append(f"ignored: {what} hidden or of another system ({_name_first([*tops])})")
-        boxes = [path for path in self.others if name_annotation(path) == READ]
-        if boxes:
+        if boxes := self.boxes:
             are = "1 file has boxes" if len(boxes) == 1 else f"{len(boxes)} files have boxes"
-            lines.append(f"{are} ({READ}), such as {self._name(boxes[0])}; {use(self.root)}")
+            lines.append(f"{are} ({READ}), such as {self._name(boxes[0])}; {use(self._find_boxes())}")
         if others := [path for path in self.others if path not in {*boxes}]:
             lines.append(f"not read: {describe_others(others, self.root)}")
         return lines
+
+    def _find_boxes(self) -> Path:
+        """Return the folder of all boxes: the highest without photos, or the root."""
+        with_photos = {parent for path in self.photos for parent in path.parents}
+        first, *_ = self.boxes
+        folders = [one for one in first.parents if one.is_relative_to(self.root) and one not in with_photos]
+        alone = folders and all(path.is_relative_to(folders[-1]) for path in self.boxes)
+        return folders[-1] if alone else self.root
 
     def _name(self, path: Path) -> str:
         return path.relative_to(self.root).as_posix()
@@ -161,7 +187,7 @@ def describe_others(paths: Sequence[Path], root: Path) -> str:
     """Return how many files there are of each ending, and what to do with those that may be pictures or annotations."""
     if not paths:
         return ""
-    counts = Counter(path.suffix.lower() or "without an ending" for path in paths)
+    counts = Counter(_ENDING.search(path.name.lower())[0] or "without an ending" for path in paths)  # type: ignore[index]
     said = ", ".join(f"{count} {ending}" for ending, count in sorted(counts.items(), key=lambda one: (-one[1], one[0])))
     said += f", such as {paths[0].relative_to(root).as_posix()}"
     if kinds := name_annotations(paths):
@@ -187,8 +213,8 @@ def is_dicom(path: Path) -> bool:
 # Pictures and volumes of formats that Pillow does not read by itself.
 _PICTURES = (
     ".heic", ".heif", ".jxl", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".raf", ".orf", ".rw2", ".raw", ".svg", ".pdf",
-    ".npy", ".npz", ".nii", ".svs", ".ndpi", ".mrxs", ".czi", ".nd2", ".lif", ".vsi", ".exr", ".hdr", ".psd", ".mat",
-    ".fits",
+    ".npy", ".npz", ".nii", ".nii.gz", ".svs", ".ndpi", ".mrxs", ".czi", ".nd2", ".lif", ".vsi", ".exr", ".hdr", ".psd",
+    ".mat", ".fits",
 )  # fmt: skip
 TO_PNG = "turn them into PNG first, with the lines under 'Photos are DICOM' in the documentation, 'Troubleshooting'"
 TO_MASKS = (

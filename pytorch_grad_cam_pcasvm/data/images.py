@@ -253,7 +253,8 @@ class _Classes(ImageFolder):
     @staticmethod
     def make_dataset(directory: str | Path, class_to_idx: dict[str, int], *_: Any, **__: Any) -> list[tuple[str, int]]:
         """Return the photos with the numbers of their classes, in torchvision's order."""
-        photos = [(path.relative_to(directory).parts[0], path) for path in list_photos(Path(directory))]
+        listing = list_files(directory)
+        photos = [(path.relative_to(listing.photo_folder).parts[0], path) for path in listing.photos]
         photos.sort(key=lambda one: (one[0], str(one[1].parent), one[1].name))
         return [(str(path), class_to_idx[name]) for name, path in photos]
 

@@ -4,10 +4,11 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-_WORDS = r"(?:masks?|gts?|ground[ ._-]?truths?|labels?|annotations?|segs?|segmentations?)"
+_WORDS = r"(?:masks?|gts?|ground[ ._-]?truths?|labels?|lbls?|annotations?|annots?|segs?|segmentations?)"
 # Of a mask's name, behind that of its picture or before it; several are numbered.
 _BEHIND = re.compile(rf"[ ._-]+{_WORDS}(?P<number>[ ._-]*\d+)?$", re.IGNORECASE)
 _BEFORE = re.compile(rf"^{_WORDS}[ ._-]+", re.IGNORECASE)
@@ -22,11 +23,17 @@ _FEW, _COLOURS = 8, 100  # that any mask has, and that most of its pixels have
 _MOST, _FLAT = 0.99, 0.9  # of the pixels: of these colours; like their neighbour
 _BLURRED, _NOISE, _SMOOTH = 24, 2, 0.8  # of 255: black or white that JPEG has changed; like a neighbour, so many
 _PIXELS = 1 << 18  # that are looked at
+_SMALL, _SAME = 32, 16  # pixels of a side; of 255: by which a picture that was saved twice differs at most
 
 
 def names_masks(folder: str) -> bool:
     """Return whether a folder is named as one of masks."""
     return _FOLDER.fullmatch(re.sub(r"[\W\d_]+", "", folder)) is not None
+
+
+def names_photos(folder: str) -> bool:
+    """Return whether a folder is named as one of photos of any class."""
+    return _PHOTOS.fullmatch(folder) is not None
 
 
 def picture_stems(stem: str) -> list[str]:
@@ -70,7 +77,8 @@ def find_masks(root: Path, pictures: Sequence[Path]) -> tuple[set[Path], Path | 
     photos = [path for path in pictures if path not in named]
     if not photos:  # which masks could be of
         return set(), None
-    masks, folders = set[Path](), list[Path]()
+    masks = _find_named_alike(root, photos)
+    folders = [root] * bool(masks)
     for group in groups:
         own = set(group.masks)
         of_stem = _by_stem([path for path in photos if path not in own and path not in masks])
@@ -89,6 +97,56 @@ def find_masks(root: Path, pictures: Sequence[Path]) -> tuple[set[Path], Path | 
     return masks, _choose_folder(root, folders, masks) if folders else None
 
 
+def _find_named_alike(root: Path, photos: Sequence[Path]) -> set[Path]:
+    """Return the pictures that are masks of others in their folders with names that differ by the ending alone.
+
+    Raises:
+        ValueError: both may be masks by what they show.
+    """
+    of_name, pairs = defaultdict[Any, list[Path]](list), defaultdict[Any, list[tuple[Path, Path]]](list)
+    for path in photos:
+        of_name[path.parent, path.stem].append(path)
+    for own in of_name.values():
+        for pair in combinations(own, 2):
+            pairs[tuple(path.suffix.lower() for path in pair)].append(pair)
+    masks = set[Path]()
+    for of_endings in pairs.values():
+        kinds = [_have_few_colours(*pair) for pair in _some(of_endings)]
+        if len({*kinds}) > 1:  # some are copies
+            kinds = [_have_few_colours(*pair) for pair in of_endings]
+        counts = [sum(kind[place] for kind in kinds) for place in (0, 1)]
+        if not any(counts):
+            continue
+        if 2 * min(counts) > max(counts):
+            one, other = of_endings[0]
+            raise ValueError(
+                f"{one} and {other} have one name, and few colours both: if one is the mask of the other, end its name "
+                f"in _mask, as in {other.stem}_mask{other.suffix}; if both are photos, name them differently"
+            )
+        place = counts.index(max(counts))
+        kinds *= len(of_endings) if len({*kinds}) == 1 else 1
+        masks |= {pair[place] for pair, kind in zip(of_endings, kinds, strict=False) if kind[place]}
+    return masks
+
+
+def _have_few_colours(one: Path, other: Path) -> tuple[bool, bool]:
+    """Return which of two pictures may be the mask of the other, by their colours; none if they show the same."""
+    import numpy as np
+    from PIL import Image
+
+    if not _have_one_shape(one, other):
+        return False, False
+    try:
+        small = []
+        for path in (one, other):
+            with Image.open(path) as picture:
+                small.append(np.asarray(picture.convert("L").resize((_SMALL, _SMALL), Image.Resampling.BOX), float))
+    except Exception:  # who reads it says so
+        return False, False
+    same = np.abs(small[0] - small[1]).mean() < _SAME
+    return (False, False) if same else (has_few_colours(one), has_few_colours(other))
+
+
 def _refuse_drawings(root: Path, group: _Group, of_stem: Mapping[str, Path]) -> None:
     """Refuse masks of photos that have few colours, too: both may be classes, as of drawings.
 
@@ -96,9 +154,7 @@ def _refuse_drawings(root: Path, group: _Group, of_stem: Mapping[str, Path]) -> 
         ValueError: the names of files and of the folder of photos do not say which of them are masks.
     """
     pairs = [(mask, photo) for mask in group.masks if (photo := of_stem.get(mask.stem)) is not None]
-    if len(pairs) < len(group.masks) or any(
-        _PHOTOS.fullmatch(part) for part in pairs[0][1].relative_to(root).parts[:-1]
-    ):
+    if len(pairs) < len(group.masks) or any(map(names_photos, pairs[0][1].relative_to(root).parts[:-1])):
         return
     if all(has_few_colours(photo) for _, photo in _some(pairs)):
         mask, photo = pairs[0]
@@ -207,9 +263,11 @@ def _refuse_alike(which: str, pairs: Sequence[Any], way: str) -> None:
     """
     if any(mask.suffix.lower() in _LOSSY for mask, _ in pairs):
         return
-    for mask, photo in _some(pairs):
-        if not has_few_colours(mask) or has_few_colours(photo) or not _have_one_shape(mask, photo):
-            return
+    some = _some(pairs)
+    if not all(has_few_colours(mask) and _have_one_shape(mask, photo) for mask, photo in some):
+        return
+    if sum(has_few_colours(photo) for _, photo in some) > len(some) / 2:
+        return
     _, photo = pairs[0]
     raise ValueError(
         f"{which} are photos by name, but have few colours, and the names and sizes of others, such as {photo}: if "

@@ -312,7 +312,7 @@ def masks_by_picture(root: Path, names: Sequence[str], paths: Sequence[Path]) ->
     if not of_row:
         others = describe_others([path for path in seen if not is_photo(path)], root)
         raise FileNotFoundError(
-            f"no file in {root} is the mask of a picture: that of {names[0]} would be {example}"
+            f"no file in {root} is the mask of a picture: that of {names[0]} would be {root / example}"
             + (f"; it has {others}" if others else "")
         )
     if unknown:

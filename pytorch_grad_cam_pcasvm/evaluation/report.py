@@ -161,6 +161,7 @@ def _entries(study: Subject, checks: Sequence[str], commands: Mapping[str, str] 
     methods = [] if dense else list(study.named)
     return {
         "format": FORMAT,
+        "note": study.note,
         "verdicts": [],
         "network": type(study.net.backbone).__name__,
         "layer": str(study.layer),

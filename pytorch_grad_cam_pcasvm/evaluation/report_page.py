@@ -85,14 +85,14 @@ def page(written: str | Path) -> Path:
     results = _results(entries)
     verdicts = sorted(judge_methods(entries), key=lambda judgement: (USE, OPEN, DO_NOT).index(judgement.verdict))
     sections = "\n".join(_section(name, result, entries["pictures"].get(name, {})) for name, result in results.items())
-    time = _time(entries.get("time"), entries["results"])
+    notes = [entries.get("note"), _time(entries.get("time"), entries["results"])]
     paragraphs = [_write_verdict(judgement, entries, results) for judgement in verdicts] or [
         _write_positions(entries, results)
     ]
     template = string.Template((Path(__file__).parent / "report.html").read_text(encoding="utf-8"))
     text = template.substitute(
         title="Can these maps be trusted?",
-        time=f'<p class="note">{html.escape(time)}</p>' if time else "",
+        time="\n".join(f'<p class="note">{html.escape(note)}</p>' for note in notes if note),
         network=f"{html.escape(entries['network'])}, maps at {html.escape(entries['layer'])}",
         verdicts="\n".join(paragraphs),
         summary="\n".join(_summary(entries["methods"], results)),

@@ -81,6 +81,7 @@ class Subject:
         if len(self.rows) < 3:
             raise ValueError(f"{len(self.rows)} images are too few to measure anything: give at least 3, ideally 100")
         self.made, self.known, self.title = Made(), Known(), ""  # in front of what progress bars say
+        self.note = ""  # of the images, for a report
         self._warnings = WarnOnce()
         self._channels_last = True
         self._forget()

@@ -90,6 +90,7 @@ def read_picture(
             is_deep = ";16" in str(picture.tile) and not picture.mode.startswith("I")
             numbers, white = deep_numbers(picture)
             picture.load()
+            refuse_bands(picture)
             turn = _TURNS.get(read_orientation(picture)) if exif else None
             if numbers is None and picture.mode == "I":  # of PGM, which says what is white, and Pillow follows it
                 shown = Image.fromarray(np.rint(np.asarray(picture) / 257).astype(np.uint8))
@@ -103,6 +104,8 @@ def read_picture(
         raise UnreadableImageError(
             path, "it has more pixels than Pillow takes: make it smaller, or cut it up"
         ) from error
+    except ValueError as error:  # of a raw mode that there is not
+        raise UnreadableImageError(path, _describe_tiff(path) or f"{type(error).__name__}: {error}") from error
     # Pillow has no common name for what it raises, as for a comment that is too long.
     except Exception as error:
         raise UnreadableImageError(path, f"{type(error).__name__}: {error}") from error
@@ -152,6 +155,31 @@ def choose_page(picture: Any, page: int | None) -> None:
                 )
     if count > 1:
         picture.seek(0 if page is None else page - 1)
+
+
+def refuse_bands(picture: Any) -> None:
+    """Refuse a TIFF that was loaded and has channels beside its colours, such as infrared, which would be left out.
+
+    A transparency is none, if most of it is clear or opaque.
+
+    Raises:
+        UnreadableImageError: it has some.
+    """
+    tags = getattr(picture, "tag_v2", {})
+    colours = 3 if tags.get(262) in (2, 6) else 1
+    if tags.get(262) not in (0, 1, 2, 6) or tags.get(277, 1) <= colours:
+        return
+    kinds = np.atleast_1d(tags.get(338, ()))
+    if len(kinds) == tags[277] - colours == 1 and kinds[0] in (1, 2) and picture.mode[-1:] in "Aa":
+        counts = picture.getchannel(len(picture.getbands()) - 1).histogram()
+        if counts[0] + counts[255] >= sum(counts) / 2:
+            return
+    names = "red, green and blue" if colours == 3 else "grey"
+    raise UnreadableImageError(
+        picture.filename,
+        f"it has {tags[277]} channels, of which a network sees {names} alone: save the 1 (grey) or 3 (RGB) that it is "
+        "to see, without others",
+    )
 
 
 def _describe_tiff(path: str | Path) -> str:

@@ -106,7 +106,9 @@ class Starts:
             yield everyone, run.start_at(layer, zeros if mean is None else mean)
             return
         if boundary is not None and moves and run.output.grid is None:
-            at_mean = _at_mean(run, layer, boundary)
+            mean = spread_everywhere(boundary.start.features[0], run, layer, self._given_mean(run, layer))
+            difference = run.passed.activations[layer] - mean
+            at_mean = Start(None, boundary.start, mean, difference, boundary)  # maps are moved to their own starts
             self._stay_off_poles(run, layer, at_mean, questions)
             yield everyone, at_mean
             return
@@ -209,9 +211,9 @@ class Starts:
         if mean is not None:
             return self._find_near(run, layer, questions, mean, warnings)
         assert boundary is not None
-        starts = []
+        mean, starts = self._given_mean(run, layer), []
         for members, names, which in questions.group_boundaries(head, like.device):
-            points = [spread_everywhere(boundary.point(name), like, run.layouts[layer]) for name in names]
+            points = [spread_everywhere(boundary.point(name), run, layer, mean) for name in names]
             starts.append((members, _spread_points(points, which, run, layer)))
         return starts
 
@@ -308,13 +310,16 @@ class Starts:
 
     def _find_mean(self, run: Run, layer: int) -> Tensor | None:
         """Return the mean of the training set, of one row; None if it is not known."""
-        if self.means is not None:
-            if len(self.means) != len(run.layers):
-                raise ValueError(
-                    f"give one mean for each of the {len(run.layers)} target layers, got {len(self.means)}"
-                )
-            return fit_mean(self.means[layer], run, layer)
+        given = self._given_mean(run, layer)
+        if given is not None:
+            return fit_mean(given, run, layer)
         return find_training_mean(run, layer, by_numbers=isinstance(self.baseline, str) and self.baseline == "mean")
+
+    def _given_mean(self, run: Run, layer: int) -> Tensor | None:
+        """Return the mean that was given for a target layer."""
+        if self.means is not None and len(self.means) != len(run.layers):
+            raise ValueError(f"give one mean for each of the {len(run.layers)} target layers, got {len(self.means)}")
+        return None if self.means is None else self.means[layer]
 
 
 def _spread_points(points: Sequence[Tensor], which: Tensor | None, run: Run, layer: int) -> Tensor:
@@ -330,13 +335,6 @@ def _spread_points(points: Sequence[Tensor], which: Tensor | None, run: Run, lay
         return points[0]
     rows, crops = torch.cat(list(points))[which], run.layouts[layer].crops
     return rows if crops is None else crops.repeat(rows)
-
-
-def _at_mean(run: Run, layer: int, boundary: Boundary) -> Start:
-    """Return the training mean, from where each target's maps are moved to its own start."""
-    activations = run.passed.activations[layer]
-    mean = spread_everywhere(boundary.start.features[0], activations, run.layouts[layer])
-    return Start(None, boundary.start, mean, activations - mean, boundary)
 
 
 def _list_layers(run: Run) -> str:
@@ -358,10 +356,10 @@ class BaselineCAM(ClosedFormCAM):
             ``baseline_values``, is evaluated with the image's own attention weights.
         mean: the mean of the training set at the target layer, from :func:`.mean_activations`, for ``"neutral"`` and
             ``"mean"``; for several target layers, a list of these. None: derived from the head, if the features are
-            means over positions of the target layer (``"neutral"`` then always uses the head's mean), or if the command
-            line's ``fit`` has stored the layer's means with it; otherwise ``"neutral"`` starts at zeros, with a
-            warning. For images of another size, its mean over positions is used if the features are pooled; others are
-            refused.
+            means over positions of the target layer (``"neutral"`` then always has the head's means over positions,
+            and takes from this mean how they vary), or if :func:`.fit_model` has stored the layer's means with it;
+            otherwise ``"neutral"`` starts at zeros, with a warning. For images of another size, its mean over positions
+            is used if the features are pooled; others are refused.
 
     Raises:
         TypeError: the baseline is neither one of these names nor a tensor, or the mean is not a tensor.

@@ -9,7 +9,6 @@ from torch.nn import functional as F  # noqa: N812 - torch's own habit
 
 from pytorch_grad_cam_pcasvm.methods.run import Run
 from pytorch_grad_cam_pcasvm.network.layer_means import average_positions
-from pytorch_grad_cam_pcasvm.network.layout import Layout
 from pytorch_grad_cam_pcasvm.network.tiling import Tiled
 from pytorch_grad_cam_pcasvm.path.record import ClosedFormPass
 from pytorch_grad_cam_pcasvm.runtime.device import is_traced, may_look
@@ -34,13 +33,13 @@ def find_training_mean(run: Run, layer: int, *, by_numbers: bool) -> Tensor | No
     if head.feature_mean is not None and run.output.grid is not None:
         channels = find_channels(run, layer)
         if channels is not None:
-            return spread_everywhere(head.feature_mean[channels], activations, layout)
+            return spread_everywhere(head.feature_mean[channels], run, layer)
     elif (
         head.feature_mean is not None
         and layout.has_channels_first
         and (run.ends_in_mean(layer) or (by_numbers and _are_means(run, layer)))
     ):
-        return spread_everywhere(head.feature_mean, activations, layout)
+        return spread_everywhere(head.feature_mean, run, layer)
     mean = head.training_set.means.get(run.layers[layer])
     if mean is None or not (layout.is_known or mean.shape == activations.shape[1:]):
         return None
@@ -177,7 +176,22 @@ def find_pools(run: Run) -> set[Any]:
     return {run.model.pool, *(part.pool for part in inner.parts or (inner,))}
 
 
-def spread_everywhere(point: Tensor, like: Tensor, layout: Layout) -> Tensor:
-    """Return activations of one row, with a number for each channel (T,) at all positions, and 0 elsewhere."""
-    means = point.to(like).reshape(1, -1, 1)
-    return layout.expand_means(F.pad(means, (layout.before, layout.after)))
+def spread_everywhere(point: Tensor, run: Run, layer: int, mean: Tensor | None = None) -> Tensor:
+    """Return activations of one row whose means over positions are the numbers of channels (T,).
+
+    They vary over positions as the training mean does, where that is known, so that features that are means over them
+    stay as they are; other tokens are 0.
+
+    Args:
+        point: one number a channel.
+        run: the network's run.
+        layer: position of the target layer.
+        mean: the training mean, as :func:`fit_mean` takes it; None: what the head knows of it.
+    """
+    like, layout = run.passed.activations[layer], run.layouts[layer]
+    spread = layout.expand_means(F.pad(point.to(like).reshape(1, -1, 1), (layout.before, layout.after)))
+    if mean is None and run.head is not None:
+        mean = run.head.training_set.means.get(run.layers[layer])
+    if mean is None or mean.shape != like.shape[1:] or not layout.is_that_of_maps or run.output.grid is not None:
+        return spread
+    return spread + (mean - average_positions(mean, layout)).to(like)

@@ -58,7 +58,7 @@ def make_backbone(
     own = False
     size, made_for, exact = size or origin.size, None, None
     if origin.library == "function":
-        net, transform, own = _make_own(origin.name)
+        net, transform, own = _make_own(origin.name, size)
     elif origin.library == "timm":
         net, transform, exact, made_for = _make_timm(origin.name, origin.weights, size, downloads=file is None)
         state = state if made_for is None else _resample(net, state)
@@ -227,7 +227,7 @@ def _resample(net: Any, state: Any) -> Any:
     return state if state is None or fit_to is None else fit_to(dict(state), net)
 
 
-def _make_own(typed: str) -> tuple[Any, Any, bool]:
+def _make_own(typed: str, size: tuple[int, int] | None) -> tuple[Any, Any, bool]:
     """Return the network of a user's function, its transform or ImageNet's, and whether that is the user's."""
     from torch import nn
 
@@ -247,7 +247,8 @@ def _make_own(typed: str) -> tuple[Any, Any, bool]:
         return net, transform[0], True
     from torchvision.models import ResNet18_Weights
 
-    print(f"images are prepared as for ImageNet (224 pixels): to change that, let {name}() return net, transform")
+    pixels = "{1}x{0}".format(*size) if size is not None else "224"
+    print(f"images are prepared as for ImageNet ({pixels} pixels): to change that, let {name}() return net, transform")
     return net, ResNet18_Weights.DEFAULT.transforms(), False
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from pytorch_grad_cam_pcasvm.network.inputs import map_input, pick_images
-from pytorch_grad_cam_pcasvm.network.layout import Layout
+from pytorch_grad_cam_pcasvm.network.layout import Layout, find_sides
 
 _MOVES = 0.15  # of an axis: by how much the centre of what changes moves along it, at least, if it lies on the image
 _BESIDE = 0.5  # of that, at most, along all other axes
@@ -43,7 +43,8 @@ def find_axes(backbone: nn.Module, place: Callable[[nn.Module, Tensor], Any], x:
         UndecidedAxesError: what moves tells no reading from another.
         UnknownAxesError: no reading agrees with what moves.
     """
-    sides = tuple(pick_images(x)[0].shape[2:])
+    image = pick_images(x)[0].shape
+    sides = tuple(image[dim] for dim in find_sides(image))
     rows = next(number for number in count(_DRAWS * (1 + 2 * len(sides))) if number not in shape)
     change: Any = 0.0
     for seed in range(_TRIES):  # what a few numbers follow by chance, more noise tells
@@ -110,10 +111,11 @@ def _change_ends(rows: int, seed: int, x: Tensor) -> Tensor:
     parts = []
     for usual, other in noise:
         images = usual.repeat(1 + 2 * (x.dim() - 2), *[1] * usual.dim())
-        for axis, side in enumerate(x.shape[2:], 1):
+        for number, dim in enumerate(find_sides(x.shape)):
+            side = x.shape[dim]
             quarter = -(-side // 4)
-            for row, first in enumerate((0, side - quarter), 2 * axis - 1):
-                images[row].narrow(axis, first, quarter).copy_(4 * other.narrow(axis, first, quarter))
+            for row, first in enumerate((0, side - quarter), 2 * number + 1):
+                images[row].narrow(dim - 1, first, quarter).copy_(4 * other.narrow(dim - 1, first, quarter))
         parts.append(images)
     drawn = torch.cat(parts)
     return torch.cat([drawn, drawn[-1:].expand(rows - len(drawn), *x.shape[1:])])

@@ -500,6 +500,8 @@ def test_a_network_of_ones_own_is_that_of_torchvision(own, network, head, tmp_pa
     options = own(network, "mine.networks:network")
     assert main(["fit", *options, "--components", "3", "--out", "own.safetensors"]) == 0
     assert "prepared as for ImageNet (224 pixels)" in capsys.readouterr().out
+    assert main(["fit", *options, "--components", "3", "--size", "96x64", "--out", "small.safetensors"]) == 0
+    assert "prepared as for ImageNet (96x64 pixels)" in capsys.readouterr().out
     assert Head.load("own.safetensors").digest() == Head.load(head).digest()
     assert main(["atlas", *options, "--head", "own.safetensors", "--out", "atlas"]) == 0
     assert main(["atlas", *network, "--head", str(head), "--out", "same"]) == 0

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import shutil
 
 import numpy as np
@@ -12,6 +13,7 @@ from test_choosing import NETWORK, SIZE, make_photos, run, save
 
 from pytorch_grad_cam_pcasvm import evaluation, load_model
 from pytorch_grad_cam_pcasvm.cli import drawing, fitting
+from pytorch_grad_cam_pcasvm.cli.arguments import parse_arguments
 from pytorch_grad_cam_pcasvm.data.copies import parse_hashes
 
 OPTIONS = [*NETWORK, "--components", "4", "--C", "10", "--class-weight", "none"]
@@ -134,11 +136,17 @@ def test_what_cannot_be_used_is_told_before_the_network_is_made(photos, tmp_path
 def test_one_class_alone_names_the_way_for_good_photos(photos, tmp_path, capsys):
     shutil.rmtree(photos / "crack")
     good = photos / "good"
-    way = f"if there is nothing to find on them: pcasvm-cam fit {good} --pool dense:3 --classifier neighbours\n"
+    way = f"if there is nothing to find on them: pcasvm-cam fit {good} --pool dense:3 --classifier neighbours"
     out = ["--out", tmp_path / "m.safetensors"]
-    assert run(capsys, "fit", photos, *OPTIONS, *out)[2].endswith(way)
-    assert run(capsys, "fit", good, *OPTIONS, *out)[2].endswith(way)
-    assert run(capsys, "check", photos)[1].endswith(f"next, {way}")
+    assert run(capsys, "check", photos)[1].endswith(f"next, {way}\n")
+    for folder in (photos, good):
+        line = run(capsys, "fit", folder, *OPTIONS, *out, "--normal", "good", "--C", "1")[2].rpartition("pcasvm-cam ")[
+            2
+        ]
+        asked = parse_arguments(shlex.split(line))
+        assert (asked.images, asked.pool, asked.classifier) == (good, "dense:3", "neighbours")
+        assert (asked.backbone, asked.features, asked.out) == (NETWORK[1], [NETWORK[3]], out[1])
+        assert run(capsys, *shlex.split(line))[0] == 0
     assert run(capsys, "fit", good, *NETWORK, "--pool", "dense:3", "--classifier", "neighbours", *out)[0] == 0
 
 
@@ -197,3 +205,34 @@ def test_copies_that_leave_no_folds_are_told_and_may_be_apart(photos, tmp_path, 
     _, told, _ = run(capsys, "fit", photos, *OPTIONS, "--out", tmp_path / "m.safetensors")
     assert "those of one may be in different folds, as there are too few others (--groups" in told
     assert "2-fold cross-validation: " in told
+
+
+def test_the_report_is_of_the_photos_that_are_counted(photos, tmp_path, capsys):
+    """And says which were left out, or that no number is a test score."""
+    model, report = tmp_path / "m.safetensors", tmp_path / "report"
+    run(capsys, "fit", photos, *OPTIONS, "--out", model)
+    new = make_photos(tmp_path / "new", {"crack": 2, "good": 2}, apart=30.0, seed=5)
+    line = ["--model", model, *name_trusted(), "--all-images", "--method", "ContributionCAM", "--out", report]
+
+    def evaluate():
+        told = run(capsys, "evaluate", new, *line)[1]
+        written = json.loads((report / "report.json").read_text())
+        assert f'<p class="note">{written["note"]}</p>' in (report / "index.html").read_text() or not written["note"]
+        assert f"{written['note']}\n" in told
+        shown = {name for names in written["results"]["faithfulness"]["names"].values() for name in names}
+        return written["results"]["faithfulness"]["settings"]["images"], written["note"], told, shown
+
+    count, note, told, _ = evaluate()
+    assert (count, note) == (4, "")
+    assert "4 images: " in told
+    shutil.copy(photos / "good" / "00.png", new / "good" / "known.png")
+    count, note, told, shown = evaluate()
+    assert (count, "good/known.png" in shown) == (4, False)
+    assert note == "1 of 5 photos was trained on, or is a copy of one that was: left out of what is counted"
+    assert "4 images: " in told
+    for name in ("crack/00.png", "crack/01.png"):
+        shutil.copy(photos / name, new / name)
+    count, note, told, shown = evaluate()
+    assert (count, "good/known.png" in shown) == (5, True)
+    assert note.startswith("3 of 5 photos were trained on, or are copies of such, and the other 2 are too few: all are")
+    assert re.search(r"5 images: .*: training accuracy, not a test score\n", told)

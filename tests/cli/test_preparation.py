@@ -270,7 +270,51 @@ def test_pictures_of_12_bits_in_16(fitted, run, tmp_path):
     assert re.search(r"--white-level 4000 is too low: .*cat/\d.tif has numbers up to 4080\n", done.err)
     shallow = deep(tmp_path / "shallow", lambda grey: grey, lambda grey: grey)
     head, _ = fitted(photos=shallow)
-    assert dark in run("atlas", photos, "--head", head, "--out", tmp_path / "dark").out
+    told = run("atlas", photos, "--head", head, "--out", tmp_path / "dark").out
+    assert (
+        "they are dark: fit the model again, with --white-level 4095, which changes nothing for photos of 8 b" in told
+    )
+
+
+def test_photos_of_12_bits_are_read_by_a_model_of_8_bits_that_is_fitted_again(run, tmp_path, capsys):
+    kinds = (lambda grey: grey, lambda grey: (grey.astype(float) ** 2 / 255).astype(np.uint8))
+    shallow = deep(tmp_path / "shallow", *kinds)
+    photos = deep(
+        tmp_path / "deep", *[lambda grey, k=k: (k(grey) * (4095 / 255)).round().astype(np.uint16) for k in kinds]
+    )
+    options = ["--components", "3", "--C", "1", "--white-level", "4095", "--out"]
+    heads = []
+    for number, more in enumerate((["--out"], options[-3:], options[-3:])):
+        model = tmp_path / f"{number}.safetensors"
+        assert run("fit", photos if number == 2 else shallow, "--components", "3", "--C", "1", *more, model).code == 0
+        heads.append(Head.load(model))
+    for name in heads[0].state_dict():
+        assert torch.equal(heads[0].state_dict()[name], heads[1].state_dict()[name])  # of 8 bits nothing changed
+        torch.testing.assert_close(heads[1].state_dict()[name], heads[2].state_dict()[name], rtol=1e-4, atol=1e-4)
+    said = []
+    for model in ("0", "1"):
+        out = ["--model", str(tmp_path / f"{model}.safetensors"), "--out", str(tmp_path / model)]
+        assert main(["explain", str(photos), *out]) == 0
+        said.append(capsys.readouterr().out)
+    assert "fit the model again, with --white-level 4095" in said[0]
+    assert "so they are dark" not in said[1]
+    rows = [[*csv.DictReader((tmp_path / "1" / "values.csv").open())]]
+    assert main(["explain", str(shallow), *out[:-1], str(tmp_path / "same")]) == 0
+    rows.append([*csv.DictReader((tmp_path / "same" / "values.csv").open())])
+    assert rows[0] == rows[1]
+
+
+def test_check_and_fit_agree_what_is_white_in_floats(run, tmp_path, capsys):
+    for top, white in ((1.0, 1), (255.0, 255), (100.0, 255)):
+        photos = deep(tmp_path / str(top), *[lambda grey, top=top: (grey * (top / 255)).astype(np.float32)] * 2)
+        assert main(["check", str(photos)]) == 0
+        said = capsys.readouterr().out
+        assert (
+            f"floating-point: 16 photos, such as cat/0.tif, with numbers up to {white}; fit takes {white} for" in said
+        )
+        assert "65535" not in said
+        done = run("fit", photos, "--components", "2", "--C", "1", "--out", tmp_path / "m.safetensors")
+        assert f": {white} is white\n" in done.out
 
 
 def colours_of_16_bits(path, pixels):

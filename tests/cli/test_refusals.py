@@ -27,6 +27,8 @@ def place(tmp_path_factory):
     (root / "empty").mkdir()
     (root / "model.onnx").touch()
     (root / "broken.safetensors").write_bytes(b"\x05broken")
+    (root / "coco").mkdir()
+    (root / "coco" / "a.json").write_text('{"images": [], "annotations": []}')
     (root / "notes.txt").write_text("a note on the photos")
     (root / "lines_backbone.py").write_text(test_lines.BACKBONE)
     with pytest.MonkeyPatch.context() as patch:
@@ -55,6 +57,7 @@ LINES = [
     ("explain empty --model model.onnx", "the folder empty has no images"),
     ("explore nowhere", "there is no atlas in nowhere"),
     ("evaluate photos --count 10", "10 photos are too few for an answer: give at least 38"),
+    ("evaluate photos --masks coco", "coco has no masks: 1 .json, such as a.json; 1 COCO (such as a.json): export"),
     ("evaluate photos", "12 photos are too few for an answer: give at least 38"),
     ("evaluate photos --all-images --minutes 1", "--all-images takes as long as it takes"),
     ("explain photos --class cow", "--class: this head has no class 'cow', its classes are cat, dog"),

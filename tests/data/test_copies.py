@@ -104,15 +104,18 @@ def test_a_beginning_and_numbers_are_confirmed_by_the_pictures(tmp_path):
 
 def test_numbers_are_those_of_copies_where_names_and_pictures_of_several_agree(tmp_path):
     photos = {}
-    for number in range(4):
+    for number in range(8):
         photo = draw(number)
         copies = photo, ImageOps.flip(photo), photo.rotate(20), photo.crop((50, 40, 160, 120))  # two are alike
         photos |= {f"a/{number}_{place}.png": copy for place, copy in enumerate(copies)}
         photos |= {f"b/{number}_{place}.png": draw(10 + 4 * number + place) for place in range(4)}
     photos["b/0_1.png"] = ImageOps.flip(photos["b/0_0.png"])  # one of four says nothing of the others
+    photos |= {f"a/series_{number}.png": draw(100 + number) for number in range(9)}  # a tenth of which is alike
+    photos["a/series_9.png"] = ImageOps.flip(photos["a/series_0.png"])
     found = group(tmp_path, photos)
     assert found == [
-        *([f"a/{number}_{place}.png" for place in range(4)] for number in range(4)),
+        *([f"a/{number}_{place}.png" for place in range(4)] for number in range(8)),
+        ["a/series_0.png", "a/series_9.png"],
         ["b/0_0.png", "b/0_1.png"],
     ]
 

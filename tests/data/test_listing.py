@@ -381,3 +381,83 @@ def test_the_first_frame_of_an_animation_is_read_and_told(tmp_path, capsys):
     assert np.array_equal(np.asarray(data.in_colour(root / "good" / "x.gif")), np.asarray(frames[0].convert("RGB")))
     assert main(["check", str(root)]) == 0
     assert "moving: 1 photos, such as good/x.gif; the first frame is taken" in capsys.readouterr().out
+
+
+def test_a_mask_with_the_name_of_its_photo_is_known_by_what_it_shows(tmp_path, capsys):
+    put(two_classes(tmp_path), **{"scratch/s1.png": mask(1), "good/g1.png": photo(1)})  # g1.jpg, saved again
+    listing = list_files(tmp_path)
+    assert names(tmp_path, listing.masks) == ["scratch/s1.png"]
+    assert listing.mask_folder == tmp_path
+    assert main(["check", str(tmp_path)]) == 0
+    told = capsys.readouterr().out
+    assert "classes: good 5, scratch 4\n" in told
+    assert "left out: 1 picture is a mask, such as scratch/s1.png; to use them: pcasvm-cam fit" in told
+    assert "2 photos look like copies of 1 (" in told
+    assert "good/g1.jpg = good/g1.png" in told
+    masks = MaskFolder(tmp_path, names(tmp_path, listing.photos), listing.photos)
+    assert [name for name, file in zip(masks.names, masks.files, strict=True) if file] == ["scratch/s1.jpg"]
+    assert np.array_equal(masks.of(masks.names.index("scratch/s1.jpg"), (H, W), None), np.asarray(mask(1)) // 255)
+
+
+def test_a_mask_of_its_photos_name_among_many_is_one_where_the_photo_is_flat(tmp_path):
+    """A photo with a hole has few colours, too: of one such pair nobody can say which is the mask."""
+    flat = Image.fromarray(np.where(np.asarray(mask(3)) > 0, 8, 200).astype(np.uint8))
+    put(tmp_path, **{f"a/{n}.png": photo(n) for n in range(4)}, **{f"a/{n}.bmp": mask(n) for n in range(4)})
+    put(tmp_path, **{"a/3.png": flat})
+    assert names(tmp_path, list_files(tmp_path).masks) == [f"a/{n}.bmp" for n in range(4)]
+    for n in range(3):
+        (tmp_path / f"a/{n}.bmp").unlink()
+    with pytest.raises(ValueError, match=r"3\.bmp and .*3\.png have one name, and few colours both: if one is the mas"):
+        list_files(tmp_path)
+    (tmp_path / "a/3.bmp").rename(tmp_path / "a/3_mask.bmp")
+    assert names(tmp_path, list_files(tmp_path).masks) == ["a/3_mask.bmp"]
+    (tmp_path / "a/3_mask.bmp").rename(tmp_path / "a/other.bmp")
+    assert list_files(tmp_path).masks == []
+
+
+def test_masks_in_a_folder_of_any_name_are_not_taken_for_a_class_by_one_flat_photo(tmp_path):
+    put(tmp_path, **{f"img/{n}.png": photo(n) for n in range(6)}, **{f"zzz/{n}.png": mask(n) for n in range(6)})
+    put(tmp_path, **{"img/3.png": Image.new("L", (W, H), 200)})
+    with pytest.raises(ValueError, match="zzz are photos by name, but have few colours"):
+        list_files(tmp_path)
+    (tmp_path / "zzz").rename(tmp_path / "lbl")
+    listing = list_files(tmp_path)
+    assert (listing.classes, listing.mask_folder) == ([], tmp_path / "lbl")
+
+
+def test_a_single_folder_of_classes_beside_masks_is_opened(tmp_path):
+    put(tmp_path, **{f"a/images/{c}/{n}.jpg": photo(n) for c in ("good", "crack") for n in range(2)})
+    put(tmp_path, **{f"a/masks/crack/{n}.png": mask(n) for n in range(2)})
+    for root in (tmp_path, tmp_path / "a"):
+        listing = list_files(root)
+        assert (listing.photo_folder, listing.classes) == (tmp_path / "a" / "images", ["crack", "good"])
+    with pytest.warns(UserWarning, match="2 pictures are masks"):
+        images = Images(tmp_path, lambda picture: torch.zeros(3, 2, 2))
+    assert (images.names, images.labels(range(4))) == (["crack", "good"], [0, 0, 1, 1])
+    listing = list_files(put(tmp_path / "b", **{f"good/part{n}/{n}.jpg": photo(n) for n in range(2)}))
+    assert (listing.photo_folder, listing.classes) == (tmp_path / "b", ["good"])
+    assert list_files(tmp_path / "a" / "images" / "good" / "0.jpg").classes == []
+
+
+def test_boxes_in_a_folder_of_their_own_are_named_by_it(tmp_path, capsys):
+    """And lists of names, as of VOC, are no annotations of YOLO."""
+    box = b"".join(
+        b"<%s>%d</%s>" % (edge, 1 + 8 * (n > 1), edge) for n, edge in enumerate((b"xmin", b"ymin", b"xmax", b"ymax"))
+    )
+    box = b"<annotation><object><name>crack</name><bndbox>" + box + b"</bndbox></object></annotation>"
+    put(tmp_path, **{f"JPEGImages/{n:03}.jpg": photo(n) for n in range(6)})
+    put(tmp_path, **{f"Annotations/{n:03}.xml": box for n in range(6)})
+    put(tmp_path, **{"ImageSets/Main/train.txt": b"\n".join(b"%03d" % n for n in range(6))})
+    assert main(["check", str(tmp_path)]) == 0
+    told = capsys.readouterr().out
+    assert told.endswith(f"next: pcasvm-cam fit {tmp_path} --pool dense:3 --masks {tmp_path}/Annotations\n")
+    assert "not read: 1 .txt, such as ImageSets/Main/train.txt\n" in told
+    listing = list_files(tmp_path)
+    masks = MaskFolder(listing.drawn, names(tmp_path, listing.photos), listing.photos)
+    assert (masks.count, masks.titles) == (6, {1: "crack"})
+
+
+def test_the_ending_of_a_packed_volume_is_told_whole(tmp_path, capsys):
+    put(two_classes(tmp_path), **{f"scratch/v{n}.nii.gz": b"\x1f\x8b" for n in range(2)})
+    assert main(["check", str(tmp_path)]) == 0
+    assert "not read: 2 .nii.gz, such as scratch/v0.nii.gz; save .nii.gz as PNG\n" in capsys.readouterr().out

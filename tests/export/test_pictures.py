@@ -217,6 +217,33 @@ def test_colours_of_more_than_8_bits_are_read_whole(tmp_path, write, top, white)
     assert np.array_equal(np.asarray(picture), np.rint(pixels * (255 / top)).astype(np.uint8))
 
 
+@pytest.mark.parametrize(("extra", "fourth", "is_read"), [
+    (0, "varied", False), (0, "opaque", False), (1, "varied", False), (2, "varied", False), (2, "opaque", True),
+    (2, "cut out", True), (None, "opaque", False),
+])  # fmt: skip
+@pytest.mark.parametrize("bits", [8, 16])
+def test_a_fourth_channel_is_left_out_only_if_it_is_a_transparency(tmp_path, extra, fourth, is_read, bits):
+    """As infrared of drones and satellites, which GDAL writes as a transparency."""
+    channel = {"varied": COLOURS[..., 1], "opaque": np.full_like(COLOURS[..., 0], 65535)}
+    channel["cut out"] = np.where(COLOURS[..., 1] > 30000, 65535, 0).astype(np.uint16)
+    pixels = np.dstack([COLOURS, channel[fourth]])
+    path = tmp_path / "a.tif"
+    tags = {} if extra is None else {338: (3, [extra])}
+    if bits == 16:
+        colour_tiff(path, pixels, tags=tags)
+    else:
+        stored = (pixels >> 8).astype(np.uint8).view("<u2").reshape(9, 7, 4)
+        colour_tiff(path, stored, tags=tags | {256: (4, [14]), 258: (3, [8] * 4)})
+    if is_read:
+        shown = np.asarray(read_picture(path)).astype(int)
+        assert np.array_equal(shown, np.rint(COLOURS / 257) if bits == 16 else COLOURS >> 8)
+        return
+    with pytest.raises(UnreadableImageError, match="4 channels") as caught:
+        read_picture(path)
+    assert "(grey) or 3 (RGB)" in str(caught.value)
+    assert read_picture(colour_tiff(path, COLOURS)).mode == "RGB"
+
+
 def test_grey_of_16_bits_with_transparency_is_read_whole(tmp_path):
     pixels = COLOURS[..., :2] % 4096
     picture = read_picture(png(tmp_path / "a.png", pixels, 4), white_level=4095)

@@ -81,7 +81,8 @@ def test_a_model_is_what_one_would_write_by_hand(model):
     backbone, x = network(), images(3, 16, 16)
     features, labels = extract_features(backbone, loader(3, 16, 16), progress=False)
     net = PCASVMNet(backbone, clone(HEAD).fit(features, labels)).eval()
-    by_hand = ContributionCAM(net, ["1"]).explain(x[:4])
+    mean = mean_activations(net, loader(3, 16, 16), "1", progress=False)
+    by_hand = ContributionCAM(net, ["1"], mean=mean).explain(x[:4])
     maps = model.explain(x[:4])
     assert model.layers == ("1",)
     assert model.classes == [0, 1, 2]

@@ -64,8 +64,14 @@ def fitted(net, *sides, head=HEAD, **options):
 
 @pytest.mark.parametrize(
     ("behind", "layer"),
-    [((), "3"), ((nn.AdaptiveAvgPool2d(4),), "3"), ((nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(160, 9)), "3")],
-    ids=["flattened maps", "pooled to a grid", "behind a dense layer"],
+    [
+        ((), "3"),
+        ((nn.AdaptiveAvgPool2d(4),), "3"),
+        ((nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(160, 9)), "3"),
+        ((nn.AdaptiveAvgPool2d(1), nn.Flatten()), "3"),
+        ((nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(10, 9)), "3"),
+    ],
+    ids=["flattened maps", "pooled to a grid", "behind a dense layer", "pooled", "pooled, behind a dense layer"],
 )
 def test_component_maps_are_0_in_the_mean_over_the_training_images(behind, layer):
     """Every step behind the layer is affine, and so are components: F - mean(F) is 0 in the mean, at each position."""
@@ -84,6 +90,33 @@ def test_component_maps_are_0_in_the_mean_over_the_training_images(behind, layer
     component = (scaled @ torch.tensor(pca.components_[1])).sum()
     (gradient,) = torch.autograd.grad(component, leaf)
     assert relative(maps.maps[:, 1], (gradient * (activations - activations.mean(0))).sum(1)) < 1e-5
+
+
+@pytest.mark.parametrize("baseline", ["neutral", "mean"])
+def test_a_pooled_start_varies_over_positions_as_the_training_mean_and_has_the_means_of_the_head(baseline):
+    x, net = images(16), network()
+    model = fitted(net, 16, pool="mean")
+    maps = model.cam(layers=["3"], baseline=baseline).explain(x, TARGETS)
+    assert relative(maps.maps.sum((2, 3)) + maps.baseline_values, maps.values) < 1e-5
+    with torch.no_grad():
+        mean = net(x).mean(0)
+    asked = slice(2 if baseline == "neutral" else 3)  # a decision starts on its boundary
+    given = model.cam(layers=["3"], baseline=mean).explain(x, TARGETS)
+    assert relative(given.maps[:, asked], maps.maps[:, asked]) < 1e-5
+    by_hand = PCASVMNet(net, model.net.head, pool="mean").eval()
+    by_hand.head.training_set.means.clear()
+    without = ContributionCAM(by_hand, ["3"], baseline=baseline).explain(x, TARGETS)
+    assert float(without.maps[:, 0].mean(0).abs().max()) > 0.1 * float(without.maps[:, 0].abs().max())
+    passed = ContributionCAM(by_hand, ["3"], baseline=baseline, mean=mean).explain(x, TARGETS)
+    assert relative(passed.maps, maps.maps) < 1e-5
+    larger = images(20, 3)  # has other positions: the head's means are at all of them
+    assert (
+        relative(
+            ContributionCAM(by_hand, ["3"], baseline=baseline, mean=mean).explain(larger, TARGETS).maps,
+            ContributionCAM(by_hand, ["3"], baseline=baseline).explain(larger, TARGETS).maps,
+        )
+        < 1e-5
+    )
 
 
 def test_means_are_those_of_mean_activations_and_may_be_passed():

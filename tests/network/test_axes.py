@@ -11,6 +11,7 @@ from torch import nn
 
 from pytorch_grad_cam_pcasvm import (
     ClosedFormGradCAM,
+    ClosedFormHiResCAM,
     ContributionCAM,
     PCASVMNet,
     PCATarget,
@@ -195,3 +196,35 @@ def test_numbers_that_depend_on_the_whole_picture_are_not_told_by_chance():
         net = nn.Sequential(nn.Flatten(), nn.Linear(768, 64), nn.Unflatten(1, (4, 4, 4)), nn.Conv2d(4, 4, 1)).eval()
         with pytest.raises(UndecidedAxesError, match=r"no axis alone of \(4, 4, 4\) follows the picture"):
             find_axes(net, lambda backbone, x: backbone(x).detach(), torch.randn(2, 3, 16, 16), (2, 4, 4, 4))
+
+
+class LastConv(nn.Module):
+    """A convolution of what has its channels last, as in Keras."""
+
+    def __init__(self, *sizes):
+        super().__init__()
+        self.inner = nn.Conv2d(*sizes, stride=2, padding=1)
+
+    def forward(self, x):
+        return self.inner(x.permute(0, 3, 1, 2)).relu().permute(0, 2, 3, 1)
+
+
+@pytest.mark.parametrize("pooled", [True, False])
+@pytest.mark.parametrize("sides", [(64, 64), (64, 80), (80, 64)])
+def test_pictures_with_their_channels_last_have_positions_before_them(sides, pooled):
+    """As many rows or columns as channels: HiResCAM is the gradient times the activations, summed over the channels."""
+    torch.manual_seed(0)
+    end = Mean(1, 2) if pooled else nn.Flatten()
+    net = nn.Sequential(LastConv(3, 8, 3), LastConv(8, 16, 3), end).eval()
+    x = torch.rand(20, *sides, 3, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        features = net(x)
+    pca = PCA(2, svd_solver="full").fit(features)
+    cam = ClosedFormHiResCAM(PCASVMNet(net, make_pipeline(pca)).eval(), ["1"], "tokens")
+    maps = cam.explain(x[:3], [PCATarget(1)]).maps[:, 0]
+    activations = net[:2](x[:3]).detach().requires_grad_()
+    component = (net[2](activations) @ torch.tensor(pca.components_[1], dtype=torch.float32)).sum()
+    (gradient,) = torch.autograd.grad(component, activations)
+    expected = (gradient * activations).sum(-1)
+    assert maps.shape == expected.shape
+    assert float((maps - expected).abs().max()) < 1e-5 * float(expected.abs().max())
