@@ -68,11 +68,11 @@ def refuse_pole(head: Head, poles: Tensor, where: str, *ways: str) -> NoReturn:
     Raises:
         ValueError: always.
     """
-    stage = head.stages[poles.tolist().index(True)]
+    stage = repr(head.stages[poles.tolist().index(True)]).partition("(\n")[0]  # of one with members, its own name
     zeros = Way("start at zero activations, baseline='zero'", "baseline")
     refuse(
         ValueError,
-        f"at {where}, rounding decides what {stage!r} of the head returns, as where a row of length 0 is divided by "
+        f"at {where}, rounding decides what {stage} of the head returns, as where a row of length 0 is divided by "
         "its length. Contributions from there would not add up",
         *ways,
         *([zeros] if where.startswith(MEAN) else []),

@@ -12,7 +12,7 @@ from sklearn.decomposition import PCA, KernelPCA, TruncatedSVD
 from sklearn.ensemble import RandomForestClassifier, RandomForestRegressor
 from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.neighbors import NearestNeighbors
-from sklearn.pipeline import make_pipeline
+from sklearn.pipeline import make_pipeline, make_union
 from sklearn.preprocessing import FunctionTransformer, Normalizer, StandardScaler, normalize
 from sklearn.svm import SVC, SVR, LinearSVC
 from torch import nn
@@ -183,6 +183,43 @@ def test_the_mean_itself_is_refused_with_ways_out(name):
         assert ClosedFormGradCAM(net, ["3"]).explain(x[:3], SVMTarget(1)).maps.any()
     if name.count("PCA") == 1:  # for whose components no row is divided
         assert gap(ContributionCAM(net, ["3"], baseline="mean").explain(x[:3], PCATarget(0))) < 1e-10
+
+
+UNION = [StandardScaler(), make_union(PCA(2), make_pipeline(PCA(4), Normalizer())), SVC()]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("stages", [CLASSIFIERS["PCA, l2, PCA"], UNION], ids=["PCA, l2, PCA", "a branch of a union"])
+def test_components_behind_a_pole_start_where_each_is_0(stages, dtype):
+    net, head, features, x = pooled(stages, dtype)
+    own = head[:-1].transform(features)
+    targets = [PCATarget(component) for component in range(own.shape[1])]
+    maps = ContributionCAM(net, ["3"]).explain(x[:3], targets)
+    exact = 1e-10 if dtype == torch.float64 else 1e-5
+    np.testing.assert_allclose(maps.values, own[:3], rtol=1e-9 if dtype == torch.float64 else 1e-3, atol=exact)
+    np.testing.assert_allclose(maps.maps.double().sum((2, 3)), own[:3], rtol=0, atol=exact * np.abs(own).max())
+    assert float(maps.baseline_values.abs().max()) < exact * np.abs(own).max()
+
+
+def test_components_behind_a_pole_are_refused_there_and_others_not():
+    net, head, features, x = pooled(CLASSIFIERS["PCA, l2, PCA"])
+    with pytest.raises(ValueError, match=r"at the training mean of '3', rounding decides what .*baseline='zero'"):
+        ContributionCAM(net, ["3"], baseline="mean").explain(x[:3], PCATarget(0))
+    maps = ContributionCAM(net, ["3"], baseline="zero").explain(x[:3], PCATarget(0))
+    own = head[:-1].transform(np.concatenate([features[:3], np.zeros_like(features[:1])]))[:, 0]
+    np.testing.assert_allclose(maps.maps.sum((1, 2, 3)), own[:3] - own[3], rtol=1e-8)
+    for baseline in ("neutral", "mean"):
+        net, *_ = pooled(CLASSIFIERS["l2, whitened, l2"])  # whose pole is behind the components
+        mean = mean_activations(net, [x], "3", progress=False)
+        assert gap(ContributionCAM(net, ["3"], baseline=baseline, mean=mean).explain(x[:3], PCATarget(0))) < 1e-10
+
+
+def test_a_union_on_a_pole_is_refused_by_its_name():
+    net, _, _, x = pooled([make_union(StandardScaler(), make_pipeline(StandardScaler(), Normalizer())), PCA(4), SVC()])
+    mean = mean_activations(net, [x], "3", progress=False)
+    with pytest.raises(ValueError, match=r"rounding decides what Union of the head returns") as refused:
+        ContributionCAM(net, ["3"], mean=mean).explain(x[:3], [PCATarget(0)])
+    assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize("name", WITHOUT_BOUNDARY)
