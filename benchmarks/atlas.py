@@ -32,8 +32,8 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
 from pytorch_grad_cam_pcasvm import PCASVMNet, SVMTarget, atlas, extract_features
-from pytorch_grad_cam_pcasvm.atlas import disk
 from pytorch_grad_cam_pcasvm.network.features import compute_features
+from pytorch_grad_cam_pcasvm.studio.atlas import disk
 
 COMPONENTS, SIDE, SHARD = 16, 7, 2048
 TRANSFORM = v2.Compose([

@@ -79,7 +79,7 @@ def _converted_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
     """Convert equal programs to ONNX once: files of one explanation differ in what they say of pictures alone."""
     if not request.node.get_closest_marker("optional"):
         return
-    from pytorch_grad_cam_pcasvm.export import files
+    from pytorch_grad_cam_pcasvm.studio.export import files
 
     convert, table = files._converted, files.decompositions
 

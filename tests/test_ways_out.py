@@ -94,12 +94,12 @@ from pytorch_grad_cam_pcasvm import (
     register_jacobian,
     stage_for,
 )
-from pytorch_grad_cam_pcasvm.export import files, graph
 from pytorch_grad_cam_pcasvm.head.elementwise import Elementwise
 from pytorch_grad_cam_pcasvm.head.stage import Stage
 from pytorch_grad_cam_pcasvm.methods.grad_cam_protocol import ClosedFormCAM
 from pytorch_grad_cam_pcasvm.studio.data.files import list_files
 from pytorch_grad_cam_pcasvm.studio.data.masks import MaskFolder
+from pytorch_grad_cam_pcasvm.studio.export import files, graph
 from pytorch_grad_cam_pcasvm.studio.export.explainer import read_picture
 from pytorch_grad_cam_pcasvm.studio.model.backbones import _read_state, _refuse_size
 
@@ -798,6 +798,12 @@ HEADS = [
             "fit GaussianMixture": partial(maps_of, GaussianMixture(2, random_state=0), targets=DensityTarget()),
             "SVMTarget()": partial(maps_of, neighbors.KernelDensity(), targets=SVMTarget()),
         },
+    ),
+    head(
+        "head/estimators/likeness.py: neighbours among",
+        "NearestNeighbors has 121 neighbours among 120 training rows",
+        neighbors.NearestNeighbors(n_neighbors=121),
+        {"fit it with a smaller n_neighbors": neighbors.NearestNeighbors(n_neighbors=120)},
     ),
     head(
         "head/estimators/likeness.py: KernelDensity has the",
@@ -2585,6 +2591,11 @@ def pair(*layers: str, call: bool = False, size: int = 6) -> Any:
     return maps[0] if isinstance(maps, list) else maps
 
 
+def two_sizes(one, other, **how):
+    net = nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1), nn.Flatten()).eval()
+    return extract_features(net, [torch.randn(2, 3, side, side) for side in (one, other)], progress=False, **how)[0]
+
+
 def far_from_its_boundary(baseline: str) -> SignedMaps:
     machine = SVC().fit(FEATURES, TWO)
     machine.intercept_, machine._intercept_ = machine.intercept_ + 1e3, machine._intercept_ - 1e3
@@ -2878,6 +2889,15 @@ OTHERS = [
         partial(stepped, nn.Tanh(), ContributionCAM, **MEAN),
         "baseline='mean' needs the training set's mean at the target layer",
         {"pass mean=mean_activations(": another_baseline(torch.tanh)},
+    ),
+    Row(
+        "network/extraction.py: features, and those of shape",
+        partial(two_sizes, 12, 16),
+        "images of shape (3, 12, 12) have 288 features, and those of shape (3, 16, 16) 512",
+        {
+            "give images of one size": partial(two_sizes, 12, 12),
+            "pool='mean' with layer=": partial(two_sizes, 12, 16, layer="0", pool="mean"),
+        },
     ),
     Row(
         "network/extraction.py: choose a layer where it does, or baseline",

@@ -17,9 +17,8 @@ from pytorch_grad_cam_pcasvm.runtime.torch_private import tree_leaves
 from pytorch_grad_cam_pcasvm.tape.tape import count_writes, identify_memory
 from pytorch_grad_cam_pcasvm.targets import every_component
 from pytorch_grad_cam_pcasvm.targets.boundary_head import Boundary, on_cpu
-from pytorch_grad_cam_pcasvm.targets.jumps import off_jump
 from pytorch_grad_cam_pcasvm.targets.output_gradients import OutputGradients, differentiate_targets
-from pytorch_grad_cam_pcasvm.targets.poles import find_pole
+from pytorch_grad_cam_pcasvm.targets.poles import find_pole, name_other_start, off_jump
 
 _STEPS = 40  # of Newton's at most
 
@@ -104,21 +103,24 @@ class PathBoundary:
                 return self._by_components(run, layer, target, components)
             # Of dense features, the pullback of all components takes long.
             near = self.of_components(run, layer) if run.output.grid is None else None
-            for start in (near, self.mean):  # where all components are 0, a kernel may be flat
-                if start is not None and not _is_on_pole(run, layer, start):
-                    solution = _solved(run, layer, start, [target], size)
-                    if solution is not None and not _is_on_pole(run, layer, solution.activations):
-                        return solution
+            starts = [one for one in (near, self.mean) if one is not None and not self._is_on_pole(run, layer, one)]
+            for start in starts or [self.mean / 2]:  # where all components are 0, a kernel may be flat
+                solution = _solved(run, layer, start, [target], size)
+                if solution is not None and not self._is_on_pole(run, layer, solution.activations):
+                    return solution
             return self._polished(run, layer, target, components, size)
 
         start = self._reused(run, layer, target, components if by_components else [target], search)
         if start is None:
             raise NoBoundaryError(
                 f"{target}: near the training mean there are no activations of {run.layers[layer]!r} at which its "
-                "value is 0: start at the mean instead, baseline='mean' (--baseline mean); maps then add up to the "
-                "difference from the value there"
+                f"value is 0: {name_other_start(self._is_on_pole(run, layer, self.mean))}"
             )
         return start
+
+    def _is_on_pole(self, run: Run, layer: int, activations: Tensor) -> bool:
+        """Return whether rounding decides the output of the head at activations of one row."""
+        return _is_on_pole(run, layer, activations, self.mean)
 
     def _reused(
         self,
@@ -180,11 +182,13 @@ class PathBoundary:
         return solution and _solved(run, layer, solution.activations, [target], size)
 
 
-def _is_on_pole(run: Run, layer: int, activations: Tensor) -> bool:
-    """Return whether rounding decides the output of the head at activations of one row."""
-    output = run.replay(layer, activations).output
-    head, features = on_cpu(output.head, output.head_trace.values[0].detach().mean(0, keepdim=True))
-    return bool(find_pole(head, features, torch.finfo(activations.dtype).eps).any())
+def _is_on_pole(run: Run, layer: int, activations: Tensor, mean: Tensor) -> bool:
+    """Return whether rounding decides a head's output at activations of one row; ``mean``: as large as usual ones."""
+    outputs = [run.replay(layer, one).output for one in (activations, mean)]
+    head, features = on_cpu(
+        outputs[0].head, torch.stack([one.head_trace.values[0].detach().mean(0) for one in outputs])
+    )
+    return bool(find_pole(head, features[:1], torch.finfo(activations.dtype).eps, usual=features[1:]).any())
 
 
 def _read_state(run: Run) -> Any:
@@ -209,7 +213,7 @@ def leave_jump(run: Run, layer: int, start: Tensor) -> Tensor:
     with torch.no_grad():
         output = single.replay(layer, start).output
         features = output.head_trace.values[0].mean(0)
-        beside = None if _is_on_pole(single, layer, start) else off_jump(output.head, features)
+        beside = None if _is_on_pole(single, layer, start, start) else off_jump(output.head, features)
         if beside is None:
             return start
         components = every_component(output)

@@ -66,7 +66,7 @@ def refuse_gap(run: Run, layer: int, seeds: OutputGradients, gap: Tensor) -> Non
 def _measure_rounding(run: Run, layer: int, seeds: OutputGradients) -> Tensor:
     """Return how far the rounding of the features moves the values, to first order, (N, K)."""
     sizes = []
-    for grad, y, y0 in _changes(run.cotangents(seeds), run.passed.output, _path_of(run.starts[layer]).output):
+    for grad, y, y0 in _changes(run.cotangents(seeds), run.passed.output, _output_of(run.starts[layer])):
         sizes.append(torch.finfo(y.dtype).eps * (grad.abs() * (y.abs() + y0.abs())).flatten(2).sum(-1))
     return torch.stack(sizes).sum(0).T * seeds.log_scale.exp()
 
@@ -88,7 +88,7 @@ def _differ(one: Tensor, two: Tensor) -> bool:
 def _gap_of_head(run: Run, layer: int, seeds: OutputGradients) -> Tensor:
     """Return by how much the secants of the head alone are off, (N, K)."""
     assert seeds.baseline_values is not None
-    total = _sum_products(run.cotangents(seeds), run.passed.output, _path_of(run.starts[layer]).output)
+    total = _sum_products(run.cotangents(seeds), run.passed.output, _output_of(run.starts[layer]))
     for sign, part in ((-1, seeds.excess), (1, seeds.remainder)):
         total = total if part is None else total + sign * part.to(total)
     return total * seeds.log_scale.exp() + seeds.baseline_values - seeds.values
@@ -131,9 +131,9 @@ def _in_double(passed: ClosedFormPass) -> ClosedFormPass:
     )
 
 
-def _path_of(start: Start) -> Any:
-    assert start.path is not None
-    return start.path
+def _output_of(start: Start) -> Any:
+    """Return the features at a start, or where each target has its own, at the training mean."""
+    return start.output.head_trace.values[0] if start.path is None else start.path.output
 
 
 def _sum_products(grads: Any, output: Any, start: Any) -> Tensor:

@@ -106,6 +106,7 @@ class Starts:
             yield everyone, run.start_at(layer, zeros if mean is None else mean)
             return
         if boundary is not None and moves and run.output.grid is None:
+            run.components_apart |= boundary.components_apart
             mean = spread_everywhere(boundary.start.features[0], run, layer, self._given_mean(run, layer))
             difference = run.passed.activations[layer] - mean
             at_mean = Start(None, boundary.start, mean, difference, boundary)  # maps are moved to their own starts
@@ -142,15 +143,19 @@ class Starts:
         A start at zeros, or one that was given, is on a pole if it is nearer to it than rounding.
         """
         head = run.head
-        if head is None or is_traced() or all(stage.linear for stage in head.stages):
+        if head is None or is_traced():
             return
-        finds_boundary = self.neutral and not isinstance(run.images, Inputs)
-        if not questions.depend_on_decision(head, unbounded=finds_boundary):
+        count, at_boundary = len(head.stages), self.neutral and not isinstance(run.images, Inputs)
+        if not questions.depend_on_decision(head, unbounded=at_boundary):
+            moved = at_boundary and start.boundary is not None  # to starts that lie on no pole
+            count = 0 if moved else (head.component_position or 0) if questions.are_components else count - 1
+        if all(stage.linear for stage in head.stages[:count]):
             return
         features = start.output.head_trace.values[0]
         at_mean = isinstance(self.baseline, str) and self.baseline != "zero"
         eps, beside = torch.finfo(start.activations.dtype).eps, BESIDE if at_mean else 0.0
-        poles = find_pole(head, features if run.output.grid is None else features.mean(0, keepdim=True), eps, beside)
+        features = features if run.output.grid is None else features.mean(0, keepdim=True)
+        poles = find_pole(head, features, eps, beside)[:count]
         if not may_look(poles):
             start.difference = torch.where(poles.any(), torch.nan, start.difference)
         elif bool(poles.any()):
@@ -212,7 +217,8 @@ class Starts:
             return self._find_near(run, layer, questions, mean, warnings)
         assert boundary is not None
         mean, starts = self._given_mean(run, layer), []
-        for members, names, which in questions.group_boundaries(head, like.device):
+        run.components_apart |= boundary.components_apart
+        for members, names, which in questions.group_boundaries(head, like.device, apart=boundary.components_apart):
             points = [spread_everywhere(boundary.point(name), run, layer, mean) for name in names]
             starts.append((members, _spread_points(points, which, run, layer)))
         return starts

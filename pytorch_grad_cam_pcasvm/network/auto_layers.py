@@ -56,20 +56,22 @@ def last_blocks_by_branch(backbone: nn.Module, source: FeatureSource, x: Tensor)
     if norms:
         of_size = {tuple(passed[name].output.shape[1:-1]): name for name in norms}  # the last of each
         return [list(of_size.values()) if len(of_size) > 1 else norms[-2:]]
-    branches = []
-    for name, module in _branches(backbone, x, passed):
-        by_size: dict[tuple[int, ...], str] = {}
-        sure_of_all = not isinstance(module, KerasNetwork)  # whose taps do not tell what they take
-        for child, sure in reversed(_trunk(module, name, passed, sure_of_all)):  # the last one of each size counts
-            output = passed[child].output
-            size = tuple(output.shape[2:])
-            is_foreign = is_keras(backbone.get_submodule(child))  # whose channels are where Keras has them
-            mappable = (
-                size and not is_foreign and max(size) > 1 and output.dim() in {image.dim() for image in pick_images(x)}
-            )
-            if mappable and size not in by_size and (sure or _is_passed(backbone, source, x, child)):
-                by_size[size] = child
-        branches += [list(by_size.values())[::-1]] if by_size else []
+    branches = list[list[str]]()
+    for more in (0, 1):  # axes than the images have: a signal whose electrodes are added up as a picture, (N, T, 1, L)
+        dims = {image.dim() + more for image in pick_images(x)}
+        for name, module in () if branches else _branches(backbone, x, passed):
+            by_size: dict[tuple[int, ...], str] = {}
+            sure_of_all = not isinstance(module, KerasNetwork)  # whose taps do not tell what they take
+            for child, sure in reversed(_trunk(module, name, passed, sure_of_all)):  # the last one of each size counts
+                output = passed[child].output
+                size = tuple(output.shape[2:])
+                is_foreign = is_keras(backbone.get_submodule(child))  # whose channels are where Keras has them
+                mappable = (
+                    size and not is_foreign and max(size) > 1 and output.dim() in dims and (1 in size or not more)
+                )
+                if mappable and size not in by_size and (sure or _is_passed(backbone, source, x, child)):
+                    by_size[size] = child
+            branches += [list(by_size.values())[::-1]] if by_size else []
     if not branches:
         raise ValueError("no layer of this backbone has positions that a map could be made of: name the target layers")
     return branches

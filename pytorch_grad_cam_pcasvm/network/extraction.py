@@ -38,6 +38,7 @@ from pytorch_grad_cam_pcasvm.network.patches import coreset as coreset_of
 from pytorch_grad_cam_pcasvm.network.pools import keeps_positions
 from pytorch_grad_cam_pcasvm.network.tiling import Tiled
 from pytorch_grad_cam_pcasvm.runtime.arguments import suggest_arguments
+from pytorch_grad_cam_pcasvm.runtime.errors import refuse
 
 
 class Streamed:
@@ -80,7 +81,7 @@ class Streamed:
     def transform(self, rows: np.ndarray) -> np.ndarray:
         """Return rows of features as the fitted steps transform them."""
         for step in self._fitted:
-            rows = np.asarray(step.transform(rows))  # of set_output, a table
+            rows = np.require(step.transform(rows), requirements="W")  # of set_output, a table that is read-only
         return rows
 
 
@@ -271,6 +272,7 @@ def _run_over(
 ) -> list[Any]:
     """Pass on the features of every batch of a loader, (R, D), and their places, and return the labels of each."""
     labels: list[Any] = []
+    widths: dict[int, Any] = {}  # shapes of images, by the number of their features
     count = images_before = 0
     with evaluation_mode(backbone), torch.no_grad(), _loading():
         for images, label, features in _batches(backbone, loader, source, progress, name):
@@ -285,6 +287,15 @@ def _run_over(
             with nullcontext() if blocks is None else blocks.counting(images):
                 output = features()
             refuse_nan(output, images, images_before, loader)
+            widths.setdefault(output.shape[1], getattr(images, "shape", ())[1:])
+            if len(widths) > 1:
+                (one, first), (other, second) = widths.items()
+                refuse(
+                    ValueError,
+                    f"images of shape {tuple(first)} have {one} features, and those of shape {tuple(second)} {other}",
+                    "give images of one size",
+                    "take means over positions, pool='mean' with layer= the last one that has any",
+                )
             where = None
             if patches is not None:
                 cells = None

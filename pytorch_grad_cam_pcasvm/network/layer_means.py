@@ -47,6 +47,7 @@ class LayerMeans:
         self.layouts: dict[str, Layout] = {}
         self._totals: dict[str, Tensor] = {}
         self._counts: dict[str, float] = {}
+        self._dtypes: dict[str, torch.dtype] = {}
         self._repeated: set[str] = set()
         self._tiles = 1  # rows of an image in the current pass
         self._unknown: dict[str, str] = {}
@@ -114,6 +115,7 @@ class LayerMeans:
 
     def _add_output(self, name: str, output: Tensor) -> None:
         total, before = output.sum(0, dtype=torch.float64) / self._tiles, self._totals.get(name)
+        self._dtypes[name] = torch.promote_types(output.dtype, torch.float32)
         if before is not None and before.shape != total.shape:
             before, total = (average_positions(one, self.layouts[name]) for one in (before, total))
         self._totals[name] = total if before is None else before + total
@@ -127,9 +129,9 @@ class LayerMeans:
 
     @property
     def means(self) -> dict[str, Tensor]:
-        """The means of each layer, float32, in the shape of its output for one image; see the class."""
+        """The means of each layer, at least float32, in the shape of its output for one image; see the class."""
         totals = {name: total for name, total in self._totals.items() if name not in self._repeated}
-        return {name: (total / self._counts[name]).float().cpu() for name, total in totals.items()}
+        return {name: (total / self._counts[name]).to(self._dtypes[name]).cpu() for name, total in totals.items()}
 
 
 def _may_be_tokens(output: Tensor, x: Any) -> bool:

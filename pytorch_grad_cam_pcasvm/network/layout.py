@@ -137,13 +137,27 @@ def lay_out_maps(shape: Sequence[int]) -> Layout:
     return Layout(tuple(shape[2:]), len(shape))
 
 
+_STRIP = 4  # times as long as wide, beyond which numbers are signals, such as those of electrodes
+
+
 def has_other_readings(shape: Sequence[int], image: Sequence[int]) -> bool:
     """Return whether the shape of an output does not tell that its channels come first, (N, T, ...)."""
     if math.prod(shape[2:]) == 1:
         return False
     if len(shape) != len(image):
         return True
-    return _in_proportion(shape[1:-1], image[2:]) or not _in_proportion(shape[2:], image[2:])
+    sides = [image[dim] for dim in find_sides(image)]
+    return _in_proportion(shape[1:-1], sides) or not _in_proportion(shape[2:], sides)
+
+
+def find_sides(image: Sequence[int]) -> range:
+    """Return the dimensions of an image that are positions: behind its channels, or before them if these come last.
+
+    Channels come last if they are at most 4, and the others are the sides of a picture: larger, and no strip.
+    """
+    sides = image[1:-1]
+    has_channels_last = len(image) > 3 and image[-1] <= 4 < min(sides) and max(sides) <= _STRIP * min(sides)
+    return range(1, len(image) - 1) if has_channels_last else range(2, len(image))
 
 
 def list_readings(shape: Sequence[int], image: Sequence[int]) -> list[Layout]:
@@ -151,7 +165,8 @@ def list_readings(shape: Sequence[int], image: Sequence[int]) -> list[Layout]:
     if len(shape) != len(image):
         return []
     last = Layout(tuple(shape[1:-1]), len(shape), 0, len(shape) - 1)
-    return [layout for layout in (lay_out_maps(shape), last) if _in_proportion(layout.grid, image[2:])]
+    sides = [image[dim] for dim in find_sides(image)]
+    return [layout for layout in (lay_out_maps(shape), last) if _in_proportion(layout.grid, sides)]
 
 
 def _in_proportion(sizes: Sequence[int], sides: Sequence[int]) -> bool:

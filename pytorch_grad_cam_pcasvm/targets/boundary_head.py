@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import torch
@@ -20,14 +20,22 @@ from pytorch_grad_cam_pcasvm.runtime.errors import NoBoundaryError
 from pytorch_grad_cam_pcasvm.runtime.log import LOGGER, log_since, start_clock
 from pytorch_grad_cam_pcasvm.tape.tape import count_writes
 from pytorch_grad_cam_pcasvm.targets import ClosedFormTarget
-from pytorch_grad_cam_pcasvm.targets.jumps import Jumps, features_at, find_deviations, off_jump
+from pytorch_grad_cam_pcasvm.targets.jumps import Jumps, features_at, find_deviations
 from pytorch_grad_cam_pcasvm.targets.output_gradients import (
     OutputGradients,
     differentiate_starts,
     differentiate_targets,
     join_gradients,
 )
-from pytorch_grad_cam_pcasvm.targets.poles import find_pole, leave_pole, refuse_pole
+from pytorch_grad_cam_pcasvm.targets.poles import (
+    MEAN,
+    find_pole,
+    is_on_pole,
+    leave_pole,
+    name_other_start,
+    off_jump,
+    refuse_pole,
+)
 from pytorch_grad_cam_pcasvm.targets.questions import resolve_targets
 
 _CANDIDATES = 128  # support vectors on the other side, the nearest
@@ -81,6 +89,15 @@ class Boundary:
                 return False
         return _kernels(head) == self._kernels
 
+    @cached_property
+    def components_apart(self) -> bool:
+        """Whether each component is 0 at a point of its own, as the start lies on a pole that they depend on."""
+        position = self.head.component_position or 0
+        if all(stage.linear for stage in self.head.stages[:position]):
+            return False
+        head, start = on_cpu(self.head, self._given)
+        return bool(find_pole(head, start.unsqueeze(0), torch.finfo(start.dtype).eps)[:position].any())
+
     def at(self, names: Sequence[Any], which: Tensor | None) -> HeadRun:
         """Return the head's run at the points of targets, of one row or N.
 
@@ -109,7 +126,7 @@ class Boundary:
     ) -> OutputGradients:
         """Return the secants of K targets, each from its own point, with respect to the head's value at a position."""
         questions = resolve_targets(targets, output)
-        groups = questions.group_boundaries(self.head, output.device)
+        groups = questions.group_boundaries(self.head, output.device, apart=self.components_apart)
         starts = [self.at(boundaries, which) for _, boundaries, which in groups]
         value_dtype = starts[0].head_trace.values[until].dtype if until else dtype
         asked = [(questions.take_targets(members), start) for (members, *_), start in zip(groups, starts, strict=True)]
@@ -159,33 +176,47 @@ class Boundary:
             head, start = on_cpu(self.head, self._given)
             self._start_on_cpu = self.start if head is self.head else HeadRun(head, head(start.unsqueeze(0)))
         near = self._start_on_cpu
-        head, values = near.head, near.head_trace.values
+        head = near.head
         poles = find_pole(head, near.features, torch.finfo(near.features.dtype).eps)
         on_pole = bool(poles.any())
         if isinstance(target, str):
             if on_pole:
-                refuse_pole(head, poles, "the training mean")
+                refuse_pole(head, poles, MEAN)
             beside = off_jump(head, near.features[0], self._deviations)
             return near.features[0] if beside is None else beside
-        size = float(target(near).abs())
-        if on_pole:
-            regular = leave_pole(head, near.features[0], target)
+        try:
+            point = self._search_from(near, poles, target)
+        except NoBoundaryError:
+            point = None
+        if point is None or is_on_pole(head, point.unsqueeze(0)):
+            value = "rounding decides its value" if on_pole else f"its value is {float(target(near).abs()):.3g}"
+            raise NoBoundaryError(
+                f"{target}: no decision boundary is within reach of the training mean, where {value}: "
+                + name_other_start(on_pole)
+            )
+        return point
+
+    def _search_from(self, near: HeadRun, poles: Tensor, target: ClosedFormTarget) -> Tensor:
+        """Return the point of a target for the training mean, or if that is on a pole for another point near it."""
+        head, size = near.head, float(target(near).abs())
+        if bool(poles.any()):
+            regular = leave_pole(head, near.features[0], poles, target)
             if regular is None:
-                raise no_boundary(target, size)
+                raise NoBoundaryError
             near = HeadRun(head, head(regular.unsqueeze(0)))
-            values = near.head_trace.values
+        values = near.head_trace.values
         if head.enumerated is not None:
             return self._beside_jump(target, near)
         bends = next((number for number, stage in enumerate(head.stages) if not stage.linear), len(head.stages))
         position = min(bends, len(head.stages) - 1)  # what is affine before the decision changes no way
         nearest = _Search(head, target, position, size).find_nearest(values[position][0])
         if not position:
-            return self._in_reach(target, nearest, size)
+            return self._in_reach(nearest)
         # The nearest features that lead there: those that stages leave out stay as they are.
         jacobian, _ = head.pullback(near.head_trace, {position: None})
         change = torch.linalg.lstsq(jacobian[0], (nearest - values[position][0]).unsqueeze(1), driver="gelsd")
         point = values[0][0] + change.solution[:, 0]
-        return self._in_reach(target, _Search(head, target, 0, size).polished(point), size)
+        return self._in_reach(_Search(head, target, 0, size).polished(point))
 
     def _beside_jump(self, target: ClosedFormTarget, near: HeadRun) -> Tensor:
         """Return the point for a head without a gradient, of which samples tell where the value jumps over 0."""
@@ -200,10 +231,10 @@ class Boundary:
         assert deviations is not None
         point = features_at(near.head, values[0][0], position, goal, deviations.to(values[0]))
         if point is None:
-            raise no_boundary(target, value)
+            raise NoBoundaryError
         return point
 
-    def _in_reach(self, target: ClosedFormTarget, point: Tensor, size: float) -> Tensor:
+    def _in_reach(self, point: Tensor) -> Tensor:
         """Return a point, unless it lies absurdly far from the training images, as where weights are only rounding."""
         assert self._start_on_cpu is not None
         first, way = self._start_on_cpu.head.stages[0], point - self._start_on_cpu.features[0]
@@ -213,7 +244,7 @@ class Boundary:
         elif first.facts.spread:
             deviations = float(way.norm()) / first.facts.spread**0.5
         if deviations > _MOST:
-            raise no_boundary(target, size)
+            raise NoBoundaryError
         return point
 
 
@@ -352,15 +383,7 @@ class _Search:
                     break
                 return zero
             x = x + shorter * step
-        raise no_boundary(self._target, self._size)
-
-
-def no_boundary(target: Any, value: float) -> NoBoundaryError:
-    """Return the error of a target without a boundary near the training mean, where it has this value, or size."""
-    return NoBoundaryError(
-        f"{target}: no decision boundary is within reach of the training mean, where its value is {value:.3g}: start "
-        "at the mean instead, baseline='mean'; maps then add up to the difference from that value"
-    )
+        raise NoBoundaryError
 
 
 def _kernels(head: Head) -> list[Any]:

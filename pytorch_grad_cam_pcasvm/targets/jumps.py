@@ -20,27 +20,22 @@ _INSIDE = 1e-3  # standard deviations from a jump
 _SMOOTH = 1e-6  # of the value at the mean, below which two sides of a crossing are the same: no jump
 _STEPS = 20  # to features with components
 _REACHED = 1e-9  # of a component and its standard deviation
-_AROUND = 64  # directions in which a jump is looked for
-_BESIDE = 1e-6  # standard deviations around a start, or rounding if that is more: with a jump there it is on it
-_HALVED = 8  # times, the way from a jump, until it ends inside of a cell
 
 
 def find_deviations(head: Head) -> tuple[int, Tensor] | None:
     """Return where a head without a gradient knows the standard deviations of its training set, and these, (B,).
 
-    The position is that of its components, or of what a scaler gives; None: it knows none.
+    The position is that of its first components, or of what a scaler gives; None: it knows none.
     """
-    return None if head.enumerated is None else find_spread(head)
-
-
-def find_spread(head: Head) -> tuple[int, Tensor] | None:
-    """Return where a head knows the standard deviations of its training set, and these; see :func:`find_deviations`."""
-    reduced = head.component_position
-    position = reduced or next(
-        (1 + place for place, stage in enumerate(head.stages) if stage.output_deviations is not None), 0
-    )
-    spread = head.stages[position - 1].output_deviations if position else None
-    return None if spread is None else (position, spread)
+    if head.enumerated is None:
+        return None
+    # What a second reduction gives need not be free: rows of length 1 in front of it leave a sphere.
+    stages = list(enumerate(head.stages, 1))
+    places = [place for place, stage in stages if stage.reduces] or [
+        place for place, stage in stages if stage.output_deviations is not None
+    ]
+    spread = head.stages[places[0] - 1].output_deviations if places else None
+    return None if spread is None else (places[0], spread)
 
 
 def features_at(head: Head, features: Tensor, position: int, goal: Tensor, deviations: Tensor) -> Tensor | None:
@@ -55,45 +50,6 @@ def features_at(head: Head, features: Tensor, position: int, goal: Tensor, devia
             return features + missing if not position else features
         jacobian, _ = head.pullback(trace, {position: None})
         features = features + torch.linalg.lstsq(jacobian[0], missing.unsqueeze(1), driver="gelsd").solution[:, 0]
-    return None
-
-
-def off_jump(head: Head, features: Tensor, direction: tuple[int, Tensor] | None = None) -> Tensor | None:
-    """Return features inside of a cell, next to others, (D,), at which a decision without a gradient jumps.
-
-    A tree of LightGBM splits beside 0, where the training mean's components are: what rounding makes of them would
-    decide.
-
-    Args:
-        head: the head.
-        features: the others.
-        direction: a position, and the standard deviations of the training set there; None: what the head knows of it.
-
-    Returns:
-        The features; None: the others are on no jump, or nothing is known of the training set.
-    """
-    direction = direction or find_deviations(head)
-    if direction is None:
-        return None
-    position, deviations = direction[0], direction[1].to(features)
-    trace = head(features.unsqueeze(0))
-    start, rounding = trace.values[position][0], head.errors(trace, position)
-    generator = torch.Generator().manual_seed(0)
-    signs = torch.randint(0, 2, (_AROUND, len(start)), generator=generator, device="cpu").to(start) * 2 - 1
-
-    def jumps(point: Tensor, reach: Tensor) -> bool:
-        """Return whether the decision at a point is another at so many numbers around it."""
-        values = head.resume(position, torch.cat([point.unsqueeze(0), point + reach * signs])).values[-1]
-        return bool(((values[1:] - values[:1]).abs() > _SMOOTH * values.abs().max()).any())
-
-    reach = _BESIDE * deviations
-    if not jumps(start, reach if rounding is None else torch.maximum(reach, rounding[0])):
-        return None
-    for halved in range(_HALVED):
-        step = _INSIDE * 2.0**-halved * deviations
-        for sign in signs:
-            if not jumps(start + step * sign, step / 2):
-                return features_at(head, features, position, start + step * sign, deviations)
     return None
 
 

@@ -47,9 +47,9 @@ from pytorch_grad_cam_pcasvm import (
     SVMTarget,
     atlas,
 )
-from pytorch_grad_cam_pcasvm.atlas import disk
 from pytorch_grad_cam_pcasvm.methods.warn_once import WarnOnce
 from pytorch_grad_cam_pcasvm.runtime import files
+from pytorch_grad_cam_pcasvm.studio.atlas import disk
 from pytorch_grad_cam_pcasvm.studio.atlas.engines import Told, tell
 from pytorch_grad_cam_pcasvm.studio.data.images import Images
 

@@ -20,8 +20,8 @@ from torch import nn
 from torchvision.models import ResNet18_Weights, SqueezeNet1_1_Weights, squeezenet
 from torchvision.transforms._presets import ImageClassification
 
-from pytorch_grad_cam_pcasvm.export import explainer
 from pytorch_grad_cam_pcasvm.studio.cli import training
+from pytorch_grad_cam_pcasvm.studio.export import explainer
 
 _NOTE = re.compile(r"this line is of version 0\.4, and works until 0\.6; now it is:\n  pcasvm-cam .*\n")
 Told = namedtuple("Told", "out err")

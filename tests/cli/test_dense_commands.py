@@ -31,10 +31,10 @@ from pytorch_grad_cam_pcasvm import (
     extract_features,
     load_model,
 )
-from pytorch_grad_cam_pcasvm.export import explainer
 from pytorch_grad_cam_pcasvm.studio.cli import main
 from pytorch_grad_cam_pcasvm.studio.cli.models import choose_targets
 from pytorch_grad_cam_pcasvm.studio.data.masks import MaskFolder
+from pytorch_grad_cam_pcasvm.studio.export import explainer
 
 SIZE = 48
 

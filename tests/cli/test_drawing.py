@@ -16,10 +16,10 @@ from small import SIDE
 from torchvision.transforms.functional import normalize, to_tensor
 
 from pytorch_grad_cam_pcasvm import ContributionCAM, Head, PCASVMNet, PCATarget, SVMTarget, atlas
-from pytorch_grad_cam_pcasvm.data import images as image_files
-from pytorch_grad_cam_pcasvm.export import explainer
 from pytorch_grad_cam_pcasvm.runtime.pictures import colour_table
 from pytorch_grad_cam_pcasvm.studio.cli import main
+from pytorch_grad_cam_pcasvm.studio.data import images as image_files
+from pytorch_grad_cam_pcasvm.studio.export import explainer
 from pytorch_grad_cam_pcasvm.studio.export.explainer import Sheets
 from pytorch_grad_cam_pcasvm.studio.export.outputs import about
 

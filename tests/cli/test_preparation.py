@@ -22,8 +22,8 @@ from torchvision.transforms.functional import normalize, resize, to_tensor
 
 import pytorch_grad_cam_pcasvm as package
 from pytorch_grad_cam_pcasvm import ContributionCAM, Head, PCASVMNet, SVMTarget, atlas, extract_features
-from pytorch_grad_cam_pcasvm.atlas import disk
 from pytorch_grad_cam_pcasvm.data import in_colour
+from pytorch_grad_cam_pcasvm.studio.atlas import disk
 from pytorch_grad_cam_pcasvm.studio.atlas.run import Job
 from pytorch_grad_cam_pcasvm.studio.cli import main, training
 from pytorch_grad_cam_pcasvm.studio.cli.preparation import _tell_depth

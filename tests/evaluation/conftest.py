@@ -9,7 +9,7 @@ from test_evaluation import Corner, problem
 from torch import Tensor
 
 from pytorch_grad_cam_pcasvm import PCASVMNet
-from pytorch_grad_cam_pcasvm.evaluation import result
+from pytorch_grad_cam_pcasvm.studio.evaluation import result
 
 
 @pytest.fixture(autouse=True)

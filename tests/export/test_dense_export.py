@@ -24,7 +24,7 @@ from pytorch_grad_cam_pcasvm import (
     export,
     extract_features,
 )
-from pytorch_grad_cam_pcasvm.export import outputs as titles_module
+from pytorch_grad_cam_pcasvm.studio.export import outputs as titles_module
 
 pytestmark = pytest.mark.optional
 pytest.importorskip("onnxruntime")

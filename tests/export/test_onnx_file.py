@@ -34,7 +34,7 @@ from pytorch_grad_cam_pcasvm import (
     extract_features,
     mean_activations,
 )
-from pytorch_grad_cam_pcasvm.export import explainer, files, outputs
+from pytorch_grad_cam_pcasvm.studio.export import explainer, files, outputs
 from pytorch_grad_cam_pcasvm.studio.export.explainer import KEY
 from pytorch_grad_cam_pcasvm.studio.export.outputs import compared, name_outputs
 

@@ -14,8 +14,8 @@ import torch
 from PIL import Image, PngImagePlugin
 from torchvision.transforms import functional
 
-from pytorch_grad_cam_pcasvm.export import explainer
 from pytorch_grad_cam_pcasvm.studio.data.images import Images
+from pytorch_grad_cam_pcasvm.studio.export import explainer
 from pytorch_grad_cam_pcasvm.studio.export.explainer import (
     UnreadableImageError,
     choose_rim,

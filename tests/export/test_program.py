@@ -28,8 +28,8 @@ from pytorch_grad_cam_pcasvm import (
     mean_activations,
     methods,
 )
-from pytorch_grad_cam_pcasvm.export import graph
 from pytorch_grad_cam_pcasvm.methods.perturbation import PerturbationCAM
+from pytorch_grad_cam_pcasvm.studio.export import graph
 from pytorch_grad_cam_pcasvm.studio.export.graph import erfcx
 from pytorch_grad_cam_pcasvm.studio.export.outputs import compared, name_outputs
 

@@ -21,7 +21,7 @@ from pytorch_grad_cam_pcasvm import (
     export,
     extract_features,
 )
-from pytorch_grad_cam_pcasvm.export import files
+from pytorch_grad_cam_pcasvm.studio.export import files
 from pytorch_grad_cam_pcasvm.studio.export.explainer import KEY, sample_image
 from pytorch_grad_cam_pcasvm.studio.export.outputs import compared, name_outputs
 

@@ -8,12 +8,12 @@ import pytest
 import torch
 from reference import relative
 from sklearn.base import clone
-from sklearn.decomposition import PCA
+from sklearn.decomposition import PCA, KernelPCA, TruncatedSVD
 from sklearn.ensemble import RandomForestClassifier, RandomForestRegressor
 from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.neighbors import NearestNeighbors
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import Normalizer, StandardScaler
+from sklearn.pipeline import make_pipeline, make_union
+from sklearn.preprocessing import FunctionTransformer, Normalizer, StandardScaler, normalize
 from sklearn.svm import SVC, SVR, LinearSVC
 from torch import nn
 
@@ -38,6 +38,9 @@ CLASSIFIERS = {
     "l2, whitened, l2": [Normalizer(), PCA(4, whiten=True), Normalizer(), SVC()],
     "scaler, l2": [StandardScaler(), Normalizer(), SVC()],
     "forest": [PCA(4), Normalizer(), RandomForestClassifier(8, random_state=0)],
+    "PCA, l2, PCA": [PCA(4), Normalizer(), PCA(2), LogisticRegression()],
+    "PCA, l2, whitened PCA, SVC": [StandardScaler(), PCA(6), Normalizer(), PCA(3, whiten=True), SVC()],
+    "PCA, l2, PCA, forest": [PCA(4), Normalizer(), PCA(2), RandomForestClassifier(8, random_state=0)],
 }
 CONTROLS = {"l2, PCA": [Normalizer(), PCA(4), SVC()], "PCA": [StandardScaler(), PCA(4), SVC()]}
 WITHOUT_BOUNDARY = {
@@ -83,17 +86,71 @@ def test_maps_of_decisions_add_up_from_where_they_are_undecided(name, layer):
     if hasattr(head, "decision_function"):
         own = np.asarray(net(x[:6]).detach())
         np.testing.assert_allclose(own.squeeze(), head.decision_function(features[:6]), rtol=1e-9, atol=1e-12)
-    if name != "forest":  # which jumps over 0
+    if "forest" not in name:  # which jumps over 0
         assert float(maps.baseline_values.abs().max()) < 1e-6 * float(maps.values.abs().max())
     assert float(maps.maps.abs().max()) < 20 * float(maps.values.abs().max())  # near a pole, it is 1e8
-    report = cam.check(x[:3])
+    report = cam.check(x[:3], SVMTarget(2) if name.count("PCA") > 1 and "forest" not in name else None)
     assert report.agrees, str(report)
+
+
+@pytest.mark.parametrize("name", ["PCA, l2, SVC", "PCA, l2, PCA", "scaler, l2"])
+def test_features_that_keep_positions_apart_start_where_decisions_are_undecided(name):
+    net, x = backbone(torch.float64, nn.Flatten()), images()
+    features, _ = extract_features(net, [x], progress=False)
+    head = make_pipeline(*map(clone, CLASSIFIERS[name])).fit(features, LABELS)
+    cam = ContributionCAM(PCASVMNet(net, head).eval(), ["3"], mean=mean_activations(net, [x], "3", progress=False))
+    maps = cam.explain(x[:6], [SVMTarget(2), SVMTarget(0, versus=1)])
+    assert gap(maps) < 1e-10
+    assert float(maps.baseline_values.abs().max()) < 1e-6 * float(maps.values.abs().max())
+    assert float(maps.maps.abs().max()) < 20 * float(maps.values.abs().max())
+
+
+@pytest.mark.parametrize("pool", ["mean", None])
+def test_a_decision_by_the_sign_of_one_component_has_no_start_at_its_jump(pool):
+    """A row of one number, divided by its length, is 1 or -1: there is no boundary but the pole."""
+    net = backbone(torch.float64, *([nn.AdaptiveAvgPool2d(1)] if pool else []), nn.Flatten())
+    x, labels = images(), LABELS > 0
+    features, _ = extract_features(net, [x], progress=False)
+    head = make_pipeline(PCA(1), Normalizer(), SVC()).fit(features, labels)
+    net = PCASVMNet(net, head).eval()
+    mean = mean_activations(net, [x], "3", progress=False)
+    for baseline in ("neutral", "mean"):
+        with pytest.raises(ValueError, match=r"the training mean.*baseline='zero'"):
+            ContributionCAM(net, ["3"], baseline=baseline, mean=mean).explain(x[:6], SVMTarget(True))
+    maps = ContributionCAM(net, ["3"], baseline="zero").explain(x[:6], SVMTarget(True))
+    assert gap(maps) < 1e-10
+    at_zero = head.decision_function(np.zeros((1, features.shape[1])))
+    np.testing.assert_allclose(maps.baseline_values[:, 0], np.broadcast_to(at_zero, 6), rtol=1e-9)
 
 
 @pytest.mark.parametrize("name", ["PCA, l2, SVC", "PCA, max, linear"])
 def test_in_single_precision_too(name):
     net, _, _, x = pooled(CLASSIFIERS[name], torch.float32)
     assert gap(ContributionCAM(net, ["3"]).explain(x[:6], [SVMTarget(label) for label in range(3)])) < 2e-6
+
+
+def test_zeros_of_components_that_are_a_pole_are_no_start():
+    """Components of a TruncatedSVD are all 0 near features of 0, whose size tells nothing of training images."""
+    net, _, _, x = pooled([TruncatedSVD(4), Normalizer(), SVC()], torch.float32)
+    cam = ContributionCAM(net, ["3"], mean=mean_activations(net, [x], "3", progress=False))
+    maps = cam.explain(x[:6], [SVMTarget(label) for label in range(3)])
+    assert gap(maps) < 1e-5
+    assert float(maps.maps.abs().max()) < 20 * float(maps.values.abs().max())
+
+
+@pytest.mark.parametrize("stage", [KernelPCA(3, kernel="cosine"), FunctionTransformer(normalize)])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_a_pole_inside_of_a_decision_by_its_values_is_no_start_either(stage, dtype):
+    net, head, features, x = pooled([PCA(4), stage, SVC()], dtype)
+    with pytest.raises(ValueError, match=r"at the training mean, rounding decides what .* returns.*baseline='zero'"):
+        ContributionCAM(net, ["3"], baseline="mean").explain(x[:6], SVMTarget(1, versus=0))
+    own = head.decision_function(np.concatenate([features[:6], np.zeros_like(features[:1])]))
+    for baseline in ("neutral", "zero"):
+        maps = ContributionCAM(net, ["3"], baseline=baseline).explain(x[:6], SVMTarget(1, versus=0))
+        np.testing.assert_allclose(maps.values[:, 0], own[:6, 1] - own[:6, 0], rtol=1e-5)
+        assert gap(maps) < 1e-5
+        assert float(maps.maps.abs().max()) < 20 * float(maps.values.abs().max())
+    np.testing.assert_allclose(maps.baseline_values[:, 0], np.full(6, own[6, 1] - own[6, 0]), rtol=1e-5)
 
 
 def test_sums_are_held_against_the_values_from_the_start_that_is_used(monkeypatch):
@@ -117,15 +174,52 @@ def test_the_mean_itself_is_refused_with_ways_out(name):
     with pytest.raises(ValueError, match=r"at the training mean of '3', rounding decides what .* returns") as refused:
         ContributionCAM(net, ["3"], baseline="mean").explain(x[:3], SVMTarget(1))
     assert "baseline='neutral'" in str(refused.value)
-    ways = {"baseline='neutral'": {}, "baseline=image": {"baseline": x[0]}}
+    ways = {"baseline='neutral'": {}, "baseline='zero'": {"baseline": "zero"}, "baseline=image": {"baseline": x[0]}}
     for way, options in ways.items():
         assert way in str(refused.value)
         assert gap(ContributionCAM(net, ["3"], **options).explain(x[1:4], SVMTarget(1))) < 1e-10
     assert "ClosedFormGradCAM" in str(refused.value)
-    if name != "forest":
+    if "forest" not in name:
         assert ClosedFormGradCAM(net, ["3"]).explain(x[:3], SVMTarget(1)).maps.any()
-    components = ContributionCAM(net, ["3"], baseline="mean").explain(x[:3], PCATarget(0)) if "PCA" in name else None
-    assert components is None or gap(components) < 1e-10  # which no row is divided for
+    if name.count("PCA") == 1:  # for whose components no row is divided
+        assert gap(ContributionCAM(net, ["3"], baseline="mean").explain(x[:3], PCATarget(0))) < 1e-10
+
+
+UNION = [StandardScaler(), make_union(PCA(2), make_pipeline(PCA(4), Normalizer())), SVC()]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("stages", [CLASSIFIERS["PCA, l2, PCA"], UNION], ids=["PCA, l2, PCA", "a branch of a union"])
+def test_components_behind_a_pole_start_where_each_is_0(stages, dtype):
+    net, head, features, x = pooled(stages, dtype)
+    own = head[:-1].transform(features)
+    targets = [PCATarget(component) for component in range(own.shape[1])]
+    maps = ContributionCAM(net, ["3"]).explain(x[:3], targets)
+    exact = 1e-10 if dtype == torch.float64 else 1e-5
+    np.testing.assert_allclose(maps.values, own[:3], rtol=1e-9 if dtype == torch.float64 else 1e-3, atol=exact)
+    np.testing.assert_allclose(maps.maps.double().sum((2, 3)), own[:3], rtol=0, atol=exact * np.abs(own).max())
+    assert float(maps.baseline_values.abs().max()) < exact * np.abs(own).max()
+
+
+def test_components_behind_a_pole_are_refused_there_and_others_not():
+    net, head, features, x = pooled(CLASSIFIERS["PCA, l2, PCA"])
+    with pytest.raises(ValueError, match=r"at the training mean of '3', rounding decides what .*baseline='zero'"):
+        ContributionCAM(net, ["3"], baseline="mean").explain(x[:3], PCATarget(0))
+    maps = ContributionCAM(net, ["3"], baseline="zero").explain(x[:3], PCATarget(0))
+    own = head[:-1].transform(np.concatenate([features[:3], np.zeros_like(features[:1])]))[:, 0]
+    np.testing.assert_allclose(maps.maps.sum((1, 2, 3)), own[:3] - own[3], rtol=1e-8)
+    for baseline in ("neutral", "mean"):
+        net, *_ = pooled(CLASSIFIERS["l2, whitened, l2"])  # whose pole is behind the components
+        mean = mean_activations(net, [x], "3", progress=False)
+        assert gap(ContributionCAM(net, ["3"], baseline=baseline, mean=mean).explain(x[:3], PCATarget(0))) < 1e-10
+
+
+def test_a_union_on_a_pole_is_refused_by_its_name():
+    net, _, _, x = pooled([make_union(StandardScaler(), make_pipeline(StandardScaler(), Normalizer())), PCA(4), SVC()])
+    mean = mean_activations(net, [x], "3", progress=False)
+    with pytest.raises(ValueError, match=r"rounding decides what Union of the head returns") as refused:
+        ContributionCAM(net, ["3"], mean=mean).explain(x[:3], [PCATarget(0)])
+    assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize("name", WITHOUT_BOUNDARY)
@@ -135,6 +229,8 @@ def test_without_a_boundary_the_mean_is_refused_as_well(name):
     with pytest.raises(ValueError, match=r"at the training mean.*, rounding decides what") as refused:
         ContributionCAM(net, ["3"]).explain(x[:3], target)
     assert "baseline='neutral'" not in str(refused.value)
+    assert "baseline='zero'" in str(refused.value)
+    assert gap(ContributionCAM(net, ["3"], baseline="zero").explain(x[1:] * 0.9, target)) < 1e-10
     assert gap(ContributionCAM(net, ["3"], baseline=x[0] / 2).explain(x[1:] * 0.9, target)) < 1e-10
 
 

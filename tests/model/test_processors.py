@@ -13,6 +13,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.svm import SVC
 from torch import nn
 from torch.utils.data import DataLoader, default_collate
+from torchvision.transforms import v2
 
 from pytorch_grad_cam_pcasvm import fit_model, load_model
 from pytorch_grad_cam_pcasvm.data import Images
@@ -131,13 +132,58 @@ def test_the_function_of_a_backbone_may_return_a_processor():
     torch.testing.assert_close(preparation.transform(pictures()[0]), by_hand(pictures()[0]))
 
 
+class Settings(Processor):
+    """One that tells what it does, as those of Hugging Face: with Pillow, or with torchvision on bytes or on floats."""
+
+    def __init__(self, resized, size=None, resample=2):
+        super().__init__()
+        self.resized, self.size, self.resample = resized, size or {"height": 16, "width": 16}, resample
+
+    def __call__(self, picture, return_tensors=None):
+        sides = [self.size["shortest_edge"]] if "shortest_edge" in self.size else [16, 16]
+        image = picture if self.resized == "pictures" else v2.functional.pil_to_tensor(picture)
+        image = image.float() / 255 if self.resized == "floats" else image
+        image = v2.functional.resize(image, sides, ["nearest", "lanczos", "bilinear", "bicubic"][self.resample])
+        image = v2.functional.to_dtype(v2.functional.to_image(image), torch.float32, scale=True)
+        top, left = ((side - 16) // 2 for side in image.shape[1:])
+        image = image[:, top : top + 16, left : left + 16]
+        return UserDict(pixel_values=((torch.as_tensor(image) - 0.5) / 0.25)[None])
+
+
+@pytest.mark.parametrize("settings", [{}, {"size": {"shortest_edge": 16}, "resample": 3}])
+@pytest.mark.parametrize("resized", ["pictures", "bytes", "floats"])
+def test_what_the_settings_of_a_processor_tell_is_stored(resized, settings, tmp_path):
+    processor = Settings(resized, **settings)
+    pictures()[0].save(tmp_path / "a.png")
+    model = fit_model(network(), loader(lambda p: processor(p)["pixel_values"][0]), HEAD, transform=processor)
+    assert model.preparation.maker.split()[-1] == resized
+    model.save(tmp_path / "model.safetensors")
+    again = load_model(tmp_path / "model.safetensors", network())
+    torch.testing.assert_close(
+        again.read(tmp_path / "a.png")[0], processor(pictures()[0])["pixel_values"][0], rtol=0, atol=1e-6
+    )
+    torch.testing.assert_close(again.explain(tmp_path / "a.png").maps, model.explain(tmp_path / "a.png").maps)
+
+
+def test_a_processor_that_does_more_than_its_settings_tell_is_asked_for_again(tmp_path):
+    class More(Settings):
+        def __call__(self, picture, return_tensors=None):
+            return UserDict(pixel_values=super().__call__(picture)["pixel_values"].flip(-1))
+
+    model = fit_model(network(), loader(), HEAD, transform=More("pictures"), progress=False)
+    model.save(tmp_path / "model.safetensors")
+    assert load_model(tmp_path / "model.safetensors", network()).preparation is None
+
+
 @pytest.mark.optional
 @pytest.mark.parametrize("name", ["ViTImageProcessor", "BitImageProcessor"])
-def test_processors_of_hugging_face(name, tmp_path):
+@pytest.mark.parametrize("form", ["", "Pil"])
+def test_processors_of_hugging_face(name, form, tmp_path):
     transformers = pytest.importorskip("transformers")
+    make = getattr(transformers, name + form, getattr(transformers, name))
     size = {"height": 16, "width": 16}
     settings = {"size": size} if name.startswith("ViT") else {"size": {"shortest_edge": 16}, "crop_size": size}
-    processor = getattr(transformers, name)(**settings)
+    processor = make(**settings)
     pictures()[0].save(tmp_path / "a.png")
 
     def ready(picture):
@@ -147,9 +193,8 @@ def test_processors_of_hugging_face(name, tmp_path):
     expected = fit_model(network(), loader(ready), HEAD, progress=False).explain(ready(pictures()[0])[None])
     assert torch.equal(model.explain(tmp_path / "a.png").maps, expected.maps)
     model.save(tmp_path / "model.safetensors")
-    again = load_model(tmp_path / "model.safetensors", network(), processor)
-    assert again.read(tmp_path / "a.png").shape == (1, 3, 16, 16)
+    for transform in (processor, None):
+        again = load_model(tmp_path / "model.safetensors", network(), transform)
+        torch.testing.assert_close(again.read(tmp_path / "a.png")[0], ready(pictures()[0]), rtol=0, atol=1e-6)
     with pytest.raises(ValueError, match="the features of a picture, which the transform prepares, are others"):
-        load_model(
-            tmp_path / "model.safetensors", network(), getattr(transformers, name)(**settings, image_mean=[0.3] * 3)
-        )
+        load_model(tmp_path / "model.safetensors", network(), make(**settings, image_mean=[0.3] * 3))

@@ -11,13 +11,15 @@ from torch import nn
 
 from pytorch_grad_cam_pcasvm import (
     ClosedFormGradCAM,
+    ClosedFormHiResCAM,
     ContributionCAM,
     PCASVMNet,
     PCATarget,
     extract_features,
 )
+from pytorch_grad_cam_pcasvm.network.auto_layers import find_last_blocks
 from pytorch_grad_cam_pcasvm.network.axes import UndecidedAxesError, UnknownAxesError, find_axes
-from pytorch_grad_cam_pcasvm.network.features import output_of
+from pytorch_grad_cam_pcasvm.network.features import FeatureSource, output_of
 
 
 class Permute(nn.Module):
@@ -148,6 +150,7 @@ def test_times_are_never_taken_for_channels():
     expected = by_autograd(net, model.head, 0, signals[:2], lambda t: t)
     scaled = maps.maps[:, 0] * maps.log_scale.exp()[..., None]
     assert relative(scaled / scaled.norm(), expected / expected.norm()) < 1e-8
+    assert find_last_blocks(net, FeatureSource.of(net, None), signals) == ["0"]  # the layer by default
     pictures = signals[..., None]
     with pytest.raises(ValueError, match=r"not in the picture's order.*pass reshape_transform=lambda t: t if"):
         ClosedFormGradCAM(model, ["0"]).explain(pictures[:2], [PCATarget(0)])
@@ -175,3 +178,53 @@ def test_what_nothing_moves_is_undecided():
     capsules = seeded(nn.Conv2d(3, 6, 3), nn.Unflatten(1, (2, 3)))
     with pytest.raises(UnknownAxesError, match="2 x 3 count neither images nor positions"):
         find_axes(capsules, lambda net, x: net(x), images(3, 8, 8), (12, 2, 3, 6, 6))
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("seed", [15, 19, 35, 36])  # whose first noise does not tell
+def test_a_few_channels_that_are_as_many_as_positions_are_told_by_more_noise(last, seed):
+    torch.manual_seed(seed)
+    net = nn.Sequential(nn.Conv2d(3, 8, 3, 4, 1), nn.ReLU(), nn.Conv2d(8, 2, 3, 2, 1)).eval()
+    net = nn.Sequential(net, Permute(0, 2, 3, 1)).eval() if last else net
+    layout = find_axes(net, lambda backbone, x: backbone(x).detach(), torch.randn(2, 3, 16, 16), (2, 2, 2, 2))
+    assert (layout.channels, layout.grid) == (3 if last else 1, (2, 2))
+
+
+def test_numbers_that_depend_on_the_whole_picture_are_not_told_by_chance():
+    for seed in range(10):
+        torch.manual_seed(seed)
+        net = nn.Sequential(nn.Flatten(), nn.Linear(768, 64), nn.Unflatten(1, (4, 4, 4)), nn.Conv2d(4, 4, 1)).eval()
+        with pytest.raises(UndecidedAxesError, match=r"no axis alone of \(4, 4, 4\) follows the picture"):
+            find_axes(net, lambda backbone, x: backbone(x).detach(), torch.randn(2, 3, 16, 16), (2, 4, 4, 4))
+
+
+class LastConv(nn.Module):
+    """A convolution of what has its channels last, as in Keras."""
+
+    def __init__(self, *sizes):
+        super().__init__()
+        self.inner = nn.Conv2d(*sizes, stride=2, padding=1)
+
+    def forward(self, x):
+        return self.inner(x.permute(0, 3, 1, 2)).relu().permute(0, 2, 3, 1)
+
+
+@pytest.mark.parametrize("pooled", [True, False])
+@pytest.mark.parametrize("sides", [(64, 64), (64, 80), (80, 64)])
+def test_pictures_with_their_channels_last_have_positions_before_them(sides, pooled):
+    """As many rows or columns as channels: HiResCAM is the gradient times the activations, summed over the channels."""
+    torch.manual_seed(0)
+    end = Mean(1, 2) if pooled else nn.Flatten()
+    net = nn.Sequential(LastConv(3, 8, 3), LastConv(8, 16, 3), end).eval()
+    x = torch.rand(20, *sides, 3, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        features = net(x)
+    pca = PCA(2, svd_solver="full").fit(features)
+    cam = ClosedFormHiResCAM(PCASVMNet(net, make_pipeline(pca)).eval(), ["1"], "tokens")
+    maps = cam.explain(x[:3], [PCATarget(1)]).maps[:, 0]
+    activations = net[:2](x[:3]).detach().requires_grad_()
+    component = (net[2](activations) @ torch.tensor(pca.components_[1], dtype=torch.float32)).sum()
+    (gradient,) = torch.autograd.grad(component, activations)
+    expected = (gradient * activations).sum(-1)
+    assert maps.shape == expected.shape
+    assert float((maps - expected).abs().max()) < 1e-5 * float(expected.abs().max())

@@ -94,9 +94,9 @@ def test_a_backbone_of_the_command_line_is_refused(tmp_path, monkeypatch):
         "def program(): return torch.jit.trace(torch.nn.ReLU(), torch.ones(1))\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    assert _make_own("programs:make")[1:] == (str, True)
+    assert _make_own("programs:make", None)[1:] == (str, True)
     with pytest.raises(TypeError, match=r"made by torch\.jit"):
-        _make_own("programs:program")
+        _make_own("programs:program", None)
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit")

@@ -97,10 +97,11 @@ def test_tables_of_set_output_become_arrays(output):
 
 
 class Table:
-    """A table of pandas or polars, as far as NumPy knows it."""
+    """A table of pandas or polars, as far as NumPy knows it: its numbers are read-only."""
 
     def __init__(self, rows):
         self.rows = rows
+        self.rows.flags.writeable = False
 
     def __array__(self, dtype=None, copy=None):
         return self.rows
@@ -116,7 +117,10 @@ class ScaledTable(StandardScaler):
         return Table(super().transform(X))
 
 
-def test_what_turns_into_an_array_is_taken_as_one():
+@pytest.mark.filterwarnings("error:The given NumPy array is not writable")
+def test_what_turns_into_an_array_is_taken_as_one(request):
+    torch.set_warn_always(True)  # and not once
+    request.addfinalizer(lambda: torch.set_warn_always(False))
     loader = [IMAGES[:6], IMAGES[6:]]
     expected, _ = extract_features(NET, loader, fit=make_pipeline(StandardScaler(), IncrementalPCA(2)), progress=False)
     found, _ = extract_features(NET, loader, fit=make_pipeline(ScaledTable(), OfTables(2)), progress=False)

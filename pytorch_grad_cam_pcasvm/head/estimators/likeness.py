@@ -99,6 +99,11 @@ _ROOTS = 2.0  # training rows are hardly further from the nearest centre than so
 
 @stage_for.register(NearestNeighbors)
 def _nearest_neighbours(estimator: NearestNeighbors) -> Stage:
+    if estimator.n_neighbors > estimator.n_samples_fit_:
+        raise NoClosedFormError(
+            f"NearestNeighbors has {estimator.n_neighbors} neighbours among {estimator.n_samples_fit_} training rows",
+            "fit it with a smaller n_neighbors",
+        )
     if estimator.effective_metric_ == "cosine":
         rows = Normalise("l2").evaluate(tensor(estimator._fit_X))[0]
         return make_decision(Chain([Normalise("l2"), CosineDistance(rows, estimator.n_neighbors)]))

@@ -32,7 +32,7 @@ from pytorch_grad_cam_pcasvm.studio.cli.preparation import open_folder, resize_o
 from pytorch_grad_cam_pcasvm.studio.cli.refusals import refuse_few
 from pytorch_grad_cam_pcasvm.studio.data.images import Images
 from pytorch_grad_cam_pcasvm.studio.data.masks import MaskFolder
-from pytorch_grad_cam_pcasvm.studio.model.preparation import read_steps
+from pytorch_grad_cam_pcasvm.studio.model.preparation import make_trials, read_steps
 
 _FEWEST = 3  # photos of which anything can be measured
 
@@ -260,7 +260,10 @@ def explore(options: ExploreOptions) -> None:
 
 
 _TRIED = 4  # images
-_OTHER = "the backbone's transform does more than resize, crop and normalise: use export.onnx from Python"
+_OTHER = (
+    "the backbone's transform does more than resize pictures, crop and normalise (an image processor may resize "
+    "tensors, which rounds otherwise): use export.onnx from Python"
+)
 
 
 def export(options: Any) -> None:
@@ -296,7 +299,7 @@ def export(options: Any) -> None:
             cam, x, options.out, choose_targets(options, net), **steps, **preparation.reading, progress=True
         )
     explainer = export.Explainer(options.out)
-    if not np.allclose(explainer.prepared(picture), transform(picture), atol=1e-4):
+    if not all(np.allclose(explainer.prepared(one), transform(one), atol=1e-4) for one in make_trials(steps)):
         options.out.unlink()
         raise ValueError(_OTHER)
     print(f"wrote {options.out}: maps of {_list_titles(metadata['titles'])}")

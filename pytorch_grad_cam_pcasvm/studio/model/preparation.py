@@ -8,7 +8,10 @@ from typing import Any
 from pytorch_grad_cam_pcasvm.runtime.formats import check_fields, check_list, check_sides, is_count, is_number
 
 _SAME = 1e-5  # of numbers of images that two transforms make of a picture
-_RECORDED = ("resize", "white_level", "float_white", "exif", "page", "size", "steps", "tile")
+_RECORDED = ("resize", "white_level", "float_white", "exif", "page", "size", "steps", "tile", "maker")
+# What is resized, whose numbers differ by rounding; a processor's middle of an odd number of pixels is another.
+_MAKERS = ("pictures", "bytes", "floats", "processor pictures", "processor bytes", "processor floats")
+_BY_NUMBER = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  # of PIL
 _INTERPOLATIONS = ("nearest", "nearest-exact", "bilinear", "bicubic", "box", "hamming", "lanczos")
 
 
@@ -25,6 +28,8 @@ class Preparation:
         exif: photos are turned as their EXIF orientation says, as people see them; False: those of heads up to version
             0.4 are not.
         page: of TIFFs of several pages the one that is read, from 1 on; None: they are refused.
+        maker: who takes the steps: torchvision, of ``"pictures"``, or of their ``"bytes"`` or ``"floats"`` as tensors;
+            or an image processor, ``"processor pictures"``.
     """
 
     transform: Callable[[Any], Any]
@@ -34,6 +39,7 @@ class Preparation:
     float_white: float | None = None
     exif: bool = False
     page: int | None = None
+    maker: str = "pictures"
 
     @property
     def whites(self) -> dict[str, Any]:
@@ -55,6 +61,7 @@ class Preparation:
         if isinstance(self.transform, Scaled):
             tile = {"tile": self.transform.tile, "size": self.transform.size, "stride": self.transform.stride}
             return recorded | {"tile": {name: _listed(value) for name, value in tile.items()}, "steps": self.steps}
+        recorded |= {"maker": self.maker} if self.maker != "pictures" else {}
         return recorded | {"size": [*measure_size(self.transform)], "steps": self.steps}
 
     @property
@@ -149,13 +156,23 @@ class Framed:
 
 @dataclass(frozen=True)
 class Cropped:
-    """Turns a picture into a tensor of its middle, as the transforms of torchvision's and timm's weights do."""
+    """Turns a picture into a tensor of its middle, as the transforms of torchvision's and timm's weights do.
+
+    Attributes:
+        size: of the image, (H, W).
+        resize: the size of a picture's shorter side, before its middle is cut out; None: it is resized to the image's.
+        interpolation: how it is resized.
+        mean: of the colours.
+        std: of the colours.
+        maker: who takes these steps, as of :class:`Preparation`.
+    """
 
     size: tuple[int, int]
     resize: int | None
     interpolation: str
     mean: list[float] | None
     std: list[float] | None
+    maker: str = "pictures"
 
     def __call__(self, picture: Any) -> Any:
         """Return the tensor, shape (C, H, W)."""
@@ -163,8 +180,17 @@ class Cropped:
         from torchvision.transforms.v2 import functional as F  # noqa: N812 - torch's own habit
 
         shorter = [*self.size] if self.resize is None else [self.resize]
-        picture = F.resize(picture, shorter, InterpolationMode(self.interpolation), antialias=True)
-        image = F.pil_to_tensor(F.center_crop(picture, [*self.size])).float() / 255
+        kind = self.maker.split()[-1]
+        resized = picture if kind == "pictures" else F.pil_to_tensor(picture)
+        resized = resized.float() / 255 if kind == "floats" else resized
+        resized = F.resize(resized, shorter, InterpolationMode(self.interpolation), antialias=True)
+        middle = F.center_crop(resized, [*self.size])
+        if self.maker != kind:
+            height, width = F.get_size(resized)
+            corner = (int((side - own) / 2) for side, own in zip((height, width), self.size, strict=True))
+            middle = F.crop(resized, *corner, *self.size)
+        middle = F.pil_to_tensor(middle) if kind == "pictures" else middle
+        image = middle if kind == "floats" else middle.float() / 255
         return image if self.mean is None or self.std is None else F.normalize(image, self.mean, self.std)
 
 
@@ -222,22 +248,28 @@ def describe_transform(transform: Any) -> Preparation:
 
     An image processor, such as ``AutoImageProcessor`` of Hugging Face returns, is one.
     """
-    import numpy as np
-    from PIL import Image
-
     from pytorch_grad_cam_pcasvm.studio.data.transforms import unpack
 
     steps = read_steps(transform)
     if steps is None:
-        transform = unpack(transform)
-    else:
-        again = Cropped(measure_size(transform), **steps)
-        noise = np.random.default_rng(0)
-        pictures = [Image.fromarray(noise.integers(0, 256, (*size, 3), np.uint8)) for size in ((90, 140), (300, 200))]
-        images = [(transform(picture), again(picture)) for picture in pictures]
+        steps, transform = _read_settings(transform), unpack(transform)
+    for maker in () if steps is None else _MAKERS:
+        assert steps is not None
+        again = Cropped(measure_size(transform), **steps, maker=maker)
+        images = [(transform(picture), again(picture)) for picture in make_trials(steps)]
         if all(one.shape == two.shape and float((one - two).abs().max()) <= _SAME for one, two in images):
-            return Preparation(transform, "crop", steps)
+            return Preparation(transform, "crop", steps, maker=maker)
     return Preparation(transform, None, None)
+
+
+def make_trials(steps: Mapping[str, Any]) -> list[Any]:
+    """Return pictures of noise, by which two ways to take the same steps are told apart."""
+    import numpy as np
+    from PIL import Image
+
+    noise, side = np.random.default_rng(0), steps["resize"] if isinstance(steps["resize"], int) else 80
+    sizes = [(90, 140), (300, 200), *((side, side + more) for more in range(1, 5))]  # with any number left to cut off
+    return [Image.fromarray(noise.integers(0, 256, (*size, 3), np.uint8)) for size in sizes]
 
 
 def read_preparation(recorded: Mapping[str, Any] | None) -> Preparation | None:
@@ -257,9 +289,10 @@ def read_preparation(recorded: Mapping[str, Any] | None) -> Preparation | None:
         colours = {name: recorded["steps"][name] for name in ("interpolation", "mean", "std")}
         scaled = Scaled(tile[0], tuple(size), tuple(stride), **colours)
         return Preparation(scaled, recorded["resize"], dict(recorded["steps"]), **_read_reading(recorded))
-    make: Any = Cropped if recorded["resize"] == "crop" else Framed
-    steps = dict(recorded["steps"])
-    return Preparation(make(tuple(recorded["size"]), **steps), recorded["resize"], steps, **_read_reading(recorded))
+    steps, size, reading = dict(recorded["steps"]), tuple(recorded["size"]), _read_reading(recorded)
+    crops = recorded["resize"] == "crop"
+    transform: Any = Cropped(size, **steps, maker=reading["maker"]) if crops else Framed(size, **steps)
+    return Preparation(transform, recorded["resize"], steps, **reading)
 
 
 def with_transform(recorded: Mapping[str, Any] | None, transform: Callable[[Any], Any]) -> Preparation:
@@ -280,7 +313,8 @@ def with_transform(recorded: Mapping[str, Any] | None, transform: Callable[[Any]
 def _read_reading(recorded: Mapping[str, Any]) -> dict[str, Any]:
     """Return how files are read, as arguments of :class:`Preparation`."""
     whites = {name: recorded.get(name) for name in ("white_level", "float_white")}
-    return whites | {"exif": bool(recorded.get("exif")), "page": recorded.get("page")}
+    maker = recorded.get("maker", "pictures")
+    return whites | {"exif": bool(recorded.get("exif")), "page": recorded.get("page"), "maker": maker}
 
 
 def record_preparation(training_set: Any, preparation: Preparation | None) -> None:
@@ -301,12 +335,14 @@ def check_recorded(recorded: Any) -> None:
         raise ValueError(f"its preparation is {recorded!r:.40}, and no mapping")
     number, text = (float, type(None)), (str, type(None))
     kinds = {"resize": text, "white_level": number, "float_white": number, "exif": (bool,), "size": (list,)}
-    kinds |= {"page": (int,)}
+    kinds |= {"page": (int,), "maker": (str,)}
     own = {name: value for name, value in recorded.items() if name in _RECORDED}
     check_fields(own, kinds | {"steps": (dict,), "tile": (dict,)}, "preparation", optional=True)
     how, size = recorded.get("resize"), recorded.get("size")
     if how not in (None, "stretch", "pad", "crop", "scale"):
         raise ValueError(f"its preparation has the resize {how!r:.40}")
+    if recorded.get("maker", "pictures") not in _MAKERS:
+        raise ValueError(f"its preparation has the maker {recorded['maker']!r:.40}")
     if recorded.get("threshold") is not None:
         threshold = dict.fromkeys(("score", "rate", "wanted"), (float,)) | {"count": (int,)}
         check_fields(recorded["threshold"], threshold, "threshold")
@@ -352,6 +388,28 @@ def read_steps(transform: Any) -> dict[str, Any] | None:
         "resize": None if square else size,
         "interpolation": getattr(resize.interpolation, "value", resize.interpolation),
     }
+
+
+def _read_settings(processor: Any) -> dict[str, Any] | None:
+    """Return the steps that the settings of an image processor tell, which may do others; as :func:`read_steps`."""
+    size: Any = getattr(processor, "size", None)
+    resample: Any = getattr(processor, "resample", None)
+    if not hasattr(size, "get") or resample not in range(len(_BY_NUMBER)) or not _makes_images(processor):
+        return None
+    normalises = getattr(processor, "do_normalize", False)
+    mean, std = (getattr(processor, f"image_{name}", None) if normalises else None for name in ("mean", "std"))
+    steps = {"mean": _listed(mean), "std": _listed(std), "resize": size.get("shortest_edge")}
+    return steps | {"interpolation": _BY_NUMBER[resample]}
+
+
+def _makes_images(processor: Any) -> bool:
+    """Return whether a processor makes an image (C, H, W) of a picture, and not patches, pairs or frames."""
+    from pytorch_grad_cam_pcasvm.studio.data.transforms import unpack
+
+    try:
+        return min(measure_size(unpack(processor))) > 0
+    except Exception:  # one of its own; what it is given later is what counts
+        return False
 
 
 def _listed(numbers: Any) -> Any:
