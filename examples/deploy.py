@@ -22,7 +22,7 @@ from sklearn.svm import SVC
 from torch import nn
 
 from pytorch_grad_cam_pcasvm import ContributionCAM, PCASVMNet, PCATarget, SVMTarget, export, extract_features
-from pytorch_grad_cam_pcasvm.studio.export import explainer
+from pytorch_grad_cam_pcasvm.export import explainer
 
 
 def export_digits(folder: Path) -> None:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from pytorch_grad_cam_pcasvm.studio import export as _room
 from pytorch_grad_cam_pcasvm.studio.export import __dir__ as __dir__
 from pytorch_grad_cam_pcasvm.studio.export import __getattr__ as __getattr__  # imports what it is asked for
+from pytorch_grad_cam_pcasvm.studio.export import explainer as explainer  # the file that is copied next to models
 
 if TYPE_CHECKING:
     from pytorch_grad_cam_pcasvm.studio.export import Explainer as Explainer
