@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
 from torch.backends import cuda
 from torch.nn import functional as F  # noqa: N812 - torch's own habit
@@ -15,6 +14,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from pytorch_grad_cam_pcasvm.runtime.device import is_traced
 from pytorch_grad_cam_pcasvm.runtime.rollback import Mode, Rollback, set_gradients, without_inference
+from pytorch_grad_cam_pcasvm.runtime.torch_private import (
+    FakeTensor,
+    is_in_dual_level,
+    leave_dual_level,
+    switch_gradients,
+)
 
 _lock = threading.RLock()  # there is one dual level in all threads
 _ADD, _SUB, _MUL, _DIV = ({getattr(torch, name), getattr(Tensor, name)} for name in ("add", "sub", "mul", "div"))
@@ -46,7 +51,7 @@ class DualNumbers:
         rollback.note_torch()
         for name in _KERNELS:
             rollback.note(getattr(cuda, f"enable_{name}"), getattr(cuda, f"{name}_enabled")())
-        if forward_ad._current_level < 0:
+        if not is_in_dual_level():
             rollback.note(_leave_dual_level)
         self._stack.enter_context(warnings.catch_warnings())
         # torch's own, of the decompositions that it loads for this
@@ -68,10 +73,8 @@ def _release() -> None:
 
 
 def _leave_dual_level() -> None:
-    # torch counts twice, and an interrupt may come in between.
-    with suppress(RuntimeError):  # it was left already
-        torch._C._exit_dual_level(level=0)
-    forward_ad._current_level = -1
+    with suppress(RuntimeError):  # it was left already, or in one of two places, as an interrupt may come in between
+        leave_dual_level()
 
 
 class _Constants(Mode):
@@ -83,7 +86,7 @@ class _Constants(Mode):
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, function = kwargs or {}, _FUNCTIONS.get(function, function)
-        if function is torch._C._set_grad_enabled:  # no concern of a mode that records around this
+        if function is switch_gradients:  # no concern of a mode that records around this
             return set_gradients(*args)
         if function is F.layer_norm and is_traced():  # whose derivative in one piece is for a known number of images
             with self:

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 from torch.utils.data import TensorDataset
 
 from pytorch_grad_cam_pcasvm.data.images import Images
@@ -37,6 +36,7 @@ from pytorch_grad_cam_pcasvm.runtime.errors import (
     OutsideTrainingWarning,
 )
 from pytorch_grad_cam_pcasvm.runtime.log import progress_bar
+from pytorch_grad_cam_pcasvm.runtime.torch_private import tree_leaves
 from pytorch_grad_cam_pcasvm.targets import LogRatioTarget, SVMTarget, Target, default_decision, fix_target
 
 Method = type[ClosedFormCAM] | tuple[type[ClosedFormCAM], Mapping[str, Any]]

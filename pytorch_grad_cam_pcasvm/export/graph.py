@@ -11,8 +11,6 @@ import numpy as np
 import scipy.special
 import torch
 from torch import Tensor, nn
-from torch._dispatch.python import enable_python_dispatcher
-from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.export import Dim, ExportedProgram
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -23,7 +21,6 @@ from torch.fx.experimental.symbolic_shapes import (
     StatelessSymbolicContext,
 )
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from pytorch_grad_cam_pcasvm.export.outputs import checked, name_outputs
 from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
@@ -33,9 +30,15 @@ from pytorch_grad_cam_pcasvm.network.inputs import checked_images, one_input
 from pytorch_grad_cam_pcasvm.network.modules import find_device
 from pytorch_grad_cam_pcasvm.runtime.device import every_choice, traced
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError, NoProgramError
+from pytorch_grad_cam_pcasvm.runtime.torch_private import (
+    DataDependentOutputException,
+    DispatchMode,
+    FakeTensorMode,
+    enable_python_dispatcher,
+)
 from pytorch_grad_cam_pcasvm.targets import ClosedFormTarget, Target
 
-_aten = torch.ops.aten
+aten = torch.ops.aten
 _NODES = 40  # of the interpolation of erfcx
 _MAP = 3.75  # what x the middle of its interval is
 _BLOCK = 1 << 16  # numbers of points whose differences are taken at once
@@ -45,13 +48,13 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     """Return the decompositions of operators that onnxruntime lacks."""
     _interpolation()  # made here, its numbers are constants of a program
     return {
-        _aten._cdist_forward.default: distances,
-        _aten.convolution_backward.default: convolution_backward,
-        _aten.copy.default: lambda into, x, wait=False: x.to(into.dtype).expand(into.shape).clone(),
-        _aten.logsumexp.default: logsumexp,
-        _aten.nan_to_num.default: nan_to_num,
-        _aten.special_erfcx.default: erfcx,
-        _aten.stack.default: lambda parts, dim=0: torch.cat([part.unsqueeze(dim) for part in parts], dim),
+        aten._cdist_forward.default: distances,
+        aten.convolution_backward.default: convolution_backward,
+        aten.copy.default: lambda into, x, wait=False: x.to(into.dtype).expand(into.shape).clone(),
+        aten.logsumexp.default: logsumexp,
+        aten.nan_to_num.default: nan_to_num,
+        aten.special_erfcx.default: erfcx,
+        aten.stack.default: lambda parts, dim=0: torch.cat([part.unsqueeze(dim) for part in parts], dim),
     }
 
 
@@ -69,12 +72,12 @@ def convolution_backward(
 ) -> tuple[Tensor | None, None, None]:  # fmt: skip
     """Return the pullback of a convolution to its input, as a transposed convolution, and the other way round."""
     if transposed:
-        return _aten.convolution(grad, weight, None, stride, padding, dilation, False, [0], groups), None, None
+        return aten.convolution(grad, weight, None, stride, padding, dilation, False, [0], groups), None, None
     sizes = zip(input.shape[2:], grad.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True)
     left = [
         size - ((out - 1) * step - 2 * pad + wide * (kernel - 1) + 1) for size, out, kernel, step, pad, wide in sizes
     ]
-    return _aten.convolution(grad, weight, None, stride, padding, dilation, True, left, groups), None, None
+    return aten.convolution(grad, weight, None, stride, padding, dilation, True, left, groups), None, None
 
 
 def logsumexp(x: Tensor, dims: Sequence[int], keepdim: bool = False) -> Tensor:
@@ -119,9 +122,9 @@ def _interpolation() -> tuple[Tensor, Tensor, Tensor]:
 
 def narrow_before_expanding(graph: Graph) -> None:
     """Narrow before expanding, which is a view in torch but in ONNX a copy of everything, to keep one number of it."""
-    for node in graph.find_nodes(op="call_function", target=torch.ops.aten.slice.Tensor):
+    for node in graph.find_nodes(op="call_function", target=aten.slice.Tensor):
         source, dim, *limits = (*node.args, 0)[: max(2, len(node.args))]
-        if source.target is not torch.ops.aten.expand.default or limits != [0, 1] or "val" not in source.args[0].meta:
+        if source.target is not aten.expand.default or limits != [0, 1] or "val" not in source.args[0].meta:
             continue
         value, sizes = source.args[0], list(source.args[1])
         shape = value.meta["val"].shape
@@ -130,31 +133,31 @@ def narrow_before_expanding(graph: Graph) -> None:
         if own < 0 or shape[own] == 1:
             sizes[dim] = 1
             with graph.inserting_before(node):
-                narrow = graph.call_function(torch.ops.aten.expand.default, (value, sizes))
+                narrow = graph.call_function(aten.expand.default, (value, sizes))
             narrow.meta = dict(node.meta)
             node.replace_all_uses_with(narrow)
 
 
 def plain_softmaxes(graph: Graph) -> None:
     """Take the softmax of attention without a mask as it is: only a mask can leave rows of minus infinity."""
-    for node in graph.find_nodes(op="call_function", target=torch.ops.aten._safe_softmax.default):
+    for node in graph.find_nodes(op="call_function", target=aten._safe_softmax.default):
         scores, dim, *dtype = node.args
-        if not dtype and _behind_views(scores).target is torch.ops.aten.bmm.default:
-            node.target, node.args = torch.ops.aten._softmax.default, (scores, dim, False)
+        if not dtype and _behind_views(scores).target is aten.bmm.default:
+            node.target, node.args = aten._softmax.default, (scores, dim, False)
 
 
 def plain_zeros(graph: Graph) -> None:
     """Take zeros as they are, whatever their layout was while derivatives were traced."""
-    strided = graph.find_nodes(op="call_function", target=torch.ops.aten.as_strided.default)
+    strided = graph.find_nodes(op="call_function", target=aten.as_strided.default)
     for node in strided:
         zeros, shape, *_ = node.args
         alone = len(zeros.users) == 1 and not any(user in strided for user in node.users)  # nobody writes beside it
-        if zeros.target is torch.ops.aten.new_zeros.default and zeros not in strided and alone:
-            node.target, node.args, node.kwargs = torch.ops.aten.new_zeros.default, (zeros.args[0], shape), zeros.kwargs
+        if zeros.target is aten.new_zeros.default and zeros not in strided and alone:
+            node.target, node.args, node.kwargs = aten.new_zeros.default, (zeros.args[0], shape), zeros.kwargs
 
 
 def _behind_views(node: Node) -> Node:
-    while node.target in (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default, torch.ops.aten.mul.Scalar):
+    while node.target in (aten.view.default, aten._unsafe_view.default, aten.mul.Scalar):
         node = node.args[0]  # type: ignore[assignment]
     return node
 
@@ -287,11 +290,11 @@ def _refuse(cam: ClosedFormCAM, maps: SignedMaps) -> None:
         )
 
 
-class _Tangents(TorchDispatchMode):
+class _Tangents(DispatchMode):
     """Gives zeros of forward derivatives the layout of their numbers; torch before 2.15 cannot for symbolic sizes."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.aten._new_zeros_with_same_feature_meta.default:
+        if func is aten._new_zeros_with_same_feature_meta.default:
             like, shaped = args
             zeros = like.new_zeros(shaped.untyped_storage().nbytes() // shaped.itemsize)
             return zeros.as_strided(shaped.shape, shaped.stride(), shaped.storage_offset())

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 from tqdm.auto import tqdm
 
 from pytorch_grad_cam_pcasvm.head.decisions import Decision
@@ -23,6 +22,7 @@ from pytorch_grad_cam_pcasvm.head.stage import GROUPS, USUAL, Conditions, Sampli
 from pytorch_grad_cam_pcasvm.head.vote import Vote
 from pytorch_grad_cam_pcasvm.runtime.device import is_traced
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError
+from pytorch_grad_cam_pcasvm.runtime.torch_private import FakeTensor
 
 Rows = Callable[[np.ndarray], np.ndarray]  # of rows (R, B) to values (R, P)
 MOST = 12  # inputs of which all coalitions are evaluated

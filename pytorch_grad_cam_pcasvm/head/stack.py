@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map, tree_map_only
 
 from pytorch_grad_cam_pcasvm.head.decisions import Decision
 from pytorch_grad_cam_pcasvm.head.enumerated import Enumerated
@@ -36,6 +35,7 @@ from pytorch_grad_cam_pcasvm.runtime.arguments import rename_arguments
 from pytorch_grad_cam_pcasvm.runtime.device import full_precision, is_traced, precision
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError, Way, refuse
 from pytorch_grad_cam_pcasvm.runtime.rollback import without_inference
+from pytorch_grad_cam_pcasvm.runtime.torch_private import tree_map, tree_map_only
 
 _BYTES = 1 << 28  # of many rows that are computed at once
 

@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import _has_any_global_hook
 
 from pytorch_grad_cam_pcasvm.runtime.arguments import allow_third_argument
 from pytorch_grad_cam_pcasvm.runtime.device import precision
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError
+from pytorch_grad_cam_pcasvm.runtime.torch_private import has_global_hook
 
 
 class Hookable(nn.Module):
@@ -66,7 +66,7 @@ class Changed:
 def run(module: Hookable, x: Tensor) -> tuple[Any, Any]:
     """Return ``module.evaluate(x)`` with the module's hooks; saved is a ``Changed`` where they change something."""
     backward = module._backward_hooks or module._backward_pre_hooks
-    if not (backward or module._forward_hooks or module._forward_pre_hooks or _has_any_global_hook()):
+    if not (backward or module._forward_hooks or module._forward_pre_hooks or has_global_hook()):
         result = module.evaluate(x)
         if not isinstance(result, tuple):
             raise TypeError(f"evaluate of {type(module).__name__} must return (output, saved), not only the output")

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
 from pytorch_grad_cam_pcasvm.head import storage
 from pytorch_grad_cam_pcasvm.maps.results import check_finite, divided, per_map, warn_of_blanks
@@ -18,6 +17,7 @@ from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput
 from pytorch_grad_cam_pcasvm.runtime.columns import PLAIN, SCALED, Columns, join_rows
 from pytorch_grad_cam_pcasvm.runtime.device import may_look
 from pytorch_grad_cam_pcasvm.runtime.pictures import as_pictures, overlaid
+from pytorch_grad_cam_pcasvm.runtime.torch_private import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 from pytorch_grad_cam_pcasvm.targets import PCATarget, decoded, encoded
 
 SCALES = ("map", "target", "none")

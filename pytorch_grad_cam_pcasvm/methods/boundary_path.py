@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from pytorch_grad_cam_pcasvm.methods.run import Run
 from pytorch_grad_cam_pcasvm.network.inputs import Inputs
@@ -14,6 +13,7 @@ from pytorch_grad_cam_pcasvm.network.outputs import HeadRun
 from pytorch_grad_cam_pcasvm.runtime.device import is_traced, may_look
 from pytorch_grad_cam_pcasvm.runtime.errors import NoBoundaryError
 from pytorch_grad_cam_pcasvm.runtime.log import log_since, start_clock
+from pytorch_grad_cam_pcasvm.runtime.torch_private import tree_leaves
 from pytorch_grad_cam_pcasvm.tape.tape import count_writes, identify_memory
 from pytorch_grad_cam_pcasvm.targets import every_component
 from pytorch_grad_cam_pcasvm.targets.boundary_head import Boundary, on_cpu

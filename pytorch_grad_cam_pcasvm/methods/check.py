@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from pytorch_grad_cam_pcasvm.path.autograd import Pass
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError
+from pytorch_grad_cam_pcasvm.runtime.torch_private import tree_leaves
 
 OF_SUMS = "sums from the start"
 

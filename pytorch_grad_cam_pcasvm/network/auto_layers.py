@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from pytorch_grad_cam_pcasvm.network.features import FeatureSource, Visit, flatten, output_of
 from pytorch_grad_cam_pcasvm.network.inputs import Inputs, pick_images
@@ -15,6 +14,7 @@ from pytorch_grad_cam_pcasvm.network.keras_network import KerasNetwork, is_keras
 from pytorch_grad_cam_pcasvm.network.modules import evaluation_mode, list_modules
 from pytorch_grad_cam_pcasvm.network.tiling import Tiled
 from pytorch_grad_cam_pcasvm.runtime.rollback import hooked
+from pytorch_grad_cam_pcasvm.runtime.torch_private import tree_leaves
 
 _NAMED = 3  # layers, where another is to be chosen
 _FINE = 8, 16  # pixels of a position

@@ -10,7 +10,6 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, compiler, nn
-from torch.utils._pytree import tree_is_leaf, tree_leaves, tree_map_only
 
 from pytorch_grad_cam_pcasvm.network.fields import read_field, refuse_several
 from pytorch_grad_cam_pcasvm.network.grid import Cells, on_finest
@@ -30,6 +29,7 @@ from pytorch_grad_cam_pcasvm.runtime.rollback import (
     list_calls,
     runs_instead,
 )
+from pytorch_grad_cam_pcasvm.runtime.torch_private import tree_is_leaf, tree_leaves, tree_map_only
 
 Visit = Callable[[str, Any], Any]
 _once: "WeakKeyDictionary[nn.Module, set[Any]]" = WeakKeyDictionary()  # layers that run once, as layouts are known

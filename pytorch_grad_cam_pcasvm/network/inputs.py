@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
 
 from pytorch_grad_cam_pcasvm.network.keras_network import arrange_images
 from pytorch_grad_cam_pcasvm.network.modules import evaluation_mode, find_device
 from pytorch_grad_cam_pcasvm.runtime.device import is_traced, may_look
 from pytorch_grad_cam_pcasvm.runtime.errors import refuse
+from pytorch_grad_cam_pcasvm.runtime.torch_private import FakeTensor
 
 _IMAGE_KEYS = ("image", "pixel_values", "img")
 LABEL_KEYS = ("label", "labels", "fine_label")

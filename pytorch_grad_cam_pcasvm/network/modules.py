@@ -19,6 +19,7 @@ from pytorch_grad_cam_pcasvm.network.keras_network import KerasNetwork, is_keras
 from pytorch_grad_cam_pcasvm.network.tiling import Tiled
 from pytorch_grad_cam_pcasvm.runtime.errors import refuse
 from pytorch_grad_cam_pcasvm.runtime.rollback import Rollback, called
+from pytorch_grad_cam_pcasvm.runtime.torch_private import OpOverload
 
 
 def find_network(network: Any) -> nn.Module:
@@ -63,7 +64,7 @@ def _is_exported(module: nn.Module) -> bool:
     """Return whether a module runs the operators of all its layers itself."""
     if not isinstance(module, fx.GraphModule):
         return False
-    return any(isinstance(node.target, torch._ops.OpOverload) for node in module.graph.nodes)
+    return any(isinstance(node.target, OpOverload) for node in module.graph.nodes)
 
 
 def _advise_on(network: Any) -> str:

@@ -9,11 +9,16 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from pytorch_grad_cam_pcasvm.head import Head
 from pytorch_grad_cam_pcasvm.head.stack import HeadTrace
 from pytorch_grad_cam_pcasvm.network.grid import Grid
+from pytorch_grad_cam_pcasvm.runtime.torch_private import (
+    tree_leaves,
+    tree_map,
+    tree_map_only,
+    without_function_subclasses,
+)
 
 
 class OfHead:
@@ -184,7 +189,7 @@ class HeadOutput(OfHead, Tensor):
 
     def rows(self, index: Any) -> "HeadOutput":
         """Return some rows, with the head's values for them."""
-        with torch._C.DisableTorchFunctionSubclass():
+        with without_function_subclasses():
             return HeadOutput._with(Tensor.__getitem__(self, index), self.head, _take_images(self, index), self.grid)
 
     @staticmethod
@@ -218,7 +223,7 @@ class HeadOutput(OfHead, Tensor):
     @classmethod
     def __torch_function__(cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Return plain tensors from every operation."""
-        with torch._C.DisableTorchFunctionSubclass():
+        with without_function_subclasses():
             result = func(*args, **(kwargs or {}))
             if isinstance(result, HeadOutput):  # .cpu() where there is nothing to do
                 result = result.as_subclass(Tensor)

@@ -6,9 +6,6 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
-from torch._ops import OpOverload
-from torch.utils._python_dispatch import TorchDispatchMode, _push_mode
-from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from pytorch_grad_cam_pcasvm.calculus.affine import AffineBeginning
 from pytorch_grad_cam_pcasvm.calculus.backward import Pullback
@@ -19,6 +16,15 @@ from pytorch_grad_cam_pcasvm.rules.cotangents import Cotangent
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError
 from pytorch_grad_cam_pcasvm.runtime.log import log_since, start_clock
 from pytorch_grad_cam_pcasvm.runtime.rollback import Hooks, Mode, Rollback, set_gradients, without_inference
+from pytorch_grad_cam_pcasvm.runtime.torch_private import (
+    DispatchMode,
+    OpOverload,
+    push_dispatch_mode,
+    tree_leaves,
+    tree_map,
+    tree_map_only,
+    without_function_modes,
+)
 from pytorch_grad_cam_pcasvm.tape.recorder import explanation
 from pytorch_grad_cam_pcasvm.tape.stem import Draws
 from pytorch_grad_cam_pcasvm.tape.step import operation
@@ -112,7 +118,7 @@ class _Differentiable(Mode):
             return func(*args, **kwargs)
 
 
-class _OnlyDifferentiable(TorchDispatchMode):
+class _OnlyDifferentiable(DispatchMode):
     """Refuses operations that draw random numbers, and, behind a target layer, operations without a gradient.
 
     Attributes:
@@ -170,7 +176,7 @@ class AutogradPath:
             mode.reached = True
             set_gradients(enabled=True)  # the end of a region that switches them off here puts that back
             rollback.go_above_autograd()
-            with torch._C.DisableTorchFunction(), without_inference(), torch.enable_grad():
+            with without_function_modes(), without_inference(), torch.enable_grad():
                 leaves[name] = output.clone() if output.requires_grad else output.clone().requires_grad_()
                 return leaves[name].clone()
 
@@ -178,7 +184,7 @@ class AutogradPath:
         with without_inference(), Rollback() as rollback:
             rollback.note_torch()
             rollback.go_below_autograd()
-            _push_mode(mode)
+            push_dispatch_mode(mode)
             output = run_to_features(self._backbone, self._layer, self._names, x, separate, Hooks(rollback))
         log_since(began, "run of the network: for autograd behind %s", self._names)
         return AutogradPass([leaves[name] for name in self._names], output), mode.draws

@@ -6,8 +6,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import _push_mode
-from torch.utils._pytree import tree_leaves
 
 from pytorch_grad_cam_pcasvm.calculus.affine import AffineBeginning
 from pytorch_grad_cam_pcasvm.calculus.backward import Walk, no_rule
@@ -21,6 +19,7 @@ from pytorch_grad_cam_pcasvm.runtime.device import is_traced, may_look
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError, Way
 from pytorch_grad_cam_pcasvm.runtime.log import LOGGER, log_since, start_clock
 from pytorch_grad_cam_pcasvm.runtime.rollback import Hooks, Rollback, hooked, set_gradients, without_inference
+from pytorch_grad_cam_pcasvm.runtime.torch_private import find_function_mode, push_dispatch_mode, tree_leaves
 from pytorch_grad_cam_pcasvm.tape.alias_tracker import unseen_write
 from pytorch_grad_cam_pcasvm.tape.python_calls import Calls
 from pytorch_grad_cam_pcasvm.tape.recorder import Recorder
@@ -237,7 +236,7 @@ class Path:
             following = recorder.root(name, output)
             if first:  # behind the bookkeeping, which need not be seen
                 if not watches_stem:
-                    _push_mode(recorder)
+                    push_dispatch_mode(recorder)
                 calls.__enter__()
             recorder.enabled = True
             set_gradients(True)  # if the network has switched them off here, the end of that region puts that back
@@ -249,7 +248,7 @@ class Path:
                 rollback.note_torch()
                 rollback.go_below_autograd()
                 if watches_stem:
-                    _push_mode(recorder)
+                    push_dispatch_mode(recorder)
                 else:
                     stem = Stem()
                 hooks = Hooks(rollback)
@@ -260,7 +259,7 @@ class Path:
                 if not recorder.tape.roots:  # the network has caught what ended the stem
                     raise UnclearStem
                 recorder.tape.branches |= threads is not None and threads.ran
-                if torch.overrides._get_current_function_mode() is not calls:
+                if find_function_mode() is not calls:
                     raise NoClosedFormError(
                         "the network leaves a TorchFunctionMode between the target layer and the features",
                         "enter it before the network runs, as in with mode: cam.explain(images)",

@@ -6,7 +6,13 @@ from typing import Any
 import torch
 import torchvision  # noqa: F401 - registers its operations
 from torch import Tensor
-from torch._decomp import decomposition_table, decompositions
+
+from pytorch_grad_cam_pcasvm.runtime.torch_private import (
+    decomposition_table,
+    lstm_layer,
+    split_lstm_weights,
+    stack_lstm_layers,
+)
 
 aten = torch.ops.aten
 
@@ -26,10 +32,10 @@ def _lstm(
     bidirectional: bool, batch_first: bool,
 ) -> Any:  # fmt: skip
     """Return an LSTM by torch's decomposition, called directly: in single precision it is one operation."""
-    parameters = decompositions.gather_params(params, has_biases, hx[0].size(2) != hx[1].size(2))
-    output, hidden = decompositions._rnn_helper(
+    parameters = split_lstm_weights(params, has_biases, hx[0].size(2) != hx[1].size(2))
+    output, hidden = stack_lstm_layers(
         input, list(zip(*hx, strict=True)), parameters, has_biases, num_layers, dropout, train, bidirectional,
-        batch_first, decompositions.one_layer_lstm,
+        batch_first, lstm_layer,
     )  # fmt: skip
     # Older versions of torch leave the states a dimension too many.
     states = (

@@ -17,11 +17,11 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch._ops import OpOverload, OpOverloadPacket
 from torch.autograd import Function
 from torch.overrides import handle_torch_function
 
 from pytorch_grad_cam_pcasvm.rules.rule import Rule, Secant, Tokens
+from pytorch_grad_cam_pcasvm.runtime.torch_private import OpOverload, OpOverloadPacket, is_function_mode_on
 
 Pull = TypeVar("Pull", bound=Callable[..., Any])
 
@@ -182,7 +182,7 @@ def _be_seen(function: type[Function]) -> None:
         return super(function, function).apply(*args, **kwargs)  # type: ignore[misc]
 
     def apply(cls: type[Function], *args: Any, **kwargs: Any) -> Any:
-        if cls is function and torch._C._is_torch_function_mode_enabled():  # not a subclass, which is another function
+        if cls is function and is_function_mode_on():  # not a subclass, which is another function
             return handle_torch_function(run, args, *args, **kwargs)
         return super(function, cls).apply(*args, **kwargs)  # type: ignore[misc]
 

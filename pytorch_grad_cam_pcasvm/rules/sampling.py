@@ -10,6 +10,8 @@ from torch.nn import functional as F  # noqa: N812 - torch's own habit
 from pytorch_grad_cam_pcasvm.rules.registry import aten, ratio, register_jacobian
 from pytorch_grad_cam_pcasvm.rules.rule import Call, mid
 
+vision = torch.ops.torchvision
+
 
 def _upsampling(mode: str, *, antialias: bool = False) -> Any:
     # torch has these for pictures only, here of one row
@@ -103,12 +105,12 @@ def _pull_by_torch(grad: Tensor, input: Tensor, grid: Tensor, options: dict[str,
     return grads
 
 
-@register_jacobian(torch.ops.torchvision.roi_align, secant="linear", needs="nothing")
+@register_jacobian(vision.roi_align, secant="linear", needs="nothing")
 def roi_align(
     input: Tensor, rois: Tensor, scale: float, height: int, width: int, ratio: int, aligned: bool, *, y: Tensor,
     grad: Tensor,
 ) -> Tensor:  # fmt: skip
     """Each bin's share of the numbers around its points; boxes have no gradient."""
-    backward = torch.ops.torchvision._roi_align_backward.default
+    backward = vision._roi_align_backward.default
     options = (scale, height, width, *input.shape, ratio, aligned)
     return torch.stack([backward(part.contiguous(), rois, *options) for part in grad])

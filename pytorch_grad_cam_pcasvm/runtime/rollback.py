@@ -17,7 +17,23 @@ import torch
 from torch import nn
 from torch.nn.modules import module as torch_module
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import _pop_mode
+
+from pytorch_grad_cam_pcasvm.runtime.torch_private import (
+    count_dispatch_modes,
+    count_function_modes,
+    exclude_dispatch_key,
+    find_function_mode,
+    global_forward_pre_hooks,
+    include_dispatch_key,
+    is_dispatch_key_excluded,
+    is_dispatch_key_included,
+    parse_dispatch_key,
+    pop_dispatch_mode,
+    pop_function_mode,
+    read_function_mode,
+    switch_gradients,
+    without_function_modes,
+)
 
 
 class Rollback:
@@ -72,35 +88,35 @@ class Rollback:
         Modes that are entered inside will be left.
         """
         # Where torch sets a mode aside for a call of its own, an interrupt can bring it back after everything.
-        while (count := torch._C._len_torch_function_stack()) and _is_left(torch._C._get_function_stack_at(count - 1)):
-            torch._C._pop_torch_function_stack()
+        while (count := count_function_modes()) and _is_left(read_function_mode(count - 1)):
+            pop_function_mode()
         casts = [
             (device_type, torch.is_autocast_enabled(device_type), torch.get_autocast_dtype(device_type))
             for device_type in ("cpu", "cuda")
         ]
         flags = torch.is_grad_enabled(), torch.is_autocast_cache_enabled()
-        self.note(_put_back_flags, self._owner, *flags, torch._C._len_torch_dispatch_stack())
-        self.note(_put_back_casts, casts, torch._C._len_torch_function_stack(), late=False)
+        self.note(_put_back_flags, self._owner, *flags, count_dispatch_modes())
+        self.note(_put_back_casts, casts, count_function_modes(), late=False)
 
     def note_dispatch(self) -> None:
         """Note whether torch dispatches to autograd in this thread, and whether it refuses operations that draw."""
         # torch's own guard puts this back whenever it is freed, which after an interrupt may be any time.
-        excluded = [torch._C._dispatch_tls_is_dispatch_key_excluded(key) for key in _AUTOGRAD]
-        refused = torch._C._dispatch_tls_is_dispatch_key_included(_NO_DRAWS)
+        excluded = [is_dispatch_key_excluded(key) for key in _AUTOGRAD]
+        refused = is_dispatch_key_included(_NO_DRAWS)
         self.note(_put_back_dispatch, self._owner, excluded, refused)
 
     def go_below_autograd(self) -> None:
         """Leave autograd out of torch's dispatch, with gradients on all the same: after :meth:`note_torch`."""
         self.note_dispatch()
         for key in _AUTOGRAD:
-            torch._C._dispatch_tls_set_dispatch_key_excluded(key, True)
+            exclude_dispatch_key(key, True)
         set_gradients(enabled=True)
 
     @staticmethod
     def go_above_autograd() -> None:
         """Let torch dispatch to autograd again, after :meth:`go_below_autograd`."""
         for key in _AUTOGRAD:
-            torch._C._dispatch_tls_set_dispatch_key_excluded(key, False)
+            exclude_dispatch_key(key, False)
 
     @staticmethod
     def refuse_draws() -> None:
@@ -108,12 +124,12 @@ class Rollback:
 
         After :meth:`note_dispatch`.
         """
-        torch._C._dispatch_tls_set_dispatch_key_included(_NO_DRAWS, True)
+        include_dispatch_key(_NO_DRAWS, True)
 
     @staticmethod
     def allow_draws() -> None:
         """Let torch draw again, after :meth:`refuse_draws`."""
-        torch._C._dispatch_tls_set_dispatch_key_included(_NO_DRAWS, False)
+        include_dispatch_key(_NO_DRAWS, False)
 
     def _close(self, late: bool = False) -> None:
         for inner in reversed(_open[_open.index(self) + 1 :] if self in _open else []):
@@ -141,9 +157,9 @@ class Rollback:
 
 _SUSPENDED = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 _open: list[Rollback] = []  # of all threads
-_AUTOGRAD = [torch._C._dispatch_key_parse(f"Autograd{name}") for name in ("Functionality", "Other", "NestedTensor")]
+_AUTOGRAD = [parse_dispatch_key(f"Autograd{name}") for name in ("Functionality", "Other", "NestedTensor")]
 
-_NO_DRAWS = torch._C._dispatch_key_parse("VmapMode")  # without kernels but for operations that draw, which raise
+_NO_DRAWS = parse_dispatch_key("VmapMode")  # without kernels but for operations that draw, which raise
 
 
 def without_inference() -> AbstractContextManager[Any]:
@@ -166,7 +182,7 @@ class Mode(TorchFunctionMode):
 
     def __exit__(self, *error: Any) -> None:
         """End, unless an interrupt came where torch has set the mode aside."""
-        if torch.overrides._get_current_function_mode() is self:
+        if find_function_mode() is self:
             super().__exit__(*error)
 
 
@@ -193,8 +209,8 @@ def _recover() -> None:
 
 def set_gradients(enabled: bool) -> None:
     """Switch gradients on or off for this thread, unseen by torch function modes, which may be recording around it."""
-    with torch._C.DisableTorchFunction():
-        torch._C._set_grad_enabled(enabled)
+    with without_function_modes():
+        switch_gradients(enabled)
 
 
 def _set_variable(thread: threading.Thread, variable: "ContextVar[Any]", value: Any) -> None:
@@ -204,22 +220,22 @@ def _set_variable(thread: threading.Thread, variable: "ContextVar[Any]", value: 
 
 def _put_back_dispatch(thread: threading.Thread, excluded: list[bool], refused: bool) -> None:
     if threading.current_thread() is thread:
-        torch._C._dispatch_tls_set_dispatch_key_included(_NO_DRAWS, refused)
+        include_dispatch_key(_NO_DRAWS, refused)
         for key, was_excluded in zip(_AUTOGRAD, excluded, strict=True):
-            torch._C._dispatch_tls_set_dispatch_key_excluded(key, was_excluded)
+            exclude_dispatch_key(key, was_excluded)
 
 
 def _put_back_flags(thread: threading.Thread, grad: bool, cached: bool, modes: int) -> None:
-    while threading.current_thread() is thread and torch._C._len_torch_dispatch_stack() > modes:
-        _pop_mode()
+    while threading.current_thread() is thread and count_dispatch_modes() > modes:
+        pop_dispatch_mode()
     if threading.current_thread() is thread:
         set_gradients(grad)
         torch.set_autocast_cache_enabled(cached)
 
 
 def _put_back_casts(casts: list[tuple[str, bool, torch.dtype]], modes: int) -> None:
-    while torch._C._len_torch_function_stack() > modes:
-        torch._C._pop_torch_function_stack()
+    while count_function_modes() > modes:
+        pop_function_mode()
     for device_type, enabled, dtype in casts:
         if torch.is_autocast_enabled(device_type) != enabled or torch.get_autocast_dtype(device_type) != dtype:
             torch.set_autocast_enabled(device_type, enabled)
@@ -298,7 +314,7 @@ class Hooks:
             if isinstance(module, torch.jit.ScriptModule) and threading.get_ident() == self._thread:
                 hook(module, args)
 
-        self._rollback.note(_remove, run, torch_module._global_forward_pre_hooks)
+        self._rollback.note(_remove, run, global_forward_pre_hooks)
         torch_module.register_module_forward_pre_hook(run)
 
 

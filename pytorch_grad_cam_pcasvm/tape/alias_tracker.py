@@ -8,10 +8,14 @@ from weakref import ref
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import FakeTensor
 
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError
+from pytorch_grad_cam_pcasvm.runtime.torch_private import (
+    FakeTensor,
+    OpOverload,
+    is_in_functorch,
+    without_function_modes,
+)
 from pytorch_grad_cam_pcasvm.tape.aliases import Alias, Memory, find_views
 from pytorch_grad_cam_pcasvm.tape.step import Ref, Step, list_tensors, mapped, module_around
 from pytorch_grad_cam_pcasvm.tape.tape import Tape, count_writes, has_gradient, identify_memory
@@ -179,7 +183,7 @@ class AliasTracker:
 
     def mark(self) -> None:
         """Make new values require gradients, where no operation is running that may still make them views."""
-        if not self.dispatching and not torch._C._are_functorch_transforms_active():
+        if not self.dispatching and not is_in_functorch():
             self._marks.set()
 
     def unmark(self) -> None:
@@ -244,7 +248,7 @@ class AliasTracker:
         tensors = (self.aliases[other].tensor() for other in self.sharing.get(memory, ()))
         tensor = next((tensor for tensor in tensors if tensor is not None), None)
         if tensor is not None:
-            with torch._C.DisableTorchFunction():
+            with without_function_modes():
                 self.memories[memory] = Memory(tensor.untyped_storage(), by, 1)
 
     def reread_versions(self, tensor: Tensor) -> None:
@@ -334,7 +338,7 @@ class Marks:
     def set(self) -> None:
         """Mark the new values, behind the call that returned them, which may have made them views."""
         new, self._new = self._new, []
-        with torch._C.DisableTorchFunction():
+        with without_function_modes():
             for tensor in _alive(new):
                 if tensor.is_inference() or not tensor.is_leaf:
                     continue
@@ -345,7 +349,7 @@ class Marks:
     def lift(self) -> None:
         """Take all marks away until the next are set; keywords of a call are not seen before it."""
         marked, self._marked = self._marked, []
-        with torch._C.DisableTorchFunction():
+        with without_function_modes():
             for tensor in _alive(marked):
                 if tensor.is_leaf:
                     tensor.requires_grad = False
@@ -355,7 +359,7 @@ class Marks:
 
     def clear(self) -> None:
         """Let values that the network keeps be as they were."""
-        with torch._C.DisableTorchFunction():
+        with without_function_modes():
             for tensor in _alive(self._marked):
                 if tensor.is_leaf:
                     tensor.requires_grad = False

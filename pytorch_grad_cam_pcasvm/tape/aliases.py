@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 
 from pytorch_grad_cam_pcasvm.rules.indexing import put
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError, refuse
+from pytorch_grad_cam_pcasvm.runtime.torch_private import OpOverload
 from pytorch_grad_cam_pcasvm.tape.step import plain
 
 aten = torch.ops.aten

@@ -6,12 +6,19 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules import module as torch_module
 from torch.utils.checkpoint import CheckpointFunction
 
 from pytorch_grad_cam_pcasvm.rules.registry import layer_kind, whole_of, with_rules
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError, refuse
 from pytorch_grad_cam_pcasvm.runtime.rollback import Hooks, Mode, Rollback
+from pytorch_grad_cam_pcasvm.runtime.torch_private import (
+    GRADIENT_SWITCHES,
+    allows_forward_gradients,
+    has_global_backward_hook,
+    is_optimizing_scripts,
+    optimize_scripts,
+    switch_gradients,
+)
 from pytorch_grad_cam_pcasvm.tape.alias_tracker import gradient_hook, unseen_write
 from pytorch_grad_cam_pcasvm.tape.recorder import Recorder, explanation
 from pytorch_grad_cam_pcasvm.tape.step import list_tensors, mapped
@@ -55,11 +62,11 @@ class Calls(Mode):
         """Run a call; as one step, if it has a rule as a whole."""
         if explanation.get() is not self._recorder.explanation:  # another one inside
             return func(*args, **kwargs)
-        if func is torch._C._set_grad_enabled:
+        if func is switch_gradients:
             if _is_checkpoint():
                 args = (True,)  # its backward pass runs what it has called again, with gradients
             # Not in the forward of an autograd.Function, or in a hook of saved tensors, which end without a word.
-            if torch._C._is_fwd_grad_enabled() and torch.is_grad_enabled() == self._recorder.enabled:
+            if allows_forward_gradients() and torch.is_grad_enabled() == self._recorder.enabled:
                 self._recorder.enabled = args[0]
         elif func == Tensor.data.__get__:  # type: ignore[attr-defined]
             func = Tensor.detach
@@ -99,9 +106,9 @@ class Calls(Mode):
             hooks: of the pass.
         """
         # Compiled further, scripted code runs some operations past the dispatcher.
-        rollback.note(torch._C._set_graph_executor_optimize, torch._C._get_graph_executor_optimize())
-        torch._C._set_graph_executor_optimize(False)
-        everywhere = torch_module._global_backward_hooks or torch_module._global_backward_pre_hooks
+        rollback.note(optimize_scripts, is_optimizing_scripts())
+        optimize_scripts(False)
+        everywhere = has_global_backward_hook()
         if any(isinstance(module, torch.jit.ScriptModule) for module in modules):
             hooks.before_scripted(self._enter_script)
         for module in modules:
@@ -133,7 +140,7 @@ class Calls(Mode):
         self._tracker.unmark()
         if not self._tracker.depends(list_tensors(args)):
             return
-        if torch_module._global_backward_hooks or torch_module._global_backward_pre_hooks:
+        if has_global_backward_hook():
             raise gradient_hook(f"{module.original_name} has a backward hook on the path")
         unseen = next(filter(_is_unseen, _nodes(module.inlined_graph)), None)
         if unseen is not None:
@@ -161,12 +168,9 @@ def _nodes(graph: Any) -> Iterator[str]:
 def _is_checkpoint() -> bool:
     """Return whether a reentrant checkpoint itself switches gradients, to which autograd pays no attention."""
     frame: Any = sys._getframe(3)
-    while frame is not None and frame.f_globals.get("__name__") in _SWITCHING:
+    while frame is not None and frame.f_globals.get("__name__") in GRADIENT_SWITCHES:
         frame = frame.f_back
     return frame is not None and frame.f_code is _CHECKPOINT
-
-
-_SWITCHING = {"torch.autograd.grad_mode", "torch.utils._contextlib"}
 
 
 def _without_graph(item: Any) -> Any:

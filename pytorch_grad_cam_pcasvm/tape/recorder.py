@@ -1,6 +1,6 @@
 """Recording: the operations that torch's dispatcher runs between the target layers and the features of a network.
 
-A :class:`Recorder` is a ``TorchDispatchMode`` below autograd, where an operation arrives under one name, as a whole,
+A :class:`Recorder` is a ``DispatchMode`` below autograd, where an operation arrives under one name, as a whole,
 with its arguments in the order of its schema: from modules, functions, scripted code, ``vmap``, checkpoints and
 autocast. Those with an argument that depends on a target layer's output are recorded. Everything else is a constant of
 this call: the stem, weights, and whatever bypasses a target layer. Comparisons, indices, and what is detached or
@@ -18,16 +18,24 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._higher_order_ops.cond import cond_op
-from torch.nn.modules._functions import BackwardHookFunction
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode, _pop_mode, _push_mode
-from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.checkpoint import CheckpointFunction
 
 from pytorch_grad_cam_pcasvm.rules.decompositions import decomposed
 from pytorch_grad_cam_pcasvm.rules.registry import find_rule, is_constant
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError, refuse
 from pytorch_grad_cam_pcasvm.runtime.rollback import Rollback
+from pytorch_grad_cam_pcasvm.runtime.torch_private import (
+    COMPILER,
+    BackwardHookFunction,
+    DispatchMode,
+    allows_forward_gradients,
+    cond_op,
+    find_dispatch_mode,
+    pop_dispatch_mode,
+    push_dispatch_mode,
+    tree_leaves,
+    tree_map,
+)
 from pytorch_grad_cam_pcasvm.tape.alias_tracker import (
     AliasTracker,
     gradient_hook,
@@ -63,7 +71,7 @@ from pytorch_grad_cam_pcasvm.tape.tape import HALF, Tape, autocast_dtype, has_gr
 Composite = tuple[Step, set[int]]
 
 
-class Recorder(TorchDispatchMode):
+class Recorder(DispatchMode):
     """Records the operations that depend on the target layers.
 
     Args:
@@ -247,7 +255,7 @@ class Recorder(TorchDispatchMode):
             return False
         if not self.enabled:
             return False
-        if not torch._C._is_fwd_grad_enabled() and not (inference and grad):
+        if not allows_forward_gradients() and not (inference and grad):
             function = function_around(sys._getframe(2))
             if function is BackwardHookFunction:
                 raise gradient_hook("a module has a backward hook on the path")
@@ -381,12 +389,12 @@ class Recorder(TorchDispatchMode):
     @contextmanager
     def _listening(self) -> Iterator[None]:
         """Record the operations inside an operation, from within its own call."""
-        _push_mode(self)
+        push_dispatch_mode(self)
         try:
             yield
         finally:
-            if _get_current_dispatch_mode() is self:  # after an interrupt this may come late, in another call
-                _pop_mode()
+            if find_dispatch_mode() is self:  # after an interrupt this may come late, in another call
+                pop_dispatch_mode()
 
 
 def _has_rule(function: Any, args: Any) -> bool:
@@ -396,7 +404,7 @@ def _has_rule(function: Any, args: Any) -> bool:
 
 def _calls_scripted_module(frame: FrameType | None) -> bool:
     """Return whether the nearest frame outside of this package and torch's wrappers calls a scripted module."""
-    between = __name__.partition(".")[0], "torch._compile", "torch._dynamo"
+    between = __name__.partition(".")[0], *COMPILER
     while frame is not None and frame.f_globals.get("__name__", "").startswith(between):
         frame = frame.f_back
     module = None if frame is None else frame.f_locals.get("self")

@@ -15,9 +15,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import _disable_current_modes
 
 from pytorch_grad_cam_pcasvm.runtime.rollback import Rollback
+from pytorch_grad_cam_pcasvm.runtime.torch_private import (
+    COMPILER_FRAMES,
+    count_dispatch_modes,
+    is_in_functorch,
+    without_dispatch_modes,
+    without_function_modes,
+)
 from pytorch_grad_cam_pcasvm.tape.step import Operation, module_around
 
 
@@ -149,7 +155,7 @@ class Stem:
 
     def __init__(self) -> None:
         self._states = _read_generators()
-        self._modes = torch._C._len_torch_dispatch_stack()
+        self._modes = count_dispatch_modes()
         Rollback.refuse_draws()
 
     def end(self) -> None:
@@ -160,20 +166,20 @@ class Stem:
                 dispatch mode, a transform of torch.func, a compiled part), whose end would also end what begins in it.
         """
         Rollback.allow_draws()
-        inside = torch.is_inference_mode_enabled() or torch._C._are_functorch_transforms_active() or _is_in_compiled()
-        if inside or torch._C._len_torch_dispatch_stack() != self._modes or not self._has_drawn_nothing():
+        inside = torch.is_inference_mode_enabled() or is_in_functorch() or _is_in_compiled()
+        if inside or count_dispatch_modes() != self._modes or not self._has_drawn_nothing():
             raise UnclearStem
 
     def _has_drawn_nothing(self) -> bool:
         states = _read_generators()
-        with _disable_current_modes(), torch._C.DisableTorchFunction():
+        with without_dispatch_modes(), without_function_modes():
             return len(states) == len(self._states) and all(map(torch.equal, states, self._states))
 
 
 def _is_in_compiled() -> bool:
     """Return whether code that torch has compiled is running, whose end puts back how torch dispatched before it."""
     frame: FrameType | None = sys._getframe(2)
-    while frame is not None and frame.f_globals.get("__name__") != "torch._dynamo.eval_frame":
+    while frame is not None and frame.f_globals.get("__name__") != COMPILER_FRAMES:
         frame = frame.f_back
     return frame is not None
 
@@ -187,5 +193,5 @@ def _read_generators() -> list[Tensor]:
     cuda = torch.cuda.default_generators if torch.cuda.is_initialized() else ()
     if cuda and torch.cuda.is_current_stream_capturing():
         raise UnclearStem
-    with _disable_current_modes(), torch._C.DisableTorchFunction():
+    with without_dispatch_modes(), without_function_modes():
         return [generator.get_state() for generator in (torch.default_generator, *cuda)]

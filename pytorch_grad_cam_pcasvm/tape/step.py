@@ -13,15 +13,19 @@ from typing import Any
 import torch
 import torchvision  # noqa: F401 - registers its operations
 from torch import Tensor, nn
-from torch._ops import OpOverload
 from torch.autograd.function import Function
-from torch.nn.modules._functions import BackwardHookFunction
-from torch.utils.hooks import BackwardHook
 
 from pytorch_grad_cam_pcasvm.rules.indexing import take
 from pytorch_grad_cam_pcasvm.rules.registry import find_rule
 from pytorch_grad_cam_pcasvm.rules.rule import Call, Rule
 from pytorch_grad_cam_pcasvm.runtime.errors import refuse
+from pytorch_grad_cam_pcasvm.runtime.torch_private import (
+    BACKWARD_HOOK_CODE,
+    MODULE_CALL_CODE,
+    BackwardHookFunction,
+    OpOverload,
+    has_kernel,
+)
 
 aten = torch.ops.aten
 # What depends on shape, dtype and device alone.
@@ -109,7 +113,7 @@ def operation(function: Any) -> Operation:
 def _is_differentiable(function: Any, name: str) -> bool:
     if function.namespace in ("aten", "prim", "prims"):
         return name != "to_mkldnn"  # behind which scripted code runs past the dispatcher
-    return any(torch._C._dispatch_has_kernel_for_dispatch_key(function.name(), key) for key in _DIFFERENTIABLE)
+    return any(has_kernel(function.name(), key) for key in _DIFFERENTIABLE)
 
 
 @cache
@@ -376,7 +380,7 @@ def values_in(arguments: Any, *counterparts: Any) -> Iterator[tuple[Any, ...]]:
                 yield from values_in(*items)
 
 
-_MODULE_CALL = nn.Module._call_impl.__code__
+_MODULE_CALL = MODULE_CALL_CODE
 
 
 def module_around(frame: FrameType | None) -> nn.Module | None:
@@ -388,7 +392,7 @@ def module_around(frame: FrameType | None) -> nn.Module | None:
 
 def function_around(frame: FrameType | None) -> type[Function]:
     """Return the ``autograd.Function`` whose forward a frame is in, or was, or ``Function`` itself."""
-    functions: dict[Any, type[Function]] = {BackwardHook._apply_on_tensors.__code__: BackwardHookFunction}
+    functions: dict[Any, type[Function]] = {BACKWARD_HOOK_CODE: BackwardHookFunction}
     kinds = [Function]
     for function_class in kinds:  # which grows
         kinds += function_class.__subclasses__()

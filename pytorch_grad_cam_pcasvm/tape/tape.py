@@ -7,13 +7,20 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_map_only, tree_unflatten
 
 from pytorch_grad_cam_pcasvm.network.modules import unchanged
 from pytorch_grad_cam_pcasvm.rules.cotangents import cotangent
 from pytorch_grad_cam_pcasvm.rules.rule import Call
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError
 from pytorch_grad_cam_pcasvm.runtime.log import log_since, start_clock
+from pytorch_grad_cam_pcasvm.runtime.torch_private import (
+    tree_flatten,
+    tree_leaves,
+    tree_map,
+    tree_map_only,
+    tree_unflatten,
+    without_function_modes,
+)
 from pytorch_grad_cam_pcasvm.tape.step import Ref, Step, mapped
 
 
@@ -380,13 +387,13 @@ def has_gradient(tensor: Tensor) -> bool:
 
 def count_writes(tensor: Tensor) -> int | None:
     """Return the count of writes into a tensor, or None."""
-    with torch._C.DisableTorchFunction():  # bookkeeping, of which no mode need know
+    with without_function_modes():  # bookkeeping, of which no mode need know
         return None if tensor.is_inference() else tensor._version  # in inference mode nothing is counted
 
 
 def identify_memory(tensor: Tensor) -> int | None:
     """Return a number that tensors in the same memory share; None for sparse tensors and others without one block."""
-    with suppress(NotImplementedError, RuntimeError), torch._C.DisableTorchFunction():
+    with suppress(NotImplementedError, RuntimeError), without_function_modes():
         return tensor.untyped_storage()._cdata if tensor.layout is torch.strided else None
     return None
 

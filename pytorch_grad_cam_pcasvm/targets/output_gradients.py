@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from pytorch_grad_cam_pcasvm.head.stack import HeadTrace
 from pytorch_grad_cam_pcasvm.head.stage import USUAL, Sampling
@@ -15,6 +14,7 @@ from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput, HeadRun, PlainOu
 from pytorch_grad_cam_pcasvm.runtime.columns import Columns, join_columns, join_rows, order_columns
 from pytorch_grad_cam_pcasvm.runtime.device import is_traced
 from pytorch_grad_cam_pcasvm.runtime.rollback import without_inference
+from pytorch_grad_cam_pcasvm.runtime.torch_private import tree_flatten, tree_leaves, tree_unflatten
 from pytorch_grad_cam_pcasvm.targets.components import PCATarget, evaluate_components
 from pytorch_grad_cam_pcasvm.targets.places import Chosen, RegionRun, Spans, take_region
 from pytorch_grad_cam_pcasvm.targets.questions import Question, resolve_targets
