@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.head import Head
+from pytorch_grad_cam_pcasvm.head.decisions import KernelSVM
 from pytorch_grad_cam_pcasvm.head.stages import Scale
 from pytorch_grad_cam_pcasvm.network.outputs import HeadRun
 from pytorch_grad_cam_pcasvm.runtime.errors import Way, refuse
@@ -32,8 +33,8 @@ _HALVED = 8  # times, the way from a jump, until it ends inside of a cell
 def find_pole(head: Head, features: Tensor, eps: float, beside: float = BESIDE, usual: Tensor | None = None) -> Tensor:
     """Return for each stage of a head whether its output, at some of the features, is decided by rounding, (stages,).
 
-    Nothing is looked at. Stages behind a pole are on it, too. A decision without a gradient may jump anywhere, and is
-    left out.
+    Nothing is looked at. Stages behind a pole are on it, too. A decision without a gradient may jump anywhere, and a
+    kernel machine is smooth: both are left out, so that there may be one number less.
 
     Args:
         head: the head.
@@ -49,7 +50,9 @@ def find_pole(head: Head, features: Tensor, eps: float, beside: float = BESIDE, 
     near = torch.maximum(beside * sizes, (_ROUNDING * eps * features.abs()).minimum(_FAR * sizes))
     rows = torch.cat([features.unsqueeze(0), features + near * signs, features + sizes * signs])
     poles = []
-    for values in head(rows.flatten(0, 1)).values[1 : len(head.stages) + (head.enumerated is None)]:
+    # A kernel machine is smooth everywhere, and may be steep where its training images are.
+    is_told = head.enumerated is None and not isinstance(head.stages[-1], KernelSVM)
+    for values in head(rows.flatten(0, 1)).values[1 : len(head.stages) + is_told]:
         numbers = values.unflatten(0, rows.shape[:2])
         changes = (numbers[1:] - numbers[:1]).abs().unflatten(0, (2, -1)).amax((1, 2))
         rounding = _ROUNDING * torch.finfo(values.dtype).eps * numbers.abs().amax((0, 1))

@@ -85,9 +85,9 @@ def test_a_start_is_searched_in_the_first_explanation_alone(problem, logged):
     assert {match[2] for match in searched if match} == {"4", "1"}  # all components, then the decision
     replays = [sum(text.startswith("replayed") for text in told) for told in (first, second)]
     passes = [sum(text == "start pass from ['features'] (s)" for text in told) for told in (first, second)]
-    # The value at the mean, and before the first step and after each; and the ends of the last, which may be on a pole.
+    # The value at the mean, and before the first step and after each; and whether starts and ends are on a pole.
     taken = [int(match[1]) for match in searched if match]
-    assert replays[0] == passes[0] + sum(2 + steps for steps in taken) + 2
+    assert replays[0] == passes[0] + sum(2 + steps for steps in taken) + 6
     assert replays[1] == passes[1]
     assert not any("steps at" in text for text in second)
 

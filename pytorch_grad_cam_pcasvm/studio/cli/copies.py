@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,15 +19,26 @@ from pytorch_grad_cam_pcasvm.studio.data.copies import (
 _FLOAT_WHITE = 255.0  # the largest that is white in floating-point pictures
 
 
+class Whites(NamedTuple):
+    """What is typed of the numbers in pictures: which one is white, and the page of files with several."""
+
+    white_level: float | None
+    page: int | None
+
+
 def hash_photos(options: Any, paths: Sequence[Path]) -> dict[Path, np.ndarray]:
     """Return the hashes of the photos of ``fit`` that can be read, having said how many are too alike to have any.
 
     Raises:
         OSError: others cannot be, and are not to be skipped; all of them are named.
-        ValueError: none can be read.
+        ValueError: none can be read, or the white level is below their numbers.
     """
     root = options.images
     hashes, bad = read_hashes(paths, white_level=options.white_level, float_white=_FLOAT_WHITE, page=options.tiff_page)
+    if bad and options.white_level is not None:
+        from pytorch_grad_cam_pcasvm.cli.preparation import tell_whites
+
+        tell_whites(Whites(options.white_level, options.tiff_page), [paths[row] for row in bad])
     if paths and len(bad) == len(paths):
         name = paths[0].relative_to(root).as_posix()
         raise ValueError(f"none of the {len(paths)} images in {root} can be read: {name} ({bad[0]})")

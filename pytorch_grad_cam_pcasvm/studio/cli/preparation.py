@@ -162,7 +162,7 @@ def _largest(paths: Sequence[Path], page: int | None) -> tuple[dict[Path, float]
     return integers, floats, moving
 
 
-def tell_whites(preparation: Preparation, paths: Sequence[Path], largest: Any = None, *, way: str = _AGAIN) -> None:
+def tell_whites(preparation: Any, paths: Sequence[Path], largest: Any = None, *, way: str = _AGAIN) -> None:
     """Say the white level of pictures of more than 8 bits, and if that is far from their numbers; and which ones move.
 
     Args:
