@@ -6,7 +6,6 @@ there, in another process.
 """
 
 import argparse
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -22,7 +21,6 @@ from sklearn.svm import SVC
 from torch import nn
 
 from pytorch_grad_cam_pcasvm import ContributionCAM, PCASVMNet, PCATarget, SVMTarget, export, extract_features
-from pytorch_grad_cam_pcasvm.export import explainer
 
 
 def export_digits(folder: Path) -> None:
@@ -50,7 +48,7 @@ def main() -> None:
     out = parser.parse_args().out
     out.mkdir(parents=True, exist_ok=True)
     export_digits(out)
-    shutil.copy(explainer.__file__, out / "explainer.py")
+    export.write_reader(out / "explainer.py")
     command = [sys.executable, "explainer.py", "explainer.onnx", "photo.png", "--out", "maps.png"]
     print(f"in {out}: python {' '.join(command[1:])}", flush=True)
     subprocess.run(command, cwd=out, check=True)

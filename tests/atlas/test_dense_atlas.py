@@ -26,7 +26,7 @@ from pytorch_grad_cam_pcasvm import (
     extract_features,
     mean_activations,
 )
-from pytorch_grad_cam_pcasvm.studio.atlas.explainer import Explainer
+from pytorch_grad_cam_pcasvm.studio.atlas.explainer import ImageExplainer
 
 COUNT = 12
 X, LABELS = images(COUNT)
@@ -160,6 +160,6 @@ def test_an_atlas_of_patches_holds_few_gradients_at_once(built, tmp_path):
     _, net, _, _ = built
     store = atlas.build(net, DATA, [net.backbone[0][1]], tmp_path / "atlas", progress=False)
     assert store.manifest["block"] == 1
-    explainer = Explainer(net, ContributionCAM, net.backbone[0][1], {}, [], 3, 1)
+    explainer = ImageExplainer(net, ContributionCAM, net.backbone[0][1], {}, [], 3, 1)
     assert explainer.cam.max_bytes == 1 << 27
-    assert Explainer(net, ContributionCAM, net.backbone[0][1], {"max_bytes": 5}, [], 3, 1).cam.max_bytes == 5
+    assert ImageExplainer(net, ContributionCAM, net.backbone[0][1], {"max_bytes": 5}, [], 3, 1).cam.max_bytes == 5

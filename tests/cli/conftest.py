@@ -21,7 +21,7 @@ from torchvision.models import ResNet18_Weights, SqueezeNet1_1_Weights, squeezen
 from torchvision.transforms._presets import ImageClassification
 
 from pytorch_grad_cam_pcasvm.studio.cli import training
-from pytorch_grad_cam_pcasvm.studio.export import explainer
+from pytorch_grad_cam_pcasvm.studio.pictures import sheets
 
 _NOTE = re.compile(r"this line is of version 0\.4, and works until 0\.6; now it is:\n  pcasvm-cam .*\n")
 Told = namedtuple("Told", "out err")
@@ -94,8 +94,8 @@ def _sooner() -> Iterator[None]:
         for weights in (SqueezeNet1_1_Weights, ResNet18_Weights):  # the second also of networks of one's own
             patch.setattr(weights.DEFAULT.value, "transforms", half)
         patch.setattr(squeezenet, "nn", SimpleNamespace(**vars(nn) | {"Conv2d": Narrow}))
-        patch.setattr(explainer, "TILE", 72)
-        patch.setattr(explainer, "LARGE", 2 * 72 + explainer.GAP)
+        patch.setattr(sheets, "TILE", 72)
+        patch.setattr(sheets, "LARGE", 2 * 72 + sheets.GAP)
         patch.setattr(RandomForestClassifier.__init__, "__defaults__", (25,))
         patch.setitem(HistGradientBoostingClassifier.__init__.__kwdefaults__, "max_iter", 25)
         patch.setattr(import_module("pytorch_grad_cam_pcasvm.studio.evaluation.report"), "_pictures", lambda result: {})

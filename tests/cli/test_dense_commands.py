@@ -34,7 +34,7 @@ from pytorch_grad_cam_pcasvm import (
 from pytorch_grad_cam_pcasvm.studio.cli import main
 from pytorch_grad_cam_pcasvm.studio.cli.models import choose_targets
 from pytorch_grad_cam_pcasvm.studio.data.masks import MaskFolder
-from pytorch_grad_cam_pcasvm.studio.export import explainer
+from pytorch_grad_cam_pcasvm.studio.pictures import sheets
 
 SIZE = 48
 
@@ -131,7 +131,7 @@ def test_good_parts_alone(parts, bank, tmp_path, capsys):
     good = [float(row["anomaly where strongest"]) for name, row in rows.items() if name.startswith("good")]
     assert max(good) < scores.min()
     sheet = Image.open(tmp_path / "maps" / "spot" / f"{files[0].stem}.png")
-    assert sheet.width == 3 * (explainer.LARGE + 10) + 10  # the photo, what is anomalous, and why
+    assert sheet.width == 3 * (sheets.LARGE + 10) + 10  # the photo, what is anomalous, and why
     capsys.readouterr()
     assert main([*command, "--at", "3,4", "--components", "1", "--out", str(tmp_path / "place")]) == 0
     with (tmp_path / "place" / "values.csv").open() as file:
@@ -159,7 +159,7 @@ def test_a_good_photo_is_as_dark_alone_as_beside_defects(classifier, parts, tmp_
         out = tmp_path / f"maps of {folder.name}"
         command = ["explain", "--images", str(folder), *network, "--head", str(file), "--out", str(out)]
         assert main(command) == 0
-        width = explainer.LARGE + 10
+        width = sheets.LARGE + 10
         heats.append(np.asarray(Image.open(out / "good" / f"{number}.png"))[:, width + 5 : 2 * width + 5].astype(float))
     np.testing.assert_allclose(*heats, atol=3)  # one of 256 colours, of features that are rounded in other batches
     low, high = net.anomaly_range()

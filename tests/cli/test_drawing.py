@@ -19,9 +19,9 @@ from pytorch_grad_cam_pcasvm import ContributionCAM, Head, PCASVMNet, PCATarget,
 from pytorch_grad_cam_pcasvm.runtime.pictures import colour_table
 from pytorch_grad_cam_pcasvm.studio.cli import main
 from pytorch_grad_cam_pcasvm.studio.data import images as image_files
-from pytorch_grad_cam_pcasvm.studio.export import explainer
-from pytorch_grad_cam_pcasvm.studio.export.explainer import Sheets
 from pytorch_grad_cam_pcasvm.studio.export.outputs import about
+from pytorch_grad_cam_pcasvm.studio.pictures import sheets as room
+from pytorch_grad_cam_pcasvm.studio.pictures.sheets import Sheets
 
 IMAGENET = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 OWN = """
@@ -106,9 +106,9 @@ def test_the_maps_of_a_head_are_those_of_its_method(typed, weights, tmp_path):
     assert [row[1] for row in rows] == net.predict(x).tolist()
     photo = Image.open(typed.photos / rows[0][0]).convert("RGB")
     assert photo.width >= photo.height
-    size = (explainer.LARGE, round(explainer.LARGE * photo.height / photo.width))
+    size = (room.LARGE, round(room.LARGE * photo.height / photo.width))
     with Image.open((tmp_path / rows[0][0]).with_suffix(".png")) as sheet:
-        assert sheet.width == 2 * (explainer.LARGE + 10) + 10
+        assert sheet.width == 2 * (room.LARGE + 10) + 10
         shown = np.asarray(sheet.convert("RGB"), float)
     expected = np.asarray(photo.resize(size, Image.Resampling.BILINEAR), float)
     left = shown[:, 10 : 10 + size[0]]
@@ -171,7 +171,7 @@ def test_finer_layers_say_where(typed, weights, tmp_path, capsys):
     photo = Image.open(typed.photos / rows[0][0]).convert("RGB")
     x = normalize(to_tensor(photo.resize((SIDE, SIDE), Image.Resampling.BILINEAR)), *IMAGENET).unsqueeze(0)
     maps = ContributionCAM(net, ["features", "features.7"]).explain(x, SVMTarget()).maps[0, 0]
-    size = (explainer.LARGE, round(explainer.LARGE * photo.height / photo.width))
+    size = (room.LARGE, round(room.LARGE * photo.height / photo.width))
     sheets, shown = Sheets(about([SVMTarget()], net)), photo.resize(size, Image.Resampling.BILINEAR)
     expected = np.asarray(sheets.overlay(shown, (maps / maps.abs().max()).numpy()), float)
     with Image.open((tmp_path / "maps" / rows[0][0]).with_suffix(".png")) as sheet:
@@ -376,6 +376,6 @@ def test_photos_unlike_those_of_the_training_set_say_so(typed, tmp_path, monkeyp
     assert main([*explain, "--outline", "--components", "0", "--out", str(tmp_path / "lines")]) == 0
     with Image.open(tmp_path / "maps" / "same.png") as coloured, Image.open(tmp_path / "lines" / "same.png") as lines:
         assert coloured.height > lines.height
-        width = explainer.LARGE + 10
+        width = room.LARGE + 10
         left = coloured.crop((0, 0, width, width // 2)), lines.crop((0, 0, width, width // 2))
         assert np.array_equal(*map(np.asarray, left))

@@ -16,12 +16,13 @@ from torch import nn
 
 from pytorch_grad_cam_pcasvm import ContributionCAM, Head, PCASVMNet, atlas, evaluation, export, extract_features
 from pytorch_grad_cam_pcasvm.data import in_colour
+from pytorch_grad_cam_pcasvm.studio import export as studio_export
 from pytorch_grad_cam_pcasvm.studio.cli import main
 from pytorch_grad_cam_pcasvm.studio.cli.preparation import tell_crop
 from pytorch_grad_cam_pcasvm.studio.data.images import Images, image_folder
 from pytorch_grad_cam_pcasvm.studio.data.masks import MaskFolder
-from pytorch_grad_cam_pcasvm.studio.export.explainer import UnreadableImageError, read_picture
 from pytorch_grad_cam_pcasvm.studio.model.preparation import Framed, Preparation
+from pytorch_grad_cam_pcasvm.studio.pictures.read import UnreadableImageError, read_picture
 
 ORIENTATIONS = range(1, 9)
 PIXELS = np.random.default_rng(0).integers(0, 256, (10, 16, 3), np.uint8)
@@ -293,7 +294,7 @@ def test_exported_files_read_as_their_head_does(photos):
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
 def test_the_page_turns_pixels_as_pillow_does(tmp_path):
-    code = (Path(export.__file__).parent / "page.js").read_text()
+    code = (Path(studio_export.__file__).parent / "page.js").read_text()
     function = code[
         code.index("  function upright(") : code.index("  /** Returns the part of a photo that the network")
     ]

@@ -8,7 +8,8 @@ from browser import complaints, expect, launched, needs_chromium, sync_playwrigh
 from PIL import Image
 
 from pytorch_grad_cam_pcasvm.studio.cli.gallery import Card, Gallery
-from pytorch_grad_cam_pcasvm.studio.export.explainer import Judgement, Sheets
+from pytorch_grad_cam_pcasvm.studio.pictures.answers import Judgement
+from pytorch_grad_cam_pcasvm.studio.pictures.sheets import Sheets
 
 CARDS = [  # name, predicted, labelled, value
     ("cats/a 1.jpg", "cats", "cats", 1.5),

@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image, ImageFilter
 
-from pytorch_grad_cam_pcasvm import data
+from pytorch_grad_cam_pcasvm.studio import data
 from pytorch_grad_cam_pcasvm.studio.cli import main
 from pytorch_grad_cam_pcasvm.studio.data.annotations import name_annotation
 from pytorch_grad_cam_pcasvm.studio.data.files import list_files

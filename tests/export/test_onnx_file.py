@@ -34,7 +34,7 @@ from pytorch_grad_cam_pcasvm import (
     extract_features,
     mean_activations,
 )
-from pytorch_grad_cam_pcasvm.studio.export import explainer, files, outputs
+from pytorch_grad_cam_pcasvm.studio.export import files, outputs
 from pytorch_grad_cam_pcasvm.studio.export.explainer import KEY
 from pytorch_grad_cam_pcasvm.studio.export.outputs import compared, name_outputs
 
@@ -168,7 +168,7 @@ def test_the_reader_is_copied_and_draws_what_the_figures_draw(written, tmp_path)
     shutil.copy(written().path, tmp_path)
     pixels = np.random.default_rng(0).integers(0, 256, (8, 8, 3), np.uint8)
     Image.fromarray(pixels).save(tmp_path / "photo.png")
-    shutil.copy(explainer.__file__, tmp_path / "copied.py")
+    assert export.write_reader(tmp_path / "copied.py") == tmp_path / "copied.py"
     script = (
         "import sys, copied\n"
         "sys.argv[1:] = ['explainer.onnx', 'photo.png', '--out', 'maps.png']\n"

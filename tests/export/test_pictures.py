@@ -1,7 +1,6 @@
 """Pictures of any depth, as every command reads them, and the part of them that a network sees."""
 
 import pickle
-import shutil
 import struct
 import subprocess
 import sys
@@ -14,15 +13,10 @@ import torch
 from PIL import Image, PngImagePlugin
 from torchvision.transforms import functional
 
+from pytorch_grad_cam_pcasvm import export
 from pytorch_grad_cam_pcasvm.studio.data.images import Images
-from pytorch_grad_cam_pcasvm.studio.export import explainer
-from pytorch_grad_cam_pcasvm.studio.export.explainer import (
-    UnreadableImageError,
-    choose_rim,
-    framed,
-    normalised,
-    read_picture,
-)
+from pytorch_grad_cam_pcasvm.studio.pictures.frames import choose_rim, frame_picture, normalise_picture
+from pytorch_grad_cam_pcasvm.studio.pictures.read import UnreadableImageError, read_picture
 
 GREYS = np.random.default_rng(0).integers(0, 256, (9, 14), np.uint8)
 
@@ -134,7 +128,7 @@ def test_whatever_pillow_raises_names_the_file(tmp_path):
 
 
 def test_the_reader_is_one_file_to_copy(tmp_path):
-    shutil.copy(explainer.__file__, tmp_path / "copied.py")
+    export.write_reader(tmp_path / "copied.py")
     written(tmp_path / "a.png", (GREYS * 257.0).astype(np.uint16))
     code = "import sys; sys.path.insert(0, '.'); import copied; print(sum(copied.read_picture('a.png').tobytes()))"
     code += "; print(*sys.modules)"
@@ -154,18 +148,26 @@ def test_what_a_network_sees(size, interpolation):
         return functional.normalize(functional.to_tensor(seen), mean, std).numpy()
 
     stretched = functional.resize(picture, [16, 24], how)
-    assert np.abs(normalised(framed(picture, (16, 24), None, interpolation), mean, std) - image(stretched)).max() < 1e-6
+    assert (
+        np.abs(
+            normalise_picture(frame_picture(picture, (16, 24), None, interpolation), mean, std) - image(stretched)
+        ).max()
+        < 1e-6
+    )
     part = min(16 / size[0], 24 / size[1])
     inner = [max(1, round(part * side)) for side in size]
     top, left = (16 - inner[0]) // 2, (24 - inner[1]) // 2
     padding = [left, top, 24 - inner[1] - left, 16 - inner[0] - top]
     padded = functional.pad(functional.resize(picture, inner, how), padding, fill=tuple(choose_rim(mean, 3)))
-    given = normalised(framed(picture, (16, 24), "pad", interpolation, choose_rim(mean, 3)), mean, std)
+    given = normalise_picture(frame_picture(picture, (16, 24), "pad", interpolation, choose_rim(mean, 3)), mean, std)
     assert np.abs(given - image(padded)).max() < 1e-6
     if inner[1] < 24:
         assert np.abs(given[:, 8, 0]).max() < 0.01  # the rim is 0 for the network, but for 8 bits
     cut = functional.center_crop(functional.resize(picture, 18, how), 16)
-    assert np.abs(normalised(framed(picture, (16, 16), 18, interpolation), mean, std) - image(cut)).max() < 1e-6
+    assert (
+        np.abs(normalise_picture(frame_picture(picture, (16, 16), 18, interpolation), mean, std) - image(cut)).max()
+        < 1e-6
+    )
 
 
 @pytest.mark.parametrize(("mean", "channels", "rim"), [(None, 1, 0), (None, 3, (0, 0, 0)), ([0.5], 1, 128)])

@@ -17,7 +17,7 @@ from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
 from pytorch_grad_cam_pcasvm.runtime import digests
 from pytorch_grad_cam_pcasvm.runtime.arguments import unknown_argument
 from pytorch_grad_cam_pcasvm.studio.atlas import disk, run
-from pytorch_grad_cam_pcasvm.studio.atlas.explainer import Explainer, PatchExplainer
+from pytorch_grad_cam_pcasvm.studio.atlas.explainer import ImageExplainer, PatchExplainer
 from pytorch_grad_cam_pcasvm.studio.atlas.store import Atlas, load
 from pytorch_grad_cam_pcasvm.studio.data.images import THUMBNAIL, Batch, Images
 from pytorch_grad_cam_pcasvm.targets import SVMTarget, Target, encoded
@@ -122,7 +122,7 @@ def build(
             "make_pipeline(StandardScaler(), PCA(16), SVC())"
         )
     _check_targets(targets or (), patches if net.is_dense else None)
-    of_rows = partial(PatchExplainer, patches) if net.is_dense else Explainer
+    of_rows = partial(PatchExplainer, patches) if net.is_dense else ImageExplainer
     explainer = of_rows(net, method, layer, options, targets or [], output.components.shape[1], block)
     probe = explainer(first)
     if targets is None and not explainer.linear and output.decision is not None:
@@ -201,7 +201,7 @@ def _check_targets(targets: Sequence[Target], patches: int | None) -> None:
 
 def _entries(
     images: Images,
-    explainer: Explainer,
+    explainer: ImageExplainer,
     first: Batch,
     probe: Mapping[str, Any],
     kinds: Mapping[str, str],

@@ -29,7 +29,7 @@ OF_TARGETS = "target_"
 _BYTES = 1 << 27  # of all components' gradients that are held at once: of layers in front of a long path they are large
 
 
-class Explainer:
+class ImageExplainer:
     """Explains every component of a batch, and further targets.
 
     The network sees ``block`` images at a time, the last block filled up with copies: rounding depends on their number,
@@ -146,12 +146,12 @@ def _array(tensor: Any, dtype: Any) -> np.ndarray:
 _LEAST = 6  # pixels of an outline
 
 
-class PatchExplainer(Explainer):
+class PatchExplainer(ImageExplainer):
     """Explains some patches of each image, in one pass: every component there, and further targets.
 
     Args:
         patches: K, the number of patches of each image, see :func:`chosen_patches`.
-        *arguments: as for :class:`Explainer`.
+        *arguments: as for :class:`ImageExplainer`.
     """
 
     def __init__(self, patches: int, *arguments: Any) -> None:

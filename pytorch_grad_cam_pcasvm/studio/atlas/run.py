@@ -29,7 +29,7 @@ from pytorch_grad_cam_pcasvm.runtime.log import progress_bar
 from pytorch_grad_cam_pcasvm.studio.atlas import disk, engines
 from pytorch_grad_cam_pcasvm.studio.atlas.columns import HEAD
 from pytorch_grad_cam_pcasvm.studio.atlas.engines import Told, tell
-from pytorch_grad_cam_pcasvm.studio.atlas.explainer import Explainer
+from pytorch_grad_cam_pcasvm.studio.atlas.explainer import ImageExplainer
 from pytorch_grad_cam_pcasvm.studio.data.images import Batch, Images
 
 # Images that the network sees at once: rounding depends on it, so it depends on nothing else.
@@ -156,7 +156,7 @@ class Job:
     """
 
     images: Images
-    explainer: Explainer
+    explainer: ImageExplainer
     folder: Path
     atlas: str
     shard_size: int

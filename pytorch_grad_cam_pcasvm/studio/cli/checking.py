@@ -106,7 +106,7 @@ def _look_at(path: Path, page: int | None) -> dict[str, Any]:
     """Return the size and the digest of a photo, and of which kinds it is; or why it is broken."""
     from PIL import Image
 
-    from pytorch_grad_cam_pcasvm.studio.export.explainer import (
+    from pytorch_grad_cam_pcasvm.studio.pictures.read import (
         choose_page,
         deep_numbers,
         read_orientation,
@@ -138,7 +138,7 @@ def _look_at(path: Path, page: int | None) -> dict[str, Any]:
 
 def _find_reason(path: Path, page: int | None) -> str:
     """Return why the reader of all commands does not take a picture; empty: it does."""
-    from pytorch_grad_cam_pcasvm.studio.export.explainer import UnreadableImageError, read_picture
+    from pytorch_grad_cam_pcasvm.studio.pictures.read import UnreadableImageError, read_picture
 
     try:
         read_picture(path, float_white=_FLOAT_WHITE, page=page)

@@ -109,7 +109,8 @@ def _list_values(card: Card) -> list[str]:
 
 def _with_file(options: Any, bad: list[str]) -> tuple[int, Iterator[Card]]:
     """Return the number of pictures, and their explanations by a file; unreadable ones go to ``bad``."""
-    from pytorch_grad_cam_pcasvm.studio.export.explainer import Explainer, UnreadableImageError
+    from pytorch_grad_cam_pcasvm.studio.export.explainer import Explainer
+    from pytorch_grad_cam_pcasvm.studio.pictures.read import UnreadableImageError
 
     paths, folder = list_photos(options.images), options.images
     folder = folder if folder.is_dir() else folder.parent
@@ -140,7 +141,7 @@ def _with_file(options: Any, bad: list[str]) -> tuple[int, Iterator[Card]]:
 
 def _list_unreadable(explainer: Any, folder: Path, paths: Sequence[Path]) -> dict[str, str]:
     """Return the reasons why pictures cannot be read, by name."""
-    from pytorch_grad_cam_pcasvm.studio.export.explainer import UnreadableImageError
+    from pytorch_grad_cam_pcasvm.studio.pictures.read import UnreadableImageError
 
     bad = {}
     for path in paths:
@@ -182,8 +183,9 @@ def _with_network(options: Any, bad: list[str]) -> tuple[int, Iterator[Card]]:
     from pytorch_grad_cam_pcasvm.studio.cli.copies import find_trained
     from pytorch_grad_cam_pcasvm.studio.cli.models import choose_targets, make_cam, open_model
     from pytorch_grad_cam_pcasvm.studio.data.images import Images, as_picture
-    from pytorch_grad_cam_pcasvm.studio.export.explainer import WHOLE, Sheets, find_frame
     from pytorch_grad_cam_pcasvm.studio.export.outputs import about, describe_range, name_outputs
+    from pytorch_grad_cam_pcasvm.studio.pictures.frames import WHOLE, find_frame
+    from pytorch_grad_cam_pcasvm.studio.pictures.sheets import Sheets
 
     model = open_model(options)
     net, preparation = model.net, model.preparation

@@ -12,7 +12,7 @@ from urllib.parse import quote
 from pytorch_grad_cam_pcasvm.studio.cli.folders import describe_trained, name_first
 
 if TYPE_CHECKING:
-    from pytorch_grad_cam_pcasvm.studio.export.explainer import Judgement
+    from pytorch_grad_cam_pcasvm.studio.pictures.answers import Judgement
 
 
 _WIDTH, _QUALITY = 560, 82  # pixels of a picture, and of JPEG

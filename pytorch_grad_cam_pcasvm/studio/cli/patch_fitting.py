@@ -25,11 +25,12 @@ from pytorch_grad_cam_pcasvm.studio.cli.photos import LeftOut, Photos, compare_a
 from pytorch_grad_cam_pcasvm.studio.cli.teaching import Teacher, choose_pooled, name_layers
 from pytorch_grad_cam_pcasvm.studio.cli.training import PatchOptions, TrainingSet, training_set
 from pytorch_grad_cam_pcasvm.studio.data.images import Images
-from pytorch_grad_cam_pcasvm.studio.export.explainer import GAP, TILE, WRONG, Panel, Sheets
 from pytorch_grad_cam_pcasvm.studio.model.choices import COMPONENTS_OF_PATCHES, choose_candidate, measure_evidence
 from pytorch_grad_cam_pcasvm.studio.model.fitting import describe_estimator
 from pytorch_grad_cam_pcasvm.studio.model.preparation import Preparation
 from pytorch_grad_cam_pcasvm.studio.model.teaching import GOOD, draw_places, gather_rows
+from pytorch_grad_cam_pcasvm.studio.pictures.panels import GAP, TILE, Panel
+from pytorch_grad_cam_pcasvm.studio.pictures.sheets import WRONG, Sheets
 
 RATE = 0.01  # of false alarms
 _SHOWN = 10  # names of photos in a line

@@ -146,7 +146,7 @@ def _largest(paths: Sequence[Path], page: int | None) -> tuple[dict[Path, float]
     """
     from PIL import Image
 
-    from pytorch_grad_cam_pcasvm.studio.export.explainer import choose_page, deep_numbers
+    from pytorch_grad_cam_pcasvm.studio.pictures.read import choose_page, deep_numbers
 
     integers, floats, moving = dict[Path, float](), dict[Path, float](), list[Path]()
     for path in paths:
@@ -262,7 +262,7 @@ def _write_size(size: Sequence[int]) -> str:
 def _read_sizes(preparation: Preparation, paths: Sequence[Path]) -> dict[Path, tuple[int, int]]:
     """Return the width and height of each photo as people see it; unreadable ones are told elsewhere."""
     from pytorch_grad_cam_pcasvm.studio.data.images import size_and_orientation
-    from pytorch_grad_cam_pcasvm.studio.export.explainer import ON_ITS_SIDE
+    from pytorch_grad_cam_pcasvm.studio.pictures.read import ON_ITS_SIDE
 
     sizes = {}
     for path in paths:

@@ -55,7 +55,7 @@ def read_hashes(paths: Sequence[Path], **reading: Any) -> tuple[np.ndarray, dict
 
 def _read_hash(path: Path, reading: dict[str, Any]) -> Any:
     """Return the hash of a photo, (32,), or in words why it cannot be read."""
-    from pytorch_grad_cam_pcasvm.studio.export.explainer import UnreadableImageError, read_picture
+    from pytorch_grad_cam_pcasvm.studio.pictures.read import UnreadableImageError, read_picture
 
     try:
         picture = _read_small(path)

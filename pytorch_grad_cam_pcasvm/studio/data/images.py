@@ -20,7 +20,7 @@ from pytorch_grad_cam_pcasvm.runtime.errors import warn
 from pytorch_grad_cam_pcasvm.studio.data import arranged, class_folders, list_photos, name_classes
 from pytorch_grad_cam_pcasvm.studio.data.files import list_files
 from pytorch_grad_cam_pcasvm.studio.data.transforms import unpack
-from pytorch_grad_cam_pcasvm.studio.export.explainer import choose_page, read_orientation, read_picture
+from pytorch_grad_cam_pcasvm.studio.pictures.read import choose_page, read_orientation, read_picture
 
 THUMBNAIL = 96  # pixels, the longer side
 

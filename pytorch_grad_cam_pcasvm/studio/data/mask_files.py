@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import numpy as np
 from PIL import Image
 
-from pytorch_grad_cam_pcasvm.studio.export.explainer import ON_ITS_SIDE, deep_numbers, read_orientation
+from pytorch_grad_cam_pcasvm.studio.pictures.read import ON_ITS_SIDE, deep_numbers, read_orientation
 
 BLACK, WHITE = 0x000000, 0xFFFFFF
 STEPS = (1, 2, 4)  # pixels to a neighbour

@@ -23,7 +23,8 @@ from pytorch_grad_cam_pcasvm.studio.data.mask_files import (
     turned_back,
 )
 from pytorch_grad_cam_pcasvm.studio.data.mask_search import is_numbered, names_masks, picture_stems
-from pytorch_grad_cam_pcasvm.studio.export.explainer import ON_ITS_SIDE, framed
+from pytorch_grad_cam_pcasvm.studio.pictures.frames import frame_picture
+from pytorch_grad_cam_pcasvm.studio.pictures.read import ON_ITS_SIDE
 
 _CORNERS = np.ones((3, 3))  # neighbours of a pixel
 _ASPECT = 0.01  # relative difference of a mask's shape from its picture's that is rounding
@@ -164,7 +165,7 @@ class MaskFolder:
         classes = self.classes
         if self.files[row] is None:
             return np.full(size, UNLABELLED if self._is_unknown[row] else 0, np.uint8)
-        return np.asarray(framed(Image.fromarray(self._merge_numbers(row, classes)), size, resize, "nearest"))
+        return np.asarray(frame_picture(Image.fromarray(self._merge_numbers(row, classes)), size, resize, "nearest"))
 
     def find_inside(self, row: int, size: tuple[int, int], resize: int | str | None) -> np.ndarray:
         """Return the inside of a picture's mask as the network sees it, no region of it lost or broken.
@@ -265,12 +266,12 @@ class MaskFolder:
 def _shrink(inside: np.ndarray, size: tuple[int, int], resize: int | str | None) -> np.ndarray:
     """Return a mask as the network sees it; each connected region, also by corners, stays one."""
     regions, count = ndimage.label(inside, _CORNERS)
-    nearest = np.asarray(framed(Image.fromarray(regions.astype(np.float32)), size, resize, "nearest"))
+    nearest = np.asarray(frame_picture(Image.fromarray(regions.astype(np.float32)), size, resize, "nearest"))
     thin = [number for number in range(1, count + 1) if ndimage.label(nearest == number, _CORNERS)[1] != 1]
     if not thin:
         return nearest > 0
     some = Image.fromarray(np.isin(regions, thin).astype(np.float32))
-    return (nearest > 0) | (np.asarray(framed(some, size, resize, "box")) > 0)
+    return (nearest > 0) | (np.asarray(frame_picture(some, size, resize, "box")) > 0)
 
 
 def _is_normal(folders: Sequence[str], normal: str | None) -> bool:

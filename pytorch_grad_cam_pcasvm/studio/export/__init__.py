@@ -7,11 +7,12 @@ if TYPE_CHECKING:
     from pytorch_grad_cam_pcasvm.studio.export.explainer import Explainer
     from pytorch_grad_cam_pcasvm.studio.export.files import onnx, page
     from pytorch_grad_cam_pcasvm.studio.export.graph import program
+    from pytorch_grad_cam_pcasvm.studio.export.reader import write_reader
 
 # Imported when asked for: an Explainer needs no torch.
-_PLACES = {"Explainer": "explainer", "onnx": "files", "page": "files", "program": "graph"}
+_PLACES = {"Explainer": "explainer", "onnx": "files", "page": "files", "program": "graph", "write_reader": "reader"}
 
-__all__ = ["Explainer", "onnx", "page", "program"]
+__all__ = ["Explainer", "onnx", "page", "program", "write_reader"]
 
 
 def __getattr__(name: str) -> Any:

@@ -22,7 +22,7 @@ from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
 from pytorch_grad_cam_pcasvm.runtime.digests import described, digest_of_module
 from pytorch_grad_cam_pcasvm.runtime.errors import NoProgramError, Way, refuse
 from pytorch_grad_cam_pcasvm.runtime.files import atomically, check_folder, check_writable, name_path
-from pytorch_grad_cam_pcasvm.studio.export.explainer import AS_STORED, FORMAT, KEY, Explainer, opened
+from pytorch_grad_cam_pcasvm.studio.export.explainer import AS_STORED, FORMAT, KEY, Explainer, open_session
 from pytorch_grad_cam_pcasvm.studio.export.graph import decompositions, traced_program
 from pytorch_grad_cam_pcasvm.studio.export.outputs import about, checked, describe_range, describe_sample, name_outputs
 from pytorch_grad_cam_pcasvm.targets import Target
@@ -135,7 +135,7 @@ def onnx(
     model = _converted(program, names, opset)
     tell("comparing the file with explain")
     metadata = _metadata(cam, maps, prepared, pictures)
-    session = opened(runtime, model.SerializeToString())
+    session = open_session(runtime, model.SerializeToString())
 
     def run(x: Tensor) -> dict[str, Any]:
         return dict(zip(names, session.run(names, {"images": x.cpu().numpy()}), strict=True))

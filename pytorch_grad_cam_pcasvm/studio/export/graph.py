@@ -368,7 +368,7 @@ def _graph(
 
 def _place(error: BaseException) -> str:
     """Return where in the network it happened."""
-    package, libraries = str(Path(__file__).parents[1]), str(Path(torch.__file__).parent)
+    package, libraries = str(Path(__file__).parents[2]), str(Path(torch.__file__).parent)
     frames = traceback.extract_tb(error.__traceback__)
     own = [f for f in frames if not f.filename.startswith((package, libraries)) and f.line]
     return f"{Path(own[-1].filename).name}:{own[-1].lineno} ({own[-1].line})" if own else "the network"

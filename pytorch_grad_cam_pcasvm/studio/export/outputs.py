@@ -20,13 +20,13 @@ from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput, HeadRun
 from pytorch_grad_cam_pcasvm.runtime.errors import NoProgramError
 from pytorch_grad_cam_pcasvm.runtime.pictures import COLOURS, colour_table, heat_table
 from pytorch_grad_cam_pcasvm.studio.export.explainer import (
-    BACKGROUND,
     BLOCKS,
     MOST,
     sample_image,
     sampled_differences,
     sampled_outputs,
 )
+from pytorch_grad_cam_pcasvm.studio.pictures.answers import BACKGROUND
 from pytorch_grad_cam_pcasvm.targets import (
     DensityTarget,
     HotellingTarget,

@@ -18,7 +18,6 @@ from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
 from pytorch_grad_cam_pcasvm.network.grid import upsample_maps
 from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput
 from pytorch_grad_cam_pcasvm.runtime.errors import BlankMapWarning
-from pytorch_grad_cam_pcasvm.studio.export.explainer import Panel
 from pytorch_grad_cam_pcasvm.studio.figures.style import (
     CHARACTER,
     FAINT,
@@ -26,6 +25,7 @@ from pytorch_grad_cam_pcasvm.studio.figures.style import (
     literal,
     number,
 )
+from pytorch_grad_cam_pcasvm.studio.pictures.panels import Panel
 from pytorch_grad_cam_pcasvm.targets import (
     DensityTarget,
     HotellingTarget,

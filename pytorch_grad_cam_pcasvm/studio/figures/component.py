@@ -26,7 +26,6 @@ from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
 from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput
 from pytorch_grad_cam_pcasvm.runtime.errors import BlankMapWarning
 from pytorch_grad_cam_pcasvm.runtime.pictures import COLOURS, as_array, as_pictures
-from pytorch_grad_cam_pcasvm.studio.export.explainer import Panel
 from pytorch_grad_cam_pcasvm.studio.figures.blocks import heading, list_labels, subject
 from pytorch_grad_cam_pcasvm.studio.figures.decision import choose_decision
 from pytorch_grad_cam_pcasvm.studio.figures.grid import check_maps
@@ -44,6 +43,7 @@ from pytorch_grad_cam_pcasvm.studio.figures.style import (
     wrap_text,
 )
 from pytorch_grad_cam_pcasvm.studio.model.model import refuse_dense
+from pytorch_grad_cam_pcasvm.studio.pictures.panels import Panel
 from pytorch_grad_cam_pcasvm.targets import PCATarget, Target
 
 MOST_CLASSES = 12

@@ -21,7 +21,6 @@ from pytorch_grad_cam_pcasvm.maps.results import shift_baseline
 from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
 from pytorch_grad_cam_pcasvm.network.grid import upsample_maps
 from pytorch_grad_cam_pcasvm.runtime.pictures import as_pictures
-from pytorch_grad_cam_pcasvm.studio.export.explainer import Panel
 from pytorch_grad_cam_pcasvm.studio.figures.blocks import heading, subject, write_title
 from pytorch_grad_cam_pcasvm.studio.figures.grid import check_classes, check_maps
 from pytorch_grad_cam_pcasvm.studio.figures.style import (
@@ -35,6 +34,7 @@ from pytorch_grad_cam_pcasvm.studio.figures.style import (
     number,
     wrap_text,
 )
+from pytorch_grad_cam_pcasvm.studio.pictures.panels import Panel
 from pytorch_grad_cam_pcasvm.targets import PCATarget, Target, default_decision
 
 GREY = "0.35"

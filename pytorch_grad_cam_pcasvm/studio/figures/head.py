@@ -18,7 +18,6 @@ from pytorch_grad_cam_pcasvm.network.inputs import checked_images
 from pytorch_grad_cam_pcasvm.network.modules import evaluation_mode, find_device, find_layer_name
 from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
 from pytorch_grad_cam_pcasvm.runtime.pictures import COLOURS, as_array, as_pictures
-from pytorch_grad_cam_pcasvm.studio.export.explainer import Panel
 from pytorch_grad_cam_pcasvm.studio.figures.style import (
     BLUE,
     MARKERS,
@@ -33,6 +32,7 @@ from pytorch_grad_cam_pcasvm.studio.figures.style import (
     number,
 )
 from pytorch_grad_cam_pcasvm.studio.model.model import refuse_dense
+from pytorch_grad_cam_pcasvm.studio.pictures.panels import Panel
 
 
 def plot_contribution_ratios(pca: Any, *, highlight: int | None = None, ax: Axes | None = None) -> Figure:

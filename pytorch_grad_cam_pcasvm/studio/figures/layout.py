@@ -13,9 +13,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from pytorch_grad_cam_pcasvm.studio.export.explainer import Panel
 from pytorch_grad_cam_pcasvm.studio.figures.blocks import GAP, Block, Column, draw_remarks
 from pytorch_grad_cam_pcasvm.studio.figures.style import FONT, Way, captioned, draw_panel, fitted, new_figure, wrap_text
+from pytorch_grad_cam_pcasvm.studio.pictures.panels import Panel
 
 _WIDEST, _PICTURE, _EDGE = 22, 1.5, 0.1  # in inches: the widest figure, a picture, what is around all
 _HEADING = 0.7  # for "input"

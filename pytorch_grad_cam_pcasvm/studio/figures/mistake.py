@@ -19,11 +19,11 @@ from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
 from pytorch_grad_cam_pcasvm.network.patches import label_patches
 from pytorch_grad_cam_pcasvm.runtime.errors import BlankMapWarning
 from pytorch_grad_cam_pcasvm.runtime.pictures import as_array, as_pictures
-from pytorch_grad_cam_pcasvm.studio.export.explainer import Panel
 from pytorch_grad_cam_pcasvm.studio.figures.blocks import OUTLINE
 from pytorch_grad_cam_pcasvm.studio.figures.component import choose_method, values_of
 from pytorch_grad_cam_pcasvm.studio.figures.decision import COLUMN, PICTURE, Steps, how_to_read, stand_below
 from pytorch_grad_cam_pcasvm.studio.figures.style import draw_panel, laid_out, literal, number, plain_name, wrap_text
+from pytorch_grad_cam_pcasvm.studio.pictures.panels import Panel
 from pytorch_grad_cam_pcasvm.targets import PCATarget, SVMTarget
 
 _MOST_NAMED = 3  # components in the title

@@ -13,7 +13,6 @@ from torch import Tensor
 from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
 from pytorch_grad_cam_pcasvm.network.grid import upsample_maps
 from pytorch_grad_cam_pcasvm.runtime.pictures import OVER_PICTURES, as_array
-from pytorch_grad_cam_pcasvm.studio.export.explainer import Panel
 from pytorch_grad_cam_pcasvm.studio.figures.blocks import GAP, caption, write_title
 from pytorch_grad_cam_pcasvm.studio.figures.grid import check_selection
 from pytorch_grad_cam_pcasvm.studio.figures.style import (
@@ -26,6 +25,7 @@ from pytorch_grad_cam_pcasvm.studio.figures.style import (
     number,
     wrap_text,
 )
+from pytorch_grad_cam_pcasvm.studio.pictures.panels import Panel
 
 AXES = ("depth", "height", "width")
 COUNT = 5  # slices, where none are chosen

@@ -25,9 +25,9 @@ from pytorch_grad_cam_pcasvm.runtime.pictures import (
     heated,
     overlaid,
 )
-from pytorch_grad_cam_pcasvm.studio.export.explainer import Panel
 from pytorch_grad_cam_pcasvm.studio.figures.blocks import OUTLINE
 from pytorch_grad_cam_pcasvm.studio.figures.style import bare, class_name, draw_panel, laid_out, literal, number
+from pytorch_grad_cam_pcasvm.studio.pictures.panels import Panel
 
 _SIDE = 1.95  # of a picture, in inches
 _ACROSS = 8.0  # inches

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from pytorch_grad_cam.utils.image import show_cam_on_image
 
 from pytorch_grad_cam_pcasvm.runtime.pictures import DIVERGING, HEAT, OVER_PICTURES, greyed
-from pytorch_grad_cam_pcasvm.studio.export.explainer import Panel
+from pytorch_grad_cam_pcasvm.studio.pictures.panels import Panel
 
 FONT = 15  # still readable where the figure is shown at half its size
 SMALLEST = 0.6  # size of a text that is shrunk rather than broken

@@ -146,12 +146,12 @@ class Framed:
         """Return the tensor, shape (C, H, W)."""
         import torch
 
-        from pytorch_grad_cam_pcasvm.studio.export.explainer import choose_rim, framed, normalised
+        from pytorch_grad_cam_pcasvm.studio.pictures.frames import choose_rim, frame_picture, normalise_picture
 
         picture = picture.convert("L" if len(self.mean) == 1 else "RGB")
         rim = choose_rim(self.mean, len(self.mean))
-        frame = framed(picture, self.size, self.resize, self.interpolation, rim)
-        return torch.from_numpy(normalised(frame, self.mean, self.std))
+        frame = frame_picture(picture, self.size, self.resize, self.interpolation, rim)
+        return torch.from_numpy(normalise_picture(frame, self.mean, self.std))
 
 
 @dataclass(frozen=True)

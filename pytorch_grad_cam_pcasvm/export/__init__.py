@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING
 from pytorch_grad_cam_pcasvm.studio import export as _room
 from pytorch_grad_cam_pcasvm.studio.export import __dir__ as __dir__
 from pytorch_grad_cam_pcasvm.studio.export import __getattr__ as __getattr__  # imports what it is asked for
-from pytorch_grad_cam_pcasvm.studio.export import explainer as explainer  # the file that is copied next to models
 
 if TYPE_CHECKING:
     from pytorch_grad_cam_pcasvm.studio.export import Explainer as Explainer
     from pytorch_grad_cam_pcasvm.studio.export import onnx as onnx
     from pytorch_grad_cam_pcasvm.studio.export import page as page
     from pytorch_grad_cam_pcasvm.studio.export import program as program
+    from pytorch_grad_cam_pcasvm.studio.export import write_reader as write_reader
 
 __all__ = []
 __all__ += _room.__all__

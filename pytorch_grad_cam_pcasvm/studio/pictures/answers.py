@@ -1,0 +1,158 @@
+"""The outputs of an explanation in words: predictions, judgements, titles and values."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+BACKGROUND = "background"  # the class outside of masks
+MISSED, FALSE_ALARM = "missed", "false alarm"
+
+
+@dataclass
+class Judgement:
+    """What is decided of a photo, and whether that is right.
+
+    Attributes:
+        label: the predicted class; None: there are no classes.
+        truth: the class that it is labelled; None: not known.
+        right: whether they are the same; None: not known, or not of the whole image.
+        passes: whether it is as good parts are; None: there is no threshold.
+        anomaly: how unlike good parts it is, or None.
+        outcome: that its fault is missed, or that it raises a false alarm; None: neither, or not known.
+        is_good: whether it is labelled a good one; None: not known.
+        seems_good: whether it is taken for a good one; None: not known.
+    """
+
+    label: Any = None
+    truth: Any = None
+    right: bool | None = None
+    passes: bool | None = None
+    anomaly: float | None = None
+    outcome: str | None = None
+    is_good: bool | None = None
+    seems_good: bool | None = None
+
+    @property
+    def is_compared(self) -> bool:
+        """Whether both its label and the decision say if it is a good one."""
+        return self.is_good is not None and self.seems_good is not None
+
+    @property
+    def is_of_other_classes(self) -> bool:
+        """Whether it is labelled a class that the model, which predicts one for a photo, does not have."""
+        return self.label is not None and self.truth is not None and self.right is None and not self.is_compared
+
+
+class Answers:
+    """The outputs of an explanation in words: predictions, judgements, titles and values of images.
+
+    Attributes:
+        about: ``titles`` of the targets, ``classes`` or None, and ``colours`` of maps from -1 to 1. Of dense features
+            also ``label_colours``, ``absent``, the classes that have none, ``heat``, the colours of anomalies, and
+            ``anomaly_range``, where these start and end; what a photo has beyond that moves its own. And ``threshold``,
+            the largest anomaly with which a photo passes, where it is known. ``meanings``, which later files have, are
+            what the targets' values are, with ``{}`` for the number, and ``anomaly`` what anomalies are; ``strongest``
+            the numbers of the targets that are about the strongest position, ``usual`` the anomaly that nearly all good
+            patches stay below, and ``normal`` the class that is an absence.
+        good: the label of good photos, if the head does not know it; None: not known.
+    """
+
+    good: Any = None
+
+    def __init__(self, about: dict[str, Any]) -> None:
+        self.about = about
+
+    def predicted(self, outputs: dict[str, np.ndarray], row: int = 0) -> Any:
+        """Return the predicted class of an image, or None if there are no classes; of dense features the commonest."""
+        if "label" not in outputs or not self.about["classes"]:
+            return None
+        return self.about["classes"][int(np.bincount(np.ravel(outputs["label"][row]).astype(int)).argmax())]
+
+    def right(self, outputs: dict[str, np.ndarray], row: int, truth: Any) -> bool | None:
+        """Return whether the prediction is an image's label; None: not known, or not of the whole image."""
+        label = self.predicted(outputs, row)
+        if label is None or self.shares(outputs, row) or str(truth) not in map(str, self.about["classes"]):
+            return None
+        return str(label) == str(truth)
+
+    def passes(self, outputs: dict[str, np.ndarray], row: int = 0) -> bool | None:
+        """Return whether an image is as good parts are: its anomaly is up to the threshold; None: there is none."""
+        threshold = self.about.get("threshold")
+        return None if threshold is None or "anomaly" not in outputs else self.anomaly(outputs, row) <= threshold
+
+    def is_good(self, truth: Any) -> bool | None:
+        """Return whether a photo with a label is a good one; None: not known."""
+        good = self.about.get("normal", self.good)
+        if good == BACKGROUND and "absent" in self.about:  # the class of positions outside of masks, not of photos
+            good = self.good
+        return None if truth is None or good is None else str(truth) == str(good)
+
+    def outcome(self, outputs: dict[str, np.ndarray], row: int, truth: Any) -> str | None:
+        """Return how an image is mistaken: a fault is missed, or a good photo raises a false alarm; None: neither."""
+        seems_good, good = self._seems_good(outputs, row, truth), self.is_good(truth)
+        if seems_good is None or good is None or seems_good == good:
+            return None
+        return MISSED if seems_good else FALSE_ALARM
+
+    def _seems_good(self, outputs: dict[str, np.ndarray], row: int, truth: Any) -> bool | None:
+        """Return whether an image is taken for a good one; None: not known.
+
+        It is if it passes; without a threshold, if each of its positions is of a class that is an absence, or if it is
+        predicted to be one.
+        """
+        passes, shares, absent = self.passes(outputs, row), self.shares(outputs, row), self.about.get("absent")
+        if passes is not None:
+            return passes
+        if shares and absent:
+            return all(name in absent for name, share in shares.items() if share)
+        return None if self.right(outputs, row, truth) is None else self.is_good(self.predicted(outputs, row))
+
+    def judge(self, outputs: dict[str, np.ndarray], row: int = 0, truth: Any = None) -> Judgement:
+        """Return the decisions about an image, and whether they are right."""
+        return Judgement(
+            label=self.predicted(outputs, row),
+            truth=truth,
+            right=self.right(outputs, row, truth),
+            passes=self.passes(outputs, row),
+            anomaly=self.anomaly(outputs, row) if "anomaly" in outputs else None,
+            outcome=self.outcome(outputs, row, truth),
+            is_good=self.is_good(truth),
+            seems_good=self._seems_good(outputs, row, truth),
+        )
+
+    def anomaly(self, outputs: dict[str, np.ndarray], row: int = 0) -> float:
+        """Return how unlike good parts an image is: the highest anomaly of its positions."""
+        return float(np.max(outputs["anomaly"][row]))
+
+    def strongest(self, outputs: dict[str, np.ndarray], row: int = 0) -> list[tuple[int, int]]:
+        """Return the row and column of the position that each target explains that is about the strongest one."""
+        if "evidence" not in outputs or outputs["evidence"].ndim != 4:
+            return []
+        numbers = outputs["evidence"][row]
+        places, width = numbers.reshape(len(numbers), -1).argmax(1), numbers.shape[2]
+        return [(int(place) // width, int(place) % width) for place in places]
+
+    def shares(self, outputs: dict[str, np.ndarray], row: int = 0) -> dict[Any, float]:
+        """Return the part of an image's positions that is of each class; {} if the head decides once for the image."""
+        if "label" not in outputs or not self.about["classes"] or outputs["label"].ndim == 1:
+            return {}
+        labels = np.ravel(outputs["label"][row]).astype(int)
+        return {name: float((labels == number).mean()) for number, name in enumerate(self.about["classes"])}
+
+    def titles(self, outputs: dict[str, np.ndarray], row: int = 0) -> list[str]:
+        """Return the titles of the maps of an image."""
+        label = self.predicted(outputs, row)
+        return [title.replace("predicted class", f"{label} (predicted)") for title in self.about["titles"]]
+
+    def said(self, outputs: dict[str, np.ndarray], row: int, k: int) -> str:
+        """Return the value of a target in words: its meaning, the number, and its limits."""
+        start = outputs["baseline_values"][row, k] if "baseline_values" in outputs else 0.0
+        # Of maps that add up, less is rounding.
+        least = 1e-4 * max(abs(start), outputs["nu"][row, k]) if "baseline_values" in outputs else 0.0
+        value = outputs["values"][row, k] if abs(outputs["values"][row, k]) > least else 0
+        meaning = self.about["meanings"][k] if "meanings" in self.about else "value {}"
+        meaning = meaning.replace("{}", f"{value:.3g}", 1)
+        if "predicted class" in meaning:
+            meaning = meaning.replace("predicted class", str(self.predicted(outputs, row)))
+        return meaning
