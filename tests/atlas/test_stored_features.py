@@ -14,8 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from torchvision.transforms import v2
 
 from pytorch_grad_cam_pcasvm import PCASVMNet, atlas, extract_features, mean_activations
-
-pytest.importorskip("pyarrow")
+from pytorch_grad_cam_pcasvm.studio.atlas import disk, shards
 
 COUNT = 50
 TO_TENSOR = v2.Compose([v2.Resize((12, 12)), v2.ToImage(), v2.ToDtype(torch.float32, scale=True)])
@@ -45,7 +44,7 @@ def test_stored_features_are_those_of_a_loader(tmp_path, pool):
     assert labels.tolist() == expected_labels.tolist()
     assert len(stored) == COUNT
     assert stored.labels.tolist() == images(COUNT)[1].tolist()
-    assert (tmp_path / "features" / "part-00003.parquet").exists()
+    assert (tmp_path / "features" / "part-00003.npz").exists()
 
 
 def test_samples_coresets_and_places_are_those_of_a_loader(tmp_path):
@@ -87,13 +86,13 @@ def test_a_file_of_which_no_image_can_be_read(tmp_path):
 def test_a_run_is_resumed(tmp_path):
     out, net = tmp_path / "features", backbone()
     extracted(out, net)
-    before = {path.name: path.read_bytes() for path in out.glob("*.parquet")}
-    (out / "part-00001.parquet").unlink()
+    before = {path.name: path.read_bytes() for path in out.glob("*.npz")}
+    (out / "part-00001.npz").unlink()
     entries = json.loads((out / "manifest.json").read_text())
-    times = (out / "part-00000.parquet").stat().st_mtime_ns
+    times = (out / "part-00000.npz").stat().st_mtime_ns
     extracted(out, net)
-    assert {path.name: path.read_bytes() for path in out.glob("*.parquet")} == before
-    assert (out / "part-00000.parquet").stat().st_mtime_ns == times
+    assert {path.name: path.read_bytes() for path in out.glob("*.npz")} == before
+    assert (out / "part-00000.npz").stat().st_mtime_ns == times
     assert entries["complete"]
 
 
@@ -104,7 +103,7 @@ def test_every_engine_writes_the_same(tmp_path, engine):
         pytest.importorskip("ray")
     extracted(tmp_path / "one")
     extracted(tmp_path / "other", **engine)
-    for path in (tmp_path / "one").glob("*.parquet"):
+    for path in (tmp_path / "one").glob("*.npz"):
         assert path.read_bytes() == (tmp_path / "other" / path.name).read_bytes()
 
 
@@ -149,3 +148,31 @@ def test_images_that_cannot_be_read_are_listed(tmp_path):
     assert len(stored) == 5
     assert len(rows_of(backbone(), stored, "mean")[0]) == 5
     assert f"cat/{broken.name}" in stored.manifest["bad"]
+
+
+def test_features_of_version_0_5_are_read_from_parquet(tmp_path):
+    net = backbone()
+    stored = extracted(tmp_path / "old", net)
+    expected, labels = rows_of(net, stored)
+    entries = stored.manifest | {"format": "pytorch_grad_cam_pcasvm features 1"}
+    owner = {"atlas": disk.digest_manifest(entries)}
+    for path in sorted(stored.folder.glob("*.npz")):
+        with shards.open_shard(path) as shard:
+            shards.write_shard(path.with_suffix(".parquet"), shard.read(shard.names), {}, shard.marks | owner)
+        path.unlink()
+    disk.write_manifest(stored.folder, entries)
+    rows, read_labels = rows_of(net, atlas.Features(stored.folder))
+    assert np.array_equal(rows, expected)
+    assert np.array_equal(read_labels, labels)
+    with pytest.raises(ValueError, match=r"has features of something else .*features 1"):
+        extracted(tmp_path / "old", net)
+
+
+@pytest.mark.parametrize("label", [2**70, "a\0", 2**53 + 1], ids=ascii)
+def test_labels_that_npz_cannot_hold(tmp_path, label):
+    x, _ = images(COUNT)
+    others = "a" if isinstance(label, str) else 0.5 if label == 2**53 + 1 else 1
+    rows = [(image, label if row == 40 else others) for row, image in enumerate(x)]
+    with pytest.raises(ValueError, match=r"image '40' has the label .*, which npz cannot hold .*: give it another one"):
+        atlas.extract(backbone(), rows, "0", out=tmp_path / "out", pool="mean", block=8, shard_size=16, progress=False)
+    assert sorted(path.name for path in (tmp_path / "out").glob("part-*")) == ["part-00000.npz", "part-00001.npz"]

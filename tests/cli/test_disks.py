@@ -4,12 +4,13 @@ import errno
 import os
 import re
 import shutil
+import sys
 import tempfile
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 from PIL import Image
+from pyarrow import parquet
 
 from pytorch_grad_cam_pcasvm.studio import cli
 from pytorch_grad_cam_pcasvm.studio.cli import main, training
@@ -59,6 +60,30 @@ def error_of(capsys, status):
     assert status == 2
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
     return line
+
+
+class WithoutPyarrow:
+    """An importer of a machine without pyarrow."""
+
+    def find_spec(self, name, *_):
+        if name.partition(".")[0] == "pyarrow":
+            raise ModuleNotFoundError(f"No module named {name!r}")
+
+
+def test_an_atlas_alone_needs_pyarrow(here, tmp_path, capsys, monkeypatch):
+    for name in [name for name in sys.modules if name.partition(".")[0] == "pyarrow"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "meta_path", [WithoutPyarrow(), *sys.meta_path])
+    monkeypatch.delitem(sys.modules, "pytorch_grad_cam_pcasvm.studio.atlas.parquet", raising=False)
+    monkeypatch.syspath_prepend(here)
+    photos, model = str(here / "photos"), str(tmp_path / "model.safetensors")
+    backbone = ["--backbone", "disks_backbone:small", "--layer", "2"]
+    assert main(["fit", photos, *backbone, "--components", "3", "--no-cache", "--out", model]) == 0
+    assert main(["explain", photos, "--model", model, "--out", str(tmp_path / "maps")]) == 0
+    for line in (["atlas", photos, "--model", model], ["explore", str(tmp_path)]):
+        message = error_of(capsys, main([*line, "--out", str(tmp_path / "atlas")]))
+        assert message == "error: an atlas is kept in Parquet files: pip install 'pytorch_grad_cam_pcasvm[atlas]'"
+    assert not (tmp_path / "atlas").exists()
 
 
 @pytest.mark.parametrize("command", ["fit", "explain", "evaluate", "atlas", "export", "explore"])
@@ -113,11 +138,11 @@ def test_a_full_disk_names_the_head(network, tmp_path, capsys, monkeypatch):
 
 
 def test_what_goes_away_is_not_said_to_be_kept(here, network, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(pq, "write_table", full)
+    monkeypatch.setattr(np, "savez", full)
     out = ["--out", str(tmp_path / "head.safetensors"), "--components", "3"]
     line = error_of(capsys, main(["fit", *network, "--no-cache", *out]))
     assert re.fullmatch(
-        r"error: the shard .*part-00000\.parquet cannot be written: the disk is full \(No space left on device\): make "
+        r"error: the shard .*part-00000\.npz cannot be written: the disk is full \(No space left on device\): make "
         r"room, or name a folder for temporary files in TMPDIR \(it is .* now\)",
         line,
     )
@@ -138,7 +163,7 @@ def test_what_goes_away_is_not_said_to_be_kept(here, network, tmp_path, capsys, 
 
 
 def test_in_an_atlas_what_is_finished_is_kept(network, head, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(pq, "write_table", full)
+    monkeypatch.setattr(parquet, "write_table", full)
     line = error_of(capsys, main(["atlas", *network, "--head", head, "--out", str(tmp_path / "atlas")]))
     assert line.endswith(
         "cannot be written: the disk is full (No space left on device); all finished shards are kept: make room and "

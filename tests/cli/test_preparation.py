@@ -23,7 +23,7 @@ from torchvision.transforms.functional import normalize, resize, to_tensor
 import pytorch_grad_cam_pcasvm as package
 from pytorch_grad_cam_pcasvm import ContributionCAM, Head, PCASVMNet, SVMTarget, atlas, extract_features
 from pytorch_grad_cam_pcasvm.data import in_colour
-from pytorch_grad_cam_pcasvm.studio.atlas import disk
+from pytorch_grad_cam_pcasvm.studio.atlas import shards
 from pytorch_grad_cam_pcasvm.studio.atlas.run import Job
 from pytorch_grad_cam_pcasvm.studio.cli import main, training
 from pytorch_grad_cam_pcasvm.studio.cli.preparation import _tell_depth
@@ -566,9 +566,9 @@ def test_features_are_extracted_anew_where_anything_differs(fitted, long_photos,
         case "another":
             save(photos / "good" / "99.png", noise(78))
         case "cut" | "damage":
-            file = next((tmp_path / "cache").glob("*/part-00000.parquet"))
+            file = next((tmp_path / "cache").glob("*/part-00000.npz"))
             written = bytearray(file.read_bytes())
-            written[1000] ^= 1
+            written[len(written) // 2] ^= 1
             file.write_bytes(written if change == "damage" else written[:-9])
         case "weights":
             state = torch.load(weights, weights_only=True)
@@ -628,14 +628,14 @@ def test_a_cache_that_cannot_be_written_is_no_reason_to_fail(fitted, tmp_path):
 
 @pytest.mark.slow
 def test_a_full_disk_is_no_reason_to_fail(fitted, tmp_path, monkeypatch):
-    write = disk.write_shard
+    write = shards.write_shard
 
     def full(folder, *rest):
         if (tmp_path / "cache") in folder.parents:
             raise OSError(errno.ENOSPC, "No space left on device")
         write(folder, *rest)
 
-    monkeypatch.setattr(disk, "write_shard", full)
+    monkeypatch.setattr(importlib.import_module("pytorch_grad_cam_pcasvm.studio.atlas.run"), "write_shard", full)
     assert fitted()[1].endswith("(leave out with --no-pictures)\n")
     assert not list((tmp_path / "cache").glob("*/"))
 

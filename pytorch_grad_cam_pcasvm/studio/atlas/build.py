@@ -18,6 +18,7 @@ from pytorch_grad_cam_pcasvm.runtime import digests
 from pytorch_grad_cam_pcasvm.runtime.arguments import unknown_argument
 from pytorch_grad_cam_pcasvm.studio.atlas import disk, run
 from pytorch_grad_cam_pcasvm.studio.atlas.explainer import ImageExplainer, PatchExplainer
+from pytorch_grad_cam_pcasvm.studio.atlas.shards import require_parquet
 from pytorch_grad_cam_pcasvm.studio.atlas.store import Atlas, load
 from pytorch_grad_cam_pcasvm.studio.data.images import THUMBNAIL, Batch, Images
 from pytorch_grad_cam_pcasvm.targets import SVMTarget, Target, encoded
@@ -97,6 +98,7 @@ def build(
         TypeError: an argument has the wrong type.
         ValueError: the folder contains another atlas, or shards made from other images or labels (the message says what
             differs), or an argument has an invalid value.
+        ImportError: pyarrow is missing.
         NoClosedFormError: the path has a step without a rule.
         RuntimeError: an image cannot be read, or a process died; finished shards are kept.
         OSError: a shard cannot be written, for example because the disk is full; finished shards are kept.
@@ -104,6 +106,7 @@ def build(
     Example:
         >>> store = atlas.build(net, dataset, ["layer2"], out="atlas", progress=False)
     """
+    require_parquet()
     if torch.is_autocast_enabled(find_device(net).type):
         raise ValueError("build an atlas outside autocast, which would not apply to other processes")
     numbers = {"batch_size": batch_size, "patches": patches, "shard_size": shard_size, "block": block}
@@ -139,6 +142,7 @@ def build(
         images,
         explainer,
         folder.absolute(),
+        disk.FORMAT,
         disk.digest_manifest(entries),
         shard_size,
         batch_size,

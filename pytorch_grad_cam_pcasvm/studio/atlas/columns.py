@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.head import Head
 from pytorch_grad_cam_pcasvm.studio.atlas import disk
+from pytorch_grad_cam_pcasvm.studio.atlas.shards import ROW_GROUP, Shard, name_shard, open_shard
 
 HEAD = "head.safetensors"
 
@@ -29,14 +31,14 @@ class Table:
     """
 
     def __init__(self, folder: Path, entries: Mapping[str, Any]) -> None:
-        self.folder, self.columns = folder, entries["columns"]
+        self.folder, self.columns, self._format = folder, entries["columns"], entries["format"]
         digest, counts = disk.digest_manifest(entries), []
         for number in range(-(-entries["images"] // entries["shard_size"])):
-            path = folder / disk.name_shard(number)
+            path = folder / name_shard(number, entries["format"])
             if not path.exists():
                 raise ValueError(f"the shard {path} is missing: run the same build again to make it")
-            with disk.open_shard(path, digest, number) as file:
-                counts.append(file.metadata.num_rows)
+            with open_shard(path, digest, number) as shard:
+                counts.append(shard.count)
         # Positions where each shard begins.
         self._starts = np.concatenate([[0], np.cumsum(counts)])
         if len(self) != entries["rows"]:
@@ -45,6 +47,9 @@ class Table:
     def __len__(self) -> int:
         return int(self._starts[-1])
 
+    def _open(self, number: int) -> AbstractContextManager[Shard]:
+        return open_shard(self.folder / name_shard(number, self._format))
+
     def column(self, name: str) -> Any:
         """Return a whole column."""
         return np.concatenate([block[name] for _, block in self.blocks([name])])
@@ -52,17 +57,15 @@ class Table:
     def groups(self, names: Sequence[str]) -> Iterator[dict[str, Any]]:
         """Yield columns of the files, one row group at a time."""
         for number in np.flatnonzero(np.diff(self._starts)).tolist():
-            path = self.folder / disk.name_shard(number)
-            with disk.open_shard(path) as file:
-                yield from (disk.read_shard(path, file, names, [group]) for group in range(file.num_row_groups))
+            with self._open(number) as shard:
+                yield from (shard.read(names, [group]) for group in range(-(-shard.count // ROW_GROUP)))
 
     def blocks(self, names: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
         """Yield columns of the files, one shard at a time, each with the position of its first row."""
         for number, start in enumerate(self._starts[:-1]):
             if self._starts[number + 1] > start:
-                path = self.folder / disk.name_shard(number)
-                with disk.open_shard(path) as file:
-                    yield int(start), disk.read_shard(path, file, names)
+                with self._open(number) as shard:
+                    yield int(start), shard.read(names)
 
     def of_rows(self, positions: np.ndarray, names: Sequence[str]) -> dict[str, np.ndarray]:
         """Return columns of some rows; only the row groups that contain one of them are read."""
@@ -72,11 +75,10 @@ class Table:
         for number in np.unique(shard):
             (places,) = np.nonzero(shard == number)
             offsets = positions[places] - self._starts[number]
-            groups, of_place = np.unique(offsets // disk.ROW_GROUP, return_inverse=True)
-            path = self.folder / disk.name_shard(int(number))
-            with disk.open_shard(path) as file:
-                read = disk.read_shard(path, file, names, groups.tolist())
-            chosen = of_place * disk.ROW_GROUP + offsets % disk.ROW_GROUP
+            groups, of_place = np.unique(offsets // ROW_GROUP, return_inverse=True)
+            with self._open(int(number)) as opened:
+                read = opened.read(names, groups.tolist())
+            chosen = of_place * ROW_GROUP + offsets % ROW_GROUP
             for name in names:
                 values = read[name]
                 values = np.array(values, dtype=object) if isinstance(values, list) else values

@@ -27,7 +27,7 @@ import torch
 from pytorch_grad_cam_pcasvm.methods.warn_once import TOLD_ONCE, WarnOnce
 from pytorch_grad_cam_pcasvm.network.modules import find_device
 from pytorch_grad_cam_pcasvm.runtime.errors import AutogradFallbackWarning, warn
-from pytorch_grad_cam_pcasvm.studio.atlas import disk
+from pytorch_grad_cam_pcasvm.studio.atlas.shards import KEPT
 
 if TYPE_CHECKING:
     from pytorch_grad_cam_pcasvm.studio.atlas.run import Job, Making
@@ -180,7 +180,7 @@ def _run_in_processes(
                     "a process of the build died (killed, or out of memory); a script that starts processes must do so "
                     "under if __name__ == '__main__'"
                 )
-                raise RuntimeError(f"{reason}{disk.KEPT}: run the same build again") from error
+                raise RuntimeError(f"{reason}{KEPT}: run the same build again") from error
             finally:
                 pool.shutdown(wait=True, cancel_futures=True)
 
@@ -286,7 +286,7 @@ def _hand_to_actors(
             f"Ray could not make the shards: {str(error).strip().splitlines()[-1]}. Modules that the network or the "
             "data set come from must be installed on every machine"
         )
-        raise RuntimeError(f"{reason}{disk.KEPT}: run the same build again") from error
+        raise RuntimeError(f"{reason}{KEPT}: run the same build again") from error
     finally:
         for actor in actors:
             ray.kill(actor)

@@ -82,7 +82,7 @@ def extract(
     verify: bool = False,
     progress: bool = True,
 ) -> "Features":
-    """Extract the features of a whole data set once, and save them in Parquet files.
+    """Extract the features of a whole data set once, and save them in files (of NumPy, npz).
 
     To resume an interrupted extraction, run it again with the same arguments. Read them back with
     ``extract_features(backbone, store, layer, pool=pool)``, which takes what this function returns in the place of a
@@ -151,7 +151,8 @@ def extract(
     } | ({"totals": totals} if totals else {})
     folder = Path(out)
     job = run.Job(
-        images, extractor, folder.absolute(), disk.digest_manifest(entries), shard_size, batch_size,  # type: ignore[arg-type]
+        images, extractor, folder.absolute(), disk.OF_FEATURES,  # type: ignore[arg-type]
+        disk.digest_manifest(entries), shard_size, batch_size,
         () if varies else tuple(first.images.shape[1:]), kinds, skip_bad_images,
     )  # fmt: skip
     run.refuse_child()

@@ -30,6 +30,7 @@ from pytorch_grad_cam_pcasvm.studio.atlas import disk, engines
 from pytorch_grad_cam_pcasvm.studio.atlas.columns import HEAD
 from pytorch_grad_cam_pcasvm.studio.atlas.engines import Told, tell
 from pytorch_grad_cam_pcasvm.studio.atlas.explainer import ImageExplainer
+from pytorch_grad_cam_pcasvm.studio.atlas.shards import KEPT, name_shard, open_shard, write_shard
 from pytorch_grad_cam_pcasvm.studio.data.images import Batch, Images
 
 # Images that the network sees at once: rounding depends on it, so it depends on nothing else.
@@ -147,6 +148,7 @@ class Job:
         images: the data set.
         explainer: from batches to columns.
         folder: folder of the atlas.
+        file_format: of its manifest.
         atlas: digest of the atlas.
         shard_size: rows per shard.
         batch_size: number of images to read at a time.
@@ -158,6 +160,7 @@ class Job:
     images: Images
     explainer: ImageExplainer
     folder: Path
+    file_format: str
     atlas: str
     shard_size: int
     batch_size: int
@@ -169,6 +172,10 @@ class Job:
     def shards(self) -> range:
         """The numbers of all shards."""
         return range(-(-len(self.images) // self.shard_size))
+
+    def name_shard(self, number: int) -> Path:
+        """Return the path of a shard."""
+        return self.folder / name_shard(number, self.file_format)
 
     def list_rows(self, shard: int) -> range:
         """Return the rows of a shard."""
@@ -224,7 +231,7 @@ class Job:
             row, reason = next(iter(batch.bad.items()))
             refuse(
                 RuntimeError,
-                f"image {row} ({self.images.id(row)}) cannot be read: {reason}{disk.KEPT}",
+                f"image {row} ({self.images.id(row)}) cannot be read: {reason}{KEPT}",
                 "mend the image and run the same again",
                 Way("pass skip_bad_images=True to list it in the manifest", "skip_bad_images"),
             )
@@ -257,7 +264,7 @@ class Job:
                 del columns["label"]
         marks = {"atlas": self.atlas, "number": shard, "bad": {str(row): why for row, why in bad.items()}}
         kinds = {**self.kinds, "id": "str", "digest": "str", "file_size": "int"}
-        disk.write_shard(self.folder, shard, columns, kinds, marks)
+        write_shard(self.name_shard(shard), columns, kinds, marks)
 
     def _check_labels(self, ids: Sequence[str], labels: Sequence[Any]) -> None:
         expected_type = self.kinds.get("label")
@@ -291,13 +298,12 @@ def list_missing(job: Job) -> list[int]:
     """Return the numbers of the shards that are to be made; refuse one that is broken."""
     missing = []
     for number in job.shards:
-        path = job.folder / disk.name_shard(number)
+        path = job.name_shard(number)
         if not path.exists():
             missing.append(number)
             continue
-        with disk.open_shard(path, job.atlas, number) as file:
-            marks = disk.read_marks(file)
-        bad = [int(row) for row in marks["bad"]]
+        with open_shard(path, job.atlas, number) as shard:
+            bad = [int(row) for row in shard.marks["bad"]]
         if bad and (not job.skip_bad_images or job.images.read(bad).rows):
             missing.append(number)  # they are to be read now, or can be
     return missing
@@ -373,9 +379,9 @@ def finish(job: Job, entries: dict[str, Any]) -> None:
     rows = 0
     bad: dict[str, str] = {}
     for number in job.shards:
-        with disk.open_shard(job.folder / disk.name_shard(number), job.atlas, number) as file:
-            rows += file.metadata.num_rows
-            bad |= disk.read_marks(file)["bad"]
+        with open_shard(job.name_shard(number), job.atlas, number) as shard:
+            rows += shard.count
+            bad |= shard.marks["bad"]
     if not rows:
         raise RuntimeError(f"none of the {len(job.images)} images can be read")
     bad_images = {job.images.id(int(row)): why for row, why in bad.items()}
@@ -436,12 +442,12 @@ def compare(job: Job, missing: Collection[int], making: Making) -> None:
 
 def _list_images(job: Job, number: int, verify: bool, different: dict[str, str]) -> list[_Image]:
     """Return the images of a shard that are to be read and compared; compare the labels that are known without."""
-    shard = disk.name_shard(number)
-    path = job.folder / shard
-    with disk.open_shard(path) as file:
-        first = disk.read_marks(file).get("first")
-        names = [name for name in ("row", "label", "digest", "file_size") if name in file.schema_arrow.names]
-        columns = {name: values.tolist() for name, values in disk.read_shard(path, file, names).items()}
+    path = job.name_shard(number)
+    shard = path.name
+    with open_shard(path) as opened:
+        first = opened.marks.get("first")
+        names = [name for name in ("row", "label", "digest", "file_size") if name in opened.names]
+        columns = {name: values.tolist() for name, values in opened.read(names).items()}
     rows = columns["row"]
     labels = columns.get("label", [None] * len(rows))
     for row, stored, current in zip(rows, labels, job.images.labels(rows) or labels, strict=True):

@@ -40,7 +40,9 @@ _FEWEST = 3  # photos of which anything can be measured
 def atlas(options: AtlasOptions) -> None:
     """Explain a folder, keep the maps, and write a page."""
     from pytorch_grad_cam_pcasvm.studio import atlas
+    from pytorch_grad_cam_pcasvm.studio.atlas.shards import require_parquet
 
+    require_parquet()
     model = open_model(options)
     method = getattr(package, options.method)
     *finer, layer = choose_layers(options, model)
@@ -245,6 +247,9 @@ def _tell_accuracy(study: Any, *, trained: bool) -> None:
 
 def explore(options: ExploreOptions) -> None:
     """Write the page of an atlas."""
+    from pytorch_grad_cam_pcasvm.studio.atlas.shards import require_parquet
+
+    require_parquet()
     heads = {}
     for argument in options.head:
         name, _, path = argument.partition("=")

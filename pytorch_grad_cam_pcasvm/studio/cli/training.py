@@ -26,7 +26,7 @@ from pytorch_grad_cam_pcasvm.network.modules import evaluation_mode, find_device
 from pytorch_grad_cam_pcasvm.runtime.digests import described, digest_of_module
 from pytorch_grad_cam_pcasvm.runtime.files import with_reason
 from pytorch_grad_cam_pcasvm.studio import atlas
-from pytorch_grad_cam_pcasvm.studio.atlas.disk import KEPT
+from pytorch_grad_cam_pcasvm.studio.atlas.shards import KEPT
 from pytorch_grad_cam_pcasvm.studio.cli.arguments import BACKGROUND, COVERAGE
 from pytorch_grad_cam_pcasvm.studio.cli.folders import refuse_bad
 from pytorch_grad_cam_pcasvm.studio.data.images import Images
@@ -403,6 +403,7 @@ def _read_stored(folder: Path, probe: Any) -> Any:
     try:
         for _ in stored.blocks():
             pass
+        _ = stored.means
     except ValueError:  # damaged within, which no one else finds before it is too late
         shutil.rmtree(folder)
         return None
