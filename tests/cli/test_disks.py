@@ -79,8 +79,9 @@ def test_an_atlas_alone_needs_pyarrow(here, tmp_path, capsys, monkeypatch):
     photos, model = str(here / "photos"), str(tmp_path / "model.safetensors")
     backbone = ["--backbone", "disks_backbone:small", "--layer", "2"]
     assert main(["fit", photos, *backbone, "--components", "3", "--no-cache", "--out", model]) == 0
-    assert main(["explain", photos, "--model", model, "--out", str(tmp_path / "maps")]) == 0
-    for line in (["atlas", photos, "--model", model], ["explore", str(tmp_path)]):
+    network = [photos, "--model", model, *backbone]
+    assert main(["explain", *network, "--out", str(tmp_path / "maps")]) == 0
+    for line in (["atlas", *network], ["explore", str(tmp_path)]):
         message = error_of(capsys, main([*line, "--out", str(tmp_path / "atlas")]))
         assert message == "error: an atlas is kept in Parquet files: pip install 'pytorch_grad_cam_pcasvm[atlas]'"
     assert not (tmp_path / "atlas").exists()
