@@ -36,7 +36,7 @@ def hash_photos(options: Any, paths: Sequence[Path]) -> dict[Path, np.ndarray]:
     root = options.images
     hashes, bad = read_hashes(paths, white_level=options.white_level, float_white=_FLOAT_WHITE, page=options.tiff_page)
     if bad and options.white_level is not None:
-        from pytorch_grad_cam_pcasvm.cli.preparation import tell_whites
+        from pytorch_grad_cam_pcasvm.studio.cli.preparation import tell_whites
 
         tell_whites(Whites(options.white_level, options.tiff_page), [paths[row] for row in bad])
     if paths and len(bad) == len(paths):
