@@ -31,7 +31,6 @@ from pytorch_grad_cam_pcasvm.head.stage import (
 )
 from pytorch_grad_cam_pcasvm.head.stages import Affine
 from pytorch_grad_cam_pcasvm.head.vote import Vote
-from pytorch_grad_cam_pcasvm.runtime.arguments import rename_arguments
 from pytorch_grad_cam_pcasvm.runtime.device import full_precision, is_traced, precision
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError, Way, refuse
 from pytorch_grad_cam_pcasvm.runtime.rollback import without_inference
@@ -80,7 +79,6 @@ class HeadTrace:
         return HeadTrace(values, saved, traces[0].eps)
 
 
-@rename_arguments(baseline="start")
 class Stack(Hookable):
     """The stages after a backbone, in float64 (float32 if the device has no float64).
 

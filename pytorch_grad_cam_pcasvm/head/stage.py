@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from pytorch_grad_cam_pcasvm.runtime.arguments import allow_third_argument
 from pytorch_grad_cam_pcasvm.runtime.device import precision
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError
 from pytorch_grad_cam_pcasvm.runtime.torch_private import has_global_hook
@@ -205,7 +204,6 @@ class Stage(Hookable):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        allow_third_argument(cls)
         if "pullback" in vars(cls) and "secant" not in vars(cls):
             cls.secant = Stage.secant  # type: ignore[method-assign]  # an inherited one is of another function
 

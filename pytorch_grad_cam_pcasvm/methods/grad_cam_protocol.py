@@ -16,7 +16,7 @@ from pytorch_grad_cam_pcasvm.network.grid import upsample_maps
 from pytorch_grad_cam_pcasvm.network.inputs import Inputs, one_input, pick_images, prepare_images
 from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
 from pytorch_grad_cam_pcasvm.network.pools import keeps_positions
-from pytorch_grad_cam_pcasvm.runtime.arguments import completed
+from pytorch_grad_cam_pcasvm.runtime.docstrings import completed
 from pytorch_grad_cam_pcasvm.targets import PCATarget, PredictedScore, ScoreTarget, SVMTarget, Target
 from pytorch_grad_cam_pcasvm.targets.questions import list_targets, resolve_image_targets
 

@@ -43,7 +43,6 @@ from pytorch_grad_cam_pcasvm.network.tiling import look_inside
 from pytorch_grad_cam_pcasvm.path.autograd import AutogradPath, Pass
 from pytorch_grad_cam_pcasvm.path.blocks import BlockPass
 from pytorch_grad_cam_pcasvm.path.record import Path
-from pytorch_grad_cam_pcasvm.runtime.arguments import Named
 from pytorch_grad_cam_pcasvm.runtime.columns import join_columns
 from pytorch_grad_cam_pcasvm.runtime.device import is_traced, may_look
 from pytorch_grad_cam_pcasvm.runtime.errors import AutogradFallbackWarning, NoClosedFormError
@@ -57,7 +56,7 @@ from pytorch_grad_cam_pcasvm.targets.questions import Questions, list_default_ta
 _QUANTISED = "torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized"
 
 
-class Method(Named, BaseCAM):
+class Method(BaseCAM):
     """What all methods share: it runs the network, splits targets into chunks, and scales maps."""
 
     # What the path must keep: "gradient"; "replay": all that it computes, to be run again from other activations;

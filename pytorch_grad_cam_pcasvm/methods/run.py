@@ -17,7 +17,6 @@ from pytorch_grad_cam_pcasvm.network.layout import Layout
 from pytorch_grad_cam_pcasvm.network.net import network_output
 from pytorch_grad_cam_pcasvm.path.autograd import Pass
 from pytorch_grad_cam_pcasvm.rules.cotangents import Cotangent
-from pytorch_grad_cam_pcasvm.runtime.arguments import rename_arguments
 from pytorch_grad_cam_pcasvm.runtime.device import full_precision, is_traced
 from pytorch_grad_cam_pcasvm.runtime.errors import Way, refuse
 from pytorch_grad_cam_pcasvm.runtime.torch_private import tree_leaves
@@ -46,7 +45,6 @@ class Start:
     boundary: Boundary | None = None
 
 
-@rename_arguments(baseline="start")
 @dataclass
 class Run:
     """A network's run on N images.

@@ -37,7 +37,6 @@ from pytorch_grad_cam_pcasvm.network.patches import Patches, check_amount
 from pytorch_grad_cam_pcasvm.network.patches import coreset as coreset_of
 from pytorch_grad_cam_pcasvm.network.pools import keeps_positions
 from pytorch_grad_cam_pcasvm.network.tiling import Tiled
-from pytorch_grad_cam_pcasvm.runtime.arguments import suggest_arguments
 from pytorch_grad_cam_pcasvm.runtime.errors import refuse
 
 
@@ -108,7 +107,6 @@ class _Held:
         return self._step.partial_fit(np.concatenate(self._rows))
 
 
-@suggest_arguments
 def extract_features(
     backbone: nn.Module,
     loader: Iterable[Any],

@@ -28,11 +28,10 @@ from pytorch_grad_cam_pcasvm.network.modules import (
 )
 from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput, HeadRun, PlainOutput
 from pytorch_grad_cam_pcasvm.network.pools import keeps_positions
-from pytorch_grad_cam_pcasvm.runtime.arguments import Named
 from pytorch_grad_cam_pcasvm.runtime.errors import warn
 
 
-class PCASVMNet(Named, nn.Module):
+class PCASVMNet(nn.Module):
     """A torch backbone and the scikit-learn estimators fitted on its features, as one differentiable network.
 
     The backbone's modules are used, not copied: ``target_layers=[backbone.layer4[-1]]`` works. Modules after ``layer``

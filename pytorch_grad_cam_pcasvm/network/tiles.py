@@ -14,7 +14,6 @@ from pytorch_grad_cam_pcasvm.network.layout import Layout
 from pytorch_grad_cam_pcasvm.network.modules import evaluation_mode, find_network
 from pytorch_grad_cam_pcasvm.network.pools import parse_pool, write_pool
 from pytorch_grad_cam_pcasvm.network.tiling import Size, Tiled, Tiling, measure_canvas, scale_photo, spread_tiles
-from pytorch_grad_cam_pcasvm.runtime.arguments import Named
 from pytorch_grad_cam_pcasvm.runtime.device import is_traced
 from pytorch_grad_cam_pcasvm.runtime.errors import refuse
 
@@ -22,7 +21,7 @@ _USUAL = (224, 224)
 _BLOCK = 16  # tiles that run together, where nothing is recorded
 
 
-class TiledNet(Named, Tiled):
+class TiledNet(Tiled):
     """A network that sees large images through tiles of the size that it was trained on.
 
     Each tile runs through the network. Pooled features are the mean over the tiles; dense features (``pool="dense"``)

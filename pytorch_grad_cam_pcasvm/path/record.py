@@ -258,7 +258,7 @@ class Path:
                 output = run_to_features(self._backbone, self._layer, self._names, x, reached, hooks, copied)
                 if not recorder.tape.roots:  # the network has caught what ended the stem
                     raise UnclearStem
-                recorder.tape.branches |= threads is not None and threads.ran
+                recorder.tape.branches |= threads is not None and threads.seen
                 if find_function_mode() is not calls:
                     raise NoClosedFormError(
                         "the network leaves a TorchFunctionMode between the target layer and the features",

@@ -8,8 +8,7 @@ drawn, or the recorder cannot begin at the layer, the network runs again with a 
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from pathlib import Path
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -26,59 +25,28 @@ from pytorch_grad_cam_pcasvm.runtime.torch_private import (
 )
 from pytorch_grad_cam_pcasvm.tape.step import Operation, module_around
 
+# Who sends numbers of images to workers of a DataLoader, and who looks after progress bars every ten seconds.
+_BYSTANDERS = {"QueueFeederThread", "tqdm_monitor"}
+
 
 class OtherThreads:
-    """Whether threads other than this one started or ran since now, until a rollback ends.
+    """Whether other threads are alive, or start until a rollback ends.
 
     A number, a mask, or a result without a graph that one of them computes from activations cannot be told from a
-    constant. It is the profile function of new threads: it notes that one started, and hands the thread to the profile
-    function that was set before.
+    constant.
     """
 
     def __init__(self, rollback: Rollback) -> None:
-        self._before = _activities()
-        self._started = self._ended = False
-        self._previous: Any = threading.getprofile()
-        rollback.note(self._end)
-        threading.setprofile(self)
+        names = {thread.name for thread in threading.enumerate() if thread is not threading.current_thread()}
+        self.seen = not names <= _BYSTANDERS
+        if not self.seen:  # alone, so that nobody else has set or will set the profile function of new threads
+            rollback.note(threading.setprofile, threading.getprofile())
+            threading.setprofile(partial(self._note, threading.getprofile()))
 
-    def __call__(self, *_: Any) -> None:
-        """Note a new thread."""
-        self._started = True
-        sys.setprofile(self._previous)
-
-    @property
-    def ran(self) -> bool:
-        """Whether any did, or may have: where the system does not tell, all that are alive may."""
-        activities = _activities()
-        return self._started or activities != self._before or None in activities.values()
-
-    def _end(self) -> None:
-        """Restore the state from before; of explanations in several threads, when the last of them ends."""
-        self._ended = True
-        current: Any = threading.getprofile()
-        while isinstance(current, OtherThreads) and current._ended:
-            current = current._previous
-        threading.setprofile(current)
-
-
-def _activities() -> dict[threading.Thread, list[str] | None]:
-    """Return for each other thread how often it was switched to; None where the system does not tell."""
-    current = threading.current_thread()
-    threads = (thread for thread in threading.enumerate() if thread is not current and thread.name not in _BYSTANDERS)
-    return {thread: _activity(thread) for thread in threads}
-
-
-def _activity(thread: threading.Thread) -> list[str] | None:
-    with suppress(OSError):
-        status = Path(f"/proc/self/task/{thread.native_id}/status").read_text().splitlines()
-        lines = [line for line in status if line.startswith("State") or "ctxt_switches" in line]
-        return lines if len(lines) == 3 else None
-    return None
-
-
-# Who sends numbers of images to workers of a DataLoader, and who looks after progress bars every ten seconds.
-_BYSTANDERS = {"QueueFeederThread", "tqdm_monitor"}
+    def _note(self, previous: Any, *_: Any) -> None:
+        """Note a new thread, and leave its profile to the function that was set before."""
+        self.seen = True
+        sys.setprofile(previous)
 
 
 class Draws:

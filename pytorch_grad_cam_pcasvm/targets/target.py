@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from pytorch_grad_cam_pcasvm.runtime.arguments import rename_arguments
 from pytorch_grad_cam_pcasvm.targets.places import evaluate_place, make_place
 
 
@@ -105,10 +104,6 @@ class ClosedFormTarget(BaseTarget, ABC):
 
     # Whether the components, or what follows them, are all that it reads.
     behind_reduction = True
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        rename_arguments(baseline="start")(cls)
 
     @abstractmethod
     def __call__(self, output: Any) -> Tensor:

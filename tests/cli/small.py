@@ -1,8 +1,13 @@
-"""The small squeezenet of tests of the command line, and the side of the images that it sees."""
+"""The small squeezenet of tests of the command line, the side of the images that it sees, and its options."""
 
 from torch import nn
 
 SIDE = 64
+
+
+def of_fit(words):
+    """Return options of a network for ``fit``, where the layer of the other commands is that of the features."""
+    return ["--features" if word == "--layer" else word for word in words]
 
 
 class Narrow(nn.Conv2d):

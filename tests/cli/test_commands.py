@@ -23,7 +23,7 @@ from sklearn.decomposition import PCA
 from sklearn.metrics import accuracy_score, balanced_accuracy_score
 from sklearn.pipeline import make_pipeline
 from sklearn.svm import SVC
-from small import SIDE
+from small import SIDE, of_fit
 from torchvision.transforms.functional import normalize, to_tensor
 
 import pytorch_grad_cam_pcasvm as package
@@ -34,7 +34,6 @@ from pytorch_grad_cam_pcasvm.studio.cli import _TYPED, main
 from pytorch_grad_cam_pcasvm.studio.cli.arguments import parse_arguments
 from pytorch_grad_cam_pcasvm.studio.cli.commands import _to_explain
 from pytorch_grad_cam_pcasvm.studio.cli.folders import accuracy
-from pytorch_grad_cam_pcasvm.studio.cli.options import translate
 from pytorch_grad_cam_pcasvm.studio.evaluation.subject import Subject
 
 TOO_FEW = ["--all-images"]  # of photos, to be refused for another reason than these
@@ -48,13 +47,13 @@ def photos(tmp_path_factory):
 @pytest.fixture(scope="module")
 def network(weights, photos):
     """What stands in every command that needs a network."""
-    return ["--images", str(photos), "--backbone", "squeezenet1_1", "--weights", str(weights), "--layer", "features"]
+    return [str(photos), "--backbone", "squeezenet1_1", "--weights", str(weights), "--layer", "features"]
 
 
 @pytest.fixture(scope="module")
 def head(network, tmp_path_factory):
     path = tmp_path_factory.mktemp("head") / "head.safetensors"
-    assert main(["fit", *network, "--components", "3", "--out", str(path)]) == 0
+    assert main(["fit", *of_fit(network), "--components", "3", "--out", str(path)]) == 0
     return path
 
 
@@ -75,7 +74,7 @@ def whole(picture):
 @pytest.mark.slow
 def test_from_photos_to_a_page(network, head, photos, tmp_path, capsys, weights):
     out = tmp_path / "atlas"
-    assert main(["atlas", *network, "--head", str(head), "--out", str(out)]) == 0
+    assert main(["atlas", *network, "--model", str(head), "--out", str(out)]) == 0
     printed = capsys.readouterr().out
     assert re.search(r"Atlas\(.*8 images, 3 components, ContributionCAM at 'features'", printed)
     store = atlas.load(out)
@@ -102,14 +101,14 @@ def test_photos_are_evaluated(network, head, tmp_path, capsys, monkeypatch):
     # The other checks are tested on smaller networks.
     monkeypatch.setitem(evaluation.Study.report.__kwdefaults__, "checks", ("completeness",))
     options = ["--out", str(tmp_path), "--count", "4", "--method", "ContributionCAM", "--batch-size", "3"]
-    assert main(["evaluate", *network, "--head", str(head), *options]) == 2
+    assert main(["evaluate", *network, "--model", str(head), *options]) == 2
     told = "4 photos are too few for an answer: give at least 38, in the folder and with --count"
     assert told in capsys.readouterr().err
     options += ["--all-images"]
     sizes = []
     read = Subject.read
     monkeypatch.setattr(Subject, "read", lambda subject, rows: sizes.append(subject.batch_size) or read(subject, rows))
-    assert main(["evaluate", *network, "--head", str(head), *options]) == 0
+    assert main(["evaluate", *network, "--model", str(head), *options]) == 0
     accuracy, duration, verdict, page = capsys.readouterr().out.splitlines()
     assert re.fullmatch(r"this will take .* minutes?", duration)
     assert verdict.startswith(
@@ -129,7 +128,6 @@ def test_photos_are_evaluated(network, head, tmp_path, capsys, monkeypatch):
 def test_what_was_evaluated_can_be_drawn_by_a_command_to_paste(tmp_path):
     typed = [
         "evaluate",
-        "--images",
         "my photos",
         "--backbone",
         "timm:vit_tiny",
@@ -138,9 +136,10 @@ def test_what_was_evaluated_can_be_drawn_by_a_command_to_paste(tmp_path):
         "--layer",
         "norm",
     ]
-    typed += ["--features", "a", "--features", "b", "--pool", "mean", "--head", "h.safetensors", "--out", str(tmp_path)]
-    typed += ["--trust", "own.Type", "--tokens", "--baseline", "mean", "--count", "20", "--masks", "m"]
-    evaluated = parse_arguments(translate(typed))
+    typed += ["--features", "a", "--features", "b", "--pool", "mean", "--model", "h.safetensors"]
+    typed += ["--out", str(tmp_path), "--trust", "own.Type", "--tokens", "--baseline", "mean", "--count", "20"]
+    typed += ["--masks", "m"]
+    evaluated = parse_arguments(typed)
     command = _to_explain(evaluated, "ContributionCAM", ["blocks.3", "norm"])
     program, *words = shlex.split(command)
     assert program == "pcasvm-cam"
@@ -155,10 +154,9 @@ def test_photos_in_other_folders_than_those_of_the_head(network, head, photos, t
     for name in ("cat", "dog"):
         shutil.copytree(photos / name, tmp_path / "photos" / f"{name}s")
     options = [
-        "--images",
         str(tmp_path / "photos"),
-        *network[2:],
-        "--head",
+        *network[1:],
+        "--model",
         str(head),
         "--out",
         str(tmp_path / "atlas"),
@@ -184,14 +182,14 @@ def test_heads_of_skops(network, photos, tmp_path, weights):
     fitted = make_pipeline(PCA(2), SVC()).fit(features, labels)
     skops.dump(fitted, tmp_path / "head.skops")
     out = tmp_path / "atlas"
-    assert main(["atlas", *network, "--head", str(tmp_path / "head.skops"), "--out", str(out)]) == 0
+    assert main(["atlas", *network, "--model", str(tmp_path / "head.skops"), "--out", str(out)]) == 0
     np.testing.assert_array_equal(atlas.load(out).predictions, fitted.predict(features))
 
 
 @pytest.mark.parametrize(
     ("command", "change", "match"),
     [
-        ("atlas", {"--images": "nowhere"}, "there is no folder nowhere"),
+        ("atlas", {"": "nowhere"}, "there is no folder nowhere"),
         ("atlas", {"--backbone": "resnet51"}, "torchvision has no backbone 'resnet51'; did you mean 'resnet"),
         (
             "atlas",
@@ -200,7 +198,7 @@ def test_heads_of_skops(network, photos, tmp_path, weights):
         ),
         ("atlas", {"--backbone": "keras.none:vgg"}, "a backbone is a torchvision name, timm:NAME, or module:function"),
         ("atlas", {"--layer": "fetures"}, "no layer 'fetures'"),
-        ("atlas", {"--head": "nowhere.safetensors"}, "there is no model nowhere.safetensors"),
+        ("atlas", {"--model": "nowhere.safetensors"}, "there is no model nowhere.safetensors"),
         ("atlas", {"--weights": "nowhere.pth"}, "there is no weights file nowhere.pth"),
         ("fit", {"--components": "99"}, "lower --components"),
         ("fit", {"--components": "0"}, "argument --components: it must be at least 1, got 0"),
@@ -211,7 +209,7 @@ def test_heads_of_skops(network, photos, tmp_path, weights):
             {"--pool": "none"},
             "--pool none, but the model was fitted with mean: leave it out, or fit again",
         ),
-        ("evaluate", {"--head": "nowhere.safetensors", "--weights": "nowhere.pth"}, "there is no model nowhere"),
+        ("evaluate", {"--model": "nowhere.safetensors", "--weights": "nowhere.pth"}, "there is no model nowhere"),
         ("evaluate", {"--batch-size": "0"}, "argument --batch-size: it must be at least 1, got 0"),
         ("evaluate", {"--count": "-1"}, "argument --count: it must be at least 1, got -1"),
         ("evaluate", {"--minutes": "0"}, "argument --minutes: it must be positive, got 0"),
@@ -219,9 +217,11 @@ def test_heads_of_skops(network, photos, tmp_path, weights):
     ],
 )
 def test_errors_are_one_line(network, head, tmp_path, capsys, command, change, match):
-    options = dict(zip(network[::2], network[1::2], strict=True)) | {"--out": str(tmp_path / "out.safetensors")}
-    options |= {"--head": str(head)} if command in ("atlas", "evaluate") else {}
-    arguments = [word for pair in (options | change).items() for word in pair] + TOO_FEW * (command == "evaluate")
+    options = dict(zip(["", *network[1::2]], [network[0], *network[2::2]], strict=True))
+    options["--out"] = str(tmp_path / "out.safetensors")
+    options |= {"--model": str(head)} if command in ("atlas", "evaluate") else {}
+    arguments = [word for pair in (options | change).items() for word in pair if word]
+    arguments += TOO_FEW * (command == "evaluate")
     assert typed([command, *(arguments if command != "explore" else [str(tmp_path / "none")])]) == 2
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
     assert match in line
@@ -232,7 +232,7 @@ def test_a_layer_that_there_is_not_is_refused_before_anything_takes_long(
     network, head, tmp_path, capsys, monkeypatch, command
 ):
     monkeypatch.setattr(package, "PCASVMNet", None)  # which comes right behind the backbone
-    options = [*network[:-1], "fetures", "--head", str(head), "--out", str(tmp_path / "out")]
+    options = [*network[:-1], "fetures", "--model", str(head), "--out", str(tmp_path / "out")]
     assert main([command, *options, *TOO_FEW * (command == "evaluate")]) == 2
     assert "has no layer 'fetures'; did you mean 'features'?" in capsys.readouterr().err
 
@@ -242,8 +242,8 @@ def fit(network, photos, tmp_path):
     """A folder of photos that may be changed, and the command that fits a head on them."""
     own = tmp_path / "own"
     shutil.copytree(photos, own)
-    options = ["fit", *network, "--components", "3", "--out", str(tmp_path / "head.safetensors")]
-    options[options.index("--images") + 1] = str(own)
+    options = ["fit", *of_fit(network), "--components", "3", "--out", str(tmp_path / "head.safetensors")]
+    options[1] = str(own)
     return own, options
 
 
@@ -326,8 +326,8 @@ def test_splits_are_no_classes(network, head, photos, tmp_path, capsys, command,
     root = tmp_path / "photos"
     for name in folders.split():
         shutil.copytree(photos, root / name)
-    options = ["--images", str(root), *network[2:], "--out", str(tmp_path / "out.safetensors")]
-    assert main([command, *options, *([] if command == "fit" else ["--head", str(head)])]) == 2
+    options = [str(root), *network[1:], "--out", str(tmp_path / "out.safetensors")]
+    assert main([command, *options, *([] if command == "fit" else ["--model", str(head)])]) == 2
     error = capsys.readouterr().err
     assert error.startswith(f"error: {told}")
     assert f"did you mean {root / (of_fit if command == 'fit' else of_others)}?\n" in error
@@ -347,7 +347,7 @@ def test_an_atlas_of_other_photos(network, head, monkeypatch, capsys):
         refuse(ValueError, "other images, out=1", ANOTHER_FOLDER, "delete it", Way("look", "jacobian"))
 
     monkeypatch.setattr(atlas, "build", build)
-    assert main(["atlas", *network, "--head", str(head), "--out", "atlas", "--verify"]) == 2
+    assert main(["atlas", *network, "--model", str(head), "--out", "atlas", "--verify"]) == 2
     assert capsys.readouterr().err == "error: other images, out=1: name another folder, --out FOLDER, or delete it\n"
 
 
@@ -420,7 +420,7 @@ def test_the_layer_is_found_among_several_and_contributions_start_near_the_train
         return found
 
     monkeypatch.setattr(evaluation, "layers", recorded)
-    options = [*network[:-1], "auto", "--head", str(head), "--out", str(tmp_path / "atlas")]
+    options = [*network[:-1], "auto", "--model", str(head), "--out", str(tmp_path / "atlas")]
     assert main(["atlas", *options]) == 0  # the head knows its layer
     ((candidates, images),) = asked
     assert candidates[-1] == "features"
@@ -436,7 +436,7 @@ def test_the_layer_is_found_among_several_and_contributions_start_near_the_train
     flat = tmp_path / "flat"
     flat.mkdir()
     shutil.copy(next((photos / "cat").iterdir()), flat)
-    options = ["--images", str(flat), *network[2:-1], "auto", "--features", "features", "--head", str(head)]
+    options = [str(flat), *network[1:-1], "auto", "--features", "features", "--model", str(head)]
     assert main(["atlas", *options, "--out", str(tmp_path / "again")]) == 0
     assert "layer: features, the last" in capsys.readouterr().out
     # Maps of contributions may be of several layers, which are compared, too; those of other methods may not.
@@ -449,7 +449,7 @@ def test_the_layer_is_found_among_several_and_contributions_start_near_the_train
         return found
 
     monkeypatch.setattr(evaluation, "layers", joined)
-    options = [*network[:-1], "auto", "--head", str(head), "--components", "0"]
+    options = [*network[:-1], "auto", "--model", str(head), "--components", "0"]
     for method in ("ContributionCAM", "ClosedFormGradCAM"):
         assert main(["explain", *options, "--method", method, "--out", str(tmp_path / method)]) == 0
     assert groups == [(True, ["shared"]), (False, ["shared"])]
@@ -490,7 +490,7 @@ def own(tmp_path, monkeypatch):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "networks.py").write_text(OWN)
     (tmp_path / "mine" / "broken.py").write_text("import nothing_of_that_name")
-    yield lambda network, function: [*network[:3], function, *network[4:]]
+    yield lambda network, function: [*network[:2], function, *network[3:]]
     for name in [name for name in sys.modules if name.partition(".")[0] == "mine"]:
         del sys.modules[name]
 
@@ -498,21 +498,21 @@ def own(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_a_network_of_ones_own_is_that_of_torchvision(own, network, head, tmp_path, capsys):
     options = own(network, "mine.networks:network")
-    assert main(["fit", *options, "--components", "3", "--out", "own.safetensors"]) == 0
+    assert main(["fit", *of_fit(options), "--components", "3", "--out", "own.safetensors"]) == 0
     assert "prepared as for ImageNet (224 pixels)" in capsys.readouterr().out
-    assert main(["fit", *options, "--components", "3", "--size", "96x64", "--out", "small.safetensors"]) == 0
+    assert main(["fit", *of_fit(options), "--components", "3", "--size", "96x64", "--out", "small.safetensors"]) == 0
     assert "prepared as for ImageNet (96x64 pixels)" in capsys.readouterr().out
     assert Head.load("own.safetensors").digest() == Head.load(head).digest()
-    assert main(["atlas", *options, "--head", "own.safetensors", "--out", "atlas"]) == 0
-    assert main(["atlas", *network, "--head", str(head), "--out", "same"]) == 0
+    assert main(["atlas", *options, "--model", "own.safetensors", "--out", "atlas"]) == 0
+    assert main(["atlas", *network, "--model", str(head), "--out", "same"]) == 0
     np.testing.assert_array_equal(atlas.load("atlas").components, atlas.load("same").components)
 
 
 def test_a_network_of_ones_own_with_its_transform(own, network, tmp_path, capsys):
     options = own(network, "mine.networks:with_transform")
-    assert main(["fit", *options, "--components", "3", "--out", "own.safetensors"]) == 0
+    assert main(["fit", *of_fit(options), "--components", "3", "--out", "own.safetensors"]) == 0
     assert "ImageNet" not in capsys.readouterr().out
-    assert main(["atlas", *options, "--head", "own.safetensors", "--out", "atlas"]) == 0
+    assert main(["atlas", *options, "--model", "own.safetensors", "--out", "atlas"]) == 0
     assert atlas.load("atlas").manifest["input"] == [3, 64, 64]
 
 
@@ -537,7 +537,7 @@ def test_a_network_of_ones_own_with_its_transform(own, network, tmp_path, capsys
 )
 @pytest.mark.parametrize("command", ["fit", "atlas", "evaluate", "export"])
 def test_what_is_no_network_of_ones_own(own, network, head, capsys, command, backbone, told):
-    options = own(network, backbone) + ([] if command == "fit" else ["--head", str(head)])
+    options = own(network, backbone) + ([] if command == "fit" else ["--model", str(head)])
     options += TOO_FEW * (command == "evaluate")
     assert main([command, *options, "--out", "out.safetensors"]) == 2
     error = capsys.readouterr().err
@@ -548,7 +548,7 @@ def test_what_is_no_network_of_ones_own(own, network, head, capsys, command, bac
 @pytest.mark.parametrize("saved", ["network", "list"])
 def test_weights_that_are_no_state_dict(network, tmp_path, capsys, saved):
     torch.save(torchvision.models.squeezenet1_1(weights=None) if saved == "network" else [1], tmp_path / "weights.pth")
-    options = [*network[:5], str(tmp_path / "weights.pth"), *network[6:]]
+    options = [*network[:4], str(tmp_path / "weights.pth"), *network[5:]]
     assert main(["fit", *options, "--out", str(tmp_path / "head.safetensors")]) == 2
     assert "weights.pth has no state dict: write it with torch.save(net.state_dict()" in capsys.readouterr().err
 
@@ -560,7 +560,7 @@ def test_pickled_heads_are_not_run(network, tmp_path, capsys, name, compress):
     joblib.dump(PCA(1).fit(np.eye(3)), tmp_path / name, compress=compress)
     if compress and name.endswith(".safetensors"):
         return
-    assert main(["atlas", *network, "--head", str(tmp_path / name), "--out", str(tmp_path / "atlas")]) == 2
+    assert main(["atlas", *network, "--model", str(tmp_path / name), "--out", str(tmp_path / "atlas")]) == 2
     error = capsys.readouterr().err
     assert f"{name} is a pickle, as joblib writes it, which would run code when it is read" in error
     assert f"fitted = joblib.load('{name}'), and pass it to PCASVMNet(backbone, fitted)" in error
@@ -648,6 +648,6 @@ def test_folders_are_looked_at_before_a_network_is_loaded(network, head, tmp_pat
     monkeypatch.setattr(
         "pytorch_grad_cam_pcasvm.studio.model.backbones.make_backbone", lambda *names: pytest.fail("loaded")
     )
-    options = ["--images", str(tmp_path), *network[2:], "--out", str(tmp_path / "out.safetensors")]
-    assert main([command, *options, *([] if command == "fit" else ["--head", str(head)])]) == 2
+    options = [str(tmp_path), *network[1:], "--out", str(tmp_path / "out.safetensors")]
+    assert main([command, *options, *([] if command == "fit" else ["--model", str(head)])]) == 2
     assert f"error: the folder {tmp_path} has no images" in capsys.readouterr().err

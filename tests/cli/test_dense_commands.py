@@ -96,7 +96,7 @@ def bank(parts):
     """Neighbours of good parts."""
     file = parts / "neighbours.safetensors"
     options = ["--pool", "dense:3", "--classifier", "neighbours", "--components", "6", "--coreset", "200"]
-    assert main(["fit", "--images", str(parts / "train"), *NETWORK, *options, "--out", str(file)]) == 0
+    assert main(["fit", str(parts / "train"), *NETWORK_OF_FIT, *options, "--out", str(file)]) == 0
     return file
 
 
@@ -106,7 +106,7 @@ def classifier(parts):
     file = parts / "svm.safetensors"
     options = ["--pool", "dense", "--masks", str(parts / "masks"), "--components", "4", "--sample", "60"]
     options += ["--class-weight", "balanced", "--purity", "0.7"]
-    assert main(["fit", "--images", str(parts / "test"), *NETWORK, *options, "--out", str(file)]) == 0
+    assert main(["fit", str(parts / "test"), *NETWORK_OF_FIT, *options, "--out", str(file)]) == 0
     return file
 
 
@@ -119,7 +119,7 @@ def images(parts, folder):
 def test_good_parts_alone(parts, bank, tmp_path, capsys):
     assert len(Head.load(bank).stages[2].points) == 200
     net = PCASVMNet(backbone()[0].eval(), Head.load(bank), ["0", "1"], pool=("dense", 3)).eval()
-    command = ["explain", "--images", str(parts / "test"), *NETWORK, "--pool", "dense:3", "--head", str(bank)]
+    command = ["explain", str(parts / "test"), *NETWORK, "--pool", "dense:3", "--model", str(bank)]
     assert main([*command, "--out", str(tmp_path / "maps")]) == 0
     with (tmp_path / "maps" / "values.csv").open() as file:
         rows = {row["image"]: row for row in csv.DictReader(file)}
@@ -149,7 +149,7 @@ def test_a_good_photo_is_as_dark_alone_as_beside_defects(classifier, parts, tmp_
     file, network = tmp_path / "head.safetensors", [*NETWORK, "--pool", "dense"]
     options = ["--classifier", classifier, "--components", "4", "--sample", "30"]
     options += ["--coreset", "1.0"] if classifier == "neighbours" else []
-    assert main(["fit", "--images", str(parts / "train"), *network, *options, "--out", str(file)]) == 0
+    assert main(["fit", str(parts / "train"), *NETWORK_OF_FIT, "--pool", "dense", *options, "--out", str(file)]) == 0
     net = PCASVMNet(backbone()[0].eval(), Head.load(file), ["0", "1"], pool="dense").eval()
     alone, number = tmp_path / "one", "3"
     (alone / "good").mkdir(parents=True)
@@ -157,7 +157,7 @@ def test_a_good_photo_is_as_dark_alone_as_beside_defects(classifier, parts, tmp_
     heats = []
     for folder in (alone, parts / "test"):
         out = tmp_path / f"maps of {folder.name}"
-        command = ["explain", "--images", str(folder), *network, "--head", str(file), "--out", str(out)]
+        command = ["explain", str(folder), *network, "--model", str(file), "--out", str(out)]
         assert main(command) == 0
         width = sheets.LARGE + 10
         heats.append(np.asarray(Image.open(out / "good" / f"{number}.png"))[:, width + 5 : 2 * width + 5].astype(float))
@@ -171,7 +171,7 @@ def test_a_good_photo_is_as_dark_alone_as_beside_defects(classifier, parts, tmp_
 def test_fit_leaves_out_whole_photos(parts, tmp_path):
     file = tmp_path / "head.safetensors"
     options = ["--pool", "dense", "--classifier", "neighbours", "--components", "4", "--coreset", "1.0"]
-    assert main(["fit", "--images", str(parts / "train"), *NETWORK, *options, "--out", str(file)]) == 0
+    assert main(["fit", str(parts / "train"), *NETWORK_OF_FIT, *options, "--out", str(file)]) == 0
     x, _ = images(parts, "train/good")
     patches, _, places = extract_features(
         backbone()[0].eval(), [x], ["0", "1"], pool="dense", places=True, progress=False
@@ -187,9 +187,9 @@ def test_fit_leaves_out_whole_photos(parts, tmp_path):
 
 @pytest.mark.parametrize("classifier", ["residual", "svm"])
 def test_fit_tells_how_many_components_vary(classifier, parts, tmp_path, capsys):
-    network = ["--backbone", f"{__name__}:narrow", "--layer", "1", "--device", "cpu"]
+    network = ["--backbone", f"{__name__}:narrow", "--features", "1", "--device", "cpu"]
     folder = parts / ("train" if classifier == "residual" else "test")
-    command = ["fit", "--images", str(folder), *network, "--classifier", classifier]
+    command = ["fit", str(folder), *network, "--classifier", classifier]
     assert main([*command, "--out", str(tmp_path / "head.safetensors"), "--components", "6"]) == 0
     told = capsys.readouterr().err
     assert "warning: components 2, 3, 4 and 5 of PCA vary over the training images only by rounding" in told
@@ -197,7 +197,7 @@ def test_fit_tells_how_many_components_vary(classifier, parts, tmp_path, capsys)
 
 
 def test_pixels_are_measured_with_masks(parts, bank, tmp_path, capsys):
-    command = ["evaluate", "--images", str(parts / "test"), *NETWORK, "--pool", "dense:3", "--head", str(bank)]
+    command = ["evaluate", str(parts / "test"), *NETWORK, "--pool", "dense:3", "--model", str(bank)]
     assert main([*command, "--out", str(tmp_path / "none")]) == 2
     assert "add --masks DIR" in capsys.readouterr().err
     assert main([*command, "--masks", str(parts / "masks"), "--out", str(tmp_path / "evaluation")]) == 0
@@ -226,8 +226,8 @@ def test_pixels_are_measured_with_masks(parts, bank, tmp_path, capsys):
 
 def test_an_atlas_of_patches(parts, bank, tmp_path, capsys):
     folder = tmp_path / "atlas"
-    options = ["--head", str(bank), "--patches", "3", "--out", str(folder)]
-    assert main(["atlas", "--images", str(parts / "test"), *NETWORK, *options]) == 0
+    options = ["--model", str(bank), "--patches", "3", "--out", str(folder)]
+    assert main(["atlas", str(parts / "test"), *NETWORK, *options]) == 0
     assert "33 patches, 6 components" in capsys.readouterr().out
     store = atlas.load(folder)
     assert store.ids[0].startswith("good/0.png (")
@@ -239,7 +239,7 @@ def test_classes_of_patches(parts, classifier, tmp_path, capsys):
     head = Head.load(classifier)
     assert head.classes_.tolist() == ["background", "spot"]
     net = PCASVMNet(backbone()[0].eval(), head, ["0", "1"], pool="dense").eval()
-    command = ["--images", str(parts / "test"), *NETWORK, "--pool", "dense", "--head", str(classifier)]
+    command = [str(parts / "test"), *NETWORK, "--pool", "dense", "--model", str(classifier)]
     assert main(["explain", *command, "--out", str(tmp_path / "maps")]) == 0
     with (tmp_path / "maps" / "values.csv").open() as file:
         rows = {row["image"]: row for row in csv.DictReader(file)}
@@ -384,14 +384,14 @@ def test_masks_beside_photos_are_learned_and_measured(parts, tmp_path, capsys):
 def test_cross_validation_leaves_out_whole_images(parts, capsys):
     options = ["--pool", "dense", "--masks", str(parts / "masks"), "--components", "4", "--sample", "60"]
     out = str(parts / "again.safetensors")
-    assert main(["fit", "--images", str(parts / "test"), *NETWORK, *options, "--no-cache", "--out", out]) == 0
+    assert main(["fit", str(parts / "test"), *NETWORK_OF_FIT, *options, "--no-cache", "--out", out]) == 0
     printed = capsys.readouterr().out
     assert "660 patches of 11 images" in printed
     share = r"(background|spot) \d+ \(\d+\.\d%\)"
     assert re.search(rf"patches: {share}, {share}", printed)
     assert re.search(r"5-fold cross-validation, by photo: AUROC of photos 1\.000 .*, of pixels 0\.9\d+, AUPRO", printed)
     assert "at most 1 in 6 good photos raises a false alarm (1 in 100 was asked for" in printed
-    assert main(["fit", "--images", str(parts / "test"), *NETWORK, *options, "--search", "--out", out]) == 2
+    assert main(["fit", str(parts / "test"), *NETWORK_OF_FIT, *options, "--search", "--out", out]) == 2
     assert "choose --C and --gamma for patches" in capsys.readouterr().err
 
 
@@ -522,7 +522,7 @@ def test_class_folders_without_masks_teach_patches(parts, tmp_path, capsys):
 def test_a_file_for_the_line(parts, bank, tmp_path, capsys):
     pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
-    command = ["--images", str(parts / "train"), *NETWORK, "--pool", "dense:3", "--head", str(bank)]
+    command = [str(parts / "train"), *NETWORK, "--pool", "dense:3", "--model", str(bank)]
     assert main(["export", *command, "--out", str(tmp_path / "line.onnx")]) == 0
     assert "maps of anomaly where strongest" in capsys.readouterr().out
     reader = export.Explainer(tmp_path / "line.onnx")
@@ -532,7 +532,7 @@ def test_a_file_for_the_line(parts, bank, tmp_path, capsys):
     expected = net.anomaly_map(x[:1])
     assert np.abs(outputs["anomaly"] - expected).max() < 1e-3 * expected.max()
     options = ["--model", str(tmp_path / "line.onnx"), "--out", str(tmp_path / "maps")]
-    assert main(["explain", "--images", str(parts / "test"), *options]) == 0
+    assert main(["explain", str(parts / "test"), *options]) == 0
     with (tmp_path / "maps" / "values.csv").open() as file:
         (row,) = (row for row in csv.DictReader(file) if row["image"] == f"spot/{files[0].name}")
     assert float(row["anomaly where strongest"]) == pytest.approx(expected.max(), rel=1e-3)
@@ -549,13 +549,13 @@ def test_a_file_for_the_line(parts, bank, tmp_path, capsys):
 )
 def test_what_does_not_fit_is_refused(parts, options, message, capsys):
     options = [str(parts / option) if option == "masks" else option for option in options]
-    command = ["fit", "--images", str(parts / "test"), *NETWORK, *options, "--components", "2"]
+    command = ["fit", str(parts / "test"), *NETWORK_OF_FIT, *options, "--components", "2"]
     assert main([*command, "--out", str(parts / "none.safetensors")]) == 2
     assert message in capsys.readouterr().err
 
 
 def test_a_head_knows_its_layers_and_its_pool(parts, bank, tmp_path, capsys):
-    command = ["explain", "--images", str(parts / "test"), *NETWORK[:6], "--head", str(bank)]
+    command = ["explain", str(parts / "test"), *NETWORK[:6], "--model", str(bank)]
     assert main([*command, "--out", str(tmp_path / "maps")]) == 0
     with (tmp_path / "maps" / "values.csv").open() as file:
         assert next(csv.reader(file))[3:-1] == ["verdict", "anomaly where strongest", "threshold"]
@@ -568,9 +568,9 @@ def test_a_head_knows_its_layers_and_its_pool(parts, bank, tmp_path, capsys):
 
 
 def test_a_place_needs_positions(parts, tmp_path, capsys):
-    head, network = tmp_path / "head.safetensors", ["--images", str(parts / "test"), *NETWORK[:6]]
-    assert main(["fit", *network, "--components", "2", "--out", str(head)]) == 0
-    explain = ["explain", *network, "--head", str(head), "--out", str(tmp_path / "maps")]
+    head, network = tmp_path / "head.safetensors", [str(parts / "test"), *NETWORK[:6]]
+    assert main(["fit", network[0], *NETWORK_OF_FIT[:6], "--components", "2", "--out", str(head)]) == 0
+    explain = ["explain", *network, "--model", str(head), "--out", str(tmp_path / "maps")]
     assert main([*explain, "--at", "1,1"]) == 2
     assert "this head decides once for each image: leave it out" in capsys.readouterr().err
     assert main(explain) == 0

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from pyarrow import parquet
+from small import of_fit
 
 from pytorch_grad_cam_pcasvm.studio import cli
 from pytorch_grad_cam_pcasvm.studio.cli import main, training
@@ -45,13 +46,13 @@ def here(tmp_path_factory):
 def network(here, monkeypatch):
     monkeypatch.syspath_prepend(here)
     monkeypatch.setenv("PYTHONPATH", str(here))
-    return ["--images", str(here / "photos"), "--backbone", "disks_backbone:small", "--layer", "2"]
+    return [str(here / "photos"), "--backbone", "disks_backbone:small", "--layer", "2"]
 
 
 @pytest.fixture
 def head(here, network, capsys):
     if not (here / "head.safetensors").exists():
-        assert main(["fit", *network, "--components", "3", "--out", str(here / "head.safetensors")]) == 0
+        assert main(["fit", *of_fit(network), "--components", "3", "--out", str(here / "head.safetensors")]) == 0
         capsys.readouterr()
     return str(here / "head.safetensors")
 
@@ -91,7 +92,7 @@ def test_an_atlas_alone_needs_pyarrow(here, tmp_path, capsys, monkeypatch):
 def test_where_nothing_can_be_written_is_said_before_the_work(command, network, head, tmp_path, capsys, monkeypatch):
     (tmp_path / "file").touch()
     (tmp_path / "folder").mkdir()
-    options = [str(tmp_path)] if command == "explore" else [*network, *(["--head", head] if command != "fit" else [])]
+    options = [str(tmp_path)] if command == "explore" else [*network, *(["--model", head] if command != "fit" else [])]
     monkeypatch.setattr(cli, "refuse_missing", lambda options: options.__dict__.update(run=lambda: 1 / 0))
     monkeypatch.setattr(cli, "refuse_photos", lambda options: None)
 
@@ -123,7 +124,7 @@ def full(*_, **__):
 
 def test_a_full_disk_names_the_picture(network, head, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(Image.Image, "save", full)
-    line = error_of(capsys, main(["explain", *network, "--head", head, "--out", str(tmp_path / "maps")]))
+    line = error_of(capsys, main(["explain", *network, "--model", head, "--out", str(tmp_path / "maps")]))
     picture = f"{tmp_path}/maps/bad parts/0.png"
     assert line == f"error: {picture} cannot be written: the disk is full (No space left on device)"
 
@@ -132,7 +133,7 @@ def test_a_full_disk_names_the_picture(network, head, tmp_path, capsys, monkeypa
 def test_a_full_disk_names_the_head(network, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(os, "fsync", full)
     file = tmp_path / "other.safetensors"
-    line = error_of(capsys, main(["fit", *network, "--components", "3", "--out", str(file)]))
+    line = error_of(capsys, main(["fit", *of_fit(network), "--components", "3", "--out", str(file)]))
     assert line == f"error: {file} cannot be written: the disk is full (No space left on device)"
     monkeypatch.undo()
     assert not list(tmp_path.iterdir())
@@ -141,14 +142,14 @@ def test_a_full_disk_names_the_head(network, tmp_path, capsys, monkeypatch):
 def test_what_goes_away_is_not_said_to_be_kept(here, network, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(np, "savez", full)
     out = ["--out", str(tmp_path / "head.safetensors"), "--components", "3"]
-    line = error_of(capsys, main(["fit", *network, "--no-cache", *out]))
+    line = error_of(capsys, main(["fit", *of_fit(network), "--no-cache", *out]))
     assert re.fullmatch(
         r"error: the shard .*part-00000\.npz cannot be written: the disk is full \(No space left on device\): make "
         r"room, or name a folder for temporary files in TMPDIR \(it is .* now\)",
         line,
     )
     monkeypatch.setattr(training, "cache_folder", lambda: tmp_path / "cache")
-    assert main(["fit", *network, *out]) == 2  # there is no room for either
+    assert main(["fit", *of_fit(network), *out]) == 2  # there is no room for either
     told = capsys.readouterr().err
     assert "features are not kept for the next command: the shard" in told
     assert "shards are kept" not in told
@@ -157,15 +158,15 @@ def test_what_goes_away_is_not_said_to_be_kept(here, network, tmp_path, capsys, 
     shutil.copytree(here / "photos", photos)
     (photos / "good" / "3.png").write_bytes(b"no picture")
     monkeypatch.syspath_prepend(here)
-    network = ["--images", str(photos), *network[2:]]
-    line = error_of(capsys, main(["fit", *network, "--no-cache", *out]))
+    network = [str(photos), *network[1:]]
+    line = error_of(capsys, main(["fit", *of_fit(network), "--no-cache", *out]))
     assert line.endswith(": mend or delete it, or add --skip-bad-images")
     assert "kept" not in line
 
 
 def test_in_an_atlas_what_is_finished_is_kept(network, head, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(parquet, "write_table", full)
-    line = error_of(capsys, main(["atlas", *network, "--head", head, "--out", str(tmp_path / "atlas")]))
+    line = error_of(capsys, main(["atlas", *network, "--model", head, "--out", str(tmp_path / "atlas")]))
     assert line.endswith(
         "cannot be written: the disk is full (No space left on device); all finished shards are kept: make room and "
         "run the same build again"
@@ -186,7 +187,7 @@ def test_only_what_can_be_resumed_is_said_to_be(command, kept, network, head, tm
     monkeypatch.setattr(cli, "refuse_missing", interrupt)
     monkeypatch.setattr(cli, "refuse_photos", lambda options: None)
     name, *more = command.split()
-    heads = [] if name == "fit" else ["--head", head]
+    heads = [] if name == "fit" else ["--model", head]
     out = tmp_path / ("out.safetensors" if name == "fit" else "out")
     assert main([name, *more, *network, *heads, "--out", str(out)]) == 130
     said = "stopped: finished work is kept; run the same command again to resume" if kept else "stopped"

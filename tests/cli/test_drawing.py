@@ -12,7 +12,7 @@ import torch
 import torchvision
 from atlases import folder
 from PIL import Image
-from small import SIDE
+from small import SIDE, of_fit
 from torchvision.transforms.functional import normalize, to_tensor
 
 from pytorch_grad_cam_pcasvm import ContributionCAM, Head, PCASVMNet, PCATarget, SVMTarget, atlas
@@ -68,7 +68,7 @@ def typed(weights, tmp_path_factory):
     heads = {}
     for name in ("forest", "own_classifier:Nearest"):
         heads[name] = root / f"{name.partition(':')[0]}.safetensors"
-        fit = ["fit", "--images", str(photos), *network, "--classifier", name, "--out", str(heads[name])]
+        fit = ["fit", str(photos), *of_fit(network), "--classifier", name, "--out", str(heads[name])]
         assert main([*fit, "--components", "3"]) == 0
     yield SimpleNamespace(photos=photos, network=network, forest=heads["forest"], own=heads["own_classifier:Nearest"])
     sys.path.remove(str(root))
@@ -83,7 +83,7 @@ def rows_of(file):
 
 
 def test_the_maps_of_a_head_are_those_of_its_method(typed, weights, tmp_path):
-    images = ["--images", str(typed.photos), "--head", str(typed.forest), "--out", str(tmp_path)]
+    images = [str(typed.photos), "--model", str(typed.forest), "--out", str(tmp_path)]
     assert main(["explain", *typed.network, *images, "--batch-size", "5"]) == 0
     head, rows = rows_of(tmp_path / "values.csv")
     assert head == [
@@ -123,7 +123,7 @@ def test_the_maps_of_a_head_are_those_of_its_method(typed, weights, tmp_path):
 def test_a_photo_is_decoded_once(typed, tmp_path, monkeypatch):
     read, paths = image_files.read_picture, []
     monkeypatch.setattr(image_files, "read_picture", lambda path, **how: paths.append(path) or read(path, **how))
-    command = ["explain", *typed.network, "--images", str(typed.photos), "--head", str(typed.forest)]
+    command = ["explain", *typed.network, str(typed.photos), "--model", str(typed.forest)]
     assert main([*command, "--components", "0", "--out", str(tmp_path)]) == 0
     assert len(paths) == len({*paths}) == 8
 
@@ -131,7 +131,7 @@ def test_a_photo_is_decoded_once(typed, tmp_path, monkeypatch):
 def test_folders_that_are_no_classes_are_not_wrong(typed, tmp_path):
     photos = folder(tmp_path / "photos", 3)
     (photos / "cat").rename(photos / "monday")
-    command = ["explain", *typed.network, "--images", str(photos), "--head", str(typed.forest), "--components", "0"]
+    command = ["explain", *typed.network, str(photos), "--model", str(typed.forest), "--components", "0"]
     assert main([*command, "--out", str(tmp_path / "maps")]) == 0
     _, rows = rows_of(tmp_path / "maps" / "values.csv")
     judged = [row for row in rows if row[2] != "monday"]
@@ -142,13 +142,13 @@ def test_folders_that_are_no_classes_are_not_wrong(typed, tmp_path):
 
 
 def test_what_a_reduction_alone_leaves_out_is_drawn(typed, tmp_path):
-    head, photos = tmp_path / "residual.safetensors", ["--images", str(typed.photos / "cat")]
-    fit = ["fit", *photos, *typed.network, "--classifier", "residual", "--components", "3", "--out", str(head)]
+    head, photos = tmp_path / "residual.safetensors", [str(typed.photos / "cat")]
+    fit = ["fit", *photos, *of_fit(typed.network), "--classifier", "residual", "--components", "3", "--out", str(head)]
     assert main(fit) == 0
     heights = []
     for count in ([], ["--components", "2"]):
         out = tmp_path / f"maps{len(count)}"
-        assert main(["explain", *typed.network, *photos, "--head", str(head), *count, "--out", str(out)]) == 0
+        assert main(["explain", *typed.network, *photos, "--model", str(head), *count, "--out", str(out)]) == 0
         _, rows = rows_of(out / "values.csv")
         with Image.open((out / rows[0][0]).with_suffix(".png")) as sheet:
             heights.append(sheet.height)
@@ -158,10 +158,10 @@ def test_what_a_reduction_alone_leaves_out_is_drawn(typed, tmp_path):
 @pytest.mark.slow
 def test_finer_layers_say_where(typed, weights, tmp_path, capsys):
     head = tmp_path / "head.safetensors"
-    fit = ["--images", str(typed.photos), *typed.network, "--components", "3", "--out", str(head)]
+    fit = [str(typed.photos), *typed.network, "--components", "3", "--out", str(head)]
     assert main(["fit", *fit]) == 0
-    network = [*typed.network, "--layer", "features.7", "--features", "features", "--images", str(typed.photos)]
-    options = [*network, "--head", str(head), "--components", "0"]
+    network = [*typed.network, "--layer", "features.7", "--features", "features", str(typed.photos)]
+    options = [*network, "--model", str(head), "--components", "0"]
     assert main(["explain", *options, "--out", str(tmp_path / "maps")]) == 0
     _, rows = rows_of(tmp_path / "maps" / "values.csv")
     assert len(rows) == 8
@@ -177,19 +177,19 @@ def test_finer_layers_say_where(typed, weights, tmp_path, capsys):
     with Image.open((tmp_path / "maps" / rows[0][0]).with_suffix(".png")) as sheet:
         drawn = np.asarray(sheet.convert("RGB"), float)[:, 20 + size[0] : 20 + 2 * size[0]]
     assert min(np.abs(drawn[y : y + size[1]] - expected).max() for y in range(len(drawn) - size[1])) <= 12
-    assert main(["atlas", *network, "--head", str(head), "--out", str(tmp_path / "atlas")]) == 2
+    assert main(["atlas", *network, "--model", str(head), "--out", str(tmp_path / "atlas")]) == 2
     capsys.readouterr()
     few = ["--count", "4", "--all-images", "--batch-size", "2", "--out", str(tmp_path / "evaluation")]
-    assert main(["evaluate", *network, "--head", str(head), *few, "--method", "ClosedFormGradCAM"]) == 2
+    assert main(["evaluate", *network, "--model", str(head), *few, "--method", "ClosedFormGradCAM"]) == 2
     assert "which ContributionCAM alone makes one map of" in capsys.readouterr().err
-    assert main(["evaluate", *network, "--head", str(head), *few]) == 0
+    assert main(["evaluate", *network, "--model", str(head), *few]) == 0
     assert "maps of methods other than ContributionCAM are of features alone" in capsys.readouterr().out
     results = json.loads((tmp_path / "evaluation" / "report.json").read_text())["results"]
     assert "reason" not in results["sensitivity"]
 
 
 def test_a_few_components_or_none(typed, tmp_path):
-    command = ["explain", *typed.network, "--images", str(typed.photos), "--head", str(typed.forest)]
+    command = ["explain", *typed.network, str(typed.photos), "--model", str(typed.forest)]
     heights = []
     for count in (1, 0):
         out = tmp_path / str(count)
@@ -204,7 +204,7 @@ def test_a_few_components_or_none(typed, tmp_path):
 def test_pictures_that_cannot_be_read_are_left_out(typed, tmp_path, capsys):
     photos = folder(tmp_path / "photos", 3)
     (photos / "cat" / "bad.png").write_bytes(b"no picture")
-    command = ["explain", *typed.network, "--images", str(photos), "--head", str(typed.forest), "--components", "0"]
+    command = ["explain", *typed.network, str(photos), "--model", str(typed.forest), "--components", "0"]
     assert main([*command, "--out", str(tmp_path / "maps")]) == 2
     assert "bad.png cannot be read" in capsys.readouterr().err
     assert main([*command, "--out", str(tmp_path / "maps"), "--skip-bad-images"]) == 0
@@ -213,22 +213,22 @@ def test_pictures_that_cannot_be_read_are_left_out(typed, tmp_path, capsys):
 
 def test_what_explain_lacks_or_has_too_much_of(typed, tmp_path, capsys):
     (onnx := tmp_path / "a.onnx").touch()
-    command = ["explain", "--images", str(typed.photos), "--out", str(tmp_path / "maps")]
+    command = ["explain", str(typed.photos), "--out", str(tmp_path / "maps")]
     for options, words in (
         ([], "there is no model model.safetensors: make one with 'pcasvm-cam fit PHOTOS'"),
         (["--model", str(onnx), "--components", "1"], "--components but"),
         (
-            [*typed.network, "--head", str(typed.forest), "--components", "9"],
+            [*typed.network, "--model", str(typed.forest), "--components", "9"],
             "--components 9, but the head has 3 components",
         ),
-        ([*typed.network, "--head", str(typed.forest), "--method", "ClosedFormGradCAM"], "use ContributionCAM"),
+        ([*typed.network, "--model", str(typed.forest), "--method", "ClosedFormGradCAM"], "use ContributionCAM"),
     ):
         assert main([*command, *options]) == 2
         assert words in capsys.readouterr().err
 
 
 def test_estimators_of_ones_own_are_read_where_they_are_trusted(typed, tmp_path, capsys):
-    images = [*typed.network, "--images", str(typed.photos), "--head", str(typed.own)]
+    images = [*typed.network, str(typed.photos), "--model", str(typed.own)]
     assert main(["explain", *images, "--out", str(tmp_path / "maps")]) == 2
     assert "of the types own_classifier.Nearest, which are not read" in (error := capsys.readouterr().err)
     assert "if you trust them and the file, add --trust for each" in error
@@ -246,7 +246,7 @@ def test_estimators_of_ones_own_are_read_where_they_are_trusted(typed, tmp_path,
 @pytest.mark.parametrize("name", ["Numbered", "NumberedLogistic"])
 def test_classifiers_that_take_numbers_alone_get_these_and_the_head_the_names(name, typed, tmp_path, capsys):
     head = tmp_path / "head.safetensors"
-    fit = ["fit", "--images", str(typed.photos), *typed.network, "--classifier", f"own_classifier:{name}"]
+    fit = ["fit", str(typed.photos), *of_fit(typed.network), "--classifier", f"own_classifier:{name}"]
     assert main([*fit, "--components", "3", "--out", str(head)]) == 0
     assert "-fold cross-validation: " in capsys.readouterr().out
     trust = ["--trust", f"own_classifier.{name}"] if name == "Numbered" else []
@@ -256,7 +256,7 @@ def test_classifiers_that_take_numbers_alone_get_these_and_the_head_the_names(na
     again = tmp_path / "again.safetensors"
     loaded.save(again)
     assert Head.load(again, trust[1:]).digest() == loaded.digest()
-    images = [*typed.network, "--images", str(typed.photos), "--head", str(again), *trust]
+    images = [*typed.network, str(typed.photos), "--model", str(again), *trust]
     explain = [*images, "--class", folders[1], "--components", "0"]
     assert main(["explain", *explain, "--out", str(tmp_path / "maps")]) == 0
     columns, rows = rows_of(tmp_path / "maps" / "values.csv")
@@ -268,7 +268,7 @@ def test_classifiers_that_take_numbers_alone_get_these_and_the_head_the_names(na
         other = tmp_path / "other.safetensors"
         fit[fit.index(f"own_classifier:{name}")] = "sklearn.linear_model:LogisticRegression"
         assert main([*fit, "--components", "3", "--out", str(other)]) == 0
-    expected = [*explain, "--head", str(other), "--trust", "own_classifier.Nearest"]
+    expected = [*explain, "--model", str(other), "--trust", "own_classifier.Nearest"]
     assert main(["explain", *expected, "--out", str(tmp_path / "expected")]) == 0
     same_columns, same = rows_of(tmp_path / "expected" / "values.csv")
     assert columns == same_columns
@@ -284,11 +284,11 @@ def test_classifiers_that_take_numbers_alone_get_these_and_the_head_the_names(na
 def test_xgboost_gets_numbers_for_words(typed, tmp_path):
     pytest.importorskip("xgboost")
     head = tmp_path / "head.safetensors"
-    fit = ["fit", "--images", str(typed.photos), *typed.network, "--classifier", "xgboost:XGBClassifier"]
+    fit = ["fit", str(typed.photos), *of_fit(typed.network), "--classifier", "xgboost:XGBClassifier"]
     assert main([*fit, "--components", "3", "--out", str(head)]) == 0
     folders = sorted(path.name for path in typed.photos.iterdir())
     assert Head.load(head).classes_.tolist() == folders
-    images = [*typed.network, "--images", str(typed.photos), "--head", str(head)]
+    images = [*typed.network, str(typed.photos), "--model", str(head)]
     assert main(["explain", *images, "--out", str(tmp_path / "maps")]) == 0
     _, rows = rows_of(tmp_path / "maps" / "values.csv")
     assert {row[1] for row in rows} <= {*folders}
@@ -299,7 +299,7 @@ def test_xgboost_gets_numbers_for_words(typed, tmp_path):
 def test_a_forest_is_in_no_exported_file(typed, tmp_path, capsys):
     out = tmp_path / "a.onnx"
     pytest.importorskip("onnxruntime")
-    assert main(["export", *typed.network, "--head", str(typed.forest), "--out", str(out)]) == 2
+    assert main(["export", *typed.network, "--model", str(typed.forest), "--out", str(out)]) == 2
     assert "RandomForestClassifier runs outside of PyTorch, and is in no such file" in capsys.readouterr().err
 
 
@@ -316,7 +316,7 @@ def test_a_forest_is_in_no_exported_file(typed, tmp_path, capsys):
     ],
 )
 def test_classifiers_that_cannot_be_fitted(typed, tmp_path, capsys, options, words):
-    command = ["fit", "--images", str(typed.photos), *typed.network, "--components", "3", *options]
+    command = ["fit", str(typed.photos), *of_fit(typed.network), "--components", "3", *options]
     assert main([*command, "--out", str(tmp_path / "head.safetensors")]) == 2
     assert words in capsys.readouterr().err
 
@@ -324,7 +324,7 @@ def test_classifiers_that_cannot_be_fitted(typed, tmp_path, capsys, options, wor
 def test_what_is_said_of_a_fitted_head(typed, tmp_path, capsys):
     def fitted(*options):
         out = tmp_path / "head.safetensors"
-        assert main(["fit", "--images", str(typed.photos), *typed.network, *options, "--out", str(out)]) == 0
+        assert main(["fit", str(typed.photos), *of_fit(typed.network), *options, "--out", str(out)]) == 0
         return capsys.readouterr().out, Head.load(out)
 
     said, head = fitted("--classifier", "boosting", "--class-weight", "balanced")
@@ -358,8 +358,8 @@ def test_outlines_surround_the_strongest_evidence_and_leave_it_uncovered():
 
 
 def test_photos_unlike_those_of_the_training_set_say_so(typed, tmp_path, monkeypatch):
-    head, photos = tmp_path / "head.safetensors", ["--images", str(typed.photos)]
-    assert main(["fit", *photos, *typed.network, "--components", "3", "--out", str(head)]) == 0
+    head, photos = tmp_path / "head.safetensors", [str(typed.photos)]
+    assert main(["fit", *photos, *of_fit(typed.network), "--components", "3", "--out", str(head)]) == 0
     folder = tmp_path / "mixed"
     folder.mkdir()
     first = min(path for path in typed.photos.rglob("*") if path.is_file())
@@ -370,7 +370,7 @@ def test_photos_unlike_those_of_the_training_set_say_so(typed, tmp_path, monkeyp
     monkeypatch.setattr(
         Sheets, "drawn", lambda *args, note, **named: notes.append(note) or draw(*args, note=note, **named)
     )
-    explain = ["explain", "--images", str(folder), *typed.network, "--head", str(head)]
+    explain = ["explain", str(folder), *typed.network, "--model", str(head)]
     assert main([*explain, "--out", str(tmp_path / "maps")]) == 0
     assert notes == ["unlike the training pictures", ""]  # noise, same
     assert main([*explain, "--outline", "--components", "0", "--out", str(tmp_path / "lines")]) == 0

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image, ImageOps, PngImagePlugin
-from small import SIDE
+from small import SIDE, of_fit
 from torch import nn
 
 from pytorch_grad_cam_pcasvm import ContributionCAM, Head, PCASVMNet, atlas, evaluation, export, extract_features
@@ -151,7 +151,8 @@ def photos(tmp_path, monkeypatch):
 
 
 def run(command, folder, *options):
-    assert main([command, "--images", str(folder), *NETWORK, *map(str, options)]) == 0
+    network = of_fit(NETWORK) if command == "fit" and "--features" not in options else NETWORK
+    assert main([command, str(folder), *network, *map(str, options)]) == 0
 
 
 def fitted(photos, name, out):
@@ -174,10 +175,10 @@ def values(folder):
 
 def what_commands_find(photos, name, head, masks):
     """Return the values of explain, the components of an atlas, and what evaluate measures; and the atlas."""
-    run("explain", photos / name, "--head", head, "--out", photos / f"maps-{name}")
-    run("atlas", photos / name, "--head", head, "--out", photos / f"atlas-{name}")
+    run("explain", photos / name, "--model", head, "--out", photos / f"maps-{name}")
+    run("atlas", photos / name, "--model", head, "--out", photos / f"atlas-{name}")
     options = ["--masks", photos / f"masks-{masks}", "--out", photos / f"page-{name}", "--count", 4, "--all-images"]
-    run("evaluate", photos / name, "--head", head, *options, "--method", "ContributionCAM")
+    run("evaluate", photos / name, "--model", head, *options, "--method", "ContributionCAM")
     store = atlas.load(photos / f"atlas-{name}")
     report = json.loads((photos / f"page-{name}" / "report.json").read_text())["results"]
     rows = [report[check]["rows"] for check in ("faithfulness", "localisation")]
@@ -239,7 +240,7 @@ def test_features_that_were_kept_are_not_those_of_another_way_of_reading(photos,
     head.save(new)
     means = ["--layer", "0", "--features", "1", "--train", photos / "photos"]
     for head, taken in ((silent(new, photos / "old.safetensors"), False), (new, True)):
-        run("explain", photos / "photos", "--head", head, "--out", photos / "maps", *means)
+        run("explain", photos / "photos", "--model", head, "--out", photos / "maps", *means)
         assert ("features: taken from" in capsys.readouterr().out) == taken
 
 
@@ -274,7 +275,7 @@ def test_exported_files_read_as_their_head_does(photos):
     new = fitted(photos, "photos", "new.safetensors")
     for head, kind in ((new, "seen"), (silent(new, photos / "old.safetensors"), "raw")):
         model = photos / f"{kind}.onnx"
-        assert main(["export", *NETWORK, "--head", str(head), "--out", str(model)]) == 0
+        assert main(["export", *NETWORK, "--model", str(head), "--out", str(model)]) == 0
         explainer = export.Explainer(model)
         said = explainer.about["format"], explainer.about["input"].get("exif")
         assert said == ((3, True) if kind == "seen" else (2, None))
@@ -282,7 +283,7 @@ def test_exported_files_read_as_their_head_does(photos):
             plain = photos / kind / path.relative_to(photos / "photos")
             assert np.array_equal(np.asarray(explainer.read(path)), np.asarray(Image.open(plain)))
         for name in ("photos", kind):
-            options = ["--model", model, "--images", photos / name, "--out", photos / f"{kind}-of-{name}"]
+            options = ["--model", model, photos / name, "--out", photos / f"{kind}-of-{name}"]
             assert main(["explain", *map(str, options)]) == 0
         assert values(photos / f"{kind}-of-photos") == values(photos / f"{kind}-of-{kind}")
     # In Python, of the head that says so, or as told.

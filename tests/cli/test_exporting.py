@@ -13,7 +13,7 @@ import torch
 import torchvision
 from atlases import folder
 from PIL import Image
-from small import SIDE
+from small import SIDE, of_fit
 from torchvision.models import get_model_weights, list_models
 from torchvision.transforms.functional import normalize, to_tensor
 
@@ -32,9 +32,9 @@ def made(weights, tmp_path_factory):
     root = tmp_path_factory.mktemp("made")
     photos, head, model = folder(root / "photos", 6), root / "head.safetensors", root / "explainer.onnx"
     network = ["--backbone", "squeezenet1_1", "--weights", str(weights), "--layer", "features"]
-    assert main(["fit", "--images", str(photos), *network, "--components", "3", "--out", str(head)]) == 0
+    assert main(["fit", str(photos), *of_fit(network), "--components", "3", "--out", str(head)]) == 0
     with redirect_stdout(StringIO()) as printed:
-        assert main(["export", *network, "--head", str(head), "--components", "1", "--out", str(model)]) == 0
+        assert main(["export", *network, "--model", str(head), "--components", "1", "--out", str(model)]) == 0
     return SimpleNamespace(photos=photos, head=head, network=network, model=model, printed=printed.getvalue())
 
 
@@ -48,7 +48,7 @@ def test_it_is_said_what_takes_long_and_what_was_written(made):
 def test_from_a_head_to_maps_without_torch(made, weights, tmp_path):
     code = "import sys; from pytorch_grad_cam_pcasvm.studio.cli import main"
     code += "\ncode = main(sys.argv[1:])\nassert not {'torch', 'sklearn'} & set(sys.modules)\nsys.exit(code)"
-    options = ["--model", made.model, "--images", made.photos, "--out", tmp_path / "maps"]
+    options = ["--model", made.model, made.photos, "--out", tmp_path / "maps"]
     run = subprocess.run([sys.executable, "-c", code, "explain", *options], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     assert "wrote maps of 6 images" in run.stdout
@@ -78,7 +78,7 @@ def test_from_a_head_to_maps_without_torch(made, weights, tmp_path):
 
 @pytest.mark.optional
 def test_what_cannot_be_explained_or_written(made, tmp_path, capsys):
-    options = ["explain", "--model", str(made.model), "--images"]
+    options = ["explain", "--model", str(made.model)]
     (tmp_path / "empty").mkdir()
     assert main([*options, str(tmp_path / "empty"), "--out", str(tmp_path / "maps")]) == 2
     assert "has no images (.jpg, .png" in capsys.readouterr().err
@@ -93,11 +93,11 @@ def test_what_cannot_be_explained_or_written(made, tmp_path, capsys):
     assert "2 photos cannot be read: bad.png (" in capsys.readouterr().err
     assert main([*options, str(photos), "--out", str(tmp_path / "maps"), "--skip-bad-images"]) == 0
     assert "skipped 2 images that cannot be read: bad.png, large.png" in capsys.readouterr().out
-    written = ["export", *made.network, "--head", str(made.head), "--out", str(tmp_path / "a.onnx")]
+    written = ["export", *made.network, "--model", str(made.head), "--out", str(tmp_path / "a.onnx")]
     assert main([*written, "--page", str(tmp_path / "page"), "--runtime", str(tmp_path)]) == 2
     assert "npm install onnxruntime-web" in capsys.readouterr().err
     assert not (tmp_path / "a.onnx").exists()
-    inner = [*made.network[:-1], "features.3", "--features", "features", "--head", str(made.head)]
+    inner = [*made.network[:-1], "features.3", "--features", "features", "--model", str(made.head)]
     assert main(["export", *inner, "--out", str(tmp_path / "b.onnx")]) == 2
     error = capsys.readouterr().err
     assert "contributions at 'features.3' start near the mean of the training images there, which" in error

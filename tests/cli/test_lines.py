@@ -1,10 +1,7 @@
 """The lines that are typed: what they mean, what is refused before anything heavy is imported, and those of 0.4."""
 
 import re
-import shlex
 import shutil
-import subprocess
-import sys
 from dataclasses import fields
 from pathlib import Path
 
@@ -19,7 +16,6 @@ from pytorch_grad_cam_pcasvm import Head, load_model
 from pytorch_grad_cam_pcasvm.network.pools import POOLS as KNOWN
 from pytorch_grad_cam_pcasvm.studio.cli import main
 from pytorch_grad_cam_pcasvm.studio.cli.arguments import COMMANDS, POOLS, FitOptions, make_parser, parse_arguments
-from pytorch_grad_cam_pcasvm.studio.cli.options import translate
 
 BACKBONE = """
 import torch
@@ -110,10 +106,7 @@ def test_a_head_alone_needs_its_backbone(here, capsys):
 @pytest.mark.parametrize(
     ("line", "told"),
     [
-        (
-            "fit photos --imges x",
-            "there is no option --imges: did you mean the folder of photos alone, without an option?",
-        ),
+        ("fit photos --maks x", "there is no option --maks: did you mean --masks?"),
         ("explain photos --modle m", "there is no option --modle: did you mean --model?"),
         ("explain photos --device gpu", "--device: 'gpu' is unknown: did you mean cuda?"),
         ("fit photos --pool means", "--pool: 'means' is unknown: did you mean mean?"),
@@ -196,42 +189,6 @@ def test_the_version_is_told(capsys):
     told = capsys.readouterr().out
     assert told.startswith(f"pytorch_grad_cam_pcasvm {package.__version__}, Python 3.")
     assert f"torch {torch.__version__.partition('+')[0]}" in told
-
-
-@pytest.mark.parametrize(
-    ("typed", "now"),
-    [
-        ("fit --images p --backbone b --layer A --out h", "fit p --backbone b --features A --out h"),
-        ("fit --images=p --layer=A --features=B --out h", "fit p --features B --out h"),
-        ("explain --images p --backbone b --layer A --head h", "explain p --backbone b --layer A --model h"),
-        ("explain --images p --model m.onnx --out m", "explain p --model m.onnx --out m"),
-        ("export --backbone b --layer A --head h --tokens", "export --backbone b --layer A --model h --tokens"),
-        ("evaluate --images 'my photos' --head h --out e", "evaluate 'my photos' --model h --out e"),
-    ],
-)  # fmt: skip
-def test_lines_of_0_4_are_translated(typed, now):
-    assert translate(shlex.split(typed)) == shlex.split(now)
-
-
-@pytest.mark.usefixtures("here")
-def test_the_note_of_a_line_of_0_4():
-    line = [
-        sys.executable,
-        "-m",
-        "pytorch_grad_cam_pcasvm",
-        "explain",
-        "--images",
-        "photos",
-        "--head",
-        "none",
-        "--layer",
-        "a",
-    ]
-    told = subprocess.run(line, capture_output=True, text=True, check=False).stderr
-    now = "pcasvm-cam explain photos --model none --layer a"
-    assert told.startswith(f"this line is of version 0.4, and works until 0.6; now it is:\n  {now}\n")
-    for words in (["explain", "photos"], ["explore", "atlas", "--head", "a=b"]):
-        assert translate(words) == words
 
 
 # --- check ------------------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ import torch
 import torchvision
 from PIL import Image
 from reference import relative
-from small import SIDE
+from small import SIDE, of_fit
 from torchvision import transforms
 from torchvision.transforms.functional import normalize, resize, to_tensor
 
@@ -61,7 +61,8 @@ def run(weights, tmp_path, monkeypatch, capsys):
     def command(name, photos, *others, **changes):
         network = options | {f"--{key}": str(value) for key, value in changes.items()}
         words = [word for pair in network.items() for word in pair]
-        code = main([name, "--images", str(photos), *words, *map(str, others)])
+        words = of_fit(words) if name == "fit" and "--features" not in others and "auto" not in words else words
+        code = main([name, str(photos), *words, *map(str, others)])
         printed = capsys.readouterr()
         return SimpleNamespace(code=code, out=printed.out, err=printed.err)
 
@@ -132,7 +133,7 @@ def test_every_command_does_what_the_head_says(fitted, run, long_photos, tmp_pat
     stretched, _ = fitted("--resize", "stretch")
     padded, _ = fitted("--resize", "pad", name="padded.safetensors")
     for head, prepared in ((stretched, stretch), (padded, pad)):
-        done = run("atlas", long_photos, "--head", head, "--out", tmp_path / prepared.__name__)
+        done = run("atlas", long_photos, "--model", head, "--out", tmp_path / prepared.__name__)
         assert done.code == 0, done.err
         store = atlas.load(tmp_path / prepared.__name__)
         features = expected_features(weights, long_photos, prepared)
@@ -143,7 +144,7 @@ def test_every_command_does_what_the_head_says(fitted, run, long_photos, tmp_pat
         assert Head.load(tmp_path / prepared.__name__ / "head.safetensors").training_set.preparation["resize"]
     for command in ("atlas", "evaluate", "export"):
         few = ["--all-images"] if command == "evaluate" else []
-        done = run(command, long_photos, "--head", stretched, "--out", tmp_path / "no", "--resize", "crop", *few)
+        done = run(command, long_photos, "--model", stretched, "--out", tmp_path / "no", "--resize", "crop", *few)
         assert done.code == 2
         assert "--resize crop, but the model was fitted with stretch: leave it out" in done.err
 
@@ -154,7 +155,7 @@ def test_a_head_that_says_nothing_means_the_crop(fitted, run, long_photos, tmp_p
     head.training_set.preparation = None
     head.save(tmp_path / "old.safetensors")
     assert b"pytorch_grad_cam_pcasvm head 2" in (tmp_path / "old.safetensors").read_bytes()
-    done = run("atlas", long_photos, "--head", tmp_path / "old.safetensors", "--out", tmp_path / "atlas")
+    done = run("atlas", long_photos, "--model", tmp_path / "old.safetensors", "--out", tmp_path / "atlas")
     assert done.code == 0, done.err
     store = atlas.load(tmp_path / "atlas")
     trace = head(torch.from_numpy(expected_features(weights, long_photos, crop)))
@@ -200,11 +201,11 @@ def test_a_transform_of_ones_own_is_kept_and_said_to_crop(own, fitted, run, long
     assert "cuts off" not in fitted(backbone="rims:whole", name="whole.safetensors")[1]
     done = run("fit", long_photos, "--out", tmp_path / "a.safetensors", "--resize", "pad", backbone="rims:whole")
     assert "--resize pad, but the transform of rims:whole is your own and decides that: leave it out" in done.err
-    done = run("atlas", long_photos, "--head", head, "--out", tmp_path / "atlas", backbone="rims:alone")
+    done = run("atlas", long_photos, "--model", head, "--out", tmp_path / "atlas", backbone="rims:alone")
     assert "was fitted with a transform of your own, or none, which no file can hold: name" in done.err
-    assert run("atlas", long_photos, "--head", head, "--out", tmp_path / "atlas", backbone="rims:cropping").code == 0
+    assert run("atlas", long_photos, "--model", head, "--out", tmp_path / "atlas", backbone="rims:cropping").code == 0
     stretched, _ = fitted(backbone="rims:alone", name="stretched.safetensors")  # which the model knows, whatever comes
-    assert run("atlas", long_photos, "--head", stretched, "--out", tmp_path / "no", backbone="rims:whole").code == 0
+    assert run("atlas", long_photos, "--model", stretched, "--out", tmp_path / "no", backbone="rims:whole").code == 0
     assert atlas.load(tmp_path / "no").manifest["preparation"]["resize"] == "stretch"
 
 
@@ -264,13 +265,13 @@ def test_pictures_of_12_bits_in_16(fitted, run, tmp_path):
     assert "so they are dark" not in printed
     assert Head.load(head).training_set.preparation["white_level"] == 4080
     assert int(re.search(r"cross-validation: (\d+)% correct", printed)[1]) <= 50
-    done = run("atlas", photos, "--head", head, "--out", tmp_path / "atlas", "--white-level", "65535")
+    done = run("atlas", photos, "--model", head, "--out", tmp_path / "atlas", "--white-level", "65535")
     assert "--white-level 65535, but the model was fitted with 4080: leave it out, or fit again" in done.err
     done = run("fit", photos, "--white-level", "4000", "--out", tmp_path / "no.safetensors")
     assert re.search(r"--white-level 4000 is too low: .*cat/\d.tif has numbers up to 4080\n", done.err)
     shallow = deep(tmp_path / "shallow", lambda grey: grey, lambda grey: grey)
     head, _ = fitted(photos=shallow)
-    told = run("atlas", photos, "--head", head, "--out", tmp_path / "dark").out
+    told = run("atlas", photos, "--model", head, "--out", tmp_path / "dark").out
     assert (
         "they are dark: fit the model again, with --white-level 4095, which changes nothing for photos of 8 b" in told
     )
@@ -365,7 +366,7 @@ def test_numbers_below_0_are_told_by_every_command_and_no_white_level_is_advised
     head, _ = fitted(
         photos=deep(tmp_path / "mended", *[lambda grey: (grey.astype(np.int32) * 4).astype(np.uint16)] * 2)
     )
-    assert reason in run("explain", photos, "--head", head, "--out", tmp_path / "maps").err
+    assert reason in run("explain", photos, "--model", head, "--out", tmp_path / "maps").err
 
 
 def test_a_page_that_is_named_is_read_by_all_commands(run, tmp_path, capsys):
@@ -403,7 +404,7 @@ def test_what_is_white_in_floats_is_decided_once(fitted, run, tmp_path, white):
     assert Head.load(head).training_set.preparation["float_white"] == white
     assert int(re.search(r"cross-validation: (\d+)% correct", printed)[1]) <= 50
     dark = deep(tmp_path / "dark", lambda grey: (grey * (0.5 / 255)).astype(np.float32), lambda grey: grey)
-    assert run("atlas", dark, "--head", head, "--out", tmp_path / "atlas").code == 0  # as dark as they are
+    assert run("atlas", dark, "--model", head, "--out", tmp_path / "atlas").code == 0  # as dark as they are
     values = atlas.load(tmp_path / "atlas").components
     cats, dogs = values[:8], values[8:]
     assert np.abs(cats - dogs).max() > 0.1 * np.abs(values).max()
@@ -456,7 +457,7 @@ def test_contributions_at_inner_layers_do_not_depend_on_the_pictures_at_hand(
     backbone.load_state_dict(torch.load(weights, weights_only=True))
     x = torch.stack([stretch(Image.open(path).convert("RGB")) for path in sorted(long_photos.rglob("*.png"))])
     expected = package.mean_activations(backbone, [x], inner, progress=False)
-    options = ["--head", head, "--features", "features", "--baseline", "mean"]
+    options = ["--model", head, "--features", "features", "--baseline", "mean"]
     if inner in means:
         assert torch.allclose(means[inner], expected, rtol=1e-4, atol=1e-6)
     else:
@@ -487,7 +488,7 @@ def test_contributions_at_inner_layers_do_not_depend_on_the_pictures_at_hand(
 def test_layers_behind_the_features_have_no_use_for_training_images(fitted, run, long_photos, tmp_path, behind):
     head, _ = fitted(layer="features.10")
     for options in ([], ["--train", long_photos]):
-        done = run("atlas", long_photos, "--head", head, "--out", tmp_path / "atlas", *options, layer=behind)
+        done = run("atlas", long_photos, "--model", head, "--out", tmp_path / "atlas", *options, layer=behind)
         assert done.code == 2
         assert f"--layer {behind} does not run before the features, 'features.10': name a layer that does" in done.err
         assert done.err.endswith("such as features.8, features.9, features.10\n")
@@ -661,14 +662,14 @@ def test_a_class_can_be_an_absence(fitted, run, long_photos, tmp_path):
     for options, heading in (
         ([], "against good"), (["--class", "good"], "good"), (["--class", "hole", "--versus", "good"], "hole / good"),
     ):  # fmt: skip
-        options = ["--head", head, "--components", "0", "--out", tmp_path / "maps", *options]
+        options = ["--model", head, "--components", "0", "--out", tmp_path / "maps", *options]
         assert run("explain", long_photos, *options).code == 0
         with (tmp_path / "maps" / "values.csv").open() as file:
             rows = list(csv.DictReader(file))
         assert heading in rows[0]
         for row in rows:
             assert (float(row[heading]) > 0) == (row["predicted"] == ("good" if heading == "good" else "hole"))
-    done = run("explain", long_photos, "--head", head, "--class", "fine", "--out", tmp_path / "maps")
+    done = run("explain", long_photos, "--model", head, "--class", "fine", "--out", tmp_path / "maps")
     assert "--class: this head has no class 'fine', its classes are good, hole" in done.err
 
 

@@ -11,7 +11,6 @@ from atlases import folder
 from pytorch_grad_cam_pcasvm import Head, load_model
 from pytorch_grad_cam_pcasvm.head import storage
 from pytorch_grad_cam_pcasvm.studio.cli import main
-from pytorch_grad_cam_pcasvm.studio.cli.options import translate
 
 NETWORK = ["--backbone", "lines_backbone:make", "--device", "cpu"]
 SMALL = ["--size", "64"]
@@ -162,11 +161,6 @@ def test_one_photo_is_explained(here, capsys):
     assert (here / "maps" / photo.name).exists()
     assert main(["explain", "photos/cat/nowhere.png", *TRUST]) == 2
     assert "there is no folder photos/cat/nowhere.png" in capsys.readouterr().err
-
-
-def test_values_that_begin_with_a_dash_survive_the_translation_of_lines_of_0_4():
-    typed = ["explain", "--images", "p", "--class=-x", "--model", "m.onnx"]
-    assert translate(typed) == ["explain", "p", "--class=-x", "--model", "m.onnx"]
 
 
 # --- few photos -------------------------------------------------------------------------------------------------------

@@ -41,8 +41,7 @@ PAGES = {
     page.relative_to(ROOT).as_posix(): page.read_text(encoding="utf-8")
     for page in (*DOCS.glob("*.md"), *DOCS.glob("how-to/*.md"))
 }
-OF_0_4 = "tests/documents/extending-0.4.md"
-TEXTS = {**PAGES, **{page: (ROOT / page).read_text(encoding="utf-8") for page in ("README.md", OF_0_4)}}
+TEXTS = {**PAGES, "README.md": (ROOT / "README.md").read_text(encoding="utf-8")}
 NAME = package.__name__
 PACKAGE = ROOT / NAME
 PUBLIC = (package, head, targets, maps, methods, figures, atlas, evaluation, export)
@@ -201,7 +200,7 @@ START = "docs/getting-started.md"
 HOW_TO = [f"how-to/{page.stem}" for page in sorted(DOCS.glob("how-to/*.md"))]
 # The others are tested with their subject: test_store.py, test_transformers.py.
 OTHERS = ("evaluating", "reading", "mistake", "layers", "methods", "heads", "extending", "export", *HOW_TO)
-SNIPPETS = ["README.md", OF_0_4, START, *(f"docs/{page}.md" for page in OTHERS)]
+SNIPPETS = ["README.md", START, *(f"docs/{page}.md" for page in OTHERS)]
 LONG = ("reading", "evaluating", "mistake", "how-to/volumes", "how-to/defects")
 MARKS = {f"docs/{page}.md": pytest.mark.slow for page in LONG}
 MARKS |= {page: pytest.mark.optional for page in SNIPPETS if "export" in page or "onnx" in page}
@@ -323,4 +322,4 @@ def test_the_snippets_of_a_page_run(page, started, estimators, rules, monkeypatc
 
 def test_no_page_with_snippets_is_forgotten():
     elsewhere = {"docs/atlas.md", "docs/transformers.md", "docs/troubleshooting.md"}
-    assert {page for page, text in PAGES.items() if "```python" in text} == set(SNIPPETS[2:]) | elsewhere
+    assert {page for page, text in PAGES.items() if "```python" in text} == set(SNIPPETS[1:]) | elsewhere

@@ -1,6 +1,5 @@
 """Verdicts: every rule, on rows whose answer is known."""
 
-import html
 import json
 
 import pytest
@@ -9,7 +8,7 @@ from test_evaluation import Corner, Turned, problem
 from pytorch_grad_cam_pcasvm import ContributionCAM, PCATarget, evaluation
 from pytorch_grad_cam_pcasvm.studio.evaluation.localisation import CHANCE, SHARE
 from pytorch_grad_cam_pcasvm.studio.evaluation.positions import POINT
-from pytorch_grad_cam_pcasvm.studio.evaluation.report_page import _shorten_path
+from pytorch_grad_cam_pcasvm.studio.evaluation.report_page import _split_path
 from pytorch_grad_cam_pcasvm.studio.evaluation.result import Estimate, Result, Row
 from pytorch_grad_cam_pcasvm.studio.evaluation.rivals import ANOTHER, BLIND, HEAD, RANDOM
 from pytorch_grad_cam_pcasvm.studio.evaluation.sanity import COMPONENTS, CONTRADICTING, ERROR, NOISE, SHIFT
@@ -258,16 +257,12 @@ def test_a_report_begins_with_its_verdicts(target, tmp_path):
         ("dogs/dog.4381.jpg", "dog.4381.jpg"),
         ("Dogs/nested/dog-1.jpg", "nested/dog-1.jpg"),
         ("dogs/IMG_1.jpg", "dogs/IMG_1.jpg"),  # which tells the class
-        ("a&b/<1>.jpg", "a&amp;b/&lt;1&gt;.jpg"),
+        ("a&b/<1>.jpg", "a&b/<1>.jpg"),
     ],
 )
 def test_a_file_is_named_without_telling_its_class_twice(path, shown):
-    item = _shorten_path(path)
-    assert item.replace("<wbr>", "").endswith(f">{shown}</li>")
-    shorter = html.unescape(shown) != path
-    assert (f'title="{path}"' in item) is shorter
+    assert "".join(_split_path(path)) == shown
 
 
-def test_a_long_name_breaks_at_its_signs_and_entities_stay_whole():
-    assert _shorten_path("Viral Pneumonia/a-b_c.png").count("<wbr>") == 3
-    assert "&#x27;s_<wbr>.png" in _shorten_path("it's_.png")
+def test_a_long_name_breaks_at_its_signs():
+    assert _split_path("Viral Pneumonia/a-b_c.png") == ["Viral Pneumonia/", "a-", "b_", "c.png"]

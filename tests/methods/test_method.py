@@ -412,21 +412,6 @@ def test_hooks_on_the_net_itself_are_refused_whenever_they_came():
 METHODS = [getattr(pytorch_grad_cam_pcasvm, name) for name in pytorch_grad_cam_pcasvm._NAMES["methods"].split()]
 
 
-@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.__name__)
-def test_an_argument_that_is_not_there_names_the_one_that_was_meant(method):
-    problem, name = Problem(), method.__name__
-    for wrong in ("layer", "target_layer"):
-        with pytest.raises(TypeError, match=rf"^{name} has no argument '{wrong}': did you mean target_layers=\?$"):
-            method(problem.net, **{wrong: "features"})
-    with pytest.raises(TypeError, match=rf"^{name}: missing a required argument: 'target_layers'$"):
-        method(problem.net)
-    with pytest.raises(TypeError, match=rf"^{name} has no argument 'cuda': it takes model, target_layers, reshape_"):
-        method(problem.net, ["features"], cuda=True)
-    if "baseline" in inspect.signature(method).parameters:
-        with pytest.raises(TypeError, match=rf"^{name} has no argument 'basline': did you mean baseline=\?$"):
-            method(problem.net, ["features"], basline="zero")
-
-
 def test_methods_and_networks_keep_their_signatures_and_can_be_copied():
     assert [*inspect.signature(ClosedFormGradCAM).parameters][:2] == ["model", "target_layers"]
     assert [*inspect.signature(PCASVMNet).parameters] == ["backbone", "head", "layer", "pool"]

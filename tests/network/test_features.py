@@ -425,16 +425,6 @@ def test_a_data_frame_is_no_loader(backbone):
         extract_features(backbone, frame, "features")
 
 
-def test_target_layers_are_those_of_methods(backbone):
-    told = r"has no argument 'target_layers': methods take the layers of maps, as in ContributionCAM\(net, \[...\]\)"
-    with pytest.raises(TypeError, match=f"extract_features {told}"):
-        extract_features(backbone, [X], target_layers=["features"])
-    with pytest.raises(TypeError, match=f"PCASVMNet {told}"):
-        PCASVMNet(backbone, PCA(2).fit(np.eye(5)), target_layers=["features"])
-    with pytest.raises(TypeError, match=r"extract_features has no argument 'layers': did you mean layer=\?"):
-        extract_features(backbone, [X], layers="features")
-
-
 class Several(nn.Module):
     """A network that returns tokens and what came before, in one form or another."""
 

@@ -1,19 +1,13 @@
 """What other threads compute on the path is refused by name; their constants, and skips of the stem, are explained."""
 
-import queue
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 
 import pytest
 import torch
 from against_autograd import Path, Refused, faults, random
 from torch import nn
 from way import Net, Way, X
-
-from pytorch_grad_cam_pcasvm.runtime.rollback import Rollback
-from pytorch_grad_cam_pcasvm.tape.stem import OtherThreads, _activities
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch.jit is deprecated
 POOL = ThreadPoolExecutor(1)
@@ -201,51 +195,32 @@ def test_what_another_thread_computes_without_a_graph_is_the_same_at_the_baselin
             passed.run_from({0: -passed.activations[0]})
 
 
-def wait_for_the_pool():
-    """Wait until its thread waits: for a moment after a result is there, it goes on."""
-    before, now = None, _activities()
-    while now != before or any("running" in line for lines in now.values() for line in lines or ()):
-        time.sleep(0.02)
-        before, now = now, _activities()
+def alive(monkeypatch, *others):
+    """Let the only threads that are alive be this one and some others; those of the tests themselves are, too."""
+    monkeypatch.setattr(threading, "enumerate", lambda: [threading.current_thread(), *others])
 
 
-def test_threads_that_wait_or_compute_before_the_network_runs_cost_nothing():
-    in_the_pool(lambda: torch.ones(3).sum())
-    wait_for_the_pool()
+@pytest.mark.parametrize("name", [None, "QueueFeederThread", "tqdm_monitor"])
+def test_one_thread_costs_nothing_nor_do_those_that_feed_workers_or_look_after_progress_bars(name, monkeypatch):
+    alive(monkeypatch, *([] if name is None else [threading.Thread(name=name)]))
     with torch.no_grad():
         assert not Path(behind(torch.sin), None, ["stem"]).run(X).tape.branches
+        alive(monkeypatch, threading.Thread(name="any other"))
+        assert Path(behind(torch.sin), None, ["stem"]).run(X).tape.branches
 
 
-@pytest.mark.parametrize("name", ["QueueFeederThread", "tqdm_monitor"])
-def test_threads_that_feed_workers_or_look_after_progress_bars_cost_nothing(name):
-    wait_for_the_pool()
-    asked, answers = queue.Queue(), queue.Queue()
-
-    def answer():
-        while asked.get():
-            answers.put(None)
-
-    def woken(h):
-        asked.put(True)
-        answers.get()  # the other thread has run
-        return h.sin()
-
-    def run():
-        return Path(behind(woken), None, ["stem"]).run(X).tape.branches
-
-    thread = threading.Thread(target=answer, name=name)
-    thread.start()
-    try:
-        with torch.no_grad():
-            assert not run()
-            thread.name = "any other"
-            assert run()
-    finally:
-        asked.put(False)
-        thread.join()
+@pytest.mark.parametrize("others", [0, 1])
+@pytest.mark.parametrize("case", ["filled", "number"])
+def test_what_a_thread_writes_is_compared_at_the_baseline_whether_it_was_alive_or_starts(case, others, monkeypatch):
+    function, run = UNSEEN[{"filled": "into a buffer", "number": "a number"}[case]], [in_a_thread, in_the_pool][others]
+    alive(monkeypatch, *list(POOL._threads)[:others])
+    passed = Path(behind(lambda h: function(h, run)), None, ["stem"]).run(X)
+    with torch.no_grad(), pytest.raises(Refused, match="another thread computes on them"):
+        passed.run_from({0: -passed.activations[0]})
 
 
-def test_a_profile_of_new_threads_is_left_as_it_was():
+def test_a_profile_of_new_threads_is_left_as_it_was(monkeypatch):
+    alive(monkeypatch)
     profiled = []
     threading.setprofile(lambda *_: profiled.append(threading.get_ident()))
     try:
@@ -257,15 +232,3 @@ def test_a_profile_of_new_threads_is_left_as_it_was():
         assert profiled
     finally:
         threading.setprofile(None)
-
-
-def test_of_explanations_that_overlap_the_last_puts_the_profile_back():
-    with ExitStack() as first, Rollback() as second:
-        outer = first.enter_context(Rollback())
-        OtherThreads(outer)
-        watched = OtherThreads(second)
-        first.close()  # which began first, and ends first
-        assert threading.getprofile() is not None
-        in_a_thread(int)
-        assert watched.ran
-    assert threading.getprofile() is None

@@ -15,7 +15,6 @@ from pytorch_grad_cam_pcasvm.methods.grad_cam_protocol import ClosedFormCAM
 from pytorch_grad_cam_pcasvm.network.modules import evaluation_mode, find_device, find_layer_name
 from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
 from pytorch_grad_cam_pcasvm.runtime import digests
-from pytorch_grad_cam_pcasvm.runtime.arguments import unknown_argument
 from pytorch_grad_cam_pcasvm.studio.atlas import disk, run
 from pytorch_grad_cam_pcasvm.studio.atlas.explainer import ImageExplainer, PatchExplainer
 from pytorch_grad_cam_pcasvm.studio.atlas.shards import require_parquet
@@ -110,7 +109,7 @@ def build(
     if torch.is_autocast_enabled(find_device(net).type):
         raise ValueError("build an atlas outside autocast, which would not apply to other processes")
     numbers = {"batch_size": batch_size, "patches": patches, "shard_size": shard_size, "block": block}
-    _check(net, target_layers, method, engine, numbers | {"processes": processes}, options)
+    _check(net, target_layers, method, engine, numbers | {"processes": processes})
     layer = str(find_layer_name(net.feature_source()[0], target_layers[0]))
     turned = net.head.exif if exif is None else exif
     images = Images(dataset, transform, picture, thumbnails=THUMBNAIL if thumbnails else 0, exif=turned)
@@ -163,7 +162,6 @@ def _check(
     method: Any,
     engine: str,
     numbers: Mapping[str, Any],
-    options: Mapping[str, Any],
 ) -> None:
     if not isinstance(net, PCASVMNet):
         raise TypeError(f"an atlas is made of a PCASVMNet, got {type(net).__name__}: use PCASVMNet(backbone, head)")
@@ -179,10 +177,6 @@ def _check(
             f"an atlas of {method.__name__} is made at one layer: target_layers must be a list of one layer, such as "
             f"[backbone.features[-1]], got {target_layers!r:.80}"
         )
-    parameters = [name for name in inspect.signature(method).parameters if name not in ("model", "target_layers")]
-    for name in options:
-        if name not in parameters:
-            raise unknown_argument(method.__name__, name, parameters)
     if engine not in ("local", "ray"):
         raise ValueError(f"engine must be 'local' or 'ray', got {engine!r}")
     for name, number in numbers.items():

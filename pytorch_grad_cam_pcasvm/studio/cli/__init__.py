@@ -10,7 +10,6 @@ from typing import Any
 
 from pytorch_grad_cam_pcasvm.runtime.errors import Way, compose_message
 from pytorch_grad_cam_pcasvm.studio.cli.arguments import RUN, parse_arguments
-from pytorch_grad_cam_pcasvm.studio.cli.options import translate
 from pytorch_grad_cam_pcasvm.studio.cli.refusals import refuse_missing, refuse_model, refuse_photos, refuse_unwritable
 
 _STARTED = time.monotonic()  # of the process, but for Python itself
@@ -44,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     logging.getLogger("PIL").addHandler(logging.NullHandler())  # what is wrong with a picture is said with its name
     started = time.monotonic() if "torch" in sys.modules else _STARTED  # a program may call this long after
-    options = parse_arguments(translate(list(sys.argv[1:] if arguments is None else arguments)))
+    options = parse_arguments(list(sys.argv[1:] if arguments is None else arguments))
     options.started = started
     with warnings.catch_warnings():
         warnings.showwarning = _show_warning  # type: ignore[assignment]

@@ -1,15 +1,14 @@
 """The gallery of maps: a page to filter, to sort and to mail, of a card for each picture."""
 
 import base64
-import html
 import io
-import string
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from pytorch_grad_cam_pcasvm.studio.cli.folders import describe_trained, name_first
+from pytorch_grad_cam_pcasvm.studio.pages import render
 
 if TYPE_CHECKING:
     from pytorch_grad_cam_pcasvm.studio.pictures.answers import Judgement
@@ -77,7 +76,7 @@ class Gallery:
     def __init__(self, name: str, explained: str, *, dense: bool = False) -> None:
         self.dense = dense
         self._name, self._explained = name, explained
-        self._cards: list[tuple[tuple[bool, float], str]] = []
+        self._cards: list[tuple[tuple[bool, float], dict[str, Any]]] = []
         self._choices: dict[str, set[str]] = {"label": set(), "truth": set(), "verdict": set()}
         self._judgements: list[Judgement] = []
         self._new: list[Judgement] = []  # of pictures that were not trained on
@@ -97,15 +96,20 @@ class Gallery:
         bad = wrong or judged.passes is False or judged.outcome is not None
         is_well = judged.right or judged.is_compared or judged.passes
         mark = "unlike" if card.note else "wrong" if bad else "right" if is_well else ""
-        text = base64.b64encode(file.getvalue()).decode()
+        order = judged.outcome is None, float(not wrong) if judged.anomaly is None else -judged.anomaly
         self._cards.append((
-            (judged.outcome is None, float(not wrong) if judged.anomaly is None else -judged.anomaly),
-            f'<figure class="{mark}"{self._described(card)}><a href="{quote(card.file)}">'
-            f'<img loading="lazy" src="data:image/jpeg;base64,{text}" alt="{html.escape(card.name)} with its map"></a>'
-            f"<figcaption>{'<br>'.join(_write_caption(card))}</figcaption></figure>",
+            order,
+            {
+                "mark": mark,
+                "attributes": self._describe(card),
+                "file": quote(card.file),
+                "picture": base64.b64encode(file.getvalue()).decode(),
+                "name": card.name,
+                "caption": _write_caption(card),
+            },
         ))
 
-    def _described(self, card: Card) -> str:
+    def _describe(self, card: Card) -> dict[str, str]:
         """Return the attributes of a card for filters and sorting, and collect the choices of the filters."""
         judged, attributes = card.judged, dict[str, str]()
         if judged.label is not None:
@@ -119,11 +123,10 @@ class Gallery:
         for name, word in attributes.items():
             self._choices[name].add(word)
         number = card.value if judged.anomaly is None else judged.anomaly
-        attributes |= {"name": card.name} | ({} if number is None else {"value": f"{number:.9g}"})
-        return "".join(f' data-{name}="{html.escape(word)}"' for name, word in attributes.items())
+        return attributes | {"name": card.name} | ({} if number is None else {"value": f"{number:.9g}"})
 
-    def _controls(self) -> str:
-        """Return the filters and sort orders of the page; a filter with one choice is left out."""
+    def _list_menus(self) -> list[tuple[str, str, dict[str, str]]]:
+        """Return the filters and sort orders: label, name, words by value. A filter with one choice is left out."""
         value = "anomaly" if self._has_anomalies else "value"
         wrong = any(judged.right is False for judged in self._judgements)
         first = "most anomalous first" if self._has_anomalies else "wrong first" if wrong else "as in the folder"
@@ -133,12 +136,12 @@ class Gallery:
         if first == "most anomalous first":
             del orders["high"]
         names = {"label": "predicted", "truth": "folder", "verdict": "verdict"}
-        menus = ""
-        for name, words in self._choices.items():
-            if len(words) > 1:
-                options = {"": "all"} | {f"={word}": word for word in sorted(words)}
-                menus += f"<label>{names[name]} {_select(name, options)}</label>"
-        return menus + f"<label>sort {_select('sort', orders)}</label>"
+        menus = [
+            (names[name], name, {"": "all"} | {f"={word}": word for word in sorted(words)})
+            for name, words in self._choices.items()
+            if len(words) > 1
+        ]
+        return [*menus, ("sort", "sort", orders)]
 
     @property
     def _has_anomalies(self) -> bool:
@@ -180,7 +183,7 @@ class Gallery:
 
     def write(self, path: Path) -> None:
         """Write the page."""
-        summary = _SUMMARY["explained"].format(pictures=len(self._cards), explained=html.escape(self._explained))
+        summary = _SUMMARY["explained"].format(pictures=len(self._cards), explained=self._explained)
         rights = [judged.right for judged in self._counted if judged.right is not None]
         passes = [judged.passes for judged in self._counted if judged.passes is not None]
         if rights:
@@ -188,37 +191,31 @@ class Gallery:
             summary += _SUMMARY["wrong" if wrong else "right"].format(judged=len(rights), wrong=wrong)
         if passes:
             summary += _SUMMARY["failed"].format(failed=passes.count(False), tested=len(passes))
-        summary += "".join(f" {html.escape(words)}." for words in self.list_outcomes())
-        cards = "\n".join(text for _, text in sorted(self._cards, key=lambda card: card[0]))
+        summary += "".join(f" {words}." for words in self.list_outcomes())
         where = _WHERE_ANOMALIES if self._has_anomalies else _WHERE
-        template = string.Template((Path(__file__).parent / "gallery.html").read_text(encoding="utf-8"))
-        page = template.substitute(
-            title=html.escape(f"Maps of {self._name}"), summary=summary, choices=self._controls(), cards=cards,
-            where=where if self.dense else "", map="last picture" if self.dense else "map",
-        )  # fmt: skip
+        page = render(
+            "cli/gallery.html",
+            title=f"Maps of {self._name}",
+            summary=summary,
+            menus=self._list_menus(),
+            cards=[card for _, card in sorted(self._cards, key=lambda card: card[0])],
+            where=where if self.dense else "",
+            map="last picture" if self.dense else "map",
+        )
         path.write_text(page, encoding="utf-8")
 
 
-def _write_caption(card: Card) -> list[str]:
-    """Return the lines below the picture of a card, as HTML."""
-    judged, lines = card.judged, [html.escape(card.name)]
+def _write_caption(card: Card) -> list[tuple[str, str, str]]:
+    """Return the lines below the picture of a card: a tag or "", the words in it, and those behind it."""
+    judged, lines = card.judged, [("", card.name, "")]
     if judged.label is not None:
         verdict = f", labelled {judged.truth}" if judged.right is False else ", right" if judged.right else ""
-        lines.insert(0, f"<b>{html.escape(f'{judged.label}{verdict}')}</b>")
+        lines.insert(0, ("b", f"{judged.label}{verdict}", ""))
     if judged.anomaly is not None:
         verdict = "" if judged.passes is None else "pass: " if judged.passes else "fail: "
-        unit = html.escape(f" ({card.said})") if card.said else ""
-        lines.insert(0, f"<b>{verdict}anomaly {judged.anomaly:.3g}</b>{unit}")
+        lines.insert(0, ("b", f"{verdict}anomaly {judged.anomaly:.3g}", f" ({card.said})" if card.said else ""))
     elif card.said:
-        lines.insert(len(lines) - 1, html.escape(card.said))
+        lines.insert(len(lines) - 1, ("", card.said, ""))
     if card.note:
-        lines.insert(1, f"<i>{html.escape(card.note)}</i>")
-    return ([] if judged.outcome is None else [f"<b>{judged.outcome}</b>"]) + lines
-
-
-def _select(name: str, options: dict[str, str]) -> str:
-    """Return a menu of options, their words by their values."""
-    choices = "".join(
-        f'<option value="{html.escape(value)}">{html.escape(words)}</option>' for value, words in options.items()
-    )
-    return f'<select id="{name}">{choices}</select>'
+        lines.insert(1, ("i", card.note, ""))
+    return ([] if judged.outcome is None else [("b", judged.outcome, "")]) + lines

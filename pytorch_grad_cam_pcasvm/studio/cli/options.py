@@ -1,7 +1,6 @@
-"""Options: each command has a dataclass of them, from which its parser is made; lines of version 0.4 are translated."""
+"""Options: each command has a dataclass of them, from which its parser is made."""
 
 import argparse
-import shlex
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, Field, field, fields
@@ -10,11 +9,9 @@ from pathlib import Path
 from typing import Any, NoReturn, get_type_hints
 
 from pytorch_grad_cam_pcasvm import __version__
-from pytorch_grad_cam_pcasvm.studio.model.description import Description, read_description
 
 _MEANT = {"gpu": "cuda"}  # what no spelling leads to
 _METAVARS = {Path: "FOLDER", int: "NUMBER", float: "NUMBER", str: "NAME"}  # of values of these types
-_EARLIER = {"--images": "the folder of photos alone, without an option", "--head": "--model"}  # options of version 0.4
 
 
 def option(
@@ -168,8 +165,8 @@ class Parser(argparse.ArgumentParser):
         if not text.startswith("-"):
             self.error(f"nothing takes {text!r}")
         flags = [flag for action in self._actions for flag in action.option_strings if flag.startswith("--")]
-        near = get_close_matches(text.partition("=")[0], [*flags, *_EARLIER], n=1, cutoff=0.5)
-        self.error(f"there is no option {text}" + (f": did you mean {_EARLIER.get(near[0], near[0])}?" if near else ""))
+        near = get_close_matches(text.partition("=")[0], flags, n=1, cutoff=0.5)
+        self.error(f"there is no option {text}" + (f": did you mean {near[0]}?" if near else ""))
 
 
 class ShowVersions(argparse.Action):
@@ -222,67 +219,3 @@ def read_options(options_class: type, parsed: argparse.Namespace) -> Any:
     """Return the options that a parser read, as their dataclass."""
     values = {entry.name: getattr(parsed, entry.name) for entry in fields(options_class) if hasattr(parsed, entry.name)}
     return options_class(**{name: value for name, value in values.items() if value is not None})
-
-
-def translate(arguments: list[str]) -> list[str]:
-    """Return the arguments of a line of version 0.4 as they are typed now, having said so; others as they are.
-
-    There, ``--layer`` of ``fit`` is that of the features, and other commands take ``--head`` and a backbone.
-
-    Args:
-        arguments: of the command line.
-    """
-    command, pairs = arguments[:1], _pair(arguments[1:])
-    images = [value for flag, value in pairs if flag == "--images" and value is not None][-1:]
-    of_head = command not in (["fit"], ["explore"]) and any(flag == "--head" for flag, _ in pairs)
-    if not images and not of_head:
-        return arguments
-    rest = [(flag, value) for flag, value in pairs if flag != "--images"]
-    if command == ["fit"]:
-        has_features = any(flag == "--features" for flag, _ in rest)  # then it had no use for the other
-        rest = [("--features" if flag == "--layer" else flag, value) for flag, value in rest
-                if not (has_features and flag == "--layer")]  # fmt: skip
-    else:
-        rest = [("--model" if flag == "--head" else flag, value) for flag, value in rest]
-        models = [value for flag, value in rest if flag == "--model" and value is not None]
-        description = _read_description(Path(models[-1])) if models else None
-        if description is not None:  # the model says it
-            origin = description.backbone
-            own = origin.library == "function"  # which runs only if it is named
-            typed = {("--weights", origin.file)} | (set() if own else {("--backbone", origin.typed)})
-            rest = [(flag, value) for flag, value in rest if (flag, value) not in typed]
-    words = [word for flag, value in rest for word in _write(flag, value)]
-    new = [*command, *images, *words]
-    print(
-        f"this line is of version 0.4, and works until 0.6; now it is:\n  pcasvm-cam {shlex.join(new)}", file=sys.stderr
-    )
-    return new
-
-
-def _read_description(path: Path) -> Description | None:
-    """Return the description in a model's file; None of another or a damaged file, which is told later."""
-    try:
-        return read_description(path)
-    except ValueError:
-        return None
-
-
-def _write(flag: str, value: str | None) -> list[str]:
-    """Return an option as it is typed; a value that begins with a dash would be taken for another option."""
-    if value is None:
-        return [flag]
-    return [f"{flag}={value}"] if value.startswith("-") and flag.startswith("--") else [flag, value]
-
-
-def _pair(words: list[str]) -> list[tuple[str, str | None]]:
-    """Return flags with the value behind them, or None; a word without a flag is a flag of its own."""
-    pairs: list[tuple[str, str | None]] = []
-    for word in words:
-        flag, equals, value = word.partition("=")
-        if word.startswith("--") and equals:
-            pairs.append((flag, value))
-        elif not word.startswith("--") and pairs and pairs[-1][0].startswith("--") and pairs[-1][1] is None:
-            pairs[-1] = (pairs[-1][0], word)
-        else:
-            pairs.append((word, None))
-    return pairs

@@ -2,11 +2,9 @@
 
 import base64
 import functools
-import html
 import io
 import json
 import re
-import string
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +28,7 @@ from pytorch_grad_cam_pcasvm.studio.evaluation.result import (
 )
 from pytorch_grad_cam_pcasvm.studio.evaluation.rivals import BLIND
 from pytorch_grad_cam_pcasvm.studio.evaluation.verdict import DO_NOT, MOST_BLANK, OPEN, USE, Verdict, verdict
+from pytorch_grad_cam_pcasvm.studio.pages import render
 
 FORMAT = "pytorch_grad_cam_pcasvm evaluation 3"
 NOT_PASSED = (BLANK, FAILED, UNDECIDED, TOO_FEW)
@@ -84,19 +83,17 @@ def page(written: str | Path) -> Path:
         raise ValueError(f"{path} is not a report of this version: make one with evaluation.report(..., out=FOLDER)")
     results = _results(entries)
     verdicts = sorted(judge_methods(entries), key=lambda judgement: (USE, OPEN, DO_NOT).index(judgement.verdict))
-    sections = "\n".join(_section(name, result, entries["pictures"].get(name, {})) for name, result in results.items())
     notes = [entries.get("note"), _time(entries.get("time"), entries["results"])]
-    paragraphs = [_write_verdict(judgement, entries, results) for judgement in verdicts] or [
-        _write_positions(entries, results)
-    ]
-    template = string.Template((Path(__file__).parent / "report.html").read_text(encoding="utf-8"))
-    text = template.substitute(
+    text = render(
+        "evaluation/report.html",
         title="Can these maps be trusted?",
-        time="\n".join(f'<p class="note">{html.escape(note)}</p>' for note in notes if note),
-        network=f"{html.escape(entries['network'])}, maps at {html.escape(entries['layer'])}",
-        verdicts="\n".join(paragraphs),
-        summary="\n".join(_summary(entries["methods"], results)),
-        sections=sections,
+        notes=[note for note in notes if note],
+        network=entries["network"],
+        layer=entries["layer"],
+        verdicts=[_describe_verdict(judgement, entries, results) for judgement in verdicts]
+        or [_describe_positions(entries, results)],
+        summary=_summarise(entries["methods"], results),
+        sections=[_describe_check(name, result, entries["pictures"].get(name, {})) for name, result in results.items()],
     )
     out = path.with_name("index.html")
     with atomically(out) as whole:  # a page that is open stands until the next one is complete
@@ -143,39 +140,40 @@ def judge_methods(entries: Mapping[str, Any]) -> list[Verdict]:
     ]
 
 
-def _write_verdict(judgement: Verdict, entries: Mapping[str, Any], results: Mapping[str, Any]) -> str:
-    """Return a verdict as HTML, with a picture, and a command if the method may be used."""
-    examples, commands, localised = entries["examples"], entries["commands"], results.get("localisation")
+def _describe_verdict(judgement: Verdict, entries: Mapping[str, Any], results: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the page says of a method: with a picture, and a command if it may be used."""
+    method, localised = judgement.method, results.get("localisation")
     mark, lead, before_command = _LEADS[judgement.verdict]
-    parts = [f"<p>{html.escape(judgement.sentence)}</p>"]
+    found = []
     if isinstance(localised, Result):
-        of_method = [row for row in localised.rows if row.method.split(ABOUT)[0] in (judgement.method, BLIND, CENTRE)]
-        parts += [
-            f"<div>{html.escape(sentence)}</div>"
-            for sentence in describe_localisation(replace(localised, rows=of_method))
-        ]
-    if judgement.method in examples:
-        parts.append(_image(examples[judgement.method], f"an image and its map by {judgement.method}"))
-    if before_command:
-        parts.append(f"<div>{before_command}</div><pre>{html.escape(commands[judgement.method])}</pre>")
-    if judgement.decided_by:
-        reasons = html.escape("; ".join(judgement.decided_by))
-        parts.append(f"<details><summary>the numbers</summary><p>{lead} {reasons}.</p></details>")
-    return f'<li class="verdict {mark}">{"".join(parts)}</li>'
+        of_method = [row for row in localised.rows if row.method.split(ABOUT)[0] in (method, BLIND, CENTRE)]
+        found = describe_localisation(replace(localised, rows=of_method))
+    examples = entries["examples"]
+    return {
+        "mark": mark,
+        "sentences": [judgement.sentence],
+        "found": found,
+        "pictures": {f"an image and its map by {method}": examples[method]} if method in examples else {},
+        "before_command": before_command,
+        "command": before_command and entries["commands"][method],
+        "reasons": judgement.decided_by and f"{lead} {'; '.join(judgement.decided_by)}",
+    }
 
 
-def _write_positions(entries: Mapping[str, Any], results: Mapping[str, Any]) -> str:
-    """Return the results of a head that decides at every position as HTML, with a picture."""
+def _describe_positions(entries: Mapping[str, Any], results: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the page says of a head that decides at every position, with pictures."""
     localised = results.get("localisation")
     sentences = describe_localisation(localised) if isinstance(localised, Result) else [f"Undecided: {localised}."]
-    parts = [f"<p>{html.escape(sentence)}</p>" for sentence in sentences]
-    parts += [_image(png, f"images, their masks and the values of {name}") for name, png in entries["examples"].items()]
-    return f'<li class="verdict open">{"".join(parts)}</li>'
+    pictures = {f"images, their masks and the values of {name}": png for name, png in entries["examples"].items()}
+    return {"mark": "open", "sentences": sentences, "found": [], "pictures": pictures, "command": "", "reasons": ""}
 
 
-def _summary(methods: Sequence[str], results: Mapping[str, Any]) -> list[str]:
-    """Return a line for each method and check, in words; failures are never left out."""
-    lines = []
+def _summarise(methods: Sequence[str], results: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """Return a row for each method and check, in words: method, check, mark, verdict, what did not pass.
+
+    Failures are never left out.
+    """
+    lines: list[tuple[str, ...]] = []
     for method in methods:
         for name, result in results.items():
             if isinstance(result, str):
@@ -197,15 +195,9 @@ def _summary(methods: Sequence[str], results: Mapping[str, Any]) -> list[str]:
             )
             missing = result.settings.get("not measured")
             list_of += f"{'. ' if failures else ''}Not measured: {missing}" if missing else ""
-            lines.append(
-                f'<tr><th scope="row">{html.escape(method)}</th><td>{name}</td><td class="{mark}">{summary}{also}</td>'
-                f"<td>{html.escape(list_of)}</td></tr>"
-            )
-    for name, result in results.items():
-        if isinstance(result, str):
-            lines.append(f'<tr><th scope="row">all</th><td>{name}</td><td class="note">not run</td>'
-                         f"<td>{html.escape(result)}</td></tr>")  # fmt: skip
-    return lines
+            lines.append((method, name, mark, summary + also, list_of))
+    not_run = [(name, result) for name, result in results.items() if isinstance(result, str)]
+    return lines + [("all", name, "note", "not run", reason) for name, reason in not_run]
 
 
 def _describe_comparison(row: Row) -> str:
@@ -213,54 +205,45 @@ def _describe_comparison(row: Row) -> str:
     return in_words(row.measure) + (f" against {in_words(row.against)}" if row.against else "")
 
 
-def _section(name: str, result: Any, pictures: Mapping[str, str]) -> str:
-    head = f"<details><summary>{name.capitalize()}</summary>"
+def _describe_check(name: str, result: Any, pictures: Mapping[str, str]) -> dict[str, Any]:
+    """Return what the page says of a check: its question, its rows, its curves and the worst images."""
+    title = name.capitalize()
     if isinstance(result, str):
-        return f"{head}<p>Not run: {html.escape(result)}</p></details>"
-    rows = "\n".join(_row(row) for row in result.rows)
-    parts = [
-        f"{head}<p>{html.escape(result.question.capitalize())}</p>",
-        *(f"<p>{html.escape(sentence)}</p>" for sentence in describe_localisation(result)),
-        f"<p><strong>If it fails:</strong> {IF_IT_FAILS[name]}</p>",
-        '<table><thead><tr><th scope="col">method</th><th scope="col">measure</th><th scope="col">against</th>'
-        '<th scope="col">mean ± standard error</th><th scope="col">n</th><th scope="col"></th></tr></thead>',
-        f"<tbody>{rows}</tbody></table>",
-    ]
+        return {"title": title, "sentences": [f"Not run: {result}"], "if_it_fails": "", "curves": "", "pictures": []}
     settings = ", ".join(
         f"{key}: {f'{value:.3g}' if isinstance(value, float) else value}"
         for key, value in result.settings.items()
         if value is not None and value is not False and key != "alarms"
     )
-    parts.append(f'<p class="note">{html.escape(settings)}</p>')
-    if result.curves:
-        parts.append(_image(_curves(json.dumps(result.curves)), "Deletion and insertion curves"))
-    parts += [
-        f"<h3>Worst images, {html.escape(method)}</h3>{_image(picture, f'the worst images of {method}')}"
-        f"<ol>{''.join(map(_shorten_path, result.names[method]))}</ol>"
-        for method, picture in pictures.items()
-    ]
-    return "\n".join([*parts, "</details>"])
+    return {
+        "title": title,
+        "sentences": [result.question.capitalize(), *describe_localisation(result)],
+        "if_it_fails": IF_IT_FAILS[name],
+        "rows": [_write_row(row) for row in result.rows],
+        "settings": settings,
+        "curves": _curves(json.dumps(result.curves)) if result.curves else "",
+        "pictures": [
+            (method, png, [(path, _split_path(path)) for path in result.names[method]])
+            for method, png in pictures.items()
+        ],
+    }
 
 
-def _shorten_path(path: str) -> str:
-    """Return the path of an image as HTML, without folders that its name begins with, as in cats/cat.12.jpg."""
+def _split_path(path: str) -> list[str]:
+    """Return the parts of an image's path between which a line may break.
+
+    Folders with which the file's name begins, as in cats/cat.12.jpg, are left out.
+    """
     *folders, file = path.split("/")
     shown = [folder for folder in folders if not file.lower().startswith(folder.lower().removesuffix("s"))]
-    short = "/".join([*shown, file])
-    title = f' title="{html.escape(path)}"' if shown != folders else ""
-    breaks = re.sub("([/_-])", r"\1<wbr>", html.escape(short))
-    return f"<li{title}>{breaks}</li>"
+    return re.split("(?<=[/_-])", "/".join([*shown, file]))
 
 
-def _row(row: Row) -> str:
+def _write_row(row: Row) -> tuple[list[str], str, str]:
+    """Return the cells of a comparison, with the look of its verdict, and that."""
     mark = {PASSED: PASSED, FAILED: FAILED, BLANK: FAILED}.get(row.verdict, "note")
     words = [in_words(name) for name in (row.method, row.measure, row.against)]
-    cells = (*words, number(row), str(row.estimate.n))
-    return f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in cells)}<td class='{mark}'>{row.verdict}</td></tr>"
-
-
-def _image(png: str, alt: str) -> str:
-    return f'<img src="data:image/png;base64,{png}" alt="{html.escape(alt)}">'
+    return [*words, number(row), str(row.estimate.n)], mark, row.verdict
 
 
 @functools.lru_cache(maxsize=1)  # a page is written again after each look, of whatever check

@@ -24,7 +24,6 @@ from pytorch_grad_cam_pcasvm.network.grid import upsample_maps
 from pytorch_grad_cam_pcasvm.network.modules import evaluation_mode, find_device, find_layer_name
 from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
 from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput
-from pytorch_grad_cam_pcasvm.runtime.arguments import rename_arguments
 from pytorch_grad_cam_pcasvm.runtime.errors import (
     BaselineWarning,
     BlankMapWarning,
@@ -43,7 +42,6 @@ Method = type[ClosedFormCAM] | tuple[type[ClosedFormCAM], Mapping[str, Any]]
 Methods = Sequence[Method] | Mapping[str, Method]
 
 
-@rename_arguments(what="description")
 @dataclass(eq=False, repr=False)
 class Subject:
     """What is measured: checked, and read a batch at a time. Its fields are the arguments of a :class:`Study`."""

@@ -25,7 +25,6 @@ from pytorch_grad_cam_pcasvm.network.layer_means import BlockMeans, LayerMeans
 from pytorch_grad_cam_pcasvm.network.modules import evaluation_mode, find_device, find_layer_name, find_network
 from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
 from pytorch_grad_cam_pcasvm.network.tiles import TiledNet
-from pytorch_grad_cam_pcasvm.runtime.arguments import suggest_arguments
 from pytorch_grad_cam_pcasvm.runtime.errors import warn
 from pytorch_grad_cam_pcasvm.studio.data.transforms import hint_at_scaled
 from pytorch_grad_cam_pcasvm.studio.model.backbones import Backbone, make_backbone
@@ -36,7 +35,6 @@ from pytorch_grad_cam_pcasvm.studio.model.preparation import Preparation, descri
 _LONGEST = 400  # letters of an estimator's description
 
 
-@suggest_arguments
 def fit_model(
     backbone: nn.Module | str,
     loader: Iterable[Any],

@@ -23,7 +23,6 @@ from pytorch_grad_cam_pcasvm.network.features import FeatureSource, compute_feat
 from pytorch_grad_cam_pcasvm.network.grid import upsample_maps
 from pytorch_grad_cam_pcasvm.network.inputs import image_and_label
 from pytorch_grad_cam_pcasvm.network.modules import evaluation_mode, find_device, find_network
-from pytorch_grad_cam_pcasvm.runtime.arguments import suggest_arguments
 from pytorch_grad_cam_pcasvm.runtime.errors import NoBoundaryError
 from pytorch_grad_cam_pcasvm.studio.model.model import Model
 from pytorch_grad_cam_pcasvm.targets import SVMTarget
@@ -76,7 +75,6 @@ def _standardise(values: np.ndarray, like: np.ndarray) -> np.ndarray:
     return result
 
 
-@suggest_arguments
 def choose_patches(
     model: Any,
     loader: Iterable[Any],
