@@ -5,8 +5,8 @@ import itertools
 
 import pytest
 import torch
+from ops import FUNCTIONS, prepared, pulled, random, recorded
 from reference import missing, path_by_autograd, relative
-from test_rules import FUNCTIONS, LAYERS, Start, name, prepared, pulled
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
@@ -16,15 +16,6 @@ from pytorch_grad_cam_pcasvm.path.record import Path
 from pytorch_grad_cam_pcasvm.rules import cotangents, registry
 from pytorch_grad_cam_pcasvm.rules.cotangents import player_rows, through_products, through_sums
 from pytorch_grad_cam_pcasvm.rules.rule import Call
-
-
-def random(*shape, seed=0):
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-
-
-def recorded(function, x):
-    with torch.no_grad():
-        return Path(Start(function), None, ["start"]).record(x)
 
 
 def adds_up(passed, x0, targets=2, tolerance=1e-10):
@@ -45,34 +36,6 @@ def adds_up(passed, x0, targets=2, tolerance=1e-10):
             products = passed.pullback([seeds], 0, base).times(given, dims)
             assert relative(products + 1, terms.sum([dim + 1 for dim in dims]) + 1) < 1e-9
     return pulled
-
-
-@pytest.mark.parametrize("case", FUNCTIONS)
-def test_a_function_has_a_secant_that_adds_up(case):
-    x, x0 = random(2, 4, 6, 5), random(2, 4, 6, 5, seed=1)
-    passed = recorded(FUNCTIONS[case], x)
-    adds_up(passed, x0)
-    adds_up(passed, x0[:1])
-
-
-@pytest.mark.parametrize(("layer", "shape"), LAYERS, ids=name)
-def test_a_layer_has_a_secant_that_adds_up(layer, shape):
-    layer = prepared(layer)
-    if isinstance(layer, nn.InstanceNorm2d) and layer.track_running_stats and torch.__version__.startswith("2.8"):
-        pytest.skip("this torch's InstanceNorm writes its buffers whenever it runs, as this test does between two uses")
-    passed = recorded(layer, 2 * random(*shape))
-    adds_up(passed, 2 * random(*shape, seed=1))
-    adds_up(passed, torch.zeros(1, *shape[1:], dtype=torch.float64))
-
-
-@pytest.mark.parametrize("case", FUNCTIONS)
-def test_where_nothing_changes_the_secant_is_the_gradient(case):
-    x = random(2, 4, 6, 5)
-    passed = recorded(FUNCTIONS[case], x)
-    seeds = random(2, *passed.output.shape, seed=7)
-    base = passed.run_from({0: x})
-    assert relative(passed.output, base.output) == 0
-    assert relative(passed.pullback([seeds], 0, base).dense(), passed.pullback([seeds], 0).dense()) < 1e-10
 
 
 NEAR = ["softmax", "attention", "pow", "clamp", "pools", "gate (squeeze and excite)", "logsumexp", "log_softmax"]
@@ -639,16 +602,6 @@ def test_what_mixes_images_has_no_players_behind():
         rows = beginning.isolate_players(passed.activations[0], "channels")
         alone = torch.diag_embed(passed.activations[0].mT).movedim(1, -1)
         assert torch.equal(rows.reshape(alone.shape), alone)
-
-
-@pytest.mark.parametrize("case", [*FUNCTIONS, *range(len(LAYERS))])
-def test_no_affine_beginning_mixes_images(case):
-    layer, shape = (FUNCTIONS[case], (2, 4, 6, 5)) if case in FUNCTIONS else LAYERS[case]
-    function = prepared(layer) if isinstance(layer, nn.Module) else layer
-    x = random(*shape)
-    other = torch.cat([x[:1], random(*shape, seed=1)[1:]])
-    first, second = (recorded(function, each).affine(0).value[0] for each in (x, other))
-    assert relative(second, first) < 1e-12
 
 
 @pytest.mark.parametrize(
