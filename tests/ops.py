@@ -394,6 +394,9 @@ FUNCTIONS: dict[str, Callable[[Tensor], Any]] = {
         + F.batch_norm(x, torch.zeros(4).double(), 3 * torch.ones(4).double(), training=True)),
     "einsum, diagonal": lambda x: torch.einsum("nchh->nch", x[:, :, :5]) + torch.einsum("...hh,...h->...", x[:, :, :5],
         x[..., :5, 0])[..., None],
+    "an output without dimensions": lambda x: x.tanh().mean(),
+    "prod of everything": lambda x: x[:, :, 0, 0].prod() * x,
+    "clamp by a constant": lambda x: x.clamp(max=OTHER[:, :, :1]) * 2,
     "reductions over no dimension": lambda x: (x.sum(dim=()) * x.mean(dim=[]) + torch.amax(x, ())) * x,
     "attention, keys of all images": lambda x: F.scaled_dot_product_attention(x, FIXED[:1].sin(), x[:1])
         + F.scaled_dot_product_attention(FIXED[:1], x, FIXED[:1]),
@@ -429,6 +432,7 @@ def batch_norm(x: Tensor, *weights_and_moments: Tensor | None, training: bool = 
 
 
 FORMS = {
+    "dense, input and weight of x": lambda x: F.linear(x, x),
     "a number": lambda x: 2 * (1 - x / 3) + 1 / x,
     "a tensor": lambda x: (x - ROW) / ROW * ROW + ROW / x,
     "an expanded tensor": lambda x: x * ROW[:1].expand(2, 3) - ROW.expand(2, 3),
@@ -473,6 +477,7 @@ FORMS = {
     "batch norm, only its bias of x": lambda x: batch_norm(POSITIVE.view(2, 2), None, x[0, :2], ROW[:2], ROW[1:]),
 }  # fmt: skip
 LARGER = {
+    "attention, mask of one dimension": ((2, 4, 7), lambda x: F.scaled_dot_product_attention(x, x, x, POSITIVE)),
     "batch norm": ((2, 4, 7), lambda x: batch_norm(x, random(4, seed=11), BIAS[1:], BIAS[:4], POSITIVE)),
     "batch norm, plain": ((2, 3, 5, 5), lambda x: batch_norm(x, None, None, BIAS[:3], ROW)),
     "batch norm of the batch": ((2, 4, 7), lambda x: batch_norm(x, POSITIVE, BIAS[1:], None, None, training=True)),

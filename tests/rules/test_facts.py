@@ -190,26 +190,6 @@ def test_tokens_of_attention_are_its_queries(expected, shape, mask, options):
     assert rule.find_tokens(1, Call((y, y, y, None, 0.0, True), {}, y)) is None
 
 
-@pytest.mark.parametrize(
-    "take",
-    [
-        lambda x: x[:, -1],
-        lambda x: x[:, -4:-1],
-        lambda x: (x * torch.arange(9, dtype=x.dtype).unsqueeze(1))[:, -1],
-    ],
-    ids=["the last", "some before the last", "the last times a constant"],
-)
-def test_tokens_from_behind_are_reached(take):
-    x = torch.randn(2, 9, 8, dtype=torch.float64)
-    with torch.no_grad():
-        passed = Path(Start(take), None, ["start"]).record(x)
-    seeds = [torch.randn(3, *passed.output.shape, dtype=torch.float64)]
-    whole = passed.pullback(seeds, 0).dense()
-    for start, length in ((0, 4), (3, 4), (5, 4), (8, 1)):
-        found = passed.pullback(seeds, 0).token_sums(1, start, length)
-        assert relative(found + 1, whole.narrow(2, start, length).sum(2, keepdim=True) + 1) < 1e-12
-
-
 def test_an_elementwise_layer_of_two_tensors_has_no_tokens_of_its_own(rules):
     class Third(Blended):
         def forward(self, x):

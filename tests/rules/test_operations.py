@@ -107,7 +107,7 @@ def secant(case):
     """Times the change it adds up to the change of the output; where nothing changes, it is the gradient."""
     for base, change in case.walks[1:]:
         terms = (case.pullback(base).dense() * change).flatten(1)
-        expected = (case.seeds[0] * (case.passed.output - base.output)).flatten(1).sum(1)
+        expected = (case.seeds[0] * (case.passed.output - base.output)).reshape(2, -1).sum(1)
         scale = max(terms.abs().sum() / 2, (case.seeds[0] * case.passed.output).abs().sum() / 2)
         assert ((terms.sum(1) - expected).abs() < 1e-10 * scale).all()
         if elementwise(case):  # there is but one secant

@@ -86,53 +86,6 @@ def a_view_of_itself(h):
 
 
 @way
-def a_value_and_what_was_written_over(h):
-    g = h.sin()
-    y = g * g
-    g = g.clone()
-    g[:, 1:3] *= y[:, :2]
-    return y, g
-
-
-@way
-def a_slice_times_3(h):
-    o = h * 2
-    o[:, 0, None] *= 3
-    o[:, 1:2, ..., None] += 1
-    return o
-
-
-@way
-def a_view_through_none_with_assignment(h):
-    o = h.clone()
-    o[..., None][:, 2] = h[:, 3, ..., None] * 2
-    return o
-
-
-@way
-def a_module_output_written_twice(h):
-    h[:, 0] = h[:, 1] * 2
-    h[:, 1] = h[:, 0] + h[:, 2]
-    return h.exp()
-
-
-@way
-def a_temporal_shift(h):
-    out = torch.zeros_like(h)
-    out[:, :-1, :2] = h[:, 1:, :2]
-    out[:, 1:, 2:4] = h[:, :-1, 2:4]
-    out[:, :, 4:] = h[:, :, 4:]
-    return out
-
-
-@way
-def a_shift_of_rows(h):
-    out = h.clone()
-    out[:, :, 1:] = h[:, :, :-1]
-    return out * h
-
-
-@way
 def a_shift_into_empty(h):
     out = torch.empty_like(h)
     out[:, :, 1:] = h[:, :, :-1]
@@ -165,35 +118,10 @@ def a_constant_read_before_and_after(h):
 
 
 @way
-def a_constant_expanded_and_cloned(h):
-    z = torch.zeros(1, 6, 1, 1, dtype=h.dtype).expand_as(h).clone()
-    z[:, 0] = h[:, 0]
-    z += h.mean((2, 3), keepdim=True)
-    return z
-
-
-@way
 def an_expanded_constant_added(h):
     g = h * 2
     g.add_(const(1, 6, 1, 1).expand_as(g))
     g[:, 1:3].copy_(const(7).expand(3, 2, 7, 7))
-    return g
-
-
-@way
-def activations_expanded_into_a_constant(h):
-    out = h.new_ones(3, 6, 7, 7)
-    out[:, :, 2] = h[:, :, 3, :1]
-    out[:, 0] = h.mean()
-    return out
-
-
-@way
-def setitem_with_lists_and_tensors(h):
-    g = h * 2
-    g[:, [0, 2]] = g[:, [1, 3]].sin()
-    g[torch.tensor([0, 2]), torch.tensor([4, 5])] = g[torch.tensor([1, 0]), torch.tensor([0, 1])]
-    g[0, 0, 0, 0] = 1.0
     return g
 
 
@@ -202,13 +130,6 @@ def copy_from_another_dtype(h):
     g = torch.zeros(3, 6, 7, 7, dtype=torch.float64)
     g.copy_(h)
     return g.copy_((g + h.sin()).float()).mul_(h)
-
-
-@way
-def index_put_accumulated(h):
-    g = h * 2
-    g.index_put_((torch.tensor([0, 1, 1]), torch.tensor([2, 3, 3])), h[:, 0], accumulate=True)
-    return g
 
 
 @way
@@ -232,13 +153,6 @@ def a_detached_alias_before_a_write(h):
 
 
 @way(gated=True)
-def a_detached_alias_after_a_write(h):
-    g = h * 2
-    g[:, 1:3] *= 3
-    return g * g.detach().sin()
-
-
-@way(gated=True)
 def a_detached_view(h):
     g = h * 2
     alias = g[:, :3].detach()
@@ -254,13 +168,6 @@ def a_straight_through_estimator(h):
 @way(gated=True)
 def data_read(h):
     return h * h.data.mean((2, 3), keepdim=True)
-
-
-@way(gated=True)
-def data_read_after_a_write(h):
-    g = h.clone()
-    g[:, 0] = 1
-    return h * g.data[:, :1]
 
 
 @way(gated=True)
@@ -280,11 +187,6 @@ def a_gate_written_in_place_without_gradients(h):
 
 
 @way(gated=True)
-def a_decorated_gate(h):
-    return h * torch.no_grad()(lambda x: x.mean(1, keepdim=True).exp())(h)
-
-
-@way(gated=True)
 def gates_in_gates(h):
     with torch.no_grad():
         a = h.tanh()
@@ -292,15 +194,6 @@ def gates_in_gates(h):
             b = h.sin() * 2
         c = a * b
     return h * a + b + c
-
-
-@way(gated=True)
-def a_gate_by_set_grad_enabled(h):
-    with torch.set_grad_enabled(False):
-        a = h.cos()
-        with torch.set_grad_enabled(True):
-            b = a * h
-    return b * h
 
 
 @way
@@ -330,23 +223,9 @@ for _name, (_f, _) in BRANCHES.items():
 
 
 @way
-def a_mask_assigned(h):
-    h = h * 2
-    h[h < 0] = 0
-    return h
-
-
-@way
 def a_mask_of_positions_assigned(h):
     g = h.clone()
     g[:, :, h.mean(1)[0] > 0] = 0.2
-    return g
-
-
-@way
-def a_constant_mask_assigned(h):
-    g = h.clone()
-    g[:, const(6) > 0] = h[:, const(6) > 0].sin()
     return g
 
 
@@ -429,14 +308,6 @@ def a_constant_written_by_the_path_after_its_use(h):
     return z + y
 
 
-@way
-def a_constant_zeroed_after_its_use(h):
-    factor = torch.full_like(h, 2.0)
-    y = h.tanh() + factor
-    factor.zero_()
-    return y
-
-
 @way(gated=True)
 def a_view_made_before_its_base_depends(h):
     base = h.detach().sin()
@@ -472,13 +343,6 @@ def a_write_into_one_row_of_an_expanded_view(h):
     base = h.mean(1, keepdim=True)
     base.expand(3, 6, 7, 7)[:, 2].sin_()
     return base
-
-
-@way
-def a_write_into_overlapping_windows(h):
-    base = h * 2
-    base.unfold(3, 3, 1)[..., 1].fill_(0.3)
-    return base.sin()
 
 
 def _one_part(parts):
