@@ -192,6 +192,7 @@ def players(case):
     beginning = case.passed.affine(0)
     for over in ("channels", "positions"):
         rows = beginning.isolate_players(case.x, over)
+        assert relative(beginning.isolate_players(case.x, over, slice(0, 1)) + 1, rows[:, :1] + 1) < 1e-12
         for player in (0, rows.shape[1] - 1):
             masked = case.x.clone()
             masked.view(*masked.shape[:2], -1).select(1 if over == "channels" else 2, player).zero_()

@@ -60,69 +60,61 @@ for _i, (_view, _v) in enumerate(VIEWS.items()):
                 add(f"{_write} through {_view}, {_read} read later", _f, combined=(_i + _j) % 4 != _k)
 
 
-@way
-def overlapping_views(h):
-    g = h * 2
-    a, b = g[:, :4], g[:, 2:]
-    a.mul_(2)
-    b.sin_()
-    return a * 3, b, g.tanh()
+def list_writes():
+    def overlapping_views(h):
+        g = h * 2
+        a, b = g[:, :4], g[:, 2:]
+        a.mul_(2)
+        b.sin_()
+        return a * 3, b, g.tanh()
+
+    def a_view_made_before_the_write_and_one_after(h):
+        g = h * 2
+        before = g[:, 1]
+        g[:, :3] = g[:, 3:] * 2
+        return before, g[:, 1]
+
+    def a_view_of_itself(h):
+        g = h * 2
+        g[..., 0] = g[..., 1]
+        g[:, 1:] = g[:, :-1].clone()
+        return g
+
+    def a_shift_into_empty(h):
+        out = torch.empty_like(h)
+        out[:, :, 1:] = h[:, :, :-1]
+        out[:, :, :1] = 0
+        return out
+
+    def zeros_filled_in_a_loop(h):
+        out = torch.zeros(3, 6, 7, 7, dtype=h.dtype)
+        for i in range(6):
+            out[:, i] = h[:, i].sin() + out[:, i - 1] if i > 1 else h[:, i]
+        return out
+
+    def zeros_through_a_view_made_before(h):
+        out = h.new_zeros(3, 6, 7, 7)
+        v = out[:, 1:3]
+        v.copy_(h[:, :2].sin())
+        return out, v, out[:, 2] * h[:, 0]
+
+    def a_constant_read_before_and_after(h):
+        out = torch.ones(3, 6, 7, 7, dtype=h.dtype)
+        before = out * 2
+        out[:, :3] *= h[:, :3]
+        return before * h, out
+
+    def an_expanded_constant_added(h):
+        g = h * 2
+        g.add_(const(1, 6, 1, 1).expand_as(g))
+        g[:, 1:3].copy_(const(7).expand(3, 2, 7, 7))
+        return g
+
+    return locals().values()
 
 
-@way
-def a_view_made_before_the_write_and_one_after(h):
-    g = h * 2
-    before = g[:, 1]
-    g[:, :3] = g[:, 3:] * 2
-    return before, g[:, 1]
-
-
-@way
-def a_view_of_itself(h):
-    g = h * 2
-    g[..., 0] = g[..., 1]
-    g[:, 1:] = g[:, :-1].clone()
-    return g
-
-
-@way
-def a_shift_into_empty(h):
-    out = torch.empty_like(h)
-    out[:, :, 1:] = h[:, :, :-1]
-    out[:, :, :1] = 0
-    return out
-
-
-@way
-def zeros_filled_in_a_loop(h):
-    out = torch.zeros(3, 6, 7, 7, dtype=h.dtype)
-    for i in range(6):
-        out[:, i] = h[:, i].sin() + out[:, i - 1] if i > 1 else h[:, i]
-    return out
-
-
-@way
-def zeros_through_a_view_made_before(h):
-    out = h.new_zeros(3, 6, 7, 7)
-    v = out[:, 1:3]
-    v.copy_(h[:, :2].sin())
-    return out, v, out[:, 2] * h[:, 0]
-
-
-@way
-def a_constant_read_before_and_after(h):
-    out = torch.ones(3, 6, 7, 7, dtype=h.dtype)
-    before = out * 2
-    out[:, :3] *= h[:, :3]
-    return before * h, out
-
-
-@way
-def an_expanded_constant_added(h):
-    g = h * 2
-    g.add_(const(1, 6, 1, 1).expand_as(g))
-    g[:, 1:3].copy_(const(7).expand(3, 2, 7, 7))
-    return g
+for _function in list_writes():
+    way(_function)
 
 
 @way(tolerance=1e-5)
@@ -144,56 +136,50 @@ def put_along_views_of_a_flat_buffer(h):
 # --- gates, aliases and branches --------------------------------------------------------------------------------------
 
 
-@way(gated=True)
-def a_detached_alias_before_a_write(h):
-    g = h * 2
-    alias = g.detach()
-    g.mul_(3)
-    return g * alias
+def list_gates():
+    def a_detached_alias_before_a_write(h):
+        g = h * 2
+        alias = g.detach()
+        g.mul_(3)
+        return g * alias
+
+    def a_detached_view(h):
+        g = h * 2
+        alias = g[:, :3].detach()
+        g[:, 1] = 0.3
+        return g[:, 3:] * alias
+
+    def a_straight_through_estimator(h):
+        return h + (h.round() - h).detach()
+
+    def data_read(h):
+        return h * h.data.mean((2, 3), keepdim=True)
+
+    def a_gate_without_gradients(h):
+        with torch.no_grad():
+            gate = h.sigmoid()
+        return h * gate
+
+    def a_gate_written_in_place_without_gradients(h):
+        with torch.no_grad():
+            gate = h.sigmoid()
+            gate[:, 1:] *= 2
+            gate.add_(h)
+        return h * gate
+
+    def gates_in_gates(h):
+        with torch.no_grad():
+            a = h.tanh()
+            with torch.enable_grad():
+                b = h.sin() * 2
+            c = a * b
+        return h * a + b + c
+
+    return locals().values()
 
 
-@way(gated=True)
-def a_detached_view(h):
-    g = h * 2
-    alias = g[:, :3].detach()
-    g[:, 1] = 0.3
-    return g[:, 3:] * alias
-
-
-@way(gated=True)
-def a_straight_through_estimator(h):
-    return h + (h.round() - h).detach()
-
-
-@way(gated=True)
-def data_read(h):
-    return h * h.data.mean((2, 3), keepdim=True)
-
-
-@way(gated=True)
-def a_gate_without_gradients(h):
-    with torch.no_grad():
-        gate = h.sigmoid()
-    return h * gate
-
-
-@way(gated=True)
-def a_gate_written_in_place_without_gradients(h):
-    with torch.no_grad():
-        gate = h.sigmoid()
-        gate[:, 1:] *= 2
-        gate.add_(h)
-    return h * gate
-
-
-@way(gated=True)
-def gates_in_gates(h):
-    with torch.no_grad():
-        a = h.tanh()
-        with torch.enable_grad():
-            b = h.sin() * 2
-        c = a * b
-    return h * a + b + c
+for _function in list_gates():
+    way(_function, gated=True)
 
 
 @way
@@ -290,52 +276,56 @@ for _spread in (
 # --- constants and views of them that are written ---------------------------------------------------------------------
 
 
-@way
-def a_buffer_counted_up_between_its_uses(h):
-    buffer = torch.ones(7, dtype=h.dtype)
-    y = h + buffer
-    buffer.add_(1)
-    y = y.sin() - buffer
-    buffer.mul_(2)
-    return y + buffer
+def list_buffers():
+    def a_buffer_counted_up_between_its_uses(h):
+        buffer = torch.ones(7, dtype=h.dtype)
+        y = h + buffer
+        buffer.add_(1)
+        y = y.sin() - buffer
+        buffer.mul_(2)
+        return y + buffer
+
+    def a_constant_written_by_the_path_after_its_use(h):
+        y = torch.ones_like(h)
+        z = h - y
+        y += h
+        return z + y
+
+    return locals().values()
 
 
-@way
-def a_constant_written_by_the_path_after_its_use(h):
-    y = torch.ones_like(h)
-    z = h - y
-    y += h
-    return z + y
+for _function in list_buffers():
+    way(_function)
 
 
-@way(gated=True)
-def a_view_made_before_its_base_depends(h):
-    base = h.detach().sin()
-    view = base[:, 0]
-    base.add_(h)
-    return view, h
+def list_aliases():
+    def a_view_made_before_its_base_depends(h):
+        base = h.detach().sin()
+        view = base[:, 0]
+        base.add_(h)
+        return view, h
+
+    def halves_of_a_mask_that_is_multiplied(h):
+        mask = (h > 0).double()
+        first, second = mask[:, :3], mask[:, 3:]
+        mask.mul_(h)
+        return first * second
+
+    def a_constant_written_through_its_detached_alias(h):
+        constant = torch.zeros_like(h)
+        constant.data[:, 0] = h[:, 0].sin()
+        return constant * h + h
+
+    def detached_in_place(h):
+        gate = h * 2
+        gate.detach_()
+        return gate * h
+
+    return locals().values()
 
 
-@way(gated=True)
-def halves_of_a_mask_that_is_multiplied(h):
-    mask = (h > 0).double()
-    first, second = mask[:, :3], mask[:, 3:]
-    mask.mul_(h)
-    return first * second
-
-
-@way(gated=True)
-def a_constant_written_through_its_detached_alias(h):
-    constant = torch.zeros_like(h)
-    constant.data[:, 0] = h[:, 0].sin()
-    return constant * h + h
-
-
-@way(gated=True)
-def detached_in_place(h):
-    gate = h * 2
-    gate.detach_()
-    return gate * h
+for _function in list_aliases():
+    way(_function, gated=True)
 
 
 @way
