@@ -179,36 +179,112 @@ def test_a_registered_layer_of_two_tensors(rules):
             Path(net, None, ["start"]).record(x).pullback([grad], 0).dense()
 
 
-@pytest.mark.parametrize(
-    ("rule", "given"),
-    [
-        (lambda layer, x, y, grad: grad.sum(1), r"\([12], 3, 4, 4\)"),
-        (lambda layer, x, y, grad: grad.flatten(3), r"\([12], 2, 3, 16\)"),
-        (lambda layer, x, y, grad: 3.0, "float"),
-        (lambda layer, x, y, grad: "dx", "str"),
-        (lambda layer, x, y, grad: torch.cat([swish(layer, x, y, grad)] * 2), r"\([24], 2, 3, 4, 4\)"),
-    ],
-)
-def test_a_rule_of_the_wrong_shape_is_named(rules, rule, given):
-    register_jacobian(Swish)(rule)
-    message = rf"the rule of Swish returns {given}, not \([12], 2, 3, 4, 4\)"
-    with torch.no_grad(), pytest.raises(NoClosedFormError, match=message):
-        pulled(Swish(), torch.randn(2, 3, 4, 4, dtype=torch.float64))
+class Cube(Swish):
+    def forward(self, x):
+        return x**3
 
 
-class Beside(nn.Module):
+class Rolled(Swish):
+    def forward(self, x):
+        return 2 * x.roll(1, 1)
+
+
+class Summed(Swish):
+    def forward(self, x):
+        return x.cumsum(1)
+
+
+class Pooled(Swish):
+    def forward(self, x):
+        return 4 * F.avg_pool2d(x, 2)
+
+
+def cube(layer, x, y, grad):
+    return grad * 3 * x**2
+
+
+def summed(layer, x, y, grad):
+    return grad.flip(2).cumsum(2).flip(2)
+
+
+def spread(layer, x, y, grad):
+    return grad.repeat_interleave(2, -1).repeat_interleave(2, -2)
+
+
+def tokens_apart(dim, layer, x, y):
+    return [None, dim]
+
+
+SHAPE = r"not \([12], 2, 6, 4, 4\)"
+NOT_ITS_JACOBIAN = "is not autograd's Jacobian of it"
+BESSEL = torch.ops.aten.i0
+# What is registered, its claims, the rule, and what is said of it.
+WRONG = {
+    "too few dimensions": (Swish, {}, lambda layer, x, y, grad: grad.sum(1), rf"Swish returns .*, {SHAPE}"),
+    "another shape": (Swish, {}, lambda layer, x, y, grad: grad.flatten(3), rf"Swish returns .*, {SHAPE}"),
+    "twice as many": (
+        Swish, {}, lambda layer, x, y, grad: torch.cat([swish(layer, x, y, grad)] * 2),
+        rf"Swish returns \([24], 2, 6, .*\), {SHAPE}"),
+    "a number": (Swish, {}, lambda layer, x, y, grad: 3.0, rf"the rule of Swish returns float, {SHAPE}"),
+    "a word": (Swish, {}, lambda layer, x, y, grad: "dx", rf"the rule of Swish returns str, {SHAPE}"),
+    "nothing": (Swish, {}, lambda layer, x, y, grad: None, f"the rule of Swish {NOT_ITS_JACOBIAN}"),
+    "a factor": (Cube, {"needs": "inputs"}, lambda layer, x, y, grad: 6 * grad * x**2, f"Cube {NOT_ITS_JACOBIAN}"),
+    "y alone": (Cube, {"needs": "y"}, cube, "the rule of Cube returns NaN"),
+    "no numbers": (Cube, {"needs": "nothing"}, cube, "the rule of Cube returns NaN"),
+    "an error": (BESSEL, {}, lambda x, *, y, grad: grad.nothing, r"the rule of aten\.i0 raises AttributeError"),
+    "arguments": (Swish, {}, lambda x, y, grad: grad, r"Swish does not take \(layer, x, y, grad\): .*'y'"),
+    "arguments of a function": (BESSEL, {}, lambda input, y: y, r"does not take \(\.\.\., \*, y, grad\): .*'grad'"),
+    "tokens": (
+        Rolled, {"secant": "linear", "tokens": tokens_apart}, lambda layer, x, y, grad: 2 * grad.roll(-1, 2), "Rolled"),
+    "elementwise": (Rolled, {"secant": "elementwise"}, lambda layer, x, y, grad: 2 * grad.roll(-1, 2), "Rolled"),
+    "causal": (Summed, {"secant": "linear", "tokens": tokens_apart}, summed, "the rule of Summed mixes tokens"),
+    "mixed": (Swish, {"secant": "elementwise"}, summed, "Swish is registered as elementwise, but its rule mixes"),
+    "sums": (Pooled, {"keeps_sums": lambda layer, x, y: True}, spread, "Pooled says that sums over positions stay"),
+    "no secant": (Swish, {}, swish, "Swish has no secant, without which maps do not add up"),
+    "no linear secant": (Swish, {"secant": "linear"}, swish, "the secant of Swish is wrong"),
+    "a secant": (Swish, {"secant": lambda layer, x, y, grad, base: 1.1 * grad}, swish, "Swish is wrong.*do not add up"),
+    "arguments of a secant": (
+        Swish, {"secant": lambda layer, x, y, grad: grad}, swish, r"Swish does not take \(layer, x, y, grad, base\)"),
+}  # fmt: skip
+
+
+class Around(nn.Module):
+    """A layer, beside which its input goes on, or nobody would miss it."""
+
     def __init__(self, layer):
         super().__init__()
         self.layer = layer
 
     def forward(self, x):
-        return self.layer(x) + x
+        y = self.layer(x)
+        return (y + x if y.shape == x.shape else y)[:, :3]
 
 
-def test_a_rule_without_the_gradient_that_autograd_has_is_refused(rules):
-    register_jacobian(Swish)(lambda layer, x, y, grad: None)
-    with pytest.raises(NoClosedFormError, match="the rule of Swish is not autograd's Jacobian of it"):
-        pulled(Beside(Swish()), torch.randn(2, 3, 4, 4, dtype=torch.float64))
+@pytest.mark.parametrize("case", WRONG)
+def test_a_wrong_rule_is_refused_by_its_name(case, rules):
+    kind, claims, rule, message = WRONG[case]
+    register_jacobian(kind, **claims)(rule)
+    layer = torch.special.i0 if kind is BESSEL else kind()
+    x, x0 = torch.rand(2, 2, 6, 4, 4, dtype=torch.float64)
+
+    def ask():
+        passed = Path(Start(Around(layer)), None, ["start"]).run(x)
+        seeds = [torch.randn(2, *passed.output.shape, dtype=torch.float64)]
+        for at in (None, passed.run_from({0: x0})):
+            for how in (lambda walk: walk.dense(), lambda walk: walk.sums(), lambda walk: walk.token_sums(1, 0, 3)):
+                how(passed.pullback(seeds, 0, at))
+
+    with torch.no_grad(), pytest.raises(NoClosedFormError, match=message):
+        ask()
+
+
+def test_a_rule_may_keep_what_it_says(rules):
+    """Of one that a path goes through several times, all numbers of one step are kept."""
+    register_jacobian(Cube, needs="inputs")(cube)
+    register_jacobian(Pooled)(spread)
+    x = torch.rand(2, 6, 4, 4, dtype=torch.float64)
+    actual, _, expected = pulled(nn.Sequential(Cube(), nn.Conv2d(6, 4, 1).double(), Cube(), Pooled()), x)
+    assert relative(actual, expected) < 1e-12
 
 
 class First(nn.Module):
