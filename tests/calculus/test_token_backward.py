@@ -35,7 +35,6 @@ from pytorch_grad_cam_pcasvm import (
     mean_activations,
     methods,
     recombined,
-    register_jacobian,
 )
 from pytorch_grad_cam_pcasvm.path.record import Path
 from pytorch_grad_cam_pcasvm.rules import registry
@@ -555,29 +554,6 @@ def test_the_first_call_of_the_host_is_the_second():
     first, second = (host(x, targets) for _ in range(2))
     assert relative(first, second) < 1e-6
     assert np.abs(second - ClosedFormGradCAM(net, ["blocks.1.norm1"], "tokens")(x, targets)).max() < 1e-4
-
-
-class Swish(nn.Module):
-    def forward(self, x):
-        return x * torch.sigmoid(x)
-
-
-@pytest.mark.parametrize("kind", [ClosedFormGradCAM, ContributionCAM])
-def test_a_registered_layer_behind_a_class_token(kind, rules):
-    @register_jacobian(Swish, secant="elementwise")
-    def swish(layer, x, y, grad):
-        s = torch.sigmoid(x)
-        return grad * (s + y * (1 - s))
-
-    backbone = tower(before=1)
-    backbone.blocks[1].mlp[1] = Swish()
-    net, x = net_of(backbone, "cls"), images(3, 1)
-    maps = kind(net, ["blocks.1.norm1"], "tokens").explain(x)
-    if kind is ContributionCAM:
-        assert gap(maps) < 1e-12
-    else:
-        expected = kind(net, ["blocks.1.norm1"], "tokens", jacobian="autograd").explain(x)
-        assert relative(maps.maps, expected.maps) < 1e-10
 
 
 @pytest.mark.slow

@@ -7,7 +7,6 @@ import torch
 from ops import Start
 from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
 from reference import relative
-from test_rules import Blend, Blended
 from torch import nn
 
 from pytorch_grad_cam_pcasvm import (
@@ -169,20 +168,6 @@ def test_tokens_of_attention_are_its_queries(expected, shape, mask, options):
     rule = registry.find_rule(torch.ops.aten.scaled_dot_product_attention)
     assert [rule.find_tokens(dim, Call(arguments, options, y)) for dim in range(3)] == [None, expected, None]
     assert rule.find_tokens(1, Call((y, y, y, None, 0.0, True), {}, y)) is None
-
-
-def test_an_elementwise_layer_of_two_tensors_has_no_tokens_of_its_own(rules):
-    class Third(Blended):
-        def forward(self, x):
-            return super().forward(x)[:, 3]
-
-    register_jacobian(Blend, secant="elementwise")(lambda layer, x, y, grad: (0.7 * grad, 0.3 * grad))
-    x, seed = torch.randn(2, 9, 8, dtype=torch.float64), torch.randn(3, 2, 8, dtype=torch.float64)
-    with torch.no_grad():
-        net = Third(lambda x: x, lambda x: 2 * x)
-        found = Path(net, None, ["start"]).record(x).pullback([seed], 0).dense()
-    assert relative(found[:, :, 3], 1.3 * seed) < 1e-12
-    assert torch.count_nonzero(found) == torch.count_nonzero(found[:, :, 3])
 
 
 def test_a_token_may_have_no_gradient_in_one_of_two_arguments(rules):
