@@ -494,7 +494,6 @@ FORMS = {
     "batch norm, only its bias of x": lambda x: batch_norm(POSITIVE.view(2, 2), None, x[0, :2], ROW[:2], ROW[1:]),
 }  # fmt: skip
 LARGER = {
-    "attention, mask of one dimension": ((2, 4, 7), lambda x: F.scaled_dot_product_attention(x, x, x, POSITIVE)),
     "batch norm": ((2, 4, 7), lambda x: batch_norm(x, random(4, seed=11), BIAS[1:], BIAS[:4], POSITIVE)),
     "batch norm, plain": ((2, 3, 5, 5), lambda x: batch_norm(x, None, None, BIAS[:3], ROW)),
     "batch norm of the batch": ((2, 4, 7), lambda x: batch_norm(x, POSITIVE, BIAS[1:], None, None, training=True)),
@@ -605,6 +604,7 @@ MORE: dict[str, Callable[[Tensor], Any]] = {
     "powers": lambda h: h**3 + h.abs() ** 0.5 + 2**h + h.abs().pow(h.flip(1)),
     "sdpa, constant keys": lambda h: F.scaled_dot_product_attention(h, const(3, 6, 5, 7), const(3, 6, 5, 4)),
     "sdpa, three dimensions": lambda h: F.scaled_dot_product_attention(*[h.flatten(2)[..., :8].mT] * 3),
+    "sdpa, mask of one dimension": lambda h: F.scaled_dot_product_attention(*[h.flatten(2)] * 3, const(6)),
     "sparse, COO": lambda h: torch.sparse.mm(COO, h[:, 0, 0].T).T + (COO @ h[:, 0, 0].T.sin().mul_(2)).T,
     "sparse, CSR": lambda h: torch.sparse.mm(COO.to_sparse_csr(), h[:, 0, 0].T).T,
     "sparse of a graph": lambda h: torch.stack([torch.sparse.mm(COO, row.sin()) for row in (2 * h[:, 0]).unbind(0)]),

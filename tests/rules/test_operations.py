@@ -4,7 +4,7 @@ from functools import cached_property
 
 import pytest
 import torch
-from ops import OPS, prepared, pulled, random, recorded
+from ops import FUNCTIONS, OPS, prepared, pulled, random, recorded
 from reference import relative
 from torch import nn
 from torch.autograd import forward_ad
@@ -23,31 +23,12 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # what torch says of parts th
 
 # Refused by their names; each may get a rule.
 NO_RULE = {
-    *(
-        "masked_scatter",
-        "scatter_reduce mean",
-        "scatter_reduce amax",
-        "diag_embed",
-        "cummax",
-        "cummin",
-        "addbmm",
-        "cross",
-    ),
-    *(
-        "block_diag",
-        "nansum, nanmean",
-        "logcumsumexp",
-        "cdist, inf",
-        "pdist",
-        "losses",
-        "determinant",
-        "inverse",
-        "solve",
-    ),
-    *("max_unpool1d", "max_unpool2d", "max_unpool2d of something else", "max_unpool3d", "roi_pool", "ps_roi_align"),
-    *("torch.i0", "torch.deg2rad", "torch.lgamma", "torch.digamma", "clamp by tensors"),
-    *("form: batch norm, only its weight of x", "form: batch norm, only its bias of x"),
-}
+    "masked_scatter", "scatter_reduce mean", "scatter_reduce amax", "diag_embed", "cummax", "cummin", "addbmm", "cross",
+    "block_diag", "nansum, nanmean", "logcumsumexp", "cdist, inf", "pdist", "losses", "determinant", "inverse", "solve",
+    "max_unpool1d", "max_unpool2d", "max_unpool2d of something else", "max_unpool3d", "roi_pool", "ps_roi_align",
+    "torch.i0", "torch.deg2rad", "torch.lgamma", "torch.digamma", "clamp by tensors",
+    "form: batch norm, only its weight of x", "form: batch norm, only its bias of x",
+}  # fmt: skip
 NO_SECANT = {
     **dict.fromkeys(
         ("gather, of the largest", "take_along_dim, of the order", "topk and its indices", "max and its indices"),
@@ -68,6 +49,7 @@ class Case:
         self.inside, self.function = function, lambda x: function(1 * x)  # which may write into its argument
         self.output = self.function(self.x)  # constants are made before anything is recorded
         self.has_secant = name not in NO_SECANT.keys() | INFINITE
+        self.exact, self.form = name in FUNCTIONS, name.startswith("form: ")
         self.layer = isinstance(self.op.module, nn.Module)
 
     @cached_property
@@ -98,8 +80,11 @@ def pullback(case):
     """The gradient is autograd's."""
     # torch's own backward of hardsigmoid multiplies by 1/6 in float32, also in float64.
     twin = (lambda x: F.relu6(x + 3) / 6) if isinstance(case.op.module, nn.Hardsigmoid) else None
-    actual, _, expected = pulled(case.inside, case.x, twin=twin)
+    actual, weights, expected = pulled(case.inside, case.x, twin=twin)
     assert relative(actual, expected) < case.op.tolerance
+    sums = expected.reshape(2, *case.x.shape[:2], -1)
+    # Those of a softmax or a norm can be 0 where their terms are not.
+    assert (weights - sums.sum(-1)).abs().max() < case.op.tolerance * sums.abs().sum(-1).max()
 
 
 def secant(case):
@@ -114,8 +99,8 @@ def secant(case):
             assert relative(case.pullback(base).dense(), quotient) < 1e-7
     if case.walks[1:]:
         base = case.passed.run_from({0: case.x})
-        # A recurrent layer is replayed in single steps.
-        assert relative(case.passed.output, base.output) <= (1e-12 if case.op.tolerance > 1e-12 else 0)
+        # Of functions to the last bit; a recurrent layer is replayed in single steps.
+        assert relative(case.passed.output, base.output) <= (0 if case.exact else 1e-12)
         assert relative(case.pullback(base).dense(), case.pullback().dense()) < 1e-10
 
 
@@ -133,7 +118,8 @@ def sums(case):
     """Over positions they are those of all numbers."""
     for base, _ in case.walks:
         weights, dense = case.pullback(base).sums(), case.pullback(base).dense().reshape(2, *case.x.shape[:2], -1)
-        assert (weights - dense.sum(-1)).abs().max() < 1e-12 * max(dense.abs().sum(-1).max(), 1e-300)
+        tolerance = 1e-12 if base is None else 1e-10
+        assert (weights - dense.sum(-1)).abs().max() < tolerance * max(dense.abs().sum(-1).max(), 1e-300)
 
 
 def numbers(case):
@@ -207,12 +193,14 @@ def dual_numbers(case):
     except (RuntimeError, NotImplementedError):
         derivative = torch.zeros(1)
     if not derivative.any():
+        assert not case.form
         return  # torch has no forward derivative
     with torch.no_grad(), DualNumbers():
         found = forward_ad.unpack_dual(case.function(forward_ad.make_dual(case.x, direction)))
     assert found.primal.dtype == y.dtype
-    torch.testing.assert_close(found.primal, y, rtol=1e-13, atol=1e-13)
-    torch.testing.assert_close(found.tangent, derivative, rtol=1e-13, atol=1e-13)
+    bound = 1e-13 if case.form else 1e-11
+    torch.testing.assert_close(found.primal, y, rtol=bound, atol=bound)
+    torch.testing.assert_close(found.tangent, derivative, rtol=bound, atol=bound)
 
 
 def in_place_and_out(case):
