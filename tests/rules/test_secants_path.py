@@ -108,6 +108,11 @@ def test_max_pools_hand_on_a_share():
     assert ((pulled != 0).reshape(2, 3, 3, 2, 3, 2).sum((3, 5)) <= 1).all()
 
 
+def test_a_division_by_what_has_the_mean_0_adds_up():
+    x = random(2, 4, 6, 5)
+    adds_up(recorded(FUNCTIONS["div by what changes its sign"], x), -x)
+
+
 REFUSED = {
     "a power of two values": (lambda x: (1 + x * x) ** x, "both the base and the exponent computed"),
     "an einsum of three values": (
