@@ -262,20 +262,6 @@ def test_outputs_with_fields():
         extract_features(backbone, [x], progress=False)
 
 
-@pytest.mark.parametrize("pool", ["avg", ("gem", 0), ("max", 2), 3, ("gem", "3")])
-def test_an_unknown_pool_is_refused(pool):
-    backbone = tower()
-    with pytest.raises(ValueError, match=r"pool must be 'cls', 'mean', .*a function or None, got"):
-        extract_features(backbone, [images(2)], pool=pool, progress=False)
-    with pytest.raises(ValueError, match="pool must be"):
-        PCASVMNet(backbone, fitted(backbone, "cls"), pool=pool)
-
-
-def test_a_class_token_that_is_not_there_is_refused():
-    with pytest.raises(ValueError, match="no token comes before the patches: use 'mean'"):
-        extract_features(tower(before=0), [images(2)], pool="cls", progress=False)
-
-
 @pytest.mark.parametrize("layer", [None, "head"])
 def test_a_pool_of_what_is_pooled_already_is_refused(layer):
     class Classifier(nn.Module):
@@ -408,23 +394,6 @@ def test_heads_are_kept_apart_where_queries_alone_depend_on_the_layer():
         assert found.shape == (4, 3, 29)
         expected = passed.pullback(seeds, 0, at).contributions(x - x0, (0, 1))
         assert relative(found.unflatten(0, (2, 2)).sum(1), expected) < 1e-12
-
-
-def test_heads_that_cannot_be_kept_apart_are_refused():
-    net, x = net_of(tower(before=2, fused=True), "mean"), images(2, 1)
-    with pytest.raises(NoClosedFormError, match="not everything after the target layer goes through one attention"):
-        ClosedFormGradCAM(net, ["blocks.0"], "tokens").explain(x, heads=True)
-    with pytest.raises(
-        NoClosedFormError,
-        match=r"none after the target layer: load .*attn_implementation='sdpa'; for timm's Swin set TIMM_FUSED_ATTN=2",
-    ):
-        ClosedFormGradCAM(net_of(tower(), "cls"), ["blocks.1.norm1"], "tokens").explain(x, heads=True)
-    with pytest.raises(NoClosedFormError, match="none after the target layer: choose the norm before an attention"):
-        ClosedFormGradCAM(net, ["blocks.1.norm2"], "tokens").explain(x, heads=True)
-    with pytest.raises(ValueError, match="heads of ClosedFormLayerCAM do not add up: use ClosedFormGradCAM"):
-        ClosedFormLayerCAM(net, ["blocks.1.norm1"], "tokens").explain(x, heads=True)
-    with pytest.raises(NoClosedFormError, match="autograd path has no heads"):
-        ClosedFormGradCAM(net, ["blocks.1.norm1"], "tokens", jacobian="autograd").explain(x, heads=True)
 
 
 # --- What is not done for all tokens ----------------------------------------------------------------------------------
@@ -582,21 +551,6 @@ def test_a_network_that_has_changed_is_looked_at_again():
         assert relative(features, backbone(x)[:, 4:].mean(1)) < 1e-12
 
 
-class Folded(Attention):
-    def forward(self, x):
-        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4).flatten(1, 2)
-        out = torch.nn.functional.scaled_dot_product_attention(q, k, v)
-        return self.proj(out.unflatten(0, (len(x), -1)).transpose(1, 2).flatten(2))
-
-
-def test_heads_that_are_folded_into_the_batch_are_not_taken_for_heads():
-    backbone = tower(before=1, fused=True)
-    backbone.blocks[1].attn.__class__ = Folded
-    net = net_of(backbone, "cls")
-    with pytest.raises(NoClosedFormError, match="heads and images cannot be told apart"):
-        ClosedFormGradCAM(net, ["blocks.1.norm1"], "tokens").explain(images(2, 1), heads=True)
-
-
 def test_a_hand_written_transform_of_tokens_that_come_first():
     backbone = tower(before=2, first=True)
     net, x = net_of(nn.Sequential(backbone, Turned()), "mean"), images(3, 1)
@@ -622,14 +576,46 @@ class Turned(nn.Module):
         return self.dense(self.turned(1 * x).tanh()).transpose(0, 1)
 
 
-def test_bad_options_are_refused():
-    net = net_of(tower(before=1), "cls")
-    with pytest.raises(ValueError, match="reshape_transform must be 'tokens', a function or None, got 'token'"):
-        ClosedFormGradCAM(net, ["blocks.1.norm1"], "token")
-    with pytest.raises(ValueError, match="attention must be 'exact' or 'frozen', got 'fixed'"):
-        ClosedFormGradCAM(net, ["blocks.1.norm1"], "tokens", attention="fixed")
-    with pytest.raises(ValueError, match="autograd cannot freeze attention"):
-        ContributionCAM(net, ["blocks.1.norm1"], "tokens", attention="frozen", jacobian="auto")
+class Folded(Attention):
+    def forward(self, x):
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4).flatten(1, 2)
+        out = torch.nn.functional.scaled_dot_product_attention(q, k, v)
+        return self.proj(out.unflatten(0, (len(x), -1)).transpose(1, 2).flatten(2))
+
+
+def ask(kind=ClosedFormGradCAM, layer="blocks.1.norm1", way="tokens", pool="mean", module=Attention, **options):
+    """Explain by heads."""
+    backbone = tower(before=2, fused=module is not None)
+    backbone.blocks[1].attn.__class__ = module or Attention
+    kind(net_of(backbone, pool), [layer], way, **options).explain(images(2, 1), heads=True)
+
+
+UNKNOWN = r"pool must be 'cls', 'mean', .*a function or None, got"
+REFUSED = [
+    (ValueError, "reshape_transform must be 'tokens', a function or None, got 'token'", {"way": "token"}),
+    (ValueError, "attention must be 'exact' or 'frozen', got 'fixed'", {"attention": "fixed"}),
+    (ValueError, "autograd cannot freeze attention", {"attention": "frozen", "jacobian": "auto"}),
+    (NoClosedFormError, "not everything after the target layer goes through one attention", {"layer": "blocks.0"}),
+    (NoClosedFormError, r"load .*='sdpa'; for timm's Swin set TIMM_FUSED_ATTN=2", {"module": None, "pool": "cls"}),
+    (NoClosedFormError, "choose the norm before an attention", {"layer": "blocks.1.norm2"}),
+    (ValueError, "heads of ClosedFormLayerCAM do not add up: use ClosedFormGradCAM", {"kind": ClosedFormLayerCAM}),
+    (NoClosedFormError, "autograd path has no heads", {"jacobian": "autograd"}),
+    (NoClosedFormError, "heads and images cannot be told apart", {"module": Folded, "pool": "cls"}),
+    *((ValueError, UNKNOWN, {"pool": pool}) for pool in ("avg", ("gem", 0), ("max", 2), 3, ("gem", "3"))),
+]
+
+
+@pytest.mark.parametrize(("error", "message", "options"), REFUSED)
+def test_what_cannot_be_done_with_tokens_is_refused(error, message, options):
+    with pytest.raises(error, match=message):
+        ask(**options)
+
+
+def test_pools_of_tokens_that_are_not_there_are_refused():
+    with pytest.raises(ValueError, match="no token comes before the patches: use 'mean'"):
+        extract_features(tower(before=0), [images(2)], pool="cls", progress=False)
+    with pytest.raises(ValueError, match=UNKNOWN):
+        PCASVMNet(tower(), fitted(tower(), "cls"), pool="avg")
 
 
 KINDS = [getattr(methods, name) for name in methods.__all__]
