@@ -9,7 +9,7 @@ import pytest
 import torch
 from problems import Step
 from pytorch_grad_cam import GradCAM
-from reference import gap, jacobian_by_autograd, path_by_autograd, relative
+from reference import gap, jacobian_by_autograd, relative
 from sklearn.decomposition import PCA
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -35,7 +35,6 @@ from pytorch_grad_cam_pcasvm import (
     mean_activations,
     methods,
     recombined,
-    register_jacobian,
 )
 from pytorch_grad_cam_pcasvm.path.record import Path
 from pytorch_grad_cam_pcasvm.rules import registry
@@ -152,21 +151,6 @@ def test_the_remainder_is_what_the_tokens_of_no_patch_contribute():
     assert relative(maps.remainder[:, 0], (jacobian * tokens).sum((1, 2))) < 1e-12
 
 
-@pytest.mark.parametrize(("before", "after"), [(1, 0), (2, 3)])
-def test_a_transform_of_ones_own_leaves_the_same_remainder(before, after):
-    net, x = net_of(tower(before=before, after=after), "cls"), images(3, 1)
-
-    def patches(tokens):
-        return tokens[:, before : before + 24].mT.unflatten(2, GRID)
-
-    cams = [ContributionCAM(net, ["blocks.1.norm1"], way) for way in ("tokens", patches)]
-    expected, actual = (cam.explain(x, [PCATarget(0), SVMTarget("ant")]) for cam in cams)
-    assert expected.remainder.abs().min() > 1e-6
-    assert relative(actual.remainder, expected.remainder) < 1e-10
-    assert relative(actual.maps, expected.maps) < 1e-10
-    assert gap(expected) < 1e-10
-
-
 def test_maps_without_tokens_of_no_patch_have_no_remainder():
     net, x = net_of(tower(before=0), "mean"), images(2, 1)
     maps = ContributionCAM(net, ["blocks.1.norm1"], "tokens").explain(x)
@@ -276,20 +260,6 @@ def test_outputs_with_fields():
         extract_features(backbone, [x], "hidden", progress=False)
     with pytest.raises(TypeError, match=r"pool=lambda output.*layer='last_hidden_state'"):
         extract_features(backbone, [x], progress=False)
-
-
-@pytest.mark.parametrize("pool", ["avg", ("gem", 0), ("max", 2), 3, ("gem", "3")])
-def test_an_unknown_pool_is_refused(pool):
-    backbone = tower()
-    with pytest.raises(ValueError, match=r"pool must be 'cls', 'mean', .*a function or None, got"):
-        extract_features(backbone, [images(2)], pool=pool, progress=False)
-    with pytest.raises(ValueError, match="pool must be"):
-        PCASVMNet(backbone, fitted(backbone, "cls"), pool=pool)
-
-
-def test_a_class_token_that_is_not_there_is_refused():
-    with pytest.raises(ValueError, match="no token comes before the patches: use 'mean'"):
-        extract_features(tower(before=0), [images(2)], pool="cls", progress=False)
 
 
 @pytest.mark.parametrize("layer", [None, "head"])
@@ -426,23 +396,6 @@ def test_heads_are_kept_apart_where_queries_alone_depend_on_the_layer():
         assert relative(found.unflatten(0, (2, 2)).sum(1), expected) < 1e-12
 
 
-def test_heads_that_cannot_be_kept_apart_are_refused():
-    net, x = net_of(tower(before=2, fused=True), "mean"), images(2, 1)
-    with pytest.raises(NoClosedFormError, match="not everything after the target layer goes through one attention"):
-        ClosedFormGradCAM(net, ["blocks.0"], "tokens").explain(x, heads=True)
-    with pytest.raises(
-        NoClosedFormError,
-        match=r"none after the target layer: load .*attn_implementation='sdpa'; for timm's Swin set TIMM_FUSED_ATTN=2",
-    ):
-        ClosedFormGradCAM(net_of(tower(), "cls"), ["blocks.1.norm1"], "tokens").explain(x, heads=True)
-    with pytest.raises(NoClosedFormError, match="none after the target layer: choose the norm before an attention"):
-        ClosedFormGradCAM(net, ["blocks.1.norm2"], "tokens").explain(x, heads=True)
-    with pytest.raises(ValueError, match="heads of ClosedFormLayerCAM do not add up: use ClosedFormGradCAM"):
-        ClosedFormLayerCAM(net, ["blocks.1.norm1"], "tokens").explain(x, heads=True)
-    with pytest.raises(NoClosedFormError, match="autograd path has no heads"):
-        ClosedFormGradCAM(net, ["blocks.1.norm1"], "tokens", jacobian="autograd").explain(x, heads=True)
-
-
 # --- What is not done for all tokens ----------------------------------------------------------------------------------
 
 
@@ -572,53 +525,6 @@ def test_the_first_call_of_the_host_is_the_second():
     assert np.abs(second - ClosedFormGradCAM(net, ["blocks.1.norm1"], "tokens")(x, targets)).max() < 1e-4
 
 
-class Slopes(nn.Module):
-    """A PReLU over the channels of tokens that lie as (N, D, L)."""
-
-    def __init__(self, width):
-        super().__init__()
-        self.prelu, self.dense = nn.PReLU(width), nn.Linear(12, 12)
-        nn.init.uniform_(self.prelu.weight, -1, 1)
-
-    def forward(self, x):
-        return self.dense(self.prelu(x.mT).mT)
-
-
-@pytest.mark.parametrize("length", [8, 12, 13])
-def test_slopes_along_the_channels_are_no_slopes_of_tokens(length):
-    torch.manual_seed(0)
-    net = nn.Sequential(Following(Slopes(12), False), Step(lambda t: t[:, 0])).double()
-    x = torch.randn(3, length, 12, dtype=torch.float64)
-    with torch.no_grad():
-        passed = Path(net, None, ["0.start"]).record(x)
-    seeds = torch.randn(2, *passed.output.shape, dtype=torch.float64)
-    _, expected = path_by_autograd(net, None, "0.start", x, seeds)
-    assert relative(passed.pullback([seeds], 0).dense(), expected) < 1e-12
-
-
-class Swish(nn.Module):
-    def forward(self, x):
-        return x * torch.sigmoid(x)
-
-
-@pytest.mark.parametrize("kind", [ClosedFormGradCAM, ContributionCAM])
-def test_a_registered_layer_behind_a_class_token(kind, rules):
-    @register_jacobian(Swish, secant="elementwise")
-    def swish(layer, x, y, grad):
-        s = torch.sigmoid(x)
-        return grad * (s + y * (1 - s))
-
-    backbone = tower(before=1)
-    backbone.blocks[1].mlp[1] = Swish()
-    net, x = net_of(backbone, "cls"), images(3, 1)
-    maps = kind(net, ["blocks.1.norm1"], "tokens").explain(x)
-    if kind is ContributionCAM:
-        assert gap(maps) < 1e-12
-    else:
-        expected = kind(net, ["blocks.1.norm1"], "tokens", jacobian="autograd").explain(x)
-        assert relative(maps.maps, expected.maps) < 1e-10
-
-
 @pytest.mark.slow
 def test_a_compiled_net_finds_its_tokens():
     net, x = net_of(tower(before=1), "cls"), images(3, 1)
@@ -643,50 +549,6 @@ def test_a_network_that_has_changed_is_looked_at_again():
     features, _ = extract_features(backbone, [x], pool="mean", progress=False)
     with torch.no_grad():
         assert relative(features, backbone(x)[:, 4:].mean(1)) < 1e-12
-
-
-@pytest.mark.parametrize(
-    "behind",
-    [
-        lambda x: torch.nn.functional.scaled_dot_product_attention(
-            x, x, x, torch.linspace(-1, 1, 29, dtype=torch.float64)
-        ),
-        lambda x: x.clamp(max=torch.linspace(-1, 1, 29 * 12, dtype=torch.float64).reshape(29, 12)) * 2,
-    ],
-)
-def test_arguments_by_name_and_masks_of_one_dimension(behind):
-    net = nn.Sequential(Following(Step(behind), False), Step(lambda t: t[:, 0])).double()
-    x = torch.randn(3, 29, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    with torch.no_grad():
-        passed = Path(net, None, ["0.start"]).record(x)
-    seeds = torch.randn(2, *passed.output.shape, dtype=torch.float64)
-    _, expected = path_by_autograd(net, None, "0.start", x, seeds)
-    assert relative(passed.pullback([seeds], 0).dense(), expected) < 1e-12
-    assert relative(passed.pullback([seeds], 0).token_sums(1, 0, 23)[:, :, 0], expected[:, :, :23].sum(2)) < 1e-12
-
-
-def test_a_named_argument_on_the_path_is_refused_behind_a_class_token_too():
-    behind = Step(lambda x: x.clamp(max=x.mean(1, keepdim=True) + 0.1))
-    net = nn.Sequential(Following(behind, False), Step(lambda t: t[:, 0])).double()
-    with torch.no_grad():
-        passed = Path(net, None, ["0.start"]).record(torch.randn(3, 29, 12, dtype=torch.float64))
-    with pytest.raises(NoClosedFormError, match=r"an argument of aten\.clamp depends on the target layer"):
-        passed.pullback([torch.ones(1, 3, 12, dtype=torch.float64)], 0).dense()
-
-
-class Folded(Attention):
-    def forward(self, x):
-        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4).flatten(1, 2)
-        out = torch.nn.functional.scaled_dot_product_attention(q, k, v)
-        return self.proj(out.unflatten(0, (len(x), -1)).transpose(1, 2).flatten(2))
-
-
-def test_heads_that_are_folded_into_the_batch_are_not_taken_for_heads():
-    backbone = tower(before=1, fused=True)
-    backbone.blocks[1].attn.__class__ = Folded
-    net = net_of(backbone, "cls")
-    with pytest.raises(NoClosedFormError, match="heads and images cannot be told apart"):
-        ClosedFormGradCAM(net, ["blocks.1.norm1"], "tokens").explain(images(2, 1), heads=True)
 
 
 def test_a_hand_written_transform_of_tokens_that_come_first():
@@ -714,14 +576,46 @@ class Turned(nn.Module):
         return self.dense(self.turned(1 * x).tanh()).transpose(0, 1)
 
 
-def test_bad_options_are_refused():
-    net = net_of(tower(before=1), "cls")
-    with pytest.raises(ValueError, match="reshape_transform must be 'tokens', a function or None, got 'token'"):
-        ClosedFormGradCAM(net, ["blocks.1.norm1"], "token")
-    with pytest.raises(ValueError, match="attention must be 'exact' or 'frozen', got 'fixed'"):
-        ClosedFormGradCAM(net, ["blocks.1.norm1"], "tokens", attention="fixed")
-    with pytest.raises(ValueError, match="autograd cannot freeze attention"):
-        ContributionCAM(net, ["blocks.1.norm1"], "tokens", attention="frozen", jacobian="auto")
+class Folded(Attention):
+    def forward(self, x):
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4).flatten(1, 2)
+        out = torch.nn.functional.scaled_dot_product_attention(q, k, v)
+        return self.proj(out.unflatten(0, (len(x), -1)).transpose(1, 2).flatten(2))
+
+
+def ask(kind=ClosedFormGradCAM, layer="blocks.1.norm1", way="tokens", pool="mean", module=Attention, **options):
+    """Explain by heads."""
+    backbone = tower(before=2, fused=module is not None)
+    backbone.blocks[1].attn.__class__ = module or Attention
+    kind(net_of(backbone, pool), [layer], way, **options).explain(images(2, 1), heads=True)
+
+
+UNKNOWN = r"pool must be 'cls', 'mean', .*a function or None, got"
+REFUSED = [
+    (ValueError, "reshape_transform must be 'tokens', a function or None, got 'token'", {"way": "token"}),
+    (ValueError, "attention must be 'exact' or 'frozen', got 'fixed'", {"attention": "fixed"}),
+    (ValueError, "autograd cannot freeze attention", {"attention": "frozen", "jacobian": "auto"}),
+    (NoClosedFormError, "not everything after the target layer goes through one attention", {"layer": "blocks.0"}),
+    (NoClosedFormError, r"load .*='sdpa'; for timm's Swin set TIMM_FUSED_ATTN=2", {"module": None, "pool": "cls"}),
+    (NoClosedFormError, "choose the norm before an attention", {"layer": "blocks.1.norm2"}),
+    (ValueError, "heads of ClosedFormLayerCAM do not add up: use ClosedFormGradCAM", {"kind": ClosedFormLayerCAM}),
+    (NoClosedFormError, "autograd path has no heads", {"jacobian": "autograd"}),
+    (NoClosedFormError, "heads and images cannot be told apart", {"module": Folded, "pool": "cls"}),
+    *((ValueError, UNKNOWN, {"pool": pool}) for pool in ("avg", ("gem", 0), ("max", 2), 3, ("gem", "3"))),
+]
+
+
+@pytest.mark.parametrize(("error", "message", "options"), REFUSED)
+def test_what_cannot_be_done_with_tokens_is_refused(error, message, options):
+    with pytest.raises(error, match=message):
+        ask(**options)
+
+
+def test_pools_of_tokens_that_are_not_there_are_refused():
+    with pytest.raises(ValueError, match="no token comes before the patches: use 'mean'"):
+        extract_features(tower(before=0), [images(2)], pool="cls", progress=False)
+    with pytest.raises(ValueError, match=UNKNOWN):
+        PCASVMNet(tower(), fitted(tower(), "cls"), pool="avg")
 
 
 KINDS = [getattr(methods, name) for name in methods.__all__]

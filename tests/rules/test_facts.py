@@ -4,9 +4,9 @@ import gc
 
 import pytest
 import torch
+from ops import Start
 from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
 from reference import relative
-from test_rules import FUNCTIONS, LAYERS, Blend, Blended, Start, prepared, pulled
 from torch import nn
 
 from pytorch_grad_cam_pcasvm import (
@@ -21,10 +21,9 @@ from pytorch_grad_cam_pcasvm import (
 from pytorch_grad_cam_pcasvm.methods.starts import BaselineCAM
 from pytorch_grad_cam_pcasvm.path.record import Path
 from pytorch_grad_cam_pcasvm.rules import registry
-from pytorch_grad_cam_pcasvm.rules.cotangents import cotangent
 from pytorch_grad_cam_pcasvm.rules.rule import Call
 from pytorch_grad_cam_pcasvm.tape.recorder import Recorder
-from pytorch_grad_cam_pcasvm.tape.step import Ref, TokenRange, list_tensors, values_in
+from pytorch_grad_cam_pcasvm.tape.step import Ref, list_tensors, values_in
 from pytorch_grad_cam_pcasvm.tape.tape import Tape
 
 
@@ -81,25 +80,6 @@ def test_what_the_network_drops_is_not_held():
         assert passed.pullback([torch.ones(1, 2, 8)], 0).dense().isfinite().all()
 
 
-class Cube(nn.Module):
-    def forward(self, x):
-        return x**3
-
-
-@pytest.mark.parametrize("factor", [1, 2])
-@pytest.mark.parametrize("needs", ["inputs", "y", "nothing"])
-def test_a_rule_that_is_wrong_or_reads_more_than_it_says_is_refused(rules, needs, factor):
-    """Of one that a path goes through several times, all numbers of one step are kept."""
-    register_jacobian(Cube, needs=needs)(lambda layer, x, y, grad: factor * grad * 3 * x**2)
-    stages = nn.Conv2d(3, 4, 3), Cube(), nn.Conv2d(4, 4, 1), Cube(), nn.AdaptiveAvgPool2d(1), nn.Flatten()
-    cam, x = ClosedFormGradCAM(nn.Sequential(*stages), ["0"]), torch.rand(2, 3, 8, 8)
-    if needs == "inputs" and factor == 1:
-        assert cam.explain(x).maps.any()
-    else:
-        with pytest.raises(NoClosedFormError, match=r"the rule of Cube (is not autograd's Jacobian|returns NaN)"):
-            cam.explain(x)
-
-
 class Swish(nn.Module):
     def forward(self, x):
         return x * x.sigmoid()
@@ -147,34 +127,6 @@ def test_a_users_layer_takes_part_in_sums_and_contributions_of_tokens(rules, kin
     assert relative(sums[:, :, 0], of_gradients[:, :, 2:7].sum(2)) < 1e-12
 
 
-@pytest.mark.parametrize("case", [*FUNCTIONS, *range(len(LAYERS))])
-def test_tokens_are_apart_where_rules_say(case):
-    """The gradient of one of them is that of its own numbers, and 0 for others."""
-    layer, shape = (FUNCTIONS[case], (2, 4, 6, 5)) if case in FUNCTIONS else LAYERS[case]
-    function = prepared(layer) if isinstance(layer, nn.Module) else layer
-    with torch.no_grad():
-        tape = Path(Start(function), None, ["start"]).record(torch.randn(shape, dtype=torch.float64)).tape
-        path = tape.following(tape.roots["start"])[1]
-        for step in [step for step in tape.steps if step.rule is not None and step.single]:
-            call = tape.recorded(step)
-            for dim in range(0 if list_tensors(step.options) else call.y.dim()):
-                dims = step.rule.find_tokens(dim, call)
-                if dims is None:
-                    continue
-                seed, last = torch.randn(2, *call.y.shape, dtype=torch.float64), call.y.shape[dim] - 1
-                seed.narrow(dim + 1, 0, last).zero_()
-                at = step.resolve(tape.values, path, seed.dtype, TokenRange(dims, dim, last, 1))
-                whole = several(step.rule.pulled(step.resolve(tape.values, path, seed.dtype), seed))
-                parts = several(step.rule.pulled(at, seed.narrow(dim + 1, last, 1)))
-                for item, own, one, part in zip(step.arguments, dims, whole, parts, strict=False):
-                    if isinstance(item, Ref) and item.index in path:
-                        expected = cotangent(one).dense()
-                        if own is not None:
-                            assert not expected.narrow(own + 1, 0, last).any(), (step.name, dim)
-                            expected = expected.narrow(own + 1, last, 1)
-                        assert relative(cotangent(part).dense() + 1, expected + 1) < 1e-12, (step.name, dim)
-
-
 @pytest.mark.parametrize(
     ("function", "expected"),
     [
@@ -218,40 +170,6 @@ def test_tokens_of_attention_are_its_queries(expected, shape, mask, options):
     assert rule.find_tokens(1, Call((y, y, y, None, 0.0, True), {}, y)) is None
 
 
-@pytest.mark.parametrize(
-    "take",
-    [
-        lambda x: x[:, -1],
-        lambda x: x[:, -4:-1],
-        lambda x: (x * torch.arange(9, dtype=x.dtype).unsqueeze(1))[:, -1],
-    ],
-    ids=["the last", "some before the last", "the last times a constant"],
-)
-def test_tokens_from_behind_are_reached(take):
-    x = torch.randn(2, 9, 8, dtype=torch.float64)
-    with torch.no_grad():
-        passed = Path(Start(take), None, ["start"]).record(x)
-    seeds = [torch.randn(3, *passed.output.shape, dtype=torch.float64)]
-    whole = passed.pullback(seeds, 0).dense()
-    for start, length in ((0, 4), (3, 4), (5, 4), (8, 1)):
-        found = passed.pullback(seeds, 0).token_sums(1, start, length)
-        assert relative(found + 1, whole.narrow(2, start, length).sum(2, keepdim=True) + 1) < 1e-12
-
-
-def test_an_elementwise_layer_of_two_tensors_has_no_tokens_of_its_own(rules):
-    class Third(Blended):
-        def forward(self, x):
-            return super().forward(x)[:, 3]
-
-    register_jacobian(Blend, secant="elementwise")(lambda layer, x, y, grad: (0.7 * grad, 0.3 * grad))
-    x, seed = torch.randn(2, 9, 8, dtype=torch.float64), torch.randn(3, 2, 8, dtype=torch.float64)
-    with torch.no_grad():
-        net = Third(lambda x: x, lambda x: 2 * x)
-        found = Path(net, None, ["start"]).record(x).pullback([seed], 0).dense()
-    assert relative(found[:, :, 3], 1.3 * seed) < 1e-12
-    assert torch.count_nonzero(found) == torch.count_nonzero(found[:, :, 3])
-
-
 def test_a_token_may_have_no_gradient_in_one_of_two_arguments(rules):
     register_jacobian(torch.copysign, secant="elementwise")(
         lambda input, other, *, y, grad: (grad * input.sign() * other.sign(), None)
@@ -262,29 +180,6 @@ def test_a_token_may_have_no_gradient_in_one_of_two_arguments(rules):
         found = path.record(x).pullback([seed], 0).dense()
     assert relative(found[:, :, 3], seed * (x.sign() * x.roll(1, 1).sign())[:, 3]) < 1e-12
     assert torch.count_nonzero(found) == torch.count_nonzero(found[:, :, 3])
-
-
-def several(pulled):
-    return pulled if isinstance(pulled, tuple) else (pulled,)
-
-
-@pytest.mark.parametrize("ask", ["token_sums", "contributions"])
-@pytest.mark.parametrize(
-    "claim", [{"secant": "linear", "tokens": lambda dim, layer, x, y: [None, dim]}, {"secant": "elementwise"}]
-)
-def test_a_wrong_claim_that_tokens_are_apart_is_refused(rules, claim, ask):
-    class Rolled(nn.Module):
-        def forward(self, x):
-            return 2 * x.roll(1, 1)
-
-    register_jacobian(Rolled, **claim)(lambda layer, x, y, grad: 2 * grad.roll(-1, 2))
-    net = Block(Rolled()).double().eval()
-    x, x0 = torch.randn(2, 2, 9, 8, dtype=torch.float64)
-    with torch.no_grad():
-        passed = Path(net, None, ["start"]).run(x)
-        at = passed.run_from({0: x0}) if ask == "contributions" else None
-        with pytest.raises(NoClosedFormError, match="Rolled"):
-            passed.pullback([torch.randn(2, 2, 8, dtype=torch.float64)], 0, at)
 
 
 @pytest.mark.parametrize(
@@ -310,53 +205,6 @@ def test_a_named_argument_has_tokens_too(limits, rules):
         expected = torch.zeros(3, *x.shape, dtype=x.dtype)
         expected[:, :, 3] = seed * (x < limits(x.roll(1, 1)))[:, 3]
     assert relative(found, expected) < 1e-12
-
-
-def test_a_causal_step_mixes_tokens(rules):
-    class Summed(nn.Module):
-        def forward(self, x):
-            return x.cumsum(1)
-
-    register_jacobian(Summed, secant="linear", tokens=lambda dim, layer, x, y: [None, dim])(
-        lambda layer, x, y, grad: grad.flip(2).cumsum(2).flip(2)
-    )
-    net, x = Block(Summed()).double().eval(), torch.randn(2, 9, 8, dtype=torch.float64)
-    with torch.no_grad(), pytest.raises(NoClosedFormError, match="the rule of Summed mixes tokens"):
-        Path(net, None, ["start"]).run(x).pullback([torch.randn(2, 2, 8, dtype=torch.float64)], 0)
-
-
-def test_an_elementwise_rule_that_mixes_positions_is_refused(rules):
-    register_jacobian(Swish, secant="elementwise")(lambda layer, x, y, grad: grad.flip(2).cumsum(2).flip(2))
-    net, x = Block(Swish()).double().eval(), torch.randn(2, 9, 8, dtype=torch.float64)
-    with (
-        torch.no_grad(),
-        pytest.raises(NoClosedFormError, match="Swish is registered as elementwise, but its rule mixes"),
-    ):
-        Path(net, None, ["start"]).run(x).pullback([torch.randn(2, 2, 8, dtype=torch.float64)], 0)
-
-
-@pytest.mark.parametrize(
-    ("layer", "rule", "message"),
-    [
-        (
-            True,
-            lambda x, y, grad: grad,
-            r"the rule of Swish does not take \(layer, x, y, grad\): .*'y'",
-        ),
-        (False, lambda input, y: y, r"the rule of special_i0 does not take \(\.\.\., \*, y, grad\): .*'grad'"),
-    ],
-)
-def test_a_rule_of_other_arguments_is_refused(rules, layer, rule, message):
-    register_jacobian(Swish if layer else torch.special.i0)(rule)
-
-    class Bessel(nn.Module):
-        def forward(self, x):
-            return torch.special.i0(x)
-
-    step = Swish() if layer else Bessel()
-    net, x = nn.Sequential(nn.Conv2d(3, 4, 3), step, nn.Flatten()).double(), torch.rand(2, 3, 8, 8).double()
-    with torch.no_grad(), pytest.raises(NoClosedFormError, match=message):
-        Path(net, None, ["0"]).run(x).pullback([torch.ones(1, 2, 144).double()], 0).dense()
 
 
 def test_a_users_layer_has_its_relevance(rules):
@@ -497,33 +345,6 @@ def test_a_call_leaves_nothing_to_the_garbage_collector(kind):
         assert sum(issubclass(type(each), torch.Tensor) for each in gc.get_objects()) == before
     finally:
         gc.enable()
-
-
-@pytest.mark.parametrize("which", ["query", "key", "value"])
-def test_attention_of_what_all_images_share(which):
-    shared = torch.randn(1, 2, 7, 6, dtype=torch.float64)
-
-    def attention(x):
-        heads = x.unflatten(1, (2, 7)).flatten(3)
-        given = {"query": heads, "key": heads * 1.5, "value": heads.sin()} | {which: shared}
-        return nn.functional.scaled_dot_product_attention(**given)
-
-    check(attention, torch.randn(3, 14, 2, 3, dtype=torch.float64))
-
-
-@pytest.mark.parametrize(
-    "function",
-    [lambda x: x.sum(dim=()), lambda x: x.mean(dim=[]), lambda x: torch.amax(x, ()), lambda x: x[:, :, 0].mean(dim=[])],
-)
-def test_a_reduction_over_no_dimension_is_one_over_all(function):
-    check(function, torch.randn(3, 4, 2, 3, dtype=torch.float64))
-
-
-def check(function, x):
-    """Compare a function's pullback with autograd."""
-    actual, weights, expected = pulled(function, x)
-    assert relative(actual, expected) < 1e-12
-    assert relative(weights, expected.flatten(3).sum(-1)) < 1e-10
 
 
 def test_tensors_of_arguments_are_listed_in_order():

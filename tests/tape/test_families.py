@@ -13,8 +13,14 @@ INCEPTION = {"init_weights": False, "aux_logits": False}
 PLAIN = {"weights_backbone": None}
 VIT = {"image_size": 32, "patch_size": 16, "num_layers": 3, "num_heads": 2, "hidden_dim": 16, "mlp_dim": 24}
 
-# Builder, options, size of the images.
+# Name: options of its builder, and the size of images.
 TORCHVISION = {
+    "alexnet": {},
+    "vgg11_bn": {},
+    "convnext_tiny": {},
+    "efficientnet_b0": {},
+    "inception_v3": INCEPTION | {"size": 96},
+    "swin_t": {},
     "squeezenet1_1": {},
     "resnet18": {},
     "densenet121": {"size": 32},
@@ -26,6 +32,8 @@ TORCHVISION = {
     "regnet_x_400mf": {},
     "regnet_y_400mf": {},
 }
+
+SMALL = {"squeezenet1_1", "mobilenet_v3_small", "shufflenet_v2_x0_5"}  # the others are slow
 
 # Small ones of timm: of every family the least, with narrow layers where it takes them.
 NARROW = {"embed_dim": 24, "depth": 4, "num_heads": 2, "img_size": 64}
@@ -131,7 +139,7 @@ def hold(net, size):
 
 
 @pytest.mark.parametrize(
-    "name", [name if name == "squeezenet1_1" else pytest.param(name, marks=pytest.mark.slow) for name in TORCHVISION]
+    "name", [name if name in SMALL else pytest.param(name, marks=pytest.mark.slow) for name in TORCHVISION]
 )
 def test_a_network_of_torchvision(name):
     options = dict(TORCHVISION[name])

@@ -94,32 +94,23 @@ def expected(net, pca, x):
     return (gradient * leaf).sum(1).detach()
 
 
+MODULES = {
+    "module": lambda: scripted(Swish()),
+    "beside a skip": lambda: Skip(scripted(Swish())),
+    "with its skip": lambda: scripted(Skip(Swish())),
+    "with a detach of its own": lambda: Skip(scripted(OwnDetach())),
+    "by keyword": lambda: Keyword(scripted(Swish())),
+    "with weights": lambda: scripted(Weighted()),
+    "traced": lambda: torch.jit.trace(Weighted().double(), torch.randn(1, 4, 6, 6, dtype=torch.float64)),
+}
+
+
 @pytest.mark.parametrize("runs", RUNS)
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: scripted(Swish()),
-        lambda: Skip(scripted(Swish())),
-        lambda: scripted(Skip(Swish())),
-        lambda: Skip(scripted(OwnDetach())),
-        lambda: Keyword(scripted(Swish())),
-        lambda: scripted(Weighted()),
-        lambda: torch.jit.trace(Weighted().double(), torch.randn(1, 4, 6, 6, dtype=torch.float64)),
-    ],
-    ids=[
-        "module",
-        "beside a skip",
-        "with its skip",
-        "with a detach of its own",
-        "by keyword",
-        "with weights",
-        "traced",
-    ],
-)
-def test_scripted_modules_are_explained_as_before_their_first_run(make, runs):
-    net, pca, maps, x = explained(make(), runs, ClosedFormHiResCAM)
+@pytest.mark.parametrize("case", MODULES)
+def test_scripted_modules_are_explained_as_before_their_first_run(case, runs):
+    net, pca, maps, x = explained(MODULES[case](), runs, ClosedFormHiResCAM)
     assert relative(maps.maps[:, 0], expected(net, pca, x)) < 1e-12
-    _, _, sums, _ = explained(make(), runs, ContributionCAM, baseline="zero")
+    _, _, sums, _ = explained(MODULES[case](), runs, ContributionCAM, baseline="zero")
     assert relative(sums.sums, sums.values - sums.baseline_values) < 1e-12
 
 

@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from way import X
 
 from pytorch_grad_cam_pcasvm.methods import ClosedFormGradCAM
+from pytorch_grad_cam_pcasvm.path.autograd import AutogradPath
 from pytorch_grad_cam_pcasvm.tape.recorder import Recorder
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -22,16 +23,19 @@ KEPT = torch.Generator()
 class Stem(nn.Module):
     """A network whose stem is a function of the images, in front of a target layer that a region may be around."""
 
-    def __init__(self, function=None, region=None):
+    def __init__(self, function=None, region=None, *, behind=False):
         super().__init__()
         torch.manual_seed(0)
-        self.function, self.region = function or (lambda net, x: x.sin()), region
+        self.function, self.region, self.behind = function or (lambda net, x: x.sin()), region, behind
         self.generator = torch.Generator().manual_seed(3)
         self.layer = nn.Conv2d(3, 6, 3).double()
         self.out = nn.Linear(6, 4).double()
         self.eval()
 
     def forward(self, x):
+        if self.behind:
+            h = self.layer(x).tanh()
+            return self.out(torch.cat([self.function(self, part) for part in h.chunk(2, 1)], 1).mean((2, 3)))
         x = self.function(self, x)
         if self.region is None:
             return self.out(self.layer(x).tanh().mean((2, 3)))
@@ -40,17 +44,12 @@ class Stem(nn.Module):
         return self.out(h.clone().tanh().mean((2, 3)))
 
 
-def noise(generator=None, shape=(3, 9, 9)):
-    return torch.randn(shape, generator=generator, dtype=torch.float64)
+def noise(generator=None):
+    return torch.randn(3, 1, 1, generator=generator, dtype=torch.float64)
 
 
-def seeded_anew(net, x):
-    net.generator.manual_seed(1)
-    return x * noise(net.generator)
-
-
-def seeded_elsewhere(net, x):
-    return x * noise(KEPT.manual_seed(1))
+def made(seed=0):
+    return torch.Generator().manual_seed(seed)
 
 
 def shielded(net, x):
@@ -59,40 +58,47 @@ def shielded(net, x):
 
 
 ALIKE = {
-    "made in forward": lambda net, x: x * noise(torch.Generator().manual_seed(0)),
-    "seeded anew": seeded_anew,
-    "seeded elsewhere": seeded_elsewhere,
-    "in place": lambda net, x: x + torch.empty_like(x).uniform_(generator=torch.Generator().manual_seed(0)),
+    "made in forward": lambda net, x: x * noise(made()),
+    "seeded anew": lambda net, x: (net.generator.manual_seed(1), x * noise(net.generator) + noise(net.generator))[1],
+    "seeded elsewhere": lambda net, x: x * noise(KEPT.manual_seed(1)),
+    "in place": lambda net, x: x + torch.empty(3, 1, 1).double().normal_(generator=made()),
     "dropout in evaluation": lambda net, x: F.dropout(x, 0.5, training=False),
 }
 OTHERS = {
     "never seeded": (lambda net, x: x * noise(net.generator), r"randn.* in a Stem"),
     "kept elsewhere": (lambda net, x: x * noise(KEPT), r"randn.* in a Stem"),
-    "seeded otherwise": (
-        lambda net, x: x * noise(torch.Generator().manual_seed(next(SEEDS))),
-        "differently in every run",
-    ),
+    "seeded otherwise": (lambda net, x: x * noise(made(next(SEEDS))), "differently in every run"),
+    "from the clock": (lambda net, x: x * noise(made(torch.Generator().seed())), "differently in every run"),
     "torch's own": (lambda net, x: x * noise(), r"randn.* in a Stem"),
     "put back": (shielded, r"randn.* in a Stem"),
     "dropout": (lambda net, x: F.dropout(x, 0.5), r"random numbers \(aten::\w+ in a Stem"),
-    "permuted": (lambda net, x: x[:, :, torch.randperm(9, generator=net.generator)], r"aten::randperm in a Stem"),
-    "binomial": (lambda net, x: x * torch.binomial(torch.ones(9) * 4, torch.ones(9) / 2), "aten::binomial in a Stem"),
+    "permuted": (lambda net, x: x[:, torch.randperm(3, generator=net.generator)], r"aten::randperm in a Stem"),
+    "binomial": (lambda net, x: x * torch.binomial(torch.ones(1) * 4, torch.ones(1) / 2), "aten::binomial in a Stem"),
+    "for values": (lambda net, x: x * torch.bernoulli(x.sigmoid(), generator=made()), ""),
 }
 
 
+@pytest.mark.parametrize("behind", [False, True], ids=["before the layer", "behind it"])
 @pytest.mark.parametrize("case", ALIKE)
-def test_what_every_run_draws_alike_is_a_constant(case):
-    net = Stem(ALIKE[case])
+def test_what_every_run_draws_alike_is_a_constant(case, behind):
+    net = Stem(ALIKE[case], behind=behind)
     assert not faults(net, "layer", X, STARTS)
+    assert AutogradPath(net, None, ["layer"]).run(X).differentiable
 
 
+@pytest.mark.parametrize("behind", [False, True], ids=["before the layer", "behind it"])
 @pytest.mark.parametrize("case", OTHERS)
-def test_numbers_that_differ_from_run_to_run_are_refused_by_name(case):
+def test_numbers_that_differ_from_run_to_run_are_refused_by_name(case, behind):
     function, message = OTHERS[case]
-    net = Stem(function)
+    if case == "for values" and not behind:
+        return  # of the stem they are constants
+    net = Stem(function, behind=behind)
     before = net.generator.get_state()
     for _ in range(2):
-        with torch.no_grad(), pytest.raises(ValueError, match=message):
+        with (
+            torch.no_grad(),
+            pytest.raises(ValueError, match="random numbers|differently in every run" if behind else message),
+        ):
             Path(net, None, ["layer"]).run(X)
         assert torch.equal(net.generator.get_state(), before)
 
@@ -138,7 +144,7 @@ def test_a_stem_whose_hook_explains_and_draws():
 def test_a_stem_that_raises_another_error_where_it_may_not_draw():
     def catching(net, x):
         try:
-            return x * noise(torch.Generator().manual_seed(0))
+            return x * noise(made())
         except Exception as error:
             raise ValueError("no noise") from error
 
