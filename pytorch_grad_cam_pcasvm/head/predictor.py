@@ -243,7 +243,7 @@ class Predictor:
                 or type(estimator).__module__.partition(".")[0] in _RAW
                 or hasattr(estimator, "decision_function")
             )
-            # That of pairs is of no single class.
+            # Pairwise values do not belong to single classes.
             if raw and self._decision(rows).shape[1] in ({1, 2} if count == 2 else {count}):
                 yield "decision"
             if hasattr(estimator, "predict_proba") and self._probability(rows).shape[1] == count:

@@ -71,7 +71,7 @@ def register_all() -> bool:
         return False
     tables = [(table, dict(table.registry)) for table in (stage_for, transformer_for)]
     importlib.import_module("pytorch_grad_cam_pcasvm.head.estimators")
-    for table, own in tables:  # what people have registered before stays theirs
+    for table, own in tables:  # registrations made before this import take precedence
         for estimator_type in own.keys() - {object}:
             table.register(estimator_type, own[estimator_type])
         register_originals(table)

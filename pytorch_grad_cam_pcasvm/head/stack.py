@@ -144,7 +144,7 @@ class Stack(Hookable):
             self.voting = decision.voting
         labels = None if decision is None else decision.classes
         self.classes_: np.ndarray | None = None if labels is None else np.asarray(labels)
-        # Not a second child of this name, under which a state dict would have its tensors again.
+        # Bypass nn.Module: a second registration would double the tensors in the state dict.
         enumerated = decision if isinstance(decision, Enumerated) else None
         object.__setattr__(self, "enumerated", enumerated)
 

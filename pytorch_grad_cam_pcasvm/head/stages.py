@@ -259,7 +259,7 @@ class Normalise(Stage):
         # A row of zeros was divided by 1, which does not depend on it.
         zeros, zeros0 = norm < _SMALLEST_NORM, norm0 < _SMALLEST_NORM
         size, size0 = torch.where(zeros, 1.0, norm), torch.where(zeros0, 1.0, norm0)
-        # Between the norms and what was divided by lies, at a row of zeros, a jump: its secant is as much steeper.
+        # A row of zeros is divided by 1, not by its norm 0: the secant must include this jump.
         steeper = torch.where(zeros | zeros0, (size - size0) / torch.where(norm == norm0, 1.0, norm - norm0), 1.0)
         slope = -self._norm_secant(x, x0, norm, norm0) * steeper / (size * size0)
         # The weight of x0's r, and with it of x.

@@ -85,7 +85,7 @@ class SignedMaps(Columns):
     layers: Sequence[str] = ()
     effects: Tensor | None = None
     _warnings: Any = None  # of what made them, where no number may be looked at yet
-    _between: Sequence[str] = ()  # of maps whose output tells it not: from a file, or recombined
+    _between: Sequence[str] = ()  # for maps from a file or from `recombined`, whose output has no head
     _width: int | None = None  # likewise
 
     def __repr__(self) -> str:

@@ -24,11 +24,11 @@ _STEPS = 40  # of Newton's at most
 
 
 class Solution(NamedTuple):
-    """Activations, of one row, at which values are given ones.
+    """Activations (1, ...) at which the targets have the wanted values.
 
     Attributes:
         activations: of the target layer.
-        nothing: how large a difference of the values is none.
+        nothing: differences of values up to this size count as zero.
         goal: the values, shape (1, K), or one for all.
     """
 

@@ -187,7 +187,7 @@ class ClosedFormCAM(Method):
                     terms = run.layouts[layer].add_tiles(self.terms(run, layer, questions, result))
                     maps = smoothed_by_svd(terms, maps, targets)
                     nu = find_nu(maps)
-                # The host's scaling adds 1e-7: size matters there.
+                # The host adds 1e-7 when it scales, so the maps must have its size.
                 maps, nu = (numbers / self.host_divisor(activations) for numbers in (maps, nu))
                 layers.append(one_per_image(maps, nu, targets, self.outputs, shape, size))
                 self._warnings.of_start(result.values, result.baseline_values)

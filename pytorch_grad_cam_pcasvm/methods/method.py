@@ -62,7 +62,7 @@ class Method(BaseCAM):
     # What the path must keep: "gradient"; "replay": all that it computes, to be run again from other activations;
     # "difference": that, in single precision at least, as half keeps too little of a difference between outputs.
     needs = "gradient"
-    # What maps of decisions are sums of: "": nothing; "components"; "heads": that, and of parts of the gradient, too.
+    # "components": a decision map is a weighted sum of component maps; "heads": also a sum over attention heads.
     sums = ""
     # What maps add up to: "": nothing; "value": the target's value.
     adds_up = ""
@@ -303,7 +303,7 @@ class Method(BaseCAM):
                 run.starts[layer] = start
             parts.append(self._explain_start(at_start, layer, questions.take_targets(members)))
             order += members
-            del at_start, start  # before the next: a start holds all values of the path
+            del at_start, start  # free this start's memory before the next one is computed
         return _add_tiles(run, layer, join_columns(parts, order))
 
     def _explain_start(self, run: Run, layer: int, questions: Questions) -> MethodResult:

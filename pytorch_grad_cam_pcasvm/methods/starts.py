@@ -84,7 +84,7 @@ class Starts:
     def find(
         self, run: Run, layer: int, questions: Questions, warnings: WarnOnce, *, moves: bool
     ) -> Iterator[tuple[list[int], Start]]:
-        """Yield the starts of K targets, each after the numbers of its targets.
+        """Yield the indices of some targets and the start that they share.
 
         Args:
             run: the network's run.

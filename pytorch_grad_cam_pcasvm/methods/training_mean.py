@@ -22,7 +22,7 @@ def find_training_mean(run: Run, layer: int, *, by_numbers: bool) -> Tensor | No
         run: the network's run.
         layer: position of the target layer.
         by_numbers: whether features that equal the means of these activations are taken for these means, as where a
-            norm in between changes nothing. Numbers alone would tell another start for every batch.
+            norm in between changes nothing. Comparing numbers could accept one batch and refuse the next.
 
     Raises:
         ValueError: it is that of another network, or of images of another size; see :func:`fit_mean`.

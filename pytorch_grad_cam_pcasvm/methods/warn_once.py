@@ -38,7 +38,7 @@ def measure_images(output: OfHead) -> list[tuple[Measure, np.ndarray]]:
 def are_unlike_training(output: Any) -> list[bool]:
     """Return for each image whether it is unlike the head's training images, as far as the head can tell.
 
-    Of dense features nothing is said: positions unlike others are what is looked for.
+    Always False for dense features, where unusual positions are what one looks for.
 
     Args:
         output: what a network returned for N images.
@@ -165,7 +165,7 @@ class WarnOnce:
         if OutsideTrainingWarning in self._told or not isinstance(output, OfHead):
             return
         for measure, measured in measure_images(output):
-            # Who explains one image at a time meets an odd one among hundreds.
+            # Use the median of the latest images, so that a single odd one gives no warning.
             distances = [*self._distances.get(measure.name, ()), *measured.tolist()]
             self._distances[measure.name] = distances = distances[-max(_LATEST, len(measured)) :]
             middle = median_low(distances)

@@ -69,7 +69,7 @@ class Streamed:
                 )
 
     def passes(self) -> Iterator[Callable[..., None]]:
-        """Yield, for each pass over the data, a function that takes rows of features; its end fits a step."""
+        """Yield one function a pass: call it with every batch. Asking for the next function fits the step."""
         for step in self.steps:
             if hasattr(step, "partial_fit"):
                 anew = _Held(clone(step), self.transform)
@@ -88,7 +88,7 @@ _STATELESS = (FunctionTransformer, Normalizer)
 
 
 class _Held:
-    """Rows on their way to an estimator that takes no fewer of them at once than it has components."""
+    """A buffer for `partial_fit`, which needs at least as many rows a call as there are components."""
 
     def __init__(self, step: Any, before: Callable[[np.ndarray], np.ndarray]) -> None:
         self._step, self._before = step, before
@@ -322,7 +322,7 @@ def _batches(
 ) -> Iterator[tuple[Any, Any, Callable[[], Tensor]]]:
     """Yield the images of every batch of a loader, their labels, and a function that computes their features.
 
-    Features that are stored are only read, and stand in the place of images.
+    If the loader stores features, they are yielded in place of images.
     """
     device, stored = find_device(backbone), hasattr(loader, "stored_batches")
     batches = loader.stored_batches(backbone, source) if stored else loader

@@ -107,7 +107,7 @@ class FeatureSource:
         if not checked:
             check_pool(pool)
         is_named, dense = isinstance(pool, str | tuple), keeps_positions(pool)
-        # A configuration have those whose outputs have fields.
+        # Only models with a `config` (Hugging Face) return outputs with named fields.
         a_name = isinstance(layer, str) and layer.isidentifier() and layer not in backbone._modules
         if a_name and hasattr(backbone, "config"):
             return FeatureSource(None, str(layer), pool, is_named, dense)
@@ -219,14 +219,14 @@ def output_of(
 
     Raises:
         ValueError: a layer does not run, or runs more than once and no call of it is named.
-        Reached: it is that of a pass around this one.
+        Reached: raised by an enclosing pass, and passed on.
     """
     source = layer if isinstance(layer, FeatureSource) else None
     layers: Any = layer if source is None else source.where if source.parts else source.layer
     names, visits = list(dict.fromkeys([layers] if isinstance(layers, str) else layers or ())), visits or {}
     unnamed, key = [name for name in names if "#" not in name], (tuple(names), tuple(x.shape[1:]), x.dtype)
     compiled = is_traced() or compiler.is_compiling()
-    # What fails behind the layers is of no concern.
+    # Errors after the last wanted layer are ignored.
     whole = bool(unnamed) and not ends and not compiled and key not in _once.setdefault(backbone, set())
     outputs: dict[str, Any] = {}
     visited: set[str] = set()

@@ -229,7 +229,7 @@ def _tokens(layout: Callable[[], Layout]) -> Layout | None:
     """Return the layout of tokens, or None where it cannot be known or there are none."""
     try:
         token_layout = layout()
-    except Exception:  # it is for a hint only: what it may be does not matter
+    except Exception:  # any failure only costs a hint
         return None
     return None if token_layout.tokens is None else token_layout
 

@@ -65,7 +65,7 @@ def find_token_layout(
     Raises:
         ValueError: it cannot be determined.
     """
-    # Written into a network, another number of tokens changes the shape.
+    # The shape is part of the key, since somebody may add tokens to the network.
     sizes = None if output is None else [*output.shape]
     if sizes is not None and x.shape[0] in sizes:  # once: a grid may have as many rows as there are images
         sizes[sizes.index(x.shape[0])] = -1

@@ -41,7 +41,7 @@ class Columns:
 
 
 def join_columns(parts: Sequence[Table], members: Sequence[int]) -> Table:
-    """Return the columns of some targets each, which bear these numbers, as one table in the order of the numbers."""
+    """Join tables of different targets, and sort their columns by the index of the target."""
     first = parts[0]
     if len(parts) == 1:
         return first
@@ -51,7 +51,7 @@ def join_columns(parts: Sequence[Table], members: Sequence[int]) -> Table:
 
 
 def order_columns(tensors: Sequence[Tensor], members: Sequence[int], dim: int = 1) -> Tensor:
-    """Return tensors joined along a dimension whose places bear these numbers, in the order of the numbers."""
+    """Concatenate tensors along a dimension, sorted by the index of the target."""
     whole = tensors[0] if len(tensors) == 1 else torch.cat(list(tensors), dim)
     if list(members) == sorted(members):
         return whole

@@ -99,7 +99,7 @@ def kept_on_devices(make: Callable[..., Any]) -> Callable[..., Tensor]:
 
 
 def lasts(constant: Tensor) -> bool:
-    """Return whether a constant is a tensor of its own: a trace's tensors mean nothing behind it."""
+    """Return False for a trace's tensor, which is meaningless outside the trace."""
     return type(constant) is Tensor and not is_traced()
 
 

@@ -10,7 +10,7 @@ _BETWEEN = {__name__.partition(".")[0], "pytorch_grad_cam", "torch", "contextlib
 
 
 class Way(str):
-    """A workaround that is an argument in Python, and an option with its own wording on the command line."""
+    """A fix that names a Python argument; the command line replaces it with its own option."""
 
     argument: str
 

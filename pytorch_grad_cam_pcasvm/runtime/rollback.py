@@ -54,7 +54,7 @@ class Rollback:
         if _open:
             _recover()
         frame = sys._getframe(1)
-        # Those of generators, and of entering them, may be off the stack while a context that they entered is open.
+        # Skip frames of generators and `__enter__`: they return before the context that they opened closes.
         while frame.f_back is not None and (
             frame.f_code.co_flags & _SUSPENDED
             or frame.f_code.co_name == "__enter__"

@@ -211,7 +211,7 @@ class Recorder(DispatchMode):
         if not self.tape.roots:
             self._in_inference = torch.is_inference_mode_enabled()
         with self.tracker.paused():
-            # A layer may give its input back, which is another value where it is used besides.
+            # A layer may return its input: give the output an identity of its own, as others may use the input, too.
             following = output.detach()
             source = self.tracker.find_value(output) if id(output) in self.tracker.aliases else None
             index = self.tracker.add_value(following, smooth=True, keep=True)

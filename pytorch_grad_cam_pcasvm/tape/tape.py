@@ -254,7 +254,7 @@ class Tape:
                     result = self.called(step, values)
                 for output, tensor in zip(step.outputs, [result] if step.single else result, strict=True):
                     if output is not None:
-                        # What was written into has its own precision, whatever the source's.
+                        # A write keeps the dtype of its destination.
                         values[output] = tensor.to(self.values[output].dtype)
                         if tensor.shape != self.values[output].shape:
                             raise NoClosedFormError(

@@ -345,14 +345,14 @@ class _Search:
         if ends[low] * ends[high] > 0:  # one of them is zero but for rounding, which is another in a larger batch
             place = min(ends, key=lambda end: abs(ends[end]))
         else:
-            # As near as doubles come; a zero at the start itself would be halved for ever.
+            # The tightest tolerance of brentq; xtol must be above 0, or it never ends if the zero is at the start.
             place = brentq(value, low, high, xtol=1e-300, rtol=4 * torch.finfo(torch.float64).eps, disp=False)
         return start + place * step
 
     def _in_rounding(self, x: Tensor, value: Tensor, step: Tensor) -> Tensor | None:
         """Return the zero beside a point at which a Newton step is lost in rounding; None if that is not the reason.
 
-        Where the terms of a decision cancel, no tolerance relative to its value tells what rounding is. But multiples
+        If the terms of a decision cancel, rounding exceeds any tolerance relative to its value. But multiples
         of the step cross the zero, and from there on the value is what the gradient says, however large they are.
         """
         lengths = 2.0 ** torch.arange(1, 64, dtype=x.dtype, device=x.device)

@@ -239,7 +239,7 @@ def _pull_back(
     head, trace, start_trace = output.head, output.head_trace, None if start is None else start.head_trace
     sizes = None
     if start_trace is not None and head.enumerated is not None and [*seeds] == [len(head.stages)]:
-        # In two steps: between them are the Shapley values.
+        # Pull back in two steps: the gradient in between, times the change, is the Shapley value.
         place = len(head.stages) - 1
         slopes, _ = head.pullback(trace, seeds, start_trace, place, sampling)
         sizes = (slopes * _change(trace, start_trace, place)).abs().sum(-1)

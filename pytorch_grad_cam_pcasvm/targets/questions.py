@@ -37,7 +37,7 @@ class Question:
             the target means the same in all images.
         positions: of dense features those that it is about; None: it takes all scores of an image, or these have none.
         at: the place of the target, as it was asked.
-        own: of callables of a user's, that of each image; None: all images have the target.
+        own: one callable of the user for each image; None: all images share the target.
     """
 
     target: Any
@@ -93,7 +93,7 @@ class Question:
         return target if self.at is None else target.at_place(self.at)
 
     def list_boundaries(self, head: Head | None, *, apart: bool = False) -> tuple[list[Any], Tensor | None]:
-        """Return targets with one boundary each, and the number of each image's boundary, (N,); None: the only one.
+        """Return the distinct boundaries, and for each image the index of its own, (N,); None if there is one.
 
         Where a target has none it is None, for the training mean, or ``BESIDE_MEAN`` if the head has no gradient.
 

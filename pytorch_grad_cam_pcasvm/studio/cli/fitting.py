@@ -310,7 +310,7 @@ def _with_labels(
     if unit == "patches" or options.search:
         pipeline, fitted, about = _fit_unchosen(options, training, labels, unit, own)
     else:
-        if options.classifier not in CLASSIFIERS:  # another may be none, which is told before anything is chosen
+        if options.classifier not in CLASSIFIERS:  # refuse what is no classifier before the search
             fit_classifier(options, features, labels, 0)
         as_typed, make = replace(options), partial(make_classifier, count=len(labels))
         choice = choose(options, features, labels, own, make)

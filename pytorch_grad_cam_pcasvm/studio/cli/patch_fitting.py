@@ -150,7 +150,7 @@ def _count_faults(own: Patches, number: int, normal: str) -> "Counter[str]":
 
 
 def _tell_unlearned(options: FitOptions, own: Patches, marked: Sequence[str], count: int, faulty: int) -> None:
-    """Say of how many photos the faults are too small for any patch to have their class, and which classes lack."""
+    """Print how many photos have faults too small for any patch, and which classes no patch has."""
     if not count:
         return
     lacking = [name for name in marked if name not in own.labels]

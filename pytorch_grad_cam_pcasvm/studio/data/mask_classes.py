@@ -93,7 +93,7 @@ class MaskClasses:
             only_inside: no classes are wanted, only what is inside of any.
 
         Raises:
-            ValueError: nobody can say; the message says why.
+            ValueError: the values are ambiguous; the message says why.
         """
         if any(mask.kind == "colour" for mask in masks):
             return _class_colours(root, masks)
