@@ -26,7 +26,7 @@ from pytorch_grad_cam_pcasvm import (
     PCASVMNet,
     RelevanceCAM,
 )
-from pytorch_grad_cam_pcasvm.runtime.device import no_looks
+from pytorch_grad_cam_pcasvm.runtime.device import forbid_sync
 
 # Questions, views by another name, and zeros that are never made.
 NO_LAUNCH = ("is_same_size", "_has_same_storage_numel", "_unsafe_view", "_efficientzerotensor", "promote_types")
@@ -49,7 +49,7 @@ class Kernels(TorchDispatchMode):
 
 def counted(call: Callable[[], Any]) -> Counter[str]:
     """Return the kernels of a second call."""
-    with torch.no_grad(), no_looks():  # as on a GPU
+    with torch.no_grad(), forbid_sync():  # as on a GPU
         call()
         with Kernels() as kernels:
             call()

@@ -208,14 +208,14 @@ FASTER = {
     "head/log_ratio.py Line._at_once": (
         *("is_traced()", "self.start.shape", "images * self.start[:, 0].numel() ->", "-> _AT_ONCE", "max(1"),
     ),
-    "calculus/relevance.py _shared": ("may_look",),
-    "calculus/backward.py Walk._add_cotangent": ("type(part)", "type(parts[0])"),
-    "calculus/backward.py Walk._pull_arguments": ("without one.shape[dim] > 1",),
-    "calculus/backward.py Walk._followed": ("without step.rule.same_for_all",),
-    "calculus/backward.py Walk._verify": ("without key in self.tape.verified",),
+    "calculus/relevance.py _shared": ("can_sync",),
+    "calculus/backward.py TapePullback._add_cotangent": ("type(part)", "type(parts[0])"),
+    "calculus/backward.py TapePullback._pull_arguments": ("without one.shape[dim] > 1",),
+    "calculus/backward.py TapePullback._followed": ("without step.rule.same_for_all",),
+    "calculus/backward.py TapePullback._verify": ("without key in self.tape.verified",),
     "calculus/affine.py AffineBeginning.isolate_players": ("not self.tape.keeps_numbers(step) ->",),
     "calculus/affine.py AffineBeginning.run_rows": ("without self._interchangeable",),
-    "calculus/affine.py AffineBeginning._interchangeable": ("may_look",),
+    "calculus/affine.py AffineBeginning._interchangeable": ("can_sync",),
     "calculus/affine.py AffineBeginning._interchangeable.repeats": (
         "tensor.shape[:1] != recorded.shape[:1]",
         "tensor - tensor[:1] -> ",
@@ -252,15 +252,15 @@ FASTER = {
     "rules/cotangents.py BehindDense.times": ("FEW",),
     "rules/cotangents.py through_sums": ("numel() == 1", "LARGE"),
     "rules/cotangents.py _products": ("_BLOCK",),
-    "rules/cotangents.py by_weight": ("_MANY", "may_look", "active is not None"),
-    "rules/cotangents.py reached": ("LARGE", "may_look", "0.8"),
+    "rules/cotangents.py by_weight": ("_MANY", "can_sync", "active is not None"),
+    "rules/cotangents.py reached": ("LARGE", "can_sync", "0.8"),
 }
 # Mutant: why no test can kill it.
 EQUIVALENT: dict[str, str] = {
     # Tiles.
     "network/tiles.py TiledNet._cut_blocks: without is_traced()": TRACED,
     "path/record.py ClosedFormPass.run_from: without not is_traced()": TRACED,
-    "path/blocks.py BlockPass._list_seeing: without not may_look(of_tiles)": UNSEEN,
+    "path/blocks.py BlockPass._list_seeing: without not can_sync(of_tiles)": UNSEEN,
     "path/blocks.py BlockPass._list_seeing: without not self.backbone.source.dense": "saves a look at pooled features",
     "path/blocks.py BlockPass.averages: without not self.backbone.source.dense": "is asked of pooled features alone",
     "tape/overlapping.py overlapping_write: without all((_is_one_number(item) for item in (*rest, *options.values())))": (  # noqa: E501
@@ -310,7 +310,7 @@ EQUIVALENT: dict[str, str] = {
     "head/log_ratio.py Evidence.secant: here.abs() + at_start.abs() -> at_start.abs()": BOUND,
     "head/log_ratio.py Evidence._compute_terms: self.log_intercept.unsqueeze(-1) -> "
     "self.log_intercept.unsqueeze(-2)": "both are (2, 1, 1)",
-    "head/log_ratio.py LogRatio._list_gradient_rows: without may_look(seed)": UNSEEN,
+    "head/log_ratio.py LogRatio._list_gradient_rows: without can_sync(seed)": UNSEEN,
     "targets/decisions.py SVMTarget._find_word: without isinstance(self.versus, str)": (
         "it is compared with words, and only a word equals one"
     ),
@@ -320,27 +320,27 @@ EQUIVALENT: dict[str, str] = {
     "calculus/relevance.py propagate_relevance: without output in values": UNREACHED,
     "calculus/relevance.py _shared: x < 0 -> x <= 0": NOTHING,
     "calculus/relevance.py _shared: without ref.index in values": UNREACHED,
-    "calculus/backward.py Walk.sums.keeps: without step.rule is not None": NO_RULE,
-    "calculus/backward.py Walk._region: without step.rule is None": NO_RULE,
-    "calculus/backward.py Walk._behind: without step.first != Ref(line[-1])": (
+    "calculus/backward.py TapePullback.sums.keeps: without step.rule is not None": NO_RULE,
+    "calculus/backward.py TapePullback._region: without step.rule is None": NO_RULE,
+    "calculus/backward.py TapePullback._behind: without step.first != Ref(line[-1])": (
         "no step gives back the numbers or the sums of another argument than its first"
     ),
-    "calculus/backward.py Walk._pull_arguments: without isinstance(one, Cotangent)": (
+    "calculus/backward.py TapePullback._pull_arguments: without isinstance(one, Cotangent)": (
         "a norm is pulled back from what is one"
     ),
-    "calculus/backward.py Walk._tokens: without step.rule is None": NO_RULE,
-    "calculus/backward.py Walk._pair_cotangents: without isinstance(argument, Ref)": (
+    "calculus/backward.py TapePullback._tokens: without step.rule is None": NO_RULE,
+    "calculus/backward.py TapePullback._pair_cotangents: without isinstance(argument, Ref)": (
         "torch's tensors have a method of this name, which is no value of the tape"
     ),
-    "calculus/backward.py Walk._verify: self.start is None -> self.start is not None": "it tells two walks apart",
-    "calculus/backward.py Walk._verify: without self.start is not None": "what fails there, the walk refuses",
-    "calculus/backward.py Walk._pair_cotangents: without tokens is not None": (
+    "calculus/backward.py TapePullback._verify: self.start is None -> self.start is not None": "it tells two apart",
+    "calculus/backward.py TapePullback._verify: without self.start is not None": "what fails there, the walk refuses",
+    "calculus/backward.py TapePullback._pair_cotangents: without tokens is not None": (
         "without a range of tokens, no dimension is given"
     ),
-    "calculus/backward.py Walk._pull_arguments: one.shape[dim] > 1 -> one.shape[dim] >= 1": (
+    "calculus/backward.py TapePullback._pull_arguments: one.shape[dim] > 1 -> one.shape[dim] >= 1": (
         "of one token the sum is what it is"
     ),
-    "calculus/backward.py Walk.token_sums: self.value.narrow(dim, 0, 1) -> self.value.narrow(dim, 1, 1)": (
+    "calculus/backward.py TapePullback.token_sums: self.value.narrow(dim, 0, 1) -> self.value.narrow(dim, 1, 1)": (
         "its shape is asked for"
     ),
     "tape/tape.py Tape.averages_positions: without rule.secant != 'linear'": (
@@ -509,8 +509,8 @@ EQUIVALENT: dict[str, str] = {
     "methods/boundary_path.py leave_jump: without is_traced()": TRACED,
     "methods/boundary_path.py leave_jump: output.head_trace.values[0].mean(0) -> "
     "output.head_trace.values[0].sum(0)": "the mean is one row",
-    "methods/contributions.py ContributionCAM.compute: without may_look(maps)": UNSEEN,
-    "methods/contributions.py LIFTCAM.compute: without may_look(weights)": UNSEEN,
+    "methods/contributions.py ContributionCAM.compute: without can_sync(maps)": UNSEEN,
+    "methods/contributions.py LIFTCAM.compute: without can_sync(weights)": UNSEEN,
     "methods/contributions.py LIFTCAM.compute: torch.cat([weights, *left], -1) -> torch.cat([weights], -1)": (
         "what Shapley values leave out is rounding"
     ),

@@ -10,7 +10,7 @@ from torch.nn import functional as F  # noqa: N812 - torch's own habit
 
 from pytorch_grad_cam_pcasvm.rules.cotangents import player_rows
 from pytorch_grad_cam_pcasvm.rules.rule import mixes_images
-from pytorch_grad_cam_pcasvm.runtime.device import may_look
+from pytorch_grad_cam_pcasvm.runtime.device import can_sync
 from pytorch_grad_cam_pcasvm.tape.step import Ref, Step
 from pytorch_grad_cam_pcasvm.tape.tape import Tape, has_gradient
 
@@ -107,7 +107,7 @@ class AffineBeginning:
     def _interchangeable(self) -> bool:
         """Whether all steps behind the value are known to treat the rows of all images alike."""
         recorded = self.value
-        if not may_look(recorded):
+        if not can_sync(recorded):
             return False  # every image has its own: slower, and right as well
         if len(recorded) == 1:
             return True

@@ -17,7 +17,7 @@ from torch import Tensor
 from pytorch_grad_cam_pcasvm.calculus.foreign import misfit, verify
 from pytorch_grad_cam_pcasvm.calculus.secants import PathStart, through_secant
 from pytorch_grad_cam_pcasvm.rules.cotangents import Cotangent, Part, Shared, added, cotangent
-from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError, Way
+from pytorch_grad_cam_pcasvm.runtime.errors import Fix, NoClosedFormError
 from pytorch_grad_cam_pcasvm.tape.step import Ref, Step, TokenRange, operation, values_in
 from pytorch_grad_cam_pcasvm.tape.tape import Tape
 
@@ -74,12 +74,12 @@ class Pullback:
 AUTOGRAD = "use autograd on the path, as ClosedFormGradCAM(net, [layer], jacobian='autograd')"
 
 
-class Walk(Pullback):
+class TapePullback(Pullback):
     """The pullback of K targets along a tape.
 
     Args:
         tape: the path.
-        seeds: for every tensor of its output the derivatives of K targets, (K, *its shape), or None.
+        output_gradients: for every tensor of its output the derivatives of K targets, (K, *its shape), or None.
         name: of the target layer.
         start: of secants; None: gradients.
         heads: keep the heads of the first attention apart, as so many targets in place of each.
@@ -88,7 +88,7 @@ class Walk(Pullback):
     def __init__(
         self,
         tape: Tape,
-        seeds: Sequence[Tensor | None],
+        output_gradients: Sequence[Tensor | None],
         name: str,
         start: PathStart | None = None,
         *,
@@ -102,11 +102,11 @@ class Walk(Pullback):
         # What other branches bring changes from the start, too.
         self.smooth = self.path if start is None else tape.following(*start.roots)[1]
         self.cotangents: dict[int, list[Cotangent]] = {}
-        self.like = next(seed for seed in seeds if seed is not None)
+        self.like = next(seed for seed in output_gradients if seed is not None)
         self.count = len(self.like)
         self._verify()
         self.attention = self._first_attention() if heads else None
-        for index, seed in zip(tape.outputs, seeds, strict=True):
+        for index, seed in zip(tape.outputs, output_gradients, strict=True):
             if index in self.path and seed is not None:
                 self._add_cotangent(index, Cotangent(seed))
 
@@ -420,7 +420,7 @@ def no_rule(tape: Tape, step: Step) -> NoClosedFormError:
 
 def advice(reason: str, *ways_out: str) -> list[str]:
     """Return the arguments of a NoClosedFormError, with the way out that every path has."""
-    return [reason, *ways_out, Way(AUTOGRAD, "jacobian")]
+    return [reason, *ways_out, Fix(AUTOGRAD, "jacobian")]
 
 
 def _as_given(*words: str) -> list[str]:

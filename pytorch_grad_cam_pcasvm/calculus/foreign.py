@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.rules.cotangents import Cotangent, cotangent
 from pytorch_grad_cam_pcasvm.rules.rule import Call, Rule
-from pytorch_grad_cam_pcasvm.runtime.device import may_look
+from pytorch_grad_cam_pcasvm.runtime.device import can_sync
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError
 from pytorch_grad_cam_pcasvm.runtime.rollback import without_inference
 from pytorch_grad_cam_pcasvm.tape.step import Ref, Step, list_tensors, values_in
@@ -31,11 +31,13 @@ def verify(tape: Tape, step: Step, path: set[int], here: Call, base: Call | None
     """
     rule, outputs = step.rule, [y for y in list_tensors([here.y]) if has_gradient(y)]
     numbers = [x for x in (*list_tensors(here.args), *outputs) if has_gradient(x)]
-    if rule is None or not outputs or not may_look(outputs[0]) or not all(bool(x.isfinite().all()) for x in numbers):
+    if rule is None or not outputs or not can_sync(outputs[0]) or not all(bool(x.isfinite().all()) for x in numbers):
         return
     generator = torch.Generator().manual_seed(0)
-    seeds = [torch.randn((1, *y.shape), generator=generator, dtype=torch.float64, device="cpu").to(y) for y in outputs]
-    grad = seeds[0] if isinstance(here.y, Tensor) else tuple(seeds)
+    output_gradients = [
+        torch.randn((1, *y.shape), generator=generator, dtype=torch.float64, device="cpu").to(y) for y in outputs
+    ]
+    grad = output_gradients[0] if isinstance(here.y, Tensor) else tuple(output_gradients)
     eps = max(torch.finfo(tape.values[i].dtype).eps for i in (*step.inputs, *step.outputs) if i in path)
     pulled = rule.pulled(here if base is not None else _hide_unneeded(step, rule, path, here), grad, base)
     parts = pulled if isinstance(pulled, tuple) and not step.is_layer else (pulled,)
@@ -45,7 +47,7 @@ def verify(tape: Tape, step: Step, path: set[int], here: Call, base: Call | None
     _verify_tokens(step, rule, tape, path, here, grad, base)
     terms = [(ref, torch.zeros(tape.values[ref.index].shape) if part is None else part) for ref, part in pairs]
     if base is not None:
-        _verify_secant(step, terms, here, base, seeds, eps)  # type: ignore[arg-type]
+        _verify_secant(step, terms, here, base, output_gradients, eps)  # type: ignore[arg-type]
         return
     leaves = {ref.index: tape.values[ref.index].clone() for ref, _ in terms}
     try:
@@ -55,7 +57,7 @@ def verify(tape: Tape, step: Step, path: set[int], here: Call, base: Call | None
             # A step in place may not write into a leaf.
             result = tape.called(step, {index: leaf.clone() for index, leaf in leaves.items()})
             ends = [y for y in list_tensors([result]) if has_gradient(y)]
-            grad_outputs = [seed[0].to(y) for y, seed in zip(ends, seeds, strict=True)]
+            grad_outputs = [seed[0].to(y) for y, seed in zip(ends, output_gradients, strict=True)]
             expected = torch.autograd.grad(ends, list(leaves.values()), grad_outputs, allow_unused=True)
     except RuntimeError:
         return  # what autograd cannot differentiate: the rule is all there is
@@ -71,7 +73,7 @@ def verify(tape: Tape, step: Step, path: set[int], here: Call, base: Call | None
                 else f"the rule of {step.name} returns NaN (does it read a tensor that needs= leaves out?)",
                 "correct it in @register_jacobian",
             )
-    _verify_sums(step, tape, terms, seeds, eps)
+    _verify_sums(step, tape, terms, output_gradients, eps)
 
 
 def misfit(step: Step, error: Exception, *, secant: bool) -> str:
@@ -153,10 +155,10 @@ def _pairs(arguments: Any, parts: Any, path: set[int]) -> Iterator[tuple[Ref, Te
 
 
 def _verify_sums(
-    step: Step, tape: Tape, pairs: Sequence[tuple[Ref, Tensor]], seeds: Sequence[Tensor], eps: float
+    step: Step, tape: Tape, pairs: Sequence[tuple[Ref, Tensor]], output_gradients: Sequence[Tensor], eps: float
 ) -> None:
     """Refuse a wrong claim that sums over positions stay the same."""
-    (_, part), seed = pairs[0], seeds[0][0].double()
+    (_, part), seed = pairs[0], output_gradients[0][0].double()
     if min(seed.dim(), part.dim()) < 2 or part.shape[:2] != seed.shape[:2]:
         return
     if tape.keeps_sums(step):
@@ -177,13 +179,13 @@ def _verify_secant(
     pairs: Sequence[tuple[Ref, Tensor]],
     here: Call,
     start: Call,
-    seeds: Sequence[Tensor],
+    output_gradients: Sequence[Tensor],
     eps: float,
 ) -> None:
     """Refuse a secant for which J (x - x0) is not f(x) - f(x0)."""
     numbers = {ref: (x, x0) for ref, x, x0 in values_in(step.arguments, here.args, start.args)}
     inputs = [(part, *(x.double() for x in numbers[ref])) for ref, part in pairs]
-    ends = zip(seeds, list_tensors([here.y]), list_tensors([start.y]), strict=True)
+    ends = zip(output_gradients, list_tensors([here.y]), list_tensors([start.y]), strict=True)
     outputs = [(seed[0].double(), y.double(), y0.double()) for seed, y, y0 in ends]
     sums = [sum(float((part * (x - x0)).sum()) for part, x, x0 in terms) for terms in (inputs, outputs)]
     # Not the sum of their sizes: what is wrong here and there cancels among random seeds, as rounding does.

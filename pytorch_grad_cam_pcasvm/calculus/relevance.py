@@ -7,7 +7,7 @@ from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.rules.cotangents import cotangent
 from pytorch_grad_cam_pcasvm.rules.rule import Call
-from pytorch_grad_cam_pcasvm.runtime.device import may_look
+from pytorch_grad_cam_pcasvm.runtime.device import can_sync
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError
 from pytorch_grad_cam_pcasvm.tape.step import Ref, Step, values_in
 from pytorch_grad_cam_pcasvm.tape.tape import Tape
@@ -62,7 +62,7 @@ def _shared(tape: Tape, step: Step, shares: dict[int, Tensor], values: set[int])
     tensors = {index: tape.values[index].to(share.dtype) for index in inputs}
     signed = [{index: x.clamp(min=0) for index, x in tensors.items()}]
     # Where nothing is negative a second call gives zeros.
-    if weighted and any(not may_look(x) or bool((x < 0).any()) for x in tensors.values()):
+    if weighted and any(not can_sync(x) or bool((x < 0).any()) for x in tensors.values()):
         signed.append({index: x.clamp(max=0) for index, x in tensors.items()})
     resolved = step.resolve(tape.values, set(), share.dtype)
     calls = []

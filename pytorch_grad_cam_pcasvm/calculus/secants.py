@@ -12,7 +12,7 @@ from torch import Tensor
 from pytorch_grad_cam_pcasvm.rules.cotangents import cotangent
 from pytorch_grad_cam_pcasvm.rules.registry import unbroadcast
 from pytorch_grad_cam_pcasvm.rules.rule import Call
-from pytorch_grad_cam_pcasvm.runtime.device import may_look
+from pytorch_grad_cam_pcasvm.runtime.device import can_sync
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError
 from pytorch_grad_cam_pcasvm.tape.step import Ref, Step, values_in
 
@@ -84,7 +84,7 @@ def _where_switched(step: Step, here: Call, base: Call, smooth: set[int], grad: 
     size = sum((change.square() for change in changes.values()), torch.zeros_like(here.y))
     dy = here.y - base.y
     jumps = (size == 0) & (dy != 0) & (grad != 0)
-    if may_look(jumps) and bool(jumps.any()):
+    if can_sync(jumps) and bool(jumps.any()):
         raise NoClosedFormError(
             f"{step.name} jumps between the baseline and the activations: a comparison changes, but none of the "
             "numbers that it chooses between does",

@@ -20,7 +20,7 @@ from pytorch_grad_cam_pcasvm.head.decisions import Decision, Ensemble, KernelSVM
 from pytorch_grad_cam_pcasvm.head.kernels import RBF, squared_distances
 from pytorch_grad_cam_pcasvm.head.stage import USUAL, Conditions, Scaled, Stage
 from pytorch_grad_cam_pcasvm.head.stages import Chain
-from pytorch_grad_cam_pcasvm.runtime.device import is_traced, kept_on_devices, may_look
+from pytorch_grad_cam_pcasvm.runtime.device import can_sync, is_traced, kept_on_devices
 
 # A line is integrated over in so many intervals, of which as many as _HALVED are halved in each of _ROUNDS.
 _INTERVALS, _HALVED, _ROUNDS = 8, 8, 10
@@ -58,7 +58,7 @@ class LogRatio(Stage):
             )
         self.svm, self.gamma = svm, svm.kernel.gamma
         self.n_inputs, self.n_outputs = svm.n_inputs, svm.n_outputs
-        if may_look(svm.intercept) and not all(evidence.has_both_sides() for evidence in self._evidence()):
+        if can_sync(svm.intercept) and not all(evidence.has_both_sides() for evidence in self._evidence()):
             raise ValueError(
                 "LogRatioTarget needs terms for and against, but all support vectors of this SVM and its intercept "
                 "speak for one side: use SVMTarget"
@@ -83,7 +83,7 @@ class LogRatio(Stage):
     def _list_gradient_rows(self, x: Tensor, grad: Tensor, slope: "Callable[[Evidence], Tensor]") -> Scaled:
         rows = []
         for seed, evidence in zip(grad.unbind(-1), self._evidence(), strict=True):
-            if may_look(seed) and not bool(seed.any()):
+            if can_sync(seed) and not bool(seed.any()):
                 rows.append(torch.zeros_like(x))  # a pair that no target is about
             else:
                 rows.append(slope(evidence))

@@ -74,7 +74,7 @@ class Measure(NamedTuple):
         return self.limit if self.is_share else self.limit * (1 + 1 / count)
 
 
-class Step(NamedTuple):
+class MeasuredStep(NamedTuple):
     """A stage, the places of its input and output, and its input for features that are all zero."""
 
     stage: Any
@@ -104,17 +104,17 @@ def list_measures(stages: Sequence[Any], width: int | None) -> list[Measure]:
     return measures
 
 
-def _steps(stages: Sequence[Any], before: Place, zeros: Tensor, *, inner: bool = False) -> Iterator[Step]:
+def _steps(stages: Sequence[Any], before: Place, zeros: Tensor, *, inner: bool = False) -> Iterator[MeasuredStep]:
     """Yield the stages one after another; of several side by side the first, which stands for the others."""
     for previous, stage in zip([None, *stages], stages, strict=False):
         if previous is not None:
             before, zeros = before.move_behind(previous, inner=inner), previous.evaluate(zeros)[0]
-        yield Step(stage, before, before.move_behind(stage, inner=inner), zeros)
+        yield MeasuredStep(stage, before, before.move_behind(stage, inner=inner), zeros)
         if isinstance(stage, Union):
             yield from _steps(list(stage.members[0].stages), before, zeros, inner=True)
 
 
-def _measure_step(step: Step) -> Iterator[Measure]:
+def _measure_step(step: MeasuredStep) -> Iterator[Measure]:
     stage = step.stage
     if stage.facts.count < _ENOUGH:
         return
@@ -132,7 +132,7 @@ def _measure_step(step: Step) -> Iterator[Measure]:
         yield from _measure_machine(step, _sample_points(stage.support_vectors))
 
 
-def _measure_scaler(step: Step) -> Iterator[Measure]:
+def _measure_scaler(step: MeasuredStep) -> Iterator[Measure]:
     """Yield the share of a scaler's output that is far from its output for the training images."""
     low, high = step.stage.facts.low, step.stage.facts.high
     if low is not None and high is not None:
@@ -148,7 +148,7 @@ def _measure_scaler(step: Step) -> Iterator[Measure]:
             yield Measure("scaled", step.after, _root_mean_square, _FAR_ALTOGETHER, words)
 
 
-def _measure_projection(step: Step) -> Iterator[Measure]:
+def _measure_projection(step: MeasuredStep) -> Iterator[Measure]:
     """Yield how far images are from the mean of the training images: within components, outside, and towards zero."""
     stage = step.stage
     mean = as_array(stage.mean)
@@ -198,7 +198,7 @@ def _towards_zero(place: Place, mean: np.ndarray, direction: np.ndarray, varianc
     return Measure("towards zero", place, partial(_measure_along, mean, direction, deviation), _FAR, words)
 
 
-def _measure_points(step: Step, points: np.ndarray) -> Iterator[Measure]:
+def _measure_points(step: MeasuredStep, points: np.ndarray) -> Iterator[Measure]:
     """Yield how far images are from training images."""
     if step.is_first:
         yield from _measure_norms(step, points)
@@ -213,7 +213,7 @@ def _measure_points(step: Step, points: np.ndarray) -> Iterator[Measure]:
         yield _towards_zero(step.before, mean, direction, ((points - mean) @ direction).var(), spread)
 
 
-def _measure_machine(step: Step, points: np.ndarray) -> Iterator[Measure]:
+def _measure_machine(step: MeasuredStep, points: np.ndarray) -> Iterator[Measure]:
     """Yield how far images are from the support vectors, which are a part of the training set, and not any part."""
     stage, zeros = step.stage, as_array(step.zeros)
     if step.is_first:
@@ -235,7 +235,7 @@ def _measure_machine(step: Step, points: np.ndarray) -> Iterator[Measure]:
         yield Measure("range of sizes", step.before, distances, _OUT_OF_RANGE, words)
 
 
-def _measure_norms(step: Step, points: np.ndarray) -> Iterator[Measure]:
+def _measure_norms(step: MeasuredStep, points: np.ndarray) -> Iterator[Measure]:
     """Yield how much the norms of images differ from the training images' norm, if all of these have the same."""
     if len(points) < _ENOUGH or points.shape[1] < 4:
         return

@@ -17,9 +17,9 @@ from pytorch_grad_cam_pcasvm.head.measures import Measure, list_measures
 from pytorch_grad_cam_pcasvm.head.shared import bring_forward
 from pytorch_grad_cam_pcasvm.head.stage import (
     USUAL,
-    Changed,
     Conditions,
-    Hookable,
+    HeadModule,
+    HookedOutput,
     Sampling,
     Scaled,
     Stage,
@@ -32,7 +32,7 @@ from pytorch_grad_cam_pcasvm.head.stage import (
 from pytorch_grad_cam_pcasvm.head.stages import Affine
 from pytorch_grad_cam_pcasvm.head.vote import Vote
 from pytorch_grad_cam_pcasvm.runtime.device import full_precision, is_traced, precision
-from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError, Way, refuse
+from pytorch_grad_cam_pcasvm.runtime.errors import Fix, NoClosedFormError, refuse
 from pytorch_grad_cam_pcasvm.runtime.rollback import without_inference
 from pytorch_grad_cam_pcasvm.runtime.torch_private import tree_map, tree_map_only
 
@@ -79,7 +79,7 @@ class HeadTrace:
         return HeadTrace(values, saved, traces[0].eps)
 
 
-class Stack(Hookable):
+class Stack(HeadModule):
     """The stages after a backbone, in float64 (float32 if the device has no float64).
 
     Args:
@@ -224,7 +224,7 @@ class Stack(Hookable):
         values = [torch.cat(parts) for parts in zip(*(trace.values for trace in traces), strict=True)]
         return HeadTrace(values, [], traces[0].eps)
 
-    def evaluate(self, features: Tensor) -> tuple[HeadTrace, Changed | None]:
+    def evaluate(self, features: Tensor) -> tuple[HeadTrace, HookedOutput | None]:
         """Return the trace of features (N, D), of any floating-point dtype, in the head's precision; and None."""
         if self.n_features not in (None, features.shape[-1]):
             several, rest = divmod(features.shape[-1], self.n_features)
@@ -233,7 +233,7 @@ class Stack(Hookable):
             refuse(
                 ValueError,
                 f"the head was fitted on {self.n_features} features, but the backbone gives {features.shape[-1]}",
-                Way(
+                Fix(
                     "name the layer that the features came from, and their pool: PCASVMNet(backbone, head, layer=..., "
                     "pool=...)",
                     "layer",
@@ -343,7 +343,7 @@ class Stack(Hookable):
             here = stage.attach_conditions(here, conditions)
             if scaled is not None:
                 scaled = pulled_through(stage, scaled, here, *starts)
-            elif isinstance(here, Changed):
+            elif isinstance(here, HookedOutput):
                 raise here.no_closed_form()
             else:
                 scaled = stage.jacobian(here, y)

@@ -25,7 +25,7 @@ from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError
 from pytorch_grad_cam_pcasvm.runtime.torch_private import has_global_hook
 
 
-class Hookable(nn.Module):
+class HeadModule(nn.Module):
     """A module whose ``evaluate`` computes its output and saves the numbers for its pullback."""
 
     if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class Hookable(nn.Module):
         return y
 
 
-class Changed:
+class HookedOutput:
     """Stands for the saved numbers of a module whose output a hook has changed."""
 
     def __init__(self, module: nn.Module) -> None:
@@ -62,8 +62,8 @@ class Changed:
         )
 
 
-def run(module: Hookable, x: Tensor) -> tuple[Any, Any]:
-    """Return ``module.evaluate(x)`` with the module's hooks; saved is a ``Changed`` where they change something."""
+def run(module: HeadModule, x: Tensor) -> tuple[Any, Any]:
+    """Return ``module.evaluate(x)`` with the module's hooks; saved is a ``HookedOutput`` where they change it."""
     backward = module._backward_hooks or module._backward_pre_hooks
     if not (backward or module._forward_hooks or module._forward_pre_hooks or has_global_hook()):
         result = module.evaluate(x)
@@ -75,7 +75,7 @@ def run(module: Hookable, x: Tensor) -> tuple[Any, Any]:
     output = nn.Module.__call__(module, copied, results=results)
     received, y, copies, saved = results
     looked = received is copied and output is y and _same([copied, *_tensors(y)], [x, *copies])
-    return output, saved if looked and not backward else Changed(module)
+    return output, saved if looked and not backward else HookedOutput(module)
 
 
 def _tensors(y: Any) -> list[Tensor]:
@@ -176,7 +176,7 @@ class Facts:
 Scaled = tuple[Tensor, Tensor | None]
 
 
-class Stage(Hookable):
+class Stage(HeadModule):
     """One step of a head. Subclasses define ``evaluate(x) -> (y, saved)`` and ``pullback(saved, grad)``.
 
     There are only gradients, unless the stage is linear or defines ``secant(saved, saved0, grad)``, too.
@@ -297,7 +297,7 @@ def pulled_through(stage: Stage, scaled: Scaled, *saved: Any) -> Scaled:
     ``saved`` is what ``evaluate`` saved; if followed by what it saved at a start, the secant is used instead.
     """
     for end in saved:
-        if isinstance(end, Changed):
+        if isinstance(end, HookedOutput):
             raise end.no_closed_form()
     grad, before = scaled
     rule: Any = stage.pullback if len(saved) == 1 else stage.secant

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from pytorch_grad_cam_pcasvm.head import decisions, distances, elementwise, kernels, stages, vote
 from pytorch_grad_cam_pcasvm.head.enumerated import Enumerated
 from pytorch_grad_cam_pcasvm.head.stage import Facts, Stage
-from pytorch_grad_cam_pcasvm.runtime.errors import Way, refuse, warn
+from pytorch_grad_cam_pcasvm.runtime.errors import Fix, refuse, warn
 from pytorch_grad_cam_pcasvm.runtime.files import atomically
 from pytorch_grad_cam_pcasvm.runtime.formats import MODEL
 
@@ -304,7 +304,7 @@ def from_skops(data: bytes, trusted: Sequence[str] = ()) -> Any:
             ValueError,
             f"the head has parts of the types {', '.join(unknown)}, which are not read from files, "
             "as they may run code",
-            Way(f"if you trust them and the file, load it with trusted={unknown}", "trusted"),
+            Fix(f"if you trust them and the file, load it with trusted={unknown}", "trusted"),
         )
     return skops_io().loads(data, trusted=[*_TRUSTED, *trusted])
 

@@ -117,10 +117,10 @@ def at_place(components: SignedMaps, targets: Any, place: Any) -> tuple[SignedMa
 def _recombined(components: SignedMaps, reduction: Head | None, tail: Head | None, targets: list[Any]) -> SignedMaps:
     boundary = _boundary_of(components, tail, reduction)
     samplings = split_sampling(None if tail is None else tail.enumerated, USUAL.sampling)
-    seeds = (
+    output_gradients = (
         _differentiate_components(components, reduction, tail, targets, boundary, sampling) for sampling in samplings
     )
-    result = average_samples([compute_result(components, of_group) for of_group in seeds])
+    result = average_samples([compute_result(components, of_group) for of_group in output_gradients])
     output = _make_output(tail, 0, components.values)
     return SignedMaps(
         **vars(result),
@@ -135,20 +135,20 @@ def _recombined(components: SignedMaps, reduction: Head | None, tail: Head | Non
     )
 
 
-def compute_result(components: Any, seeds: OutputGradients) -> MethodResult:
+def compute_result(components: Any, output_gradients: OutputGradients) -> MethodResult:
     """Return the maps of targets by their gradients, or secants, with respect to the components.
 
     Args:
         components: the SignedMaps of all components, or what a method made of them.
-        seeds: the gradients.
+        output_gradients: the gradients.
     """
-    maps, weights, remainder, log_scale = combined(components, seeds.by_image, seeds.excess)
-    if seeds.remainder is not None:
-        left = (seeds.remainder * (-log_scale).exp()).to(maps)
+    maps, weights, remainder, log_scale = combined(components, output_gradients.by_image, output_gradients.excess)
+    if output_gradients.remainder is not None:
+        left = (output_gradients.remainder * (-log_scale).exp()).to(maps)
         remainder = left if remainder is None else remainder + left
     return MethodResult(
-        maps, weights, seeds.values, seeds.log_scale + log_scale, baseline_values=seeds.baseline_values,
-        remainder=remainder, effects=seeds.effects,
+        maps, weights, output_gradients.values, output_gradients.log_scale + log_scale,
+        baseline_values=output_gradients.baseline_values, remainder=remainder, effects=output_gradients.effects,
     )  # fmt: skip
 
 
@@ -195,12 +195,12 @@ def _differentiate_components(
             here, start = (_make_output(part, position, p) for p in (values, at_baseline))
             asked = [targets[k] for k in chosen]
             if boundary is not None and chosen is behind:
-                seeds = boundary.differentiate(here, asked, values.dtype, sampling=sampling)
+                output_gradients = boundary.differentiate(here, asked, values.dtype, sampling=sampling)
             else:
-                seeds = differentiate_targets(here, asked, values.dtype, start, sampling=sampling)
-            grads[:, chosen] = seeds.by_image
+                output_gradients = differentiate_targets(here, asked, values.dtype, start, sampling=sampling)
+            grads[:, chosen] = output_gradients.by_image
             for name, column in columns.items():
-                part = getattr(seeds, name)
+                part = getattr(output_gradients, name)
                 if part is not None:
                     column[:, chosen] = part
     return OutputGradients([grads.transpose(0, 1)], **columns)
@@ -250,13 +250,13 @@ def decision_steps(components: SignedMaps, head: Any, target: Any) -> tuple[Tens
         tail = copy.deepcopy(tail).to(components.values.device)
     with torch.no_grad():
         boundary, origin = _boundary_of(components, tail, reduction), components.baseline_values
-        seeds = _differentiate_components(components, reduction, tail, [target], boundary)
+        output_gradients = _differentiate_components(components, reduction, tail, [target], boundary)
         if boundary is not None:
             questions = resolve_targets([target], _make_output(tail, 0, components.values))
-            ((_, boundaries, which),) = questions.group_boundaries(tail, components.values.device)
-            origin = boundary.at(boundaries, which).features
+            ((_, boundaries, boundary_index),) = questions.group_boundaries(tail, components.values.device)
+            origin = boundary.at(boundaries, boundary_index).features
     assert origin is not None
-    return seeds.by_image[:, 0], origin.expand_as(components.values), seeds.log_scale[:, 0]
+    return output_gradients.by_image[:, 0], origin.expand_as(components.values), output_gradients.log_scale[:, 0]
 
 
 def combined(

@@ -15,7 +15,7 @@ from pytorch_grad_cam_pcasvm.maps.results import check_finite, divided, per_map,
 from pytorch_grad_cam_pcasvm.network.grid import upsample_maps
 from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput
 from pytorch_grad_cam_pcasvm.runtime.columns import PLAIN, SCALED, Columns, join_rows
-from pytorch_grad_cam_pcasvm.runtime.device import may_look
+from pytorch_grad_cam_pcasvm.runtime.device import can_sync
 from pytorch_grad_cam_pcasvm.runtime.pictures import as_pictures, overlaid
 from pytorch_grad_cam_pcasvm.runtime.torch_private import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 from pytorch_grad_cam_pcasvm.targets import PCATarget, decoded, encoded
@@ -361,7 +361,7 @@ class SignedMaps(Columns):
             raise ValueError(f"size must have {spatial} numbers for these maps, got {size}")
         negated = -self.maps if self.opposite is None else self.opposite
         part = torch.relu(self.maps if sign > 0 else negated)
-        if may_look(self.maps):
+        if can_sync(self.maps):
             name = "P+" if sign > 0 else "P-"
             warn_of_blanks(part, self.nu, lambda image, k: self.targets[k], self.output, f"{name} of ")
         if scale != "none":

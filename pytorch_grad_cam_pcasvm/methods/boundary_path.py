@@ -10,7 +10,7 @@ from torch import Tensor
 from pytorch_grad_cam_pcasvm.methods.run import Run
 from pytorch_grad_cam_pcasvm.network.inputs import Inputs
 from pytorch_grad_cam_pcasvm.network.outputs import HeadRun
-from pytorch_grad_cam_pcasvm.runtime.device import is_traced, may_look
+from pytorch_grad_cam_pcasvm.runtime.device import can_sync, is_traced
 from pytorch_grad_cam_pcasvm.runtime.errors import NoBoundaryError
 from pytorch_grad_cam_pcasvm.runtime.log import log_since, start_clock
 from pytorch_grad_cam_pcasvm.runtime.torch_private import tree_leaves
@@ -134,7 +134,7 @@ class PathBoundary:
         if is_traced():
             return self._kept[key].solution.activations if key in self._kept else None
         name, began = "all components" if key is None else key, start_clock()
-        can_look = may_look(self.mean)
+        can_look = can_sync(self.mean)
         state = None if can_look else _read_state(run)
         if key in self._kept and state == self._kept[key].state:
             former, features_norm, mean, _ = self._kept[key]
@@ -249,10 +249,10 @@ def _solved(
     def measure(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return how much is missing, the size of the terms that the values are sums of, and the step to the goal."""
         here = run.replay(layer, x)
-        seeds = here.output_gradients(targets)
-        slopes = here.pullback(seeds, layer).dense().flatten(1).to(seeds.values)
-        missing, scale = seeds.values - goal, seeds.log_scale.exp()
-        terms = (slopes * x.flatten().to(slopes)).abs().sum(1) + _measure_terms(seeds, here)
+        output_gradients = here.output_gradients(targets)
+        slopes = here.pullback(output_gradients, layer).dense().flatten(1).to(output_gradients.values)
+        missing, scale = output_gradients.values - goal, output_gradients.log_scale.exp()
+        terms = (slopes * x.flatten().to(slopes)).abs().sum(1) + _measure_terms(output_gradients, here)
         values = (missing / scale)[0]
         slopes, values = (numbers.nan_to_num(0, 0, 0) for numbers in (slopes, values))  # too far: not taken below
         step = -slopes.mT @ (torch.linalg.pinv(slopes @ slopes.mT, hermitian=True) @ values)
@@ -264,7 +264,7 @@ def _solved(
     damping, tolerance = torch.ones_like(size), min(max(1e-10, 64 * eps), 1e-3)
     # Values that cancel are no measure of what is nothing: the terms that they are sums of are.
     nothing = torch.maximum(tolerance * torch.maximum(distance, size), 2 * eps * terms)
-    can_look = may_look(start)
+    can_look = can_sync(start)
     for _ in range(_STEPS):
         if can_look and bool((distance <= nothing) | (damping < eps)):  # there, or no step leads on
             break
@@ -282,9 +282,9 @@ def _solved(
     return Solution(torch.where(reached, x, torch.nan), 16 * nothing, goal)
 
 
-def _measure_terms(seeds: OutputGradients, run: Run) -> Tensor:
+def _measure_terms(output_gradients: OutputGradients, run: Run) -> Tensor:
     """Return the size of the terms that the values of K targets are sums of at the path's output, shape (K,)."""
-    outputs = [leaf for leaf in tree_leaves(run.passed.output) if isinstance(leaf, Tensor)]
-    pairs = zip(seeds.grads, outputs, strict=True)
+    outputs = [leaf for leaf in tree_leaves(run.recorded.output) if isinstance(leaf, Tensor)]
+    pairs = zip(output_gradients.grads, outputs, strict=True)
     terms = [(grad.flatten(1) * output.flatten().to(grad)).abs().sum(1) for grad, output in pairs if grad is not None]
     return torch.stack(terms).sum(0)

@@ -70,38 +70,40 @@ class CheckReport:
         return "\n".join(lines)
 
 
-def check_gradient(name: str, passed: Pass, reference: Pass, seeds: Sequence[Tensor | None], target: int) -> Comparison:
+def check_gradient(
+    name: str, recorded: Pass, reference: Pass, output_gradients: Sequence[Tensor | None], target: int
+) -> Comparison:
     """Compare the pullback of K targets with autograd's."""
-    actual, expected = (path.pullback(seeds, target).dense().double() for path in (passed, reference))
+    actual, expected = (path.pullback(output_gradients, target).dense().double() for path in (recorded, reference))
     size = expected.norm()
     if not bool(size > 0) and not bool(actual.any()):
         return Comparison(name, "gradient", 0.0, 0.0, "is 0 for all targets, by autograd as well: nothing to compare")
     error = float((actual - expected).norm() / size) if bool(size > 0) else float("inf")
-    return Comparison(name, "gradient", error, _tolerance(passed))
+    return Comparison(name, "gradient", error, _tolerance(recorded))
 
 
 def check_contributions(
-    name: str, passed: Pass, seeds: Sequence[Tensor | None], target: int, network_at: Any
+    name: str, recorded: Pass, output_gradients: Sequence[Tensor | None], target: int, network_at: Any
 ) -> Comparison:
     """Compare the sum of contributions from zero activations with how far the network's output is from there.
 
     Args:
         name: of the target layer.
-        passed: the pass.
-        seeds: derivatives of K targets with respect to the tensors of its output.
+        recorded: the pass.
+        output_gradients: derivatives of K targets with respect to the tensors of its output.
         target: position of the target layer.
         network_at: returns what the network itself gives for other activations of that layer.
     """  # noqa: DOC201 - said in one line
-    quantity, activations = "sum of contributions", passed.activations[target]
+    quantity, activations = "sum of contributions", recorded.activations[target]
     start = torch.zeros_like(activations)
     try:
-        pulled = passed.pullback(seeds, target, passed.run_from({target: start})).dense().double()
+        pulled = recorded.pullback(output_gradients, target, recorded.run_from({target: start})).dense().double()
         ends = network_at(start)
     except NoClosedFormError as error:
         return Comparison(name, quantity, float("nan"), 0.0, f"is not available: {error}")
     terms = [pulled * (activations - start).double()]
-    leaves = [leaf for leaf in tree_leaves(passed.output) if isinstance(leaf, Tensor)]
-    floats = [(seed, y) for seed, y in zip(seeds, leaves, strict=True) if y.is_floating_point()]
+    leaves = [leaf for leaf in tree_leaves(recorded.output) if isinstance(leaf, Tensor)]
+    floats = [(seed, y) for seed, y in zip(output_gradients, leaves, strict=True) if y.is_floating_point()]
     terms += [
         -(seed.double() * (y - y0).double())
         for (seed, y), y0 in zip(((s, y) for s, y in floats), ends, strict=True)
@@ -110,7 +112,7 @@ def check_contributions(
     total = torch.stack([part.flatten(1).sum(1) for part in terms]).sum(0)
     size = torch.stack([part.flatten(1).abs().sum(1) for part in terms]).sum(0)
     largest = float((total.abs() / torch.where(size > 0, size, 1.0)).max())
-    return Comparison(name, quantity, largest, _tolerance(passed))
+    return Comparison(name, quantity, largest, _tolerance(recorded))
 
 
 def check_sums(name: str, parts: Sequence[Any]) -> Comparison:
@@ -126,8 +128,8 @@ def check_sums(name: str, parts: Sequence[Any]) -> Comparison:
     return Comparison(name, OF_SUMS, error, _measure_rounding([parts[0].maps.dtype]))
 
 
-def _tolerance(passed: Pass) -> float:
-    dtypes = {leaf.dtype for leaf in (*passed.activations, *tree_leaves(passed.output)) if isinstance(leaf, Tensor)}
+def _tolerance(recorded: Pass) -> float:
+    dtypes = {leaf.dtype for leaf in (*recorded.activations, *tree_leaves(recorded.output)) if isinstance(leaf, Tensor)}
     return _measure_rounding([dtype for dtype in dtypes if dtype.is_floating_point])
 
 

@@ -12,7 +12,7 @@ from pytorch_grad_cam_pcasvm.methods.gaps import refuse_gap
 from pytorch_grad_cam_pcasvm.methods.grad_cam_protocol import HeadSums
 from pytorch_grad_cam_pcasvm.methods.run import Run
 from pytorch_grad_cam_pcasvm.methods.starts import BaselineCAM
-from pytorch_grad_cam_pcasvm.runtime.device import may_look
+from pytorch_grad_cam_pcasvm.runtime.device import can_sync
 from pytorch_grad_cam_pcasvm.targets.questions import Questions
 
 
@@ -92,21 +92,21 @@ class ContributionCAM(SecantCAM, HeadSums):
         super().__init__(model, target_layers, reshape_transform, baseline=baseline, mean=mean, **options)
 
     def compute(self, run: Run, layer: int, targets: Questions) -> MethodResult:
-        start, seeds = run.starts[layer], run.secants(targets, layer)
-        maps, remainder = run.contributions(seeds, layer, start.difference, start.path)
-        if seeds.excess is not None:
-            maps = shift_baseline(maps, seeds.excess)
-        if seeds.remainder is not None:
-            remainder = remainder + seeds.remainder.to(remainder)
-        weights = run.sums(seeds, layer, start.path)
+        start, secants = run.starts[layer], run.secants(targets, layer)
+        maps, remainder = run.contributions(secants, layer, start.difference, start.path)
+        if secants.excess is not None:
+            maps = shift_baseline(maps, secants.excess)
+        if secants.remainder is not None:
+            remainder = remainder + secants.remainder.to(remainder)
+        weights = run.sums(secants, layer, start.path)
         result = MethodResult(
-            maps, weights, seeds.values, seeds.log_scale, baseline_values=seeds.baseline_values, remainder=remainder,
-            effects=seeds.effects,
+            maps, weights, secants.values, secants.log_scale, baseline_values=secants.baseline_values,
+            remainder=remainder, effects=secants.effects,
         )  # fmt: skip
         # Of several layers, or of several heads, each map has a part.
-        if may_look(maps) and len(run.layers) == 1 and not run.passed.heads:
+        if can_sync(maps) and len(run.layers) == 1 and not run.recorded.heads:
             parts = [maps.flatten(2)] + ([] if remainder is None else [remainder.unsqueeze(-1)])
-            _check_sums(run, layer, torch.cat(parts, -1), seeds)
+            _check_sums(run, layer, torch.cat(parts, -1), secants)
         return result
 
     def _find_starts(self, run: Run, layer: int, questions: Questions) -> Iterator[tuple[list[int], Any]]:
@@ -128,15 +128,15 @@ class ContributionCAM(SecantCAM, HeadSums):
         return gradients.dense()[0] * run.shaped(start.difference, layer)
 
 
-def _check_sums(run: Run, layer: int, parts: Tensor, seeds: Any) -> None:
+def _check_sums(run: Run, layer: int, parts: Tensor, secants: Any) -> None:
     """Refuse contributions (N, K, I) that do not add up."""
-    scale = seeds.log_scale.exp()
-    total = parts.sum(-1) * scale + seeds.baseline_values - seeds.values
-    size = parts.abs().sum(-1) * scale + seeds.values.abs() + seeds.baseline_values.abs()
+    scale = secants.log_scale.exp()
+    total = parts.sum(-1) * scale + secants.baseline_values - secants.values
+    size = parts.abs().sum(-1) * scale + secants.values.abs() + secants.baseline_values.abs()
     tolerance = 1e-2 if parts.dtype == torch.float32 else 1e-5  # far above what rounding loses on the way
     gap = torch.where(total.abs() > tolerance * size, total, 0.0)
     if bool(gap.any()):
-        refuse_gap(run, layer, seeds, gap)
+        refuse_gap(run, layer, secants, gap)
 
 
 class LIFTCAM(SecantCAM):
@@ -146,12 +146,12 @@ class LIFTCAM(SecantCAM):
     """
 
     def compute(self, run: Run, layer: int, targets: Questions) -> MethodResult:
-        start, seeds = run.starts[layer], run.secants(targets, layer)
-        weights = run.products(seeds, layer, run.shaped(start.difference, layer), "positions", start.path)
-        if run.layouts[layer].is_that_of_maps and may_look(weights):  # else tokens may be left out
-            left = [] if seeds.remainder is None else [seeds.remainder.unsqueeze(-1).to(weights)]
-            _check_sums(run, layer, torch.cat([weights, *left], -1), seeds)
-        return MethodResult(signed_maps(weights, run.activations(layer)), weights, seeds.values, seeds.log_scale)
+        start, secants = run.starts[layer], run.secants(targets, layer)
+        weights = run.products(secants, layer, run.shaped(start.difference, layer), "positions", start.path)
+        if run.layouts[layer].is_map_shaped and can_sync(weights):  # else tokens may be left out
+            left = [] if secants.remainder is None else [secants.remainder.unsqueeze(-1).to(weights)]
+            _check_sums(run, layer, torch.cat([weights, *left], -1), secants)
+        return MethodResult(signed_maps(weights, run.activations(layer)), weights, secants.values, secants.log_scale)
 
 
 class RelevanceCAM(SecantCAM):
@@ -163,7 +163,7 @@ class RelevanceCAM(SecantCAM):
     """
 
     def compute(self, run: Run, layer: int, targets: Questions) -> MethodResult:
-        start, seeds = run.starts[layer], run.secants(targets, layer)
+        start, secants = run.starts[layer], run.secants(targets, layer)
         assert start.path is not None
-        weights = run.relevance(seeds, layer, start.path).flatten(3).sum(-1)
-        return MethodResult(signed_maps(weights, run.activations(layer)), weights, seeds.values, seeds.log_scale)
+        weights = run.relevance(secants, layer, start.path).flatten(3).sum(-1)
+        return MethodResult(signed_maps(weights, run.activations(layer)), weights, secants.values, secants.log_scale)

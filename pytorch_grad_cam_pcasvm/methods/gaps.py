@@ -17,7 +17,7 @@ _ROUNDED = 8  # times the rounding of one operation, of a path of many
 _BY_GRADIENT = "use a gradient method such as ClosedFormGradCAM"
 
 
-def refuse_gap(run: Run, layer: int, seeds: OutputGradients, gap: Tensor) -> None:
+def refuse_gap(run: Run, layer: int, secants: OutputGradients, gap: Tensor) -> None:
     """Refuse contributions that do not add up, and name the cause.
 
     What the rounding of the features explains is no gap: distances of 0, as of images that a bank was made of.
@@ -25,13 +25,13 @@ def refuse_gap(run: Run, layer: int, seeds: OutputGradients, gap: Tensor) -> Non
     Args:
         run: the network's run.
         layer: position of the target layer.
-        seeds: the secants of K targets.
+        secants: the secants of K targets.
         gap: by how much each sum is off, (N, K); 0 where that is no matter.
 
     Raises:
         NoClosedFormError: they do not add up.
     """
-    gap = torch.where(gap.abs() <= _ROUNDED * _measure_rounding(run, layer, seeds), 0.0, gap)
+    gap = torch.where(gap.abs() <= _ROUNDED * _measure_rounding(run, layer, secants), 0.0, gap)
     if not bool(gap.any()):
         return
     problem, image = f"contributions at {run.layers[layer]!r} do not add up", int(gap.abs().amax(1).argmax())
@@ -42,7 +42,7 @@ def refuse_gap(run: Run, layer: int, seeds: OutputGradients, gap: Tensor) -> Non
             "see cam.check(images)",
             _BY_GRADIENT,
         )
-    if float(_gap_of_head(run, layer, seeds).abs().amax()) > float(gap.abs().amax()) / 2:
+    if float(_gap_of_head(run, layer, secants).abs().amax()) > float(gap.abs().amax()) / 2:
         raise NoClosedFormError(
             f"{problem}: rounding decides the head's value at an image or at its start, as where a distance to a "
             "training row or the length of a row is 0",
@@ -50,9 +50,9 @@ def refuse_gap(run: Run, layer: int, seeds: OutputGradients, gap: Tensor) -> Non
             "choose another baseline",
             _BY_GRADIENT,
         )
-    if _adds_up_in_double(run, layer, seeds):
+    if _adds_up_in_double(run, layer, secants):
         raise NoClosedFormError(
-            f"{problem}: they are lost in the rounding of {run.passed.activations[layer].dtype}, as the features "
+            f"{problem}: they are lost in the rounding of {run.recorded.activations[layer].dtype}, as the features "
             "hardly depend on this layer (LayerScale of untrained weights?)",
             "use double precision, net.double() and images.double()",
             "choose another target layer",
@@ -63,18 +63,18 @@ def refuse_gap(run: Run, layer: int, seeds: OutputGradients, gap: Tensor) -> Non
     )
 
 
-def _measure_rounding(run: Run, layer: int, seeds: OutputGradients) -> Tensor:
+def _measure_rounding(run: Run, layer: int, secants: OutputGradients) -> Tensor:
     """Return how far the rounding of the features moves the values, to first order, (N, K)."""
     sizes = []
-    for grad, y, y0 in _changes(run.cotangents(seeds), run.passed.output, _output_of(run.starts[layer])):
+    for grad, y, y0 in _changes(run.cotangents(secants), run.recorded.output, _output_of(run.starts[layer])):
         sizes.append(torch.finfo(y.dtype).eps * (grad.abs() * (y.abs() + y0.abs())).flatten(2).sum(-1))
-    return torch.stack(sizes).sum(0).T * seeds.log_scale.exp()
+    return torch.stack(sizes).sum(0).T * secants.log_scale.exp()
 
 
 def _mixes_images(run: Run, image: int) -> bool:
     """Return whether an image has other features alone than in its batch."""
     alone = tree_leaves(run.record(run.images[image : image + 1]).output)
-    pairs = zip(tree_leaves(run.passed.output), alone, strict=True)
+    pairs = zip(tree_leaves(run.recorded.output), alone, strict=True)
     together = [(one[image : image + 1], two) for one, two in pairs if isinstance(one, Tensor)]
     return any(_differ(one, two) for one, two in together if one.is_floating_point())
 
@@ -85,33 +85,33 @@ def _differ(one: Tensor, two: Tensor) -> bool:
     return float((one - two).abs().max()) > torch.finfo(one.dtype).eps ** 0.5 * float(two.abs().max())
 
 
-def _gap_of_head(run: Run, layer: int, seeds: OutputGradients) -> Tensor:
+def _gap_of_head(run: Run, layer: int, secants: OutputGradients) -> Tensor:
     """Return by how much the secants of the head alone are off, (N, K)."""
-    assert seeds.baseline_values is not None
-    total = _sum_products(run.cotangents(seeds), run.passed.output, _output_of(run.starts[layer]))
-    for sign, part in ((-1, seeds.excess), (1, seeds.remainder)):
+    assert secants.baseline_values is not None
+    total = _sum_products(run.cotangents(secants), run.recorded.output, _output_of(run.starts[layer]))
+    for sign, part in ((-1, secants.excess), (1, secants.remainder)):
         total = total if part is None else total + sign * part.to(total)
-    return total * seeds.log_scale.exp() + seeds.baseline_values - seeds.values
+    return total * secants.log_scale.exp() + secants.baseline_values - secants.values
 
 
-def _adds_up_in_double(run: Run, layer: int, seeds: OutputGradients) -> bool:
+def _adds_up_in_double(run: Run, layer: int, secants: OutputGradients) -> bool:
     """Return whether the same sums of the path have no gap in double precision; False where that cannot be known."""
-    if not isinstance(run.passed, ClosedFormPass) or run.passed.activations[layer].dtype not in _LOWER:
+    if not isinstance(run.recorded, ClosedFormPass) or run.recorded.activations[layer].dtype not in _LOWER:
         return False
-    grads = [None if grad is None else grad.double() for grad in run.cotangents(seeds)]
+    grads = [None if grad is None else grad.double() for grad in run.cotangents(secants)]
     try:
-        passed = _in_double(run.passed)
+        recorded = _in_double(run.recorded)
         start = run.starts[layer].activations.double()
-        path = passed.run_from({layer: start})
-        pulled = passed.pullback(grads, layer, path).dense()
+        path = recorded.run_from({layer: start})
+        pulled = recorded.pullback(grads, layer, path).dense()
     except (NoClosedFormError, RuntimeError):  # layers whose weights are in single precision
         return False
-    terms = (pulled * (passed.activations[layer] - start)).flatten(1)
-    gap = terms.sum(1) - _sum_products(grads, passed.output, path.output).sum(0)
+    terms = (pulled * (recorded.activations[layer] - start)).flatten(1)
+    gap = terms.sum(1) - _sum_products(grads, recorded.output, path.output).sum(0)
     return bool((gap.abs() <= 1e-5 * terms.abs().sum(1)).all())
 
 
-def _in_double(passed: ClosedFormPass) -> ClosedFormPass:
+def _in_double(recorded: ClosedFormPass) -> ClosedFormPass:
     """Return the same pass, computed again in double precision from the same activations."""
 
     def double(item: Any) -> Any:
@@ -119,7 +119,7 @@ def _in_double(passed: ClosedFormPass) -> ClosedFormPass:
             return torch.float64 if item in _LOWER else item
         return item.double() if isinstance(item, Tensor) and item.dtype in _LOWER else item
 
-    tape = passed.tape
+    tape = recorded.tape
     steps = [replace(step.with_arguments(double), autocast=None) for step in tape.steps]
     values, output = [double(value) for value in tape.values], tree_map(double, tape.output)
     tape = replace(tape, steps=steps, values=values, output=output)
@@ -127,7 +127,7 @@ def _in_double(passed: ClosedFormPass) -> ClosedFormPass:
         for index, value in tape.replay({root: values[root]}).items():
             values[index] = value
     return ClosedFormPass(
-        replace(tape, output=tape.structured(tape.list_outputs(dict(enumerate(values))))), passed.names
+        replace(tape, output=tape.structured(tape.list_outputs(dict(enumerate(values))))), recorded.names
     )
 
 

@@ -35,9 +35,11 @@ class ClosedFormGradCAM(HeadSums, GradCAM):
         return activations[0, 0].numel()  # the host's weights are means over positions
 
     def compute(self, run: Run, layer: int, targets: Questions) -> MethodResult:
-        activations, seeds = run.activations(layer), run.output_gradients(targets)
-        weights = run.sums(seeds, layer).contiguous()  # not a view of one image's numbers for all of them
-        return MethodResult(signed_maps(weights, activations), weights, seeds.values, seeds.log_scale.contiguous())
+        activations, output_gradients = run.activations(layer), run.output_gradients(targets)
+        weights = run.sums(output_gradients, layer).contiguous()  # not a view of one image's numbers for all of them
+        return MethodResult(
+            signed_maps(weights, activations), weights, output_gradients.values, output_gradients.log_scale.contiguous()
+        )
 
 
 class ClosedFormHiResCAM(HeadSums, HiResCAM):
@@ -47,9 +49,11 @@ class ClosedFormHiResCAM(HeadSums, HiResCAM):
     """
 
     def compute(self, run: Run, layer: int, targets: Questions) -> MethodResult:
-        activations, seeds = run.activations(layer), run.output_gradients(targets)
-        maps = run.products(seeds, layer, activations, "channels")
-        return MethodResult(maps, run.sums(seeds, layer), seeds.values, seeds.log_scale)
+        activations, output_gradients = run.activations(layer), run.output_gradients(targets)
+        maps = run.products(output_gradients, layer, activations, "channels")
+        return MethodResult(
+            maps, run.sums(output_gradients, layer), output_gradients.values, output_gradients.log_scale
+        )
 
     def terms(self, run: Run, layer: int, questions: Questions, result: MethodResult) -> Tensor:
         return run.gradients(run.output_gradients(questions), layer).dense()[0] * run.activations(layer)
@@ -62,11 +66,13 @@ class ClosedFormXGradCAM(ComponentSums, XGradCAM):
     """
 
     def compute(self, run: Run, layer: int, targets: Questions) -> MethodResult:
-        activations, seeds = run.activations(layer), run.output_gradients(targets)
-        products = run.products(seeds, layer, activations, "positions")
+        activations, output_gradients = run.activations(layer), run.output_gradients(targets)
+        products = run.products(output_gradients, layer, activations, "positions")
         total = activations.flatten(2).sum(-1, dtype=products.dtype).unsqueeze(1)
         weights = torch.where(total == 0, 0.0, products / total)
-        return MethodResult(signed_maps(weights, activations), weights, seeds.values, seeds.log_scale)
+        return MethodResult(
+            signed_maps(weights, activations), weights, output_gradients.values, output_gradients.log_scale
+        )
 
 
 class ClosedFormGradCAMPlusPlus(ClosedFormCAM, GradCAMPlusPlus):
@@ -77,11 +83,11 @@ class ClosedFormGradCAMPlusPlus(ClosedFormCAM, GradCAMPlusPlus):
     """
 
     def compute(self, run: Run, layer: int, targets: Questions) -> MethodResult:
-        activations, seeds = run.activations(layer), run.output_gradients(targets)
-        gradients = run.gradients(seeds, layer)
+        activations, output_gradients = run.activations(layer), run.output_gradients(targets)
+        gradients = run.gradients(output_gradients, layer)
         ones = [1] * (activations.dim() - 1)
         total = activations.flatten(2).sum(-1, dtype=gradients.dtype).unflatten(1, (-1, *ones[1:]))
-        size = seeds.log_scale.exp().to(gradients.dtype).T.unflatten(1, (-1, *ones))
+        size = output_gradients.log_scale.exp().to(gradients.dtype).T.unflatten(1, (-1, *ones))
 
         def weights(sign: int) -> Tensor:
             def share(grad: Tensor) -> Tensor:
@@ -92,7 +98,7 @@ class ClosedFormGradCAMPlusPlus(ClosedFormCAM, GradCAMPlusPlus):
 
         of_target, of_opposite = weights(1), weights(-1)
         maps, opposite = (signed_maps(w, activations) for w in (of_target, of_opposite))
-        return MethodResult(maps, of_target, seeds.values, seeds.log_scale, opposite)
+        return MethodResult(maps, of_target, output_gradients.values, output_gradients.log_scale, opposite)
 
 
 class ClosedFormLayerCAM(ClosedFormCAM, LayerCAM):
@@ -102,10 +108,12 @@ class ClosedFormLayerCAM(ClosedFormCAM, LayerCAM):
     """
 
     def compute(self, run: Run, layer: int, targets: Questions) -> MethodResult:
-        activations, seeds = run.activations(layer), run.output_gradients(targets)
-        rising, falling = _signs(run.gradients(seeds, layer))
+        activations, output_gradients = run.activations(layer), run.output_gradients(targets)
+        rising, falling = _signs(run.gradients(output_gradients, layer))
         maps, opposite = (by_image(part.times(activations, [1])) for part in (rising, falling))
-        return MethodResult(maps, by_image(rising.over_positions()), seeds.values, seeds.log_scale, opposite)
+        return MethodResult(
+            maps, by_image(rising.over_positions()), output_gradients.values, output_gradients.log_scale, opposite
+        )
 
     def terms(self, run: Run, layer: int, questions: Questions, result: MethodResult) -> Tensor:
         return run.gradients(run.output_gradients(questions), layer).dense()[0].relu() * run.activations(layer)
@@ -115,8 +123,8 @@ class ClosedFormGradCAMElementWise(ClosedFormCAM, GradCAMElementWise):
     """The element-wise Grad-CAM of pytorch-grad-cam, ``sum_t relu(d_t F_t)``."""
 
     def compute(self, run: Run, layer: int, targets: Questions) -> MethodResult:
-        activations, seeds = run.activations(layer), run.output_gradients(targets)
-        gradients = run.gradients(seeds, layer)
+        activations, output_gradients = run.activations(layer), run.output_gradients(targets)
+        gradients = run.gradients(output_gradients, layer)
         rising, falling = _signs(gradients)
         # relu(d F) = relu(d) relu(F) + relu(-d) relu(-F)
         plus, minus = activations.relu(), (-activations).relu()
@@ -124,7 +132,9 @@ class ClosedFormGradCAMElementWise(ClosedFormCAM, GradCAMElementWise):
             by_image(one.times(plus, [1]) + other.times(minus, [1]))
             for one, other in ((rising, falling), (falling, rising))
         )
-        return MethodResult(maps, by_image(gradients.over_positions()), seeds.values, seeds.log_scale, opposite)
+        return MethodResult(
+            maps, by_image(gradients.over_positions()), output_gradients.values, output_gradients.log_scale, opposite
+        )
 
     def terms(self, run: Run, layer: int, questions: Questions, result: MethodResult) -> Tensor:
         return (run.gradients(run.output_gradients(questions), layer).dense()[0] * run.activations(layer)).relu()
@@ -150,10 +160,12 @@ class ClosedFormShapleyCAM(ClosedFormCAM, ShapleyCAM):
     def compute(self, run: Run, layer: int, targets: Questions) -> MethodResult:
         activations = run.activations(layer)
         with DualNumbers():
-            runs_along = _run_along(run, layer, run.passed.activations[layer])
-            seeds = runs_along.output_gradients(targets)
-            sums = runs_along.sums(seeds, layer)
-            (values, _), (log_scale, of_scale) = map(forward_ad.unpack_dual, (seeds.values, seeds.log_scale))
+            runs_along = _run_along(run, layer, run.recorded.activations[layer])
+            output_gradients = runs_along.output_gradients(targets)
+            sums = runs_along.sums(output_gradients, layer)
+            (values, _), (log_scale, of_scale) = map(
+                forward_ad.unpack_dual, (output_gradients.values, output_gradients.log_scale)
+            )
             weights, product = forward_ad.unpack_dual(sums)
             if product is not None:
                 weights = weights - product / 2
@@ -173,9 +185,9 @@ def _run_along(run: Run, layer: int, direction: Tensor) -> Run:
             "second derivatives cannot be computed under torch.autocast", "call the method outside it"
         )
     # A copy, as what was made in inference mode takes no derivative.
-    activations = forward_ad.make_dual(run.passed.activations[layer].clone(), direction)
+    activations = forward_ad.make_dual(run.recorded.activations[layer].clone(), direction)
     try:
-        passed = run.passed.replay(activations, layer)
+        recorded = run.recorded.replay(activations, layer)
     except NotImplementedError as error:  # torch's own
         if "jvp" not in str(error):
             raise
@@ -184,4 +196,4 @@ def _run_along(run: Run, layer: int, direction: Tensor) -> Run:
             "define it, as in @staticmethod def jvp(ctx, x)",
             "use a method of first derivatives, as ClosedFormGradCAM",
         ) from error
-    return run.with_pass(passed)
+    return run.with_pass(recorded)

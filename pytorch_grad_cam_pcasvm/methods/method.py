@@ -44,7 +44,7 @@ from pytorch_grad_cam_pcasvm.path.autograd import AutogradPath, Pass
 from pytorch_grad_cam_pcasvm.path.blocks import BlockPass
 from pytorch_grad_cam_pcasvm.path.record import Path
 from pytorch_grad_cam_pcasvm.runtime.columns import join_columns
-from pytorch_grad_cam_pcasvm.runtime.device import is_traced, may_look
+from pytorch_grad_cam_pcasvm.runtime.device import can_sync, is_traced
 from pytorch_grad_cam_pcasvm.runtime.errors import AutogradFallbackWarning, NoClosedFormError
 from pytorch_grad_cam_pcasvm.runtime.log import log_since, start_clock
 from pytorch_grad_cam_pcasvm.runtime.rollback import set_gradients
@@ -95,7 +95,7 @@ class Method(BaseCAM):
             raise ValueError(f"max_bytes must be a positive integer or None, got {max_bytes!r}")
         model = network
         refuse_parallel(model)
-        refuse_what_is_around(model)
+        refuse_wrappers_and_hooks(model)
         self.jacobian = jacobian
         self.attention = attention
         self.max_bytes = max_bytes
@@ -207,21 +207,21 @@ class Method(BaseCAM):
         with self._running(x) as modules:
             site = self._target_layers.of(self.model, x)
             path = Path(*site.parts, modules)
-            passed, reference = path.run(x), AutogradPath(*site.parts).run(x)
-            layouts = [lay_out_maps(part.shape) for part in passed.activations]  # in the network's own shapes
-            output = network_output(self.model, passed.output, x.shape[0], x)
-            run = Run(self.model, x, passed, output, site.layers, layouts, path.run)
+            recorded, reference = path.run(x), AutogradPath(*site.parts).run(x)
+            layouts = [lay_out_maps(part.shape) for part in recorded.activations]  # in the network's own shapes
+            output = network_output(self.model, recorded.output, x.shape[0], x)
+            run = Run(self.model, x, recorded, output, site.layers, layouts, path.run)
             if targets is None:
                 targets = list_default_targets(run.output)
                 if run.head is not None and run.head.enumerated is not None:  # the path is the same for components
                     targets = every_component(run.output) or targets
             targets = list_targets(targets)
-            seeds = run.cotangents(run.output_gradients(targets))
+            output_gradients = run.cotangents(run.output_gradients(targets))
             comparisons = []
             for target, name in enumerate(site.layers):
-                comparisons.append(check_gradient(name, passed, reference, seeds, target))
+                comparisons.append(check_gradient(name, recorded, reference, output_gradients, target))
                 at = partial(path.network_at, x, name)
-                comparisons.append(check_contributions(name, passed, seeds, target, at))
+                comparisons.append(check_contributions(name, recorded, output_gradients, target, at))
         if self.adds_up == "value":
             comparisons.append(self._check_sums(x, targets))
         return CheckReport(tuple(comparisons))
@@ -295,14 +295,14 @@ class Method(BaseCAM):
     ) -> MethodResult:
         """Return the maps of K targets at one layer, from where each starts, or from starts that are known."""
         parts, order = [], list[int]()
-        for members, start in starts or self._find_starts(run, layer, questions):
+        for target_indices, start in starts or self._find_starts(run, layer, questions):
             at_start = run
-            if start is not None and len(members) < len(questions):
+            if start is not None and len(target_indices) < len(questions):
                 at_start = replace(run, starts={layer: start})
             elif start is not None:
                 run.starts[layer] = start
-            parts.append(self._explain_start(at_start, layer, questions.take_targets(members)))
-            order += members
+            parts.append(self._explain_start(at_start, layer, questions.take_targets(target_indices)))
+            order += target_indices
             del at_start, start  # free this start's memory before the next one is computed
         return _add_tiles(run, layer, join_columns(parts, order))
 
@@ -325,7 +325,7 @@ class Method(BaseCAM):
                 f"heads of {type(self).__name__} do not add up: use ClosedFormGradCAM, ClosedFormHiResCAM or "
                 "ContributionCAM"
             )
-        apart = replace(run, passed=run.passed.with_heads(), starts={})
+        apart = replace(run, recorded=run.recorded.with_heads(), starts={})
         columns = [self._explain_layer(apart, 0, questions.take_targets([k])).maps for k in range(len(questions))]
         return torch.stack(columns, 1)
 
@@ -363,21 +363,21 @@ class Method(BaseCAM):
     def _run_network(self, x: Tensor, modules: Sequence[nn.Module]) -> Run:
         """Run the network once."""
         if isinstance(self.model, PCASVMNet):
-            refuse_what_is_around(self.model)  # hooks may have come since
+            refuse_wrappers_and_hooks(self.model)  # hooks may have come since
         site = self._target_layers.of(self.model, x)
         self.target_layers = site.modules
         path = Path(*site.parts, modules, self.attention, self.needs)
-        passed: Pass | None = None
+        recorded: Pass | None = None
         if self.jacobian != "autograd":
             try:
-                passed = self._run_blocks(x, site, path) if self._takes_blocks(x, site) else path.run(x)
+                recorded = self._run_blocks(x, site, path) if self._takes_blocks(x, site) else path.run(x)
             except NoClosedFormError as error:
                 if self.jacobian == "closed_form" or self.needs != "gradient" or is_traced():
                     raise
                 if not error._autograd_helps:
                     raise
                 self._warnings.warn_once(AutogradFallbackWarning, f"using autograd on the path: {error.reason}")
-        return self._make_run(x, site, passed or AutogradPath(*site.parts).run(x), path.run)
+        return self._make_run(x, site, recorded or AutogradPath(*site.parts).run(x), path.run)
 
     def _takes_blocks(self, x: Tensor, site: Site) -> bool:
         """Return whether tiles are too many to be recorded at once, and can be in blocks."""
@@ -392,23 +392,23 @@ class Method(BaseCAM):
         inner = Path(net, site.backbone.find_source(x), names, list_modules(net), self.attention, self.needs)
         return BlockPass(site.backbone, x, path, inner, site.layers)
 
-    def _make_run(self, x: Tensor, site: Site, passed: Pass, record: Callable[[Tensor], Pass]) -> Run:
+    def _make_run(self, x: Tensor, site: Site, recorded: Pass, record: Callable[[Tensor], Pass]) -> Run:
         """Return the run of a pass of the network."""
         layouts = [
             layout_by(self.reshape_transform, site.backbone, name, x, activations, self._warnings.once)
-            for name, activations in zip(site.layers, passed.activations, strict=True)
+            for name, activations in zip(site.layers, recorded.activations, strict=True)
         ]
         if isinstance(self.model, PCASVMNet):
             dense = site.source.dense
-            features = passed.output if dense else flatten(passed.output)
-            if may_look(x):
+            features = recorded.output if dense else flatten(recorded.output)
+            if can_sync(x):
                 self.model.head.check(rows_of(features)[:2] if dense else features[:2])
             if not dense:
                 check_rows(features, x)
             output: Any = self.model.head_run(features, x)
         else:
-            output = PlainOutput(passed.output, len(x))
-        return Run(self.model, x, passed, output, site.layers, layouts, record, sampling=self.sampling)
+            output = PlainOutput(recorded.output, len(x))
+        return Run(self.model, x, recorded, output, site.layers, layouts, record, sampling=self.sampling)
 
     def _scale(self, run: Run, results: Sequence[MethodResult], targets: Sequence[Any]) -> list[SignedMaps]:
         """Return the maps of K targets, one for each branch, with their scale."""
@@ -425,7 +425,7 @@ class Method(BaseCAM):
                 linear=linear,
                 neutral=is_neutral(run),
                 layers=tuple(run.layers[branch : branch + 1] if run.has_branches else run.layers),
-                _warnings=None if may_look(nu) else self._warnings,
+                _warnings=None if can_sync(nu) else self._warnings,
             )
             for branch, (result, nu) in enumerate(zip(results, sizes, strict=True))
         ]
@@ -435,7 +435,7 @@ class Method(BaseCAM):
         if self.max_bytes is None:
             yield questions
             return
-        needed = run.passed.bytes_per_target()
+        needed = run.recorded.bytes_per_target()
         if isinstance(self.model, PCASVMNet):
             needed = max(needed, self.model.head.bytes_per_target(run.count))
         size = max(1, self.max_bytes // needed)
@@ -474,9 +474,9 @@ def _compute_jacobian(
         return None, None
     parts, log_scales = [], []
     for chunk in split(resolve_targets(targets, run.output), run):
-        seeds = run.output_gradients(chunk)
-        parts.append(run.gradients(seeds, 0).dense().flatten(3).permute(1, 2, 0, 3))
-        log_scales.append(seeds.log_scale)
+        output_gradients = run.output_gradients(chunk)
+        parts.append(run.gradients(output_gradients, 0).dense().flatten(3).permute(1, 2, 0, 3))
+        log_scales.append(output_gradients.log_scale)
     return torch.cat(parts, 2), torch.cat(log_scales, 1)
 
 
@@ -490,7 +490,7 @@ def _add_tiles(run: Run, layer: int, result: MethodResult) -> MethodResult:
     return replace(result, maps=maps, opposite=opposite, standard_errors=errors)
 
 
-def refuse_what_is_around(model: nn.Module) -> None:
+def refuse_wrappers_and_hooks(model: nn.Module) -> None:
     """Reject custom forwards and hooks, which would not be explained."""
     if isinstance(model, PCASVMNet):
         own = type(model).forward is PCASVMNet.forward

@@ -43,8 +43,8 @@ class Players:
 
     def __init__(self, run: Run, layer: int, x: Tensor, over: str, questions: Questions, max_bytes: int | None) -> None:
         self._run, self._questions, self._bytes = run, questions, max_bytes or _BYTES
-        self._affine = run.passed.affine(layer)
-        is_rearranged = not run.layouts[layer].is_that_of_maps
+        self._affine = run.recorded.affine(layer)
+        is_rearranged = not run.layouts[layer].is_map_shaped
         self._rows = self._reshaped(layer, x, over) if is_rearranged else self._affine.isolate_players(x, over)
         self._origin = self._affine.value
         self._position: int | None = None
@@ -61,7 +61,7 @@ class Players:
     def _reshaped(self, layer: int, x: Tensor, over: str) -> Tensor:
         """Return the rows of players of activations that were brought to another shape."""
         run = self._run
-        raw = run.passed.activations[layer]
+        raw = run.recorded.activations[layer]
         numbers = torch.arange(raw[0].numel(), dtype=torch.float64, device=raw.device).reshape(1, *raw.shape[1:])
         place = run.shaped(numbers, layer).long().flatten(2)[0]
         arranged = raw.flatten(1)[:, place.flatten().clamp(0, raw[0].numel() - 1)]

@@ -18,7 +18,7 @@ from pytorch_grad_cam_pcasvm.network.net import network_output
 from pytorch_grad_cam_pcasvm.path.autograd import Pass
 from pytorch_grad_cam_pcasvm.rules.cotangents import Cotangent
 from pytorch_grad_cam_pcasvm.runtime.device import full_precision, is_traced
-from pytorch_grad_cam_pcasvm.runtime.errors import Way, refuse
+from pytorch_grad_cam_pcasvm.runtime.errors import Fix, refuse
 from pytorch_grad_cam_pcasvm.runtime.torch_private import tree_leaves
 from pytorch_grad_cam_pcasvm.targets import PCATarget
 from pytorch_grad_cam_pcasvm.targets.boundary_head import Boundary
@@ -54,7 +54,7 @@ class Run:
     Attributes:
         model: the network.
         images: the images it ran on, shape (N, ...).
-        passed: the pass from target layers to features.
+        recorded: the pass from target layers to features.
         output: the network's output, or what its head computed.
         layers: names of the target layers.
         layouts: how the activations of each target layer are arranged.
@@ -70,7 +70,7 @@ class Run:
 
     model: nn.Module
     images: Tensor
-    passed: Pass
+    recorded: Pass
     output: Any
     layers: Sequence[str]
     layouts: Sequence[Layout]
@@ -89,7 +89,7 @@ class Run:
     def __post_init__(self) -> None:
         """Read the facts that are asked again and again."""
         self.count = self.images.shape[0]  # in a program to export a symbol, which len would make a number
-        wide = any(getattr(leaf, "dtype", None) == torch.float64 for leaf in tree_leaves(self.passed.output))
+        wide = any(getattr(leaf, "dtype", None) == torch.float64 for leaf in tree_leaves(self.recorded.output))
         self.dtype = torch.float64 if wide else torch.float32
         self.head = self.output.head
         self.has_branches = isinstance(self.images, Inputs) and len(self.layers) > 1
@@ -97,7 +97,7 @@ class Run:
     def activations(self, layer: int) -> Tensor:
         """Return the activations of a target layer, shape (N, T, H, W), (N, T, D, H, W) or (N, T, L)."""
         if layer not in self._activations:
-            self._activations[layer] = self._check_shape(self.shaped(self.passed.activations[layer], layer), layer)
+            self._activations[layer] = self._check_shape(self.shaped(self.recorded.activations[layer], layer), layer)
         return self._activations[layer]
 
     def _check_shape(self, activations: Tensor, layer: int) -> Tensor:
@@ -110,7 +110,7 @@ class Run:
                 f"the activations of {self.layers[layer]!r} have shape {tuple(activations.shape)}, but a map needs "
                 "(N, T, H, W), (N, T, D, H, W), or of signals (N, T, L)",
                 "choose an earlier layer",
-                Way("pass reshape_transform='tokens' (for transformers) or a function", "reshape_transform"),
+                Fix("pass reshape_transform='tokens' (for transformers) or a function", "reshape_transform"),
             )
         if not is_traced() and len(activations) != len(self.images):
             several = len(activations) // max(len(self.images), 1)
@@ -131,7 +131,7 @@ class Run:
     def ends_in_mean(self, layer: int) -> bool:
         """Return whether the path's output is the mean over all positions of a target layer, and of all tiles."""
         layout = self.layouts[layer]
-        return layout.has_channels_first and self.passed.averages(layer, layout.tile_count)
+        return layout.has_channels_first and self.recorded.averages(layer, layout.tile_count)
 
     @property
     def public_output(self) -> Any:
@@ -142,35 +142,35 @@ class Run:
         """Return the network's output for the path's output, of N images or so many."""
         return network_output(self.model, features, self.count if count is None else count, self.images)
 
-    def pullback(self, seeds: OutputGradients, layer: int, start: PathStart | None = None) -> Pullback:
-        """Return the pullback of K targets to the activations as the network has them, the same for the same seeds."""
-        key = id(seeds), layer, id(start)
+    def pullback(self, output_gradients: OutputGradients, layer: int, start: PathStart | None = None) -> Pullback:
+        """Return the pullback of K targets to the activations as the network has them, the same for the same gradients."""
+        key = id(output_gradients), layer, id(start)
         if self._last is None or self._last[0] != key:
             self._last = None  # and its memory
-            with full_precision(seeds.values.device):
-                pulled = self.passed.pullback(self.cotangents(seeds), layer, start)
-            self._last = key, pulled, (seeds, start)  # which keep their ids
+            with full_precision(output_gradients.values.device):
+                pulled = self.recorded.pullback(self.cotangents(output_gradients), layer, start)
+            self._last = key, pulled, (output_gradients, start)  # which keep their ids
         return self._last[1]
 
-    def gradients(self, seeds: OutputGradients, layer: int, start: PathStart | None = None) -> Cotangent:
+    def gradients(self, output_gradients: OutputGradients, layer: int, start: PathStart | None = None) -> Cotangent:
         """Return the gradients of K targets, or secants, in the shape of maps, (K, N, T, H, W)."""
-        pullback = self.pullback(seeds, layer, start)
-        with full_precision(seeds.values.device):
+        pullback = self.pullback(output_gradients, layer, start)
+        with full_precision(output_gradients.values.device):
             return self.layouts[layer].gradients(pullback)
 
-    def sums(self, seeds: OutputGradients, layer: int, start: PathStart | None = None) -> Tensor:
+    def sums(self, output_gradients: OutputGradients, layer: int, start: PathStart | None = None) -> Tensor:
         """Return the pullback summed over the positions of every channel, shape (N, K, T)."""
-        pullback = self.pullback(seeds, layer, start)
-        with full_precision(seeds.values.device):
+        pullback = self.pullback(output_gradients, layer, start)
+        with full_precision(output_gradients.values.device):
             return by_image(self.layouts[layer].sums(pullback))
 
     def products(
-        self, seeds: OutputGradients, layer: int, x: Tensor, over: str, start: PathStart | None = None
+        self, output_gradients: OutputGradients, layer: int, x: Tensor, over: str, start: PathStart | None = None
     ) -> Tensor:
         """Return the pullback times x (N, T, H, W), summed over one sort of dimension.
 
         Args:
-            seeds: of K targets.
+            output_gradients: of K targets.
             layer: position of the target layer.
             x: what to multiply the pullback by, in the shape of maps.
             over: ``"channels"``: the result is (N, K, H, W); ``"positions"``: (N, K, T).
@@ -181,8 +181,8 @@ class Run:
         """
         dims = [1] if over == "channels" else list(range(2, x.dim()))
         layout = self.layouts[layer]
-        pullback: Any = (self.pullback if layout.has_channels_first else self.gradients)(seeds, layer, start)
-        with full_precision(seeds.values.device):
+        pullback: Any = (self.pullback if layout.has_channels_first else self.gradients)(output_gradients, layer, start)
+        with full_precision(output_gradients.values.device):
             if layout.crops is None or not layout.has_channels_first:
                 return by_image(pullback.times(x, dims))
             products = pullback.times(layout.crops.take_apart(x), dims)
@@ -191,12 +191,12 @@ class Run:
             return layout.crops.put_side_by_side(by_image(products))
 
     def contributions(
-        self, seeds: OutputGradients, layer: int, x: Tensor, start: PathStart | None
+        self, output_gradients: OutputGradients, layer: int, x: Tensor, start: PathStart | None
     ) -> tuple[Tensor, Tensor]:
         """Return secants times x, summed over channels, and the remainder, which is not on the map.
 
         Args:
-            seeds: of K targets.
+            output_gradients: of K targets.
             layer: position of the target layer.
             x: activations minus those of the start, in the network's layout.
             start: of the secants.
@@ -207,8 +207,8 @@ class Run:
         layout = self.layouts[layer]
         if layout.tokens is not None:
             tokens, first, length = layout.tokens
-            pullback = self.pullback(seeds, layer, start)
-            with full_precision(seeds.values.device):
+            pullback = self.pullback(output_gradients, layer, start)
+            with full_precision(output_gradients.values.device):
                 of_tokens = by_image(pullback.contributions(x, (layout.batch, tokens)))
             prefix_sums = of_tokens[..., :first].sum(-1) + of_tokens[..., first + length :].sum(-1)
             maps = of_tokens.narrow(2, first, length).unflatten(2, layout.grid)
@@ -216,32 +216,32 @@ class Run:
                 return maps, prefix_sums
             return layout.crops.put_side_by_side(maps), layout.crops.sum_tiles(prefix_sums, 0)
         if layout.has_channels_first:
-            with full_precision(seeds.values.device):
-                maps = by_image(self.pullback(seeds, layer, start).times(x, [1]))
+            with full_precision(output_gradients.values.device):
+                maps = by_image(self.pullback(output_gradients, layer, start).times(x, [1]))
             maps = maps if layout.crops is None else layout.crops.put_side_by_side(maps)
         else:
-            with full_precision(seeds.values.device):
-                maps = by_image(self.gradients(seeds, layer, start).times(layout(x), [1]))
+            with full_precision(output_gradients.values.device):
+                maps = by_image(self.gradients(output_gradients, layer, start).times(layout(x), [1]))
         if layout.is_known:
             return maps, maps.new_zeros(maps.shape[:2])
-        with full_precision(seeds.values.device):
-            pulled = self.pullback(seeds, layer, start).dense()
+        with full_precision(output_gradients.values.device):
+            pulled = self.pullback(output_gradients, layer, start).dense()
         change = x.to(pulled.dtype)
         totals = torch.stack([_sum_images(self, part * change, layer) for part in pulled], 1)
         return maps, totals - maps.flatten(2).sum(-1)
 
-    def relevance(self, seeds: OutputGradients, layer: int, start: PathStart) -> Tensor:
+    def relevance(self, output_gradients: OutputGradients, layer: int, start: PathStart) -> Tensor:
         """Return the activations' relevance for K targets: the features' contributions propagated, (N, K, T, H, W)."""
-        with full_precision(seeds.values.device):
-            shared = self.passed.relevance(self.cotangents(seeds), layer, start)
+        with full_precision(output_gradients.values.device):
+            shared = self.recorded.relevance(self.cotangents(output_gradients), layer, start)
         return by_image(self.layouts[layer].of_targets(shared))
 
-    def cotangents(self, seeds: OutputGradients) -> list[Tensor | None]:
-        """Return the seeds in the shapes of the pass's outputs."""
+    def cotangents(self, output_gradients: OutputGradients) -> list[Tensor | None]:
+        """Return the output gradients in the shapes of the pass's outputs."""
         if self.head is None:
-            return seeds.grads
-        (grad,) = seeds.grads
-        return [None if grad is None else grad.reshape(len(grad), *self.passed.output.shape)]
+            return output_gradients.grads
+        (grad,) = output_gradients.grads
+        return [None if grad is None else grad.reshape(len(grad), *self.recorded.output.shape)]
 
     def output_gradients(self, targets: Sequence[Any], until: int = 0) -> OutputGradients:
         """Return the gradients of K targets by the features, in the precision of maps.
@@ -265,8 +265,8 @@ class Run:
 
     def start_together(self, starts: Mapping[int, Tensor]) -> dict[int, Start]:
         """Return where secants start that begin at activations of one layer, or of one in each branch."""
-        path = self.passed.run_from(starts)
-        output, activations = self.output_of(path.output), self.passed.activations
+        path = self.recorded.run_from(starts)
+        output, activations = self.output_of(path.output), self.recorded.activations
         return {
             layer: Start(path, output, features, activations[layer] - features) for layer, features in starts.items()
         }
@@ -289,13 +289,13 @@ class Run:
         """Whether component maps start at the same activations: of several layers, each has a start of its own."""
         return not self.components_apart and (len(self.layers) == 1 or isinstance(self.images, Inputs))
 
-    def with_pass(self, passed: Pass) -> "Run":
+    def with_pass(self, recorded: Pass) -> "Run":
         """Return the explanation of another pass of the same images."""
-        return replace(self, passed=passed, output=self.output_of(passed.output), starts={})
+        return replace(self, recorded=recorded, output=self.output_of(recorded.output), starts={})
 
     def replay(self, layer: int, activations: Tensor) -> "Run":
         """Return the run repeated from other activations of a target layer."""
-        return self.with_pass(self.passed.replay(activations, layer))
+        return self.with_pass(self.recorded.replay(activations, layer))
 
     def isolate(self) -> "Run":
         """Return a run of one image whose steps behind the target layers do not depend on the images.
@@ -309,7 +309,7 @@ class Run:
             black = self.images.new_zeros(1, self.images.shape[1], height, width)
             layouts = [replace(layout, crops=layout.crops and layout.crops.first) for layout in self.layouts]
             return replace(self, images=black, layouts=layouts).with_pass(self.record(black))
-        if self.count == 1 and self.passed.is_isolated(self.model):
+        if self.count == 1 and self.recorded.is_isolated(self.model):
             return self
         black = torch.zeros_like(self.images[:1])
         return replace(self, images=black).with_pass(self.record(black))
@@ -329,7 +329,7 @@ def _sum_images(run: Run, numbers: Tensor, layer: int) -> Tensor:
             ValueError,
             f"the first dimension of the activations of {run.layers[layer]!r}, {tuple(numbers.shape)}, does "
             "not count images, so what reshape_transform leaves out is unknown",
-            Way("pass reshape_transform='tokens', for tokens (L, N, D)", "reshape_transform"),
+            Fix("pass reshape_transform='tokens', for tokens (L, N, D)", "reshape_transform"),
             "pass one that leaves nothing out, as crops side by side in (N, T, P H, W)",
             "use a gradient method such as ClosedFormGradCAM",
         )

@@ -21,8 +21,8 @@ from pytorch_grad_cam_pcasvm.methods.warn_once import WarnOnce
 from pytorch_grad_cam_pcasvm.network.extraction import find_backbone
 from pytorch_grad_cam_pcasvm.network.features import output_of
 from pytorch_grad_cam_pcasvm.network.inputs import Inputs
-from pytorch_grad_cam_pcasvm.runtime.device import is_traced, may_look
-from pytorch_grad_cam_pcasvm.runtime.errors import BaselineWarning, NoBoundaryError, Way
+from pytorch_grad_cam_pcasvm.runtime.device import can_sync, is_traced
+from pytorch_grad_cam_pcasvm.runtime.errors import BaselineWarning, Fix, NoBoundaryError
 from pytorch_grad_cam_pcasvm.targets import SVMTarget
 from pytorch_grad_cam_pcasvm.targets.boundary_head import Boundary
 from pytorch_grad_cam_pcasvm.targets.jumps import find_deviations
@@ -102,13 +102,13 @@ class Starts:
         boundary = self._boundary_of(run, layer) if self.neutral else None
         if self.neutral and self._is_unknown(run, layer, questions, boundary, warnings):
             mean = self._find_mean(run, layer)
-            zeros = torch.zeros_like(run.passed.activations[layer][:1])
+            zeros = torch.zeros_like(run.recorded.activations[layer][:1])
             yield everyone, run.start_at(layer, zeros if mean is None else mean)
             return
         if boundary is not None and moves and run.output.grid is None:
             run.components_apart |= boundary.components_apart
             mean = spread_everywhere(boundary.start.features[0], run, layer, self._given_mean(run, layer))
-            difference = run.passed.activations[layer] - mean
+            difference = run.recorded.activations[layer] - mean
             at_mean = Start(None, boundary.start, mean, difference, boundary)  # maps are moved to their own starts
             self._stay_off_poles(run, layer, at_mean, questions)
             yield everyone, at_mean
@@ -118,10 +118,10 @@ class Starts:
             if self.neutral
             else [(everyone, self.activations(run, layer))]
         )
-        for members, activations in starts:
+        for target_indices, activations in starts:
             start = run.start_at(layer, activations)
-            self._stay_off_poles(run, layer, start, questions.take_targets(members))
-            yield members, start
+            self._stay_off_poles(run, layer, start, questions.take_targets(target_indices))
+            yield target_indices, start
 
     def find_together(self, run: Run, questions: Questions, warnings: WarnOnce) -> dict[int, Start]:
         """Return where K targets start at layers of several branches, all at once."""
@@ -156,11 +156,11 @@ class Starts:
         eps, beside = torch.finfo(start.activations.dtype).eps, BESIDE if at_mean else 0.0
         features = features if run.output.grid is None else features.mean(0, keepdim=True)
         poles = find_pole(head, features, eps, beside)[:count]
-        if not may_look(poles):
+        if not can_sync(poles):
             start.difference = torch.where(poles.any(), torch.nan, start.difference)
         elif bool(poles.any()):
             where = f"{'the training mean' if at_mean else 'the baseline'} of {run.layers[layer]!r}"
-            neutral = Way("start where the target, if it is a class, is undecided, baseline='neutral'", "baseline")
+            neutral = Fix("start where the target, if it is a class, is undecided, baseline='neutral'", "baseline")
             refuse_pole(head, poles, where, *([] if self.neutral else [neutral]))
 
     def _boundary_of(self, run: Run, layer: int) -> Boundary | None:
@@ -205,7 +205,7 @@ class Starts:
         self, run: Run, layer: int, questions: Questions, boundary: Boundary | None, warnings: WarnOnce
     ) -> list[tuple[list[int], Tensor]]:
         """Return activations, of one row or N, at which K targets are undecided, after the numbers of these."""
-        like, head = run.passed.activations[layer], run.head
+        like, head = run.recorded.activations[layer], run.head
         mean = self._find_mean(run, layer) if boundary is None else None
         if boundary is None and mean is None:
             if head is not None:
@@ -218,9 +218,11 @@ class Starts:
         assert boundary is not None
         mean, starts = self._given_mean(run, layer), []
         run.components_apart |= boundary.components_apart
-        for members, names, which in questions.group_boundaries(head, like.device, apart=boundary.components_apart):
+        for target_indices, names, boundary_index in questions.group_boundaries(
+            head, like.device, apart=boundary.components_apart
+        ):
             points = [spread_everywhere(boundary.point(name), run, layer, mean) for name in names]
-            starts.append((members, _spread_points(points, which, run, layer)))
+            starts.append((target_indices, _spread_points(points, boundary_index, run, layer)))
         return starts
 
     def _find_near(
@@ -239,11 +241,11 @@ class Starts:
             run.components_apart |= together is None
             groups = groups if together is not None else questions.group_boundaries(head, mean.device, apart=True)
         starts = []
-        for members, names, which in groups:
+        for target_indices, names, boundary_index in groups:
             points = []
             for name in names:
                 if name in without and together is None:
-                    listing = ", ".join(dict.fromkeys(repr(questions[k]) for k in members))
+                    listing = ", ".join(dict.fromkeys(repr(questions[k]) for k in target_indices))
                     warnings.warn_once(
                         BaselineWarning,
                         f"no activations of {run.layers[layer]!r} near the training set's mean make all components 0, "
@@ -253,7 +255,7 @@ class Starts:
                 if name == BESIDE_MEAN:
                     centre = leave_jump(run, layer, centre)
                 points.append(centre if name in without else self._find_point(near, single, layer, name, warnings))
-            starts.append((members, _spread_points(points, which, run, layer)))
+            starts.append((target_indices, _spread_points(points, boundary_index, run, layer)))
         return starts
 
     def _find_point(self, near: PathBoundary, run: Run, layer: int, target: Any, warnings: WarnOnce) -> Tensor:
@@ -279,7 +281,7 @@ class Starts:
         """Return the boundary near a mean at a layer; starts that it keeps hold for this mean alone."""
         key = layer, mean.shape, mean.dtype, mean.device
         near = self._near_mean.get(key)
-        if near is None or (not is_traced() and may_look(mean) and not torch.equal(near.mean, mean)):
+        if near is None or (not is_traced() and can_sync(mean) and not torch.equal(near.mean, mean)):
             near = self._near_mean[key] = PathBoundary(mean)
         elif not is_traced():
             near.mean = mean  # on a device, what is kept is compared with it
@@ -287,7 +289,7 @@ class Starts:
 
     def activations(self, run: Run, layer: int) -> Tensor:
         """Return the baseline in the layout of the network, of one row or N."""
-        activations, baseline = run.passed.activations[layer], self.baseline
+        activations, baseline = run.recorded.activations[layer], self.baseline
         if isinstance(baseline, str):
             start = torch.zeros_like(activations[:1]) if baseline == "zero" else self._find_mean(run, layer)
             if start is None:
@@ -328,18 +330,18 @@ class Starts:
         return None if self.means is None else self.means[layer]
 
 
-def _spread_points(points: Sequence[Tensor], which: Tensor | None, run: Run, layer: int) -> Tensor:
+def _spread_points(points: Sequence[Tensor], boundary_index: Tensor | None, run: Run, layer: int) -> Tensor:
     """Return the start of each image, the same in all of its tiles; one row if all images share it.
 
     Args:
         points: activations of one row.
-        which: which of them each image starts at; None: there is one.
+        boundary_index: which of them each image starts at; None: there is one.
         run: the network's run.
         layer: position of the target layer.
     """
-    if which is None or len(points) == 1:
+    if boundary_index is None or len(points) == 1:
         return points[0]
-    rows, crops = torch.cat(list(points))[which], run.layouts[layer].crops
+    rows, crops = torch.cat(list(points))[boundary_index], run.layouts[layer].crops
     return rows if crops is None else crops.repeat(rows)
 
 

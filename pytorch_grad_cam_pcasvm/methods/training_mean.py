@@ -11,8 +11,8 @@ from pytorch_grad_cam_pcasvm.methods.run import Run
 from pytorch_grad_cam_pcasvm.network.layer_means import average_positions
 from pytorch_grad_cam_pcasvm.network.tiling import Tiled
 from pytorch_grad_cam_pcasvm.path.record import ClosedFormPass
-from pytorch_grad_cam_pcasvm.runtime.device import is_traced, may_look
-from pytorch_grad_cam_pcasvm.runtime.errors import Way, refuse
+from pytorch_grad_cam_pcasvm.runtime.device import can_sync, is_traced
+from pytorch_grad_cam_pcasvm.runtime.errors import Fix, refuse
 
 
 def find_training_mean(run: Run, layer: int, *, by_numbers: bool) -> Tensor | None:
@@ -27,7 +27,7 @@ def find_training_mean(run: Run, layer: int, *, by_numbers: bool) -> Tensor | No
     Raises:
         ValueError: it is that of another network, or of images of another size; see :func:`fit_mean`.
     """
-    head, layout, activations = run.head, run.layouts[layer], run.passed.activations[layer]
+    head, layout, activations = run.head, run.layouts[layer], run.recorded.activations[layer]
     if head is None:
         return None
     if head.feature_mean is not None and run.output.grid is not None:
@@ -68,7 +68,7 @@ def fit_mean(mean: Tensor, run: Run, layer: int) -> Tensor:
     Raises:
         ValueError: it is that of another layer; or it has other positions, and the features keep positions apart.
     """
-    layout, shape = run.layouts[layer], run.passed.activations[layer].shape
+    layout, shape = run.layouts[layer], run.recorded.activations[layer].shape
     same_layer = layout.is_known and layout.batch == 0 and mean.dim() == len(shape) - 1
     if not same_layer or mean.shape == shape[1:] or mean.shape[layout.channels - 1] != shape[layout.channels]:
         return as_activations(mean, run, layer)
@@ -79,11 +79,11 @@ def fit_mean(mean: Tensor, run: Run, layer: int) -> Tensor:
             f"{tuple(shape[1:])} there. Their training mean cannot be made of it, as the head's features keep "
             "positions apart",
             "bring all images to one size, those that the head is fitted on, too, and fit it again",
-            Way("pass mean=mean_activations(net, loader, layer) of training images of this size", "mean"),
-            Way("start elsewhere, baseline='zero'", "baseline"),
+            Fix("pass mean=mean_activations(net, loader, layer) of training images of this size", "mean"),
+            Fix("start elsewhere, baseline='zero'", "baseline"),
         )
     channels = torch.cat(list(layout.split_tokens(average_positions(mean, layout).unsqueeze(0))), -1)
-    return layout.expand_means(channels.to(run.passed.activations[layer]))
+    return layout.expand_means(channels.to(run.recorded.activations[layer]))
 
 
 def pools_positions(run: Run, layer: int) -> bool:
@@ -95,7 +95,7 @@ def pools_positions(run: Run, layer: int) -> bool:
     # A program is traced after an explanation, which has looked.
     if run.output.grid is not None or run.ends_in_mean(layer) or is_traced():
         return True
-    if not isinstance(run.passed, ClosedFormPass) or not isinstance(run.images, Tensor):
+    if not isinstance(run.recorded, ClosedFormPass) or not isinstance(run.images, Tensor):
         return False
     small = torch.zeros_like(run.images[:1])
     large = small.new_zeros(*small.shape[:2], *(2 * side for side in small.shape[2:]))
@@ -123,17 +123,17 @@ def pools_positions(run: Run, layer: int) -> bool:
 
 def _are_means(run: Run, layer: int) -> bool:
     """Return whether the features are means of these activations, as where a norm in between changes nothing."""
-    features, activations = run.output.features, run.passed.activations[layer]
+    features, activations = run.output.features, run.recorded.activations[layer]
     means, crops = activations.flatten(2).to(features.dtype).mean(-1), run.layouts[layer].crops
     means = means if crops is None else crops.sum_tiles(means, 0) / crops.count
-    if features.shape != means.shape or not may_look(features):
+    if features.shape != means.shape or not can_sync(features):
         return False
     return torch.allclose(features, means, rtol=1e-3, atol=1e-3 * float(means.abs().max()))
 
 
 def as_activations(numbers: Tensor, run: Run, layer: int) -> Tensor:
     """Return activations as the network has them, of one row or N."""
-    activations = run.passed.activations[layer]
+    activations = run.recorded.activations[layer]
     shape, image = activations.shape, run.images.shape
     if numbers.dim() == 1 and run.layouts[layer].has_channels_first and len(numbers) == shape[1]:
         numbers = numbers.reshape(-1, *[1] * (activations.dim() - 2)).expand(shape[1:])
@@ -155,7 +155,7 @@ def find_channels(run: Run, layer: int) -> slice | None:
         names = [f"{backbone.prefix}{part.layer}" for part in backbone.source.parts or (backbone.source,)]
     widths = {
         name: activations.shape[layout.channels]
-        for name, activations, layout in zip(run.layers, run.passed.activations, run.layouts, strict=True)
+        for name, activations, layout in zip(run.layers, run.recorded.activations, run.layouts, strict=True)
     }
     if run.layers[layer] not in names:
         return None
@@ -188,10 +188,10 @@ def spread_everywhere(point: Tensor, run: Run, layer: int, mean: Tensor | None =
         layer: position of the target layer.
         mean: the training mean, as :func:`fit_mean` takes it; None: what the head knows of it.
     """
-    like, layout = run.passed.activations[layer], run.layouts[layer]
+    like, layout = run.recorded.activations[layer], run.layouts[layer]
     spread = layout.expand_means(F.pad(point.to(like).reshape(1, -1, 1), (layout.before, layout.after)))
     if mean is None and run.head is not None:
         mean = run.head.training_set.means.get(run.layers[layer])
-    if mean is None or mean.shape != like.shape[1:] or not layout.is_that_of_maps or run.output.grid is not None:
+    if mean is None or mean.shape != like.shape[1:] or not layout.is_map_shaped or run.output.grid is not None:
         return spread
     return spread + (mean - average_positions(mean, layout)).to(like)

@@ -13,7 +13,7 @@ from pytorch_grad_cam_pcasvm.methods.run import Run
 from pytorch_grad_cam_pcasvm.network.auto_layers import norms_before_attention
 from pytorch_grad_cam_pcasvm.network.extraction import find_backbone
 from pytorch_grad_cam_pcasvm.network.outputs import OfHead
-from pytorch_grad_cam_pcasvm.runtime.device import may_look
+from pytorch_grad_cam_pcasvm.runtime.device import can_sync
 from pytorch_grad_cam_pcasvm.runtime.errors import (
     BaselineWarning,
     BlankMapWarning,
@@ -79,7 +79,7 @@ class WarnOnce:
             self.of_layer(" + ".join(maps.layers), maps.maps.shape[2:])
             if branch == 0:
                 self.of_start(maps.values, maps.baseline_values)
-            if not may_look(maps.nu):
+            if not can_sync(maps.nu):
                 continue
             check_finite(maps.nu)
             if branch == 0:  # what the others have is the same
@@ -102,7 +102,7 @@ class WarnOnce:
             return
         layer, needed = self._start_at_zeros
         self._start_at_zeros, far = None, ""
-        if may_look(at_start):
+        if can_sync(at_start):
             far = f", up to {_size(at_start):.3g} from 0, where values reach {_size(values):.3g}"
         self.warn_once(
             BaselineWarning,
@@ -220,7 +220,7 @@ def _is_ruled(values: np.ndarray, at_baseline: np.ndarray) -> np.ndarray:
 
 def warn_of_blind_tokens(run: Run, layer: int, nu: Tensor) -> bool:
     """Say which layer to take where the features look at no token of a patch: not at the output of a last block."""
-    if not run.layouts[layer].extra_tokens or not may_look(nu) or bool(nu.any()):
+    if not run.layouts[layer].extra_tokens or not can_sync(nu) or bool(nu.any()):
         return False
     norm = next(reversed(norms_before_attention(find_backbone(run.model))), None)
     fix = f"choose {norm!r}, " if norm not in (None, run.layers[layer]) else "choose "

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from pytorch_grad_cam_pcasvm.network.keras_network import arrange_images
 from pytorch_grad_cam_pcasvm.network.modules import evaluation_mode, find_device
-from pytorch_grad_cam_pcasvm.runtime.device import is_traced, may_look
+from pytorch_grad_cam_pcasvm.runtime.device import can_sync, is_traced
 from pytorch_grad_cam_pcasvm.runtime.errors import refuse
 from pytorch_grad_cam_pcasvm.runtime.torch_private import FakeTensor
 
@@ -285,7 +285,7 @@ def checked_images(x: Any, network: nn.Module | None = None) -> Any:
     if floats[0].dim() < 2 or x.shape[0] == 0:
         raise ValueError(f"input_tensor must be a batch of images (N, C, H, W) with N > 0, got {tuple(x.shape)}")
     # On an accelerator the check would wait for the device: there the maps are checked when numpy is asked for.
-    if any(may_look(tensor) and not all_finite(tensor) for tensor in floats):
+    if any(can_sync(tensor) and not all_finite(tensor) for tensor in floats):
         raise ValueError("input_tensor has NaN or infinite values: its map would be meaningless")
     return x
 
@@ -304,7 +304,7 @@ def _takes_signals(network: nn.Module | None, x: Tensor) -> bool:
     modules = () if network is None else [*network.modules()]
     if network is None or not any(isinstance(module, nn.Conv2d | nn.Conv3d) for module in modules):
         return any(isinstance(module, nn.Conv1d | nn.RNNBase) for module in modules)
-    return may_look(x) and _runs_on(network, x[:1]) and not _runs_on(network, x[:1].unsqueeze(0))
+    return can_sync(x) and _runs_on(network, x[:1]) and not _runs_on(network, x[:1].unsqueeze(0))
 
 
 def _runs_on(network: nn.Module, x: Tensor) -> bool:

@@ -47,7 +47,7 @@ class Layout:
         return self.function is None
 
     @cached_property
-    def is_that_of_maps(self) -> bool:
+    def is_map_shaped(self) -> bool:
         """Whether nothing has to be moved."""
         return self.has_channels_first and self.crops is None
 
@@ -119,7 +119,7 @@ class Layout:
 
     def gradients(self, pullback: Any) -> Any:
         """Return the derivatives of K targets in the shape of maps, (K, N, T, H, W)."""
-        return pullback.whole if self.is_that_of_maps else pullback.arranged(self.of_targets)
+        return pullback.whole if self.is_map_shaped else pullback.arranged(self.of_targets)
 
     def sums(self, pullback: Any) -> Tensor:
         """Return the derivatives of K targets summed over the positions of every channel, (K, N, T)."""

@@ -16,7 +16,7 @@ from pytorch_grad_cam_pcasvm.network.modules import find_layer_name
 from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
 from pytorch_grad_cam_pcasvm.network.tiling import Tiled, look_inside
 from pytorch_grad_cam_pcasvm.network.token_layout import find_token_layout
-from pytorch_grad_cam_pcasvm.runtime.errors import Way, refuse, warn
+from pytorch_grad_cam_pcasvm.runtime.errors import Fix, refuse, warn
 from pytorch_grad_cam_pcasvm.runtime.rollback import called
 
 
@@ -154,7 +154,7 @@ def layout_by(
             ValueError,
             f"{name!r} is a layer of Keras in a module of torch, and where its channels are is not known",
             "pass the Keras model itself in place of the module",
-            Way("pass reshape_transform=lambda t: t.movedim(-1, 1) if they come last", "reshape_transform"),
+            Fix("pass reshape_transform=lambda t: t.movedim(-1, 1) if they come last", "reshape_transform"),
         )
     if transform == "tokens":
         return layout()
@@ -201,7 +201,7 @@ def _refuse_other_readings(layout: Callable[..., Layout], name: str, x: Any, act
         refuse(
             ValueError,
             f"the activations of {name!r}, {tuple(shape)}, seem to have their channels last",
-            Way("pass reshape_transform='tokens', or lambda t: t if they come first", "reshape_transform"),
+            Fix("pass reshape_transform='tokens', or lambda t: t if they come first", "reshape_transform"),
         )
 
 
@@ -221,7 +221,7 @@ def _refuse_tokens(layout: Callable[[], Layout], name: str, activations: Tensor)
             ValueError,
             f"the activations of {name!r}, {tuple(activations.shape)}, are tokens of the signals, whose channels come "
             "last",
-            Way("pass reshape_transform='tokens'", "reshape_transform"),
+            Fix("pass reshape_transform='tokens'", "reshape_transform"),
         )
 
 

@@ -26,7 +26,7 @@ from pytorch_grad_cam_pcasvm.runtime.torch_private import (
     without_function_modes,
 )
 from pytorch_grad_cam_pcasvm.tape.recorder import explanation
-from pytorch_grad_cam_pcasvm.tape.stem import Draws
+from pytorch_grad_cam_pcasvm.tape.stem import RandomDraws
 from pytorch_grad_cam_pcasvm.tape.step import operation
 
 
@@ -46,10 +46,13 @@ class Pass:
     output: Any
     heads: bool = False
 
-    def pullback(self, seeds: Sequence[Tensor | None], target: int, start: PathStart | None = None) -> Pullback:
+    def pullback(
+        self, output_gradients: Sequence[Tensor | None], target: int, start: PathStart | None = None
+    ) -> Pullback:
         """Return the derivative of K targets with respect to ``activations[target]``, or its secant from a start.
 
-        From a start, ``sum pullback * (activations - theirs)`` is ``sum seeds * (output - its output)`` exactly.
+        From a start, ``sum pullback * (activations - theirs)`` is exactly ``sum output_gradients * (output - its
+        output)``.
         """
         raise NotImplementedError
 
@@ -90,7 +93,7 @@ class Pass:
         """
         return False
 
-    def relevance(self, seeds: Sequence[Tensor | None], target: int, start: PathStart) -> Tensor:
+    def relevance(self, output_gradients: Sequence[Tensor | None], target: int, start: PathStart) -> Tensor:
         """Return the relevance of activations, shares of the output's contributions, (K, *activations.shape)."""
         self._refuse("relevance")
 
@@ -131,7 +134,7 @@ class _OnlyDifferentiable(DispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.reached = False
-        self.draws = Draws()
+        self.draws = RandomDraws()
         self._explaining = explanation.get()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -166,7 +169,7 @@ class AutogradPath:
         draws.check_again(lambda: self._run_once(x)[1])
         return passed
 
-    def _run_once(self, x: Tensor) -> "tuple[AutogradPass, Draws]":
+    def _run_once(self, x: Tensor) -> "tuple[AutogradPass, RandomDraws]":
         began, leaves, mode = start_clock(), dict[str, Tensor](), _OnlyDifferentiable()
 
         # What follows a target layer gets another tensor, with a graph that begins there.
@@ -210,14 +213,16 @@ class AutogradPass(Pass):
         """Whether the output depends on a target layer, as far as autograd knows."""
         return any(tensor.requires_grad for tensor in self._graph)
 
-    def pullback(self, seeds: Sequence[Tensor | None], target: int, start: PathStart | None = None) -> Pullback:
+    def pullback(
+        self, output_gradients: Sequence[Tensor | None], target: int, start: PathStart | None = None
+    ) -> Pullback:
         """Return the derivative with respect to ``activations[target]``."""
         if start is not None:
             self._refuse("secants")
         leaf = self._leaves[target]
         pairs = [
             (tensor, seed)
-            for tensor, seed in zip(self._graph, seeds, strict=True)
+            for tensor, seed in zip(self._graph, output_gradients, strict=True)
             if seed is not None and tensor.requires_grad
         ]
         if not pairs:

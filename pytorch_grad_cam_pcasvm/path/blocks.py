@@ -17,7 +17,7 @@ from pytorch_grad_cam_pcasvm.network.tiling import Tiling, look_inside
 from pytorch_grad_cam_pcasvm.path.autograd import Pass
 from pytorch_grad_cam_pcasvm.path.record import ClosedFormPass, Path
 from pytorch_grad_cam_pcasvm.rules.cotangents import Cotangent
-from pytorch_grad_cam_pcasvm.runtime.device import kept_on_devices, may_look
+from pytorch_grad_cam_pcasvm.runtime.device import can_sync, kept_on_devices
 
 
 @dataclass
@@ -79,7 +79,7 @@ class BlockPass(Pass):
 
     def _list_seeing(self, of_tiles: Tensor) -> Sequence[int]:
         """Return the tiles on which targets depend; all, where nothing may be looked at."""
-        if not self.backbone.source.dense or not may_look(of_tiles):
+        if not self.backbone.source.dense or not can_sync(of_tiles):
             return range(of_tiles.shape[1])
         seeing: list[int] = of_tiles.transpose(0, 1).flatten(1).any(1).nonzero()[:, 0].tolist()
         return seeing
@@ -87,9 +87,9 @@ class BlockPass(Pass):
     def _merge(self, features: Tensor) -> Tensor:
         return self.backbone.merge(features, self._tiling)
 
-    def pullback(self, seeds: Sequence[Tensor | None], target: int, start: Any = None) -> Pullback:
+    def pullback(self, output_gradients: Sequence[Tensor | None], target: int, start: Any = None) -> Pullback:
         """Return the derivative with respect to ``activations[target]``, or its secant from a start, block by block."""
-        (seed,) = seeds
+        (seed,) = output_gradients
         assert seed is not None
         of_tiles = self.backbone.pull_merge(seed, self._tiling)
         pulled = of_tiles.new_zeros(*of_tiles.shape[:2], *self.activations[target].shape[1:])
@@ -148,10 +148,10 @@ class BlockPass(Pass):
         """Return the affine beginning of the path behind a target layer."""
         return self._at_once.affine(target)
 
-    def relevance(self, seeds: Sequence[Tensor | None], target: int, start: Any) -> Tensor:
+    def relevance(self, output_gradients: Sequence[Tensor | None], target: int, start: Any) -> Tensor:
         """Return the relevance of activations, which is propagated through the mean over tiles as well."""
         path: PathStart = self._at_once.run_from(start.activations)
-        return self._at_once.relevance(seeds, target, path)
+        return self._at_once.relevance(output_gradients, target, path)
 
 
 def _take_rows(starts: Mapping[int, Tensor], numbers: Sequence[int]) -> dict[int, Tensor]:

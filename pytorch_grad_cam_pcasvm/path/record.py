@@ -8,22 +8,22 @@ import torch
 from torch import Tensor, nn
 
 from pytorch_grad_cam_pcasvm.calculus.affine import AffineBeginning
-from pytorch_grad_cam_pcasvm.calculus.backward import Walk, no_rule
+from pytorch_grad_cam_pcasvm.calculus.backward import TapePullback, no_rule
 from pytorch_grad_cam_pcasvm.calculus.relevance import propagate_relevance
 from pytorch_grad_cam_pcasvm.calculus.secants import PathStart
 from pytorch_grad_cam_pcasvm.network.features import run_to_features
 from pytorch_grad_cam_pcasvm.network.inputs import map_input
 from pytorch_grad_cam_pcasvm.network.modules import list_modules, unchanged
 from pytorch_grad_cam_pcasvm.path.autograd import Pass
-from pytorch_grad_cam_pcasvm.runtime.device import is_traced, may_look
-from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError, Way
+from pytorch_grad_cam_pcasvm.runtime.device import can_sync, is_traced
+from pytorch_grad_cam_pcasvm.runtime.errors import Fix, NoClosedFormError
 from pytorch_grad_cam_pcasvm.runtime.log import LOGGER, log_since, start_clock
 from pytorch_grad_cam_pcasvm.runtime.rollback import Hooks, Rollback, hooked, set_gradients, without_inference
 from pytorch_grad_cam_pcasvm.runtime.torch_private import find_function_mode, push_dispatch_mode, tree_leaves
 from pytorch_grad_cam_pcasvm.tape.alias_tracker import unseen_write
-from pytorch_grad_cam_pcasvm.tape.python_calls import Calls
+from pytorch_grad_cam_pcasvm.tape.python_calls import PythonCallMode
 from pytorch_grad_cam_pcasvm.tape.recorder import Recorder
-from pytorch_grad_cam_pcasvm.tape.stem import Draws, OtherThreads, Stem, UnclearStem
+from pytorch_grad_cam_pcasvm.tape.stem import MustRecordAll, OtherThreads, RandomDraws, UnrecordedPart
 from pytorch_grad_cam_pcasvm.tape.step import list_tensors
 from pytorch_grad_cam_pcasvm.tape.tape import Tape, frozen, has_gradient, identify_memory
 
@@ -54,9 +54,11 @@ class ClosedFormPass(Pass):
         self.activations = [self.tape.values[self._root(target)] for target in range(len(self.names))]
         self.output = self.tape.output
 
-    def pullback(self, seeds: Sequence[Tensor | None], target: int, start: PathStart | None = None) -> Walk:
+    def pullback(
+        self, output_gradients: Sequence[Tensor | None], target: int, start: PathStart | None = None
+    ) -> TapePullback:
         """Return the derivative with respect to ``activations[target]``, or its secant from a start."""
-        return Walk(self.tape, seeds, self.names[target], start, heads=self.heads)
+        return TapePullback(self.tape, output_gradients, self.names[target], start, heads=self.heads)
 
     def bytes_per_target(self) -> int:
         """Return roughly how much memory one target takes for the batch: a few times the path's widest value."""
@@ -78,7 +80,7 @@ class ClosedFormPass(Pass):
             self.check(self.exact or self, starts)
         outputs = self.tape.list_outputs(values)
         for leaf in outputs:
-            if may_look(leaf) and not bool(leaf.isfinite().all()):
+            if can_sync(leaf) and not bool(leaf.isfinite().all()):
                 where = " and ".join(repr(self.names[target]) for target in starts)
                 raise NoClosedFormError(
                     f"the network does not return finite numbers at the baseline of {where}",
@@ -122,9 +124,9 @@ class ClosedFormPass(Pass):
         """Return whether the output is the mean over all positions of a target layer, by the steps between them."""
         return self.tape.is_mean(self._root(target), tiles)
 
-    def relevance(self, seeds: Sequence[Tensor | None], target: int, start: PathStart) -> Tensor:
+    def relevance(self, output_gradients: Sequence[Tensor | None], target: int, start: PathStart) -> Tensor:
         """Return the relevance of activations, propagated from the output's contributions, (K, *activations.shape)."""
-        pairs = zip(seeds, self.tape.leaves, _tensors(start.output), strict=True)
+        pairs = zip(output_gradients, self.tape.leaves, _tensors(start.output), strict=True)
         of_output = [None if seed is None else seed * (y - y0).to(seed.dtype) for seed, y, y0 in pairs]
         return propagate_relevance(self.tape, of_output, self._root(target))
 
@@ -208,10 +210,10 @@ class Path:
         """Return a refusal with autograd as a way out, if it is one; it knows gradients, and no secants."""
         if not error._autograd_helps:
             return error
-        way: str = Way("pass jacobian='auto' to use autograd on the path", "jacobian")
+        way: str = Fix("pass jacobian='auto' to use autograd on the path", "jacobian")
         if self._replays:
             way = "use a gradient method, as ClosedFormGradCAM(net, [layer], jacobian='auto')"
-        full = NoClosedFormError(error.reason, *(other for other in error.ways_out if not isinstance(other, Way)), way)
+        full = NoClosedFormError(error.reason, *(other for other in error.ways_out if not isinstance(other, Fix)), way)
         full.tape = error.tape
         return full
 
@@ -221,12 +223,12 @@ class Path:
         draws.check_again(lambda: self._record(x)[1])
         return passed
 
-    def _record(self, x: Tensor, *, watches_stem: bool = False) -> tuple[ClosedFormPass, Draws]:
+    def _record(self, x: Tensor, *, watches_stem: bool = False) -> tuple[ClosedFormPass, RandomDraws]:
         """Run the network once with an unwatched stem; if that is unclear, again with a watched one."""
         began = start_clock()
         recorder = Recorder(keeps_all=self._keeps_all, halves=self._single)
         recorder.tape.network = self._backbone
-        calls = Calls(recorder)
+        calls = PythonCallMode(recorder)
         x = map_input(lambda tensor: tensor.clone() if tensor.is_inference() else tensor, x)
 
         def reached(name: str, output: Tensor) -> Tensor:
@@ -250,14 +252,14 @@ class Path:
                 if watches_stem:
                     push_dispatch_mode(recorder)
                 else:
-                    stem = Stem()
+                    stem = UnrecordedPart()
                 hooks = Hooks(rollback)
                 calls.watch(self._modules, rollback, hooks)
                 threads = OtherThreads(rollback) if self._replays else None
                 copied = recorder.tracker.copy_tensor
                 output = run_to_features(self._backbone, self._layer, self._names, x, reached, hooks, copied)
                 if not recorder.tape.roots:  # the network has caught what ended the stem
-                    raise UnclearStem
+                    raise MustRecordAll
                 recorder.tape.branches |= threads is not None and threads.seen
                 if find_function_mode() is not calls:
                     raise NoClosedFormError(
@@ -266,7 +268,7 @@ class Path:
                     )
                 calls.__exit__(None, None, None)
                 passed = ClosedFormPass(recorder.finish(output), self._names)
-        except UnclearStem:
+        except MustRecordAll:
             if watches_stem:
                 raise
         except Exception as error:

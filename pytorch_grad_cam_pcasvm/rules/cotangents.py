@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from pytorch_grad_cam_pcasvm.runtime.device import is_traced, may_look
+from pytorch_grad_cam_pcasvm.runtime.device import can_sync, is_traced
 
 
 class Cotangent:
@@ -425,11 +425,11 @@ def by_weight(grad: Tensor, weight: Tensor) -> Tensor:
     if tangent is not None:
         product = tangent.new_zeros(*grad.shape[:-1], weight.shape[-1])
         # Most targets are linear, with tangents of zeros.
-        moving = tangent.flatten(1).any(1) if may_look(tangent) else slice(None)
+        moving = tangent.flatten(1).any(1) if can_sync(tangent) else slice(None)
         product[moving] = by_weight(tangent[moving], weight)
         return forward_ad.make_dual(by_weight(primal, weight), product)
     rows = grad.flatten(0, -2)  # copied if it lies in another order, in which a product takes three times as long
-    active = reached(rows, weight) if may_look(rows) and len(rows) >= _MANY else None
+    active = reached(rows, weight) if can_sync(rows) and len(rows) >= _MANY else None
     if active is not None:
         rows, weight = rows[:, active], weight[active]
     return (rows @ weight).reshape(*grad.shape[:-1], weight.shape[-1])
@@ -437,7 +437,7 @@ def by_weight(grad: Tensor, weight: Tensor) -> Tensor:
 
 def reached(grad: Tensor, weight: Tensor) -> Tensor | None:
     """Return the rows of a large weight that a gradient (K, rows) reaches: behind a ReLU half of them; None: all."""
-    if weight.numel() < LARGE or not may_look(grad):
+    if weight.numel() < LARGE or not can_sync(grad):
         return None
     active = grad.any(0).nonzero()[:, 0]
     return active if len(active) < 0.8 * len(weight) else None

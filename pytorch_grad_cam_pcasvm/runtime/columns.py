@@ -40,24 +40,26 @@ class Columns:
         return replace(self, **scaled, log_scale=log_scale)  # type: ignore[type-var]
 
 
-def join_columns(parts: Sequence[Table], members: Sequence[int]) -> Table:
+def join_columns(parts: Sequence[Table], target_indices: Sequence[int]) -> Table:
     """Join tables of different targets, and sort their columns by the index of the target."""
     first = parts[0]
     if len(parts) == 1:
         return first
     tables = [part.columns for part in parts]
-    columns: Any = {name: order_columns([table[name] for table in tables], members) for name in tables[0]}
+    columns: Any = {name: order_columns([table[name] for table in tables], target_indices) for name in tables[0]}
     return replace(first, **columns)  # type: ignore[type-var]
 
 
-def order_columns(tensors: Sequence[Tensor], members: Sequence[int], dim: int = 1) -> Tensor:
+def order_columns(tensors: Sequence[Tensor], target_indices: Sequence[int], dim: int = 1) -> Tensor:
     """Concatenate tensors along a dimension, sorted by the index of the target."""
     whole = tensors[0] if len(tensors) == 1 else torch.cat(list(tensors), dim)
-    if list(members) == sorted(members):
+    if list(target_indices) == sorted(target_indices):
         return whole
     # Not by an index, which a device would have to be sent, and wait for.
     places = whole.unbind(dim)
-    return torch.stack([places[place] for place in sorted(range(len(members)), key=members.__getitem__)], dim)
+    return torch.stack(
+        [places[place] for place in sorted(range(len(target_indices)), key=target_indices.__getitem__)], dim
+    )
 
 
 def join_rows(parts: Sequence[Table], **fields: Any) -> Table:

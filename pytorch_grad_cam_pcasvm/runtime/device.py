@@ -14,7 +14,7 @@ from torch import Tensor
 from pytorch_grad_cam_pcasvm.runtime.rollback import Rollback
 
 
-class Looks(IntEnum):
+class SyncLevel(IntEnum):
     """What numbers may be looked at for."""
 
     NOTHING = 0
@@ -22,18 +22,18 @@ class Looks(IntEnum):
     CHOICES = 2
 
 
-_allowed_looks = ContextVar("looks", default=Looks.CHOICES)
+_sync_level = ContextVar("looks", default=SyncLevel.CHOICES)
 _traced = ContextVar("traced", default=False)
 
 
-def may_look(tensor: Tensor) -> bool:
-    """Return whether numbers of a tensor may be looked at: if it is on the CPU, outside of :func:`no_looks`."""
-    return _allowed_looks.get() > Looks.NOTHING and tensor.device.type == "cpu"
+def can_sync(tensor: Tensor) -> bool:
+    """Return whether numbers of a tensor may be looked at: if it is on the CPU, outside of :func:`forbid_sync`."""
+    return _sync_level.get() > SyncLevel.NOTHING and tensor.device.type == "cpu"
 
 
 def may_choose(tensor: Tensor) -> bool:
-    """Return whether numbers may decide what is computed: if one may look, outside of :func:`every_choice`."""
-    return _allowed_looks.get() > Looks.ERRORS and tensor.device.type == "cpu"
+    """Return whether numbers may decide what is computed: if one may look, outside of :func:`keep_every_choice`."""
+    return _sync_level.get() > SyncLevel.ERRORS and tensor.device.type == "cpu"
 
 
 def is_traced() -> bool:
@@ -42,23 +42,23 @@ def is_traced() -> bool:
 
 
 @contextmanager
-def no_looks() -> Iterator[None]:
+def forbid_sync() -> Iterator[None]:
     """Look at no number, as on a GPU, whatever the device."""
-    with _set(_allowed_looks, Looks.NOTHING):
+    with _set(_sync_level, SyncLevel.NOTHING):
         yield
 
 
 @contextmanager
-def every_choice() -> Iterator[None]:
+def keep_every_choice() -> Iterator[None]:
     """Compute all that any image may need, and keep it for a program."""
-    with _set(_allowed_looks, min(_allowed_looks.get(), Looks.ERRORS)):
+    with _set(_sync_level, min(_sync_level.get(), SyncLevel.ERRORS)):
         yield
 
 
 @contextmanager
 def traced() -> Iterator[None]:
-    """Make a program: look at no number, and take the results that :func:`every_choice` has kept."""
-    with no_looks(), _set(_traced, True):
+    """Make a program: look at no number, and take the results that :func:`keep_every_choice` has kept."""
+    with forbid_sync(), _set(_traced, True):
         yield
 
 

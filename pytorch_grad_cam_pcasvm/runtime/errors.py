@@ -9,12 +9,12 @@ from typing import Any, NoReturn
 _BETWEEN = {__name__.partition(".")[0], "pytorch_grad_cam", "torch", "contextlib", "functools", "importlib"}
 
 
-class Way(str):
+class Fix(str):
     """A fix that names a Python argument; the command line replaces it with its own option."""
 
     argument: str
 
-    def __new__(cls, text: str, argument: str) -> "Way":
+    def __new__(cls, text: str, argument: str) -> "Fix":
         """Return a text with the name of the argument."""
         way = super().__new__(cls, text)
         way.argument = argument
@@ -22,7 +22,7 @@ class Way(str):
 
     def __reduce__(self) -> Any:
         """Return the parts from which another process rebuilds it."""
-        return Way, (str(self), self.argument)
+        return Fix, (str(self), self.argument)
 
 
 def refuse(exception: type[Exception], reason: str, *ways_out: str) -> NoReturn:

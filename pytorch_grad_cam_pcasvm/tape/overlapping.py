@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.rules.indexing import add_at, put, put_alike
-from pytorch_grad_cam_pcasvm.runtime.device import may_look
+from pytorch_grad_cam_pcasvm.runtime.device import can_sync
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError
 from pytorch_grad_cam_pcasvm.tape.alias_tracker import AliasTracker, unseen_write
 from pytorch_grad_cam_pcasvm.tape.aliases import View, overlaps
@@ -102,7 +102,7 @@ def overlapping_write(
 
 def check_order(name: str, whole: Tensor, expected: Tensor) -> None:
     """Refuse a write that has left other numbers than expected."""
-    if not may_look(whole) or not whole.is_floating_point() or not whole.numel():
+    if not can_sync(whole) or not whole.is_floating_point() or not whole.numel():
         return
     size = expected.nan_to_num(0.0, 0.0, 0.0).abs().amax()  # what was never written may be anything
     differ = (whole - expected).abs() > torch.finfo(whole.dtype).eps ** 0.5 * size
@@ -173,7 +173,7 @@ def _written(name: str, view: Tensor, places: Tensor, source: Any, *, adds: bool
     if adds:
         return add_at, (places, source.expand(places.shape))
     if not _is_one_number(source):
-        if not may_look(places) or len(places.unique()) < places.numel():
+        if not can_sync(places) or len(places.unique()) < places.numel():
             raise order_matters(name)
         return put, (places, source.expand(places.shape))
     return put_alike, (places, _one_number(name, view, source, places.shape))

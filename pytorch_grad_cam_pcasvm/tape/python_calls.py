@@ -38,7 +38,7 @@ class _Graph:
         raise gradient_hook("the network uses the graph of a tensor on the path")
 
 
-class Calls(Mode):
+class PythonCallMode(Mode):
     """Sees the calls of Python functions; while it is on, attention takes no fast path of one fused operation.
 
     Args:

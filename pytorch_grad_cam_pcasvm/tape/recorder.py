@@ -52,7 +52,7 @@ from pytorch_grad_cam_pcasvm.tape.overlapping import (
     overlapping_write,
     write_back,
 )
-from pytorch_grad_cam_pcasvm.tape.stem import Draws, random_numbers
+from pytorch_grad_cam_pcasvm.tape.stem import RandomDraws, random_numbers
 from pytorch_grad_cam_pcasvm.tape.step import (
     Operation,
     Ref,
@@ -92,7 +92,7 @@ class Recorder(DispatchMode):
         self.tape = self.tracker.tape
         self._halves = halves
         self.explanation = explanation.get()
-        self.draws = Draws()
+        self.draws = RandomDraws()
         self._thread = get_ident()
         self._forked: str | None = None  # the first operation on the path that another thread ran
         self._in_function = False  # whether a scripted function, in which nothing may be raised, detaches a value

@@ -49,7 +49,7 @@ class OtherThreads:
         sys.setprofile(previous)
 
 
-class Draws:
+class RandomDraws:
     """The draws of one run: none, but from generators that this run has seeded.
 
     Attributes:
@@ -76,7 +76,7 @@ class Draws:
         """The seed of each generator."""
         return [generator.initial_seed() for generator in self.states]
 
-    def check_again(self, run: Callable[[], "Draws"]) -> None:
+    def check_again(self, run: Callable[[], "RandomDraws"]) -> None:
         """Run the network again if this run drew random numbers, to see whether each run seeds its generators alike.
 
         Raises:
@@ -114,11 +114,11 @@ def random_numbers(op: Operation) -> ValueError:
     )
 
 
-class UnclearStem(BaseException):
+class MustRecordAll(BaseException):
     """Raised where a stem has to be watched; not an ``Exception``, which a network's own ``except`` might catch."""
 
 
-class Stem:
+class UnrecordedPart:
     """A stem that runs unwatched, from now on, in a :class:`.Rollback` that has noted torch's dispatch modes."""
 
     def __init__(self) -> None:
@@ -130,13 +130,13 @@ class Stem:
         """End the stem at a target layer.
 
         Raises:
-            UnclearStem: numbers were drawn; or the layer is in a region of the network's own (inference mode, a
+            MustRecordAll: numbers were drawn; or the layer is in a region of the network's own (inference mode, a
                 dispatch mode, a transform of torch.func, a compiled part), whose end would also end what begins in it.
         """
         Rollback.allow_draws()
         inside = torch.is_inference_mode_enabled() or is_in_functorch() or _is_in_compiled()
         if inside or count_dispatch_modes() != self._modes or not self._has_drawn_nothing():
-            raise UnclearStem
+            raise MustRecordAll
 
     def _has_drawn_nothing(self) -> bool:
         states = _read_generators()
@@ -156,10 +156,10 @@ def _read_generators() -> list[Tensor]:
     """Return the states of torch's own generators, which lie on the host.
 
     Raises:
-        UnclearStem: a graph of CUDA is being captured, in which they cannot be read.
+        MustRecordAll: a graph of CUDA is being captured, in which they cannot be read.
     """
     cuda = torch.cuda.default_generators if torch.cuda.is_initialized() else ()
     if cuda and torch.cuda.is_current_stream_capturing():
-        raise UnclearStem
+        raise MustRecordAll
     with without_dispatch_modes(), without_function_modes():
         return [generator.get_state() for generator in (torch.default_generator, *cuda)]

@@ -15,7 +15,7 @@ from pytorch_grad_cam_pcasvm.head.stage import USUAL, Sampling
 from pytorch_grad_cam_pcasvm.head.stages import Chain
 from pytorch_grad_cam_pcasvm.head.vote import Vote
 from pytorch_grad_cam_pcasvm.network.outputs import HeadRun
-from pytorch_grad_cam_pcasvm.runtime.device import full_precision, may_look
+from pytorch_grad_cam_pcasvm.runtime.device import can_sync, full_precision
 from pytorch_grad_cam_pcasvm.runtime.errors import NoBoundaryError
 from pytorch_grad_cam_pcasvm.runtime.log import LOGGER, log_since, start_clock
 from pytorch_grad_cam_pcasvm.tape.tape import count_writes
@@ -82,7 +82,7 @@ class Boundary:
             return False
         if any(module._forward_hooks or module._forward_pre_hooks for module in head.modules()):
             return False  # they may do anything
-        can_look = may_look(start)
+        can_look = can_sync(start)
         for tensor, (original, version, numbers) in zip(tensors, self._tensors, strict=True):
             same = torch.equal(tensor, numbers) if can_look else count_writes(tensor) == version
             if tensor is not original or not same:
@@ -98,12 +98,12 @@ class Boundary:
         head, start = on_cpu(self.head, self._given)
         return bool(find_pole(head, start.unsqueeze(0), torch.finfo(start.dtype).eps)[:position].any())
 
-    def at(self, names: Sequence[Any], which: Tensor | None) -> HeadRun:
+    def at(self, names: Sequence[Any], boundary_index: Tensor | None) -> HeadRun:
         """Return the head's run at the points of targets, of one row or N.
 
         Args:
             names: targets with one boundary each, as of :meth:`.Questions.group_boundaries`.
-            which: which of them is that of each row; None: the only one.
+            boundary_index: which of them is that of each row; None: the only one.
 
         Raises:
             NoBoundaryError: there is no boundary within reach.
@@ -112,9 +112,11 @@ class Boundary:
         if key not in self._runs:
             if len(self._runs) >= _RUNS:
                 self._runs.clear()
-            points = torch.stack([self.point(name, needed=which is None or may_look(which)) for name in names])
+            points = torch.stack([
+                self.point(name, needed=boundary_index is None or can_sync(boundary_index)) for name in names
+            ])
             self._runs[key] = HeadRun(self.head, self.head(points))
-        return self._runs[key] if which is None else self._runs[key].rows(which)
+        return self._runs[key] if boundary_index is None else self._runs[key].rows(boundary_index)
 
     def differentiate(
         self,
@@ -127,9 +129,12 @@ class Boundary:
         """Return the secants of K targets, each from its own point, with respect to the head's value at a position."""
         questions = resolve_targets(targets, output)
         groups = questions.group_boundaries(self.head, output.device, apart=self.components_apart)
-        starts = [self.at(boundaries, which) for _, boundaries, which in groups]
+        starts = [self.at(boundaries, boundary_index) for _, boundaries, boundary_index in groups]
         value_dtype = starts[0].head_trace.values[until].dtype if until else dtype
-        asked = [(questions.take_targets(members), start) for (members, *_), start in zip(groups, starts, strict=True)]
+        asked = [
+            (questions.take_targets(target_indices), start)
+            for (target_indices, *_), start in zip(groups, starts, strict=True)
+        ]
         if questions.images is None:
             columns = [(some.columns, start) for some, start in asked]
             parts = differentiate_starts(output, columns, value_dtype, until, sampling)
@@ -142,7 +147,7 @@ class Boundary:
             step = start.head_trace.values[until] - self.start.head_trace.values[until]
             grads = part.by_image
             part.excess = (grads * step.to(grads).unsqueeze(1)).sum(-1)
-        return join_gradients(parts, [k for members, *_ in groups for k in members])
+        return join_gradients(parts, [k for target_indices, *_ in groups for k in target_indices])
 
     def point(self, target: ClosedFormTarget | str | None, *, needed: bool = True) -> Tensor:
         """Return the point of a target with one boundary, or for None the start, shape (D,).
@@ -367,14 +372,14 @@ class _Search:
         """Return the zero that damped Newton steps lead to, shape (Q,); refuse where none is in reach."""
         x = start
         for steps in range(100):
-            seeds = differentiate_targets(
+            output_gradients = differentiate_targets(
                 self._run_head(x.unsqueeze(0)), [self._target], start.dtype, until=self._position
             )
-            value, grad = seeds.values[0, 0], seeds.by_image[0, 0]
+            value, grad = output_gradients.values[0, 0], output_gradients.by_image[0, 0]
             if float(value.abs()) <= _EXACT * self._size:
                 LOGGER.debug("boundary of %s: reached in %d steps", self._target, steps)
                 return x
-            step = -value * grad / grad.square().sum() / seeds.log_scale[0, 0].exp()
+            step = -value * grad / grad.square().sum() / output_gradients.log_scale[0, 0].exp()
             halves = (0.5**halvings for halvings in range(_HALVINGS))
             shorter = next((part for part in halves if self._evaluate(x + part * step).abs() < value.abs()), None)
             if shorter is None:

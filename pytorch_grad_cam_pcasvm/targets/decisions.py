@@ -78,18 +78,18 @@ class SVMTarget(PlacedTarget, ClosedFormTarget):
         like = output.head_trace.values[position][:1]
         return {position: self._stack_coefficients(output.head, self._number_rows(output), like)}
 
-    def value_questions(self, output: OfHead, which: Tensor | None) -> Tensor:
+    def value_questions(self, output: OfHead, question_index: Tensor | None) -> Tensor:
         """Return the margin of each row's question, by its number; None: of the only one."""
         decision = self.decision(output)
-        return (decision * self._stack_coefficients(output.head, which, decision[:1])).sum(-1)
+        return (decision * self._stack_coefficients(output.head, question_index, decision[:1])).sum(-1)
 
     def evaluate_questions(
-        self, output: OfHead, start: OfHead | None, which: Tensor | None
+        self, output: OfHead, start: OfHead | None, question_index: Tensor | None
     ) -> tuple[Tensor, Mapping[int, Tensor]]:
         """Return the margins of N rows, (N,), and their gradient, rows over the decision values."""
         position = find_decision(output, self)
         decision = output.head_trace.values[position]
-        rows = self._stack_coefficients(output.head, which, decision[:1])
+        rows = self._stack_coefficients(output.head, question_index, decision[:1])
         return (decision * rows).sum(-1), {position: rows}
 
     def count_questions(self, head: Head) -> int:
@@ -157,21 +157,21 @@ class SVMTarget(PlacedTarget, ClosedFormTarget):
         """Return the derivative with respect to the decision values, shape (N, P), or (P,) for a row."""
         return self._stack_coefficients(output.head, self._number_rows(output), self.decision(output).detach())
 
-    def evaluate_rows(self, output: OfHead, which: Tensor | None) -> Tensor:
+    def evaluate_rows(self, output: OfHead, question_index: Tensor | None) -> Tensor:
         """Return the derivative of each row's question with respect to the decision values, (N, P)."""
-        return self._stack_coefficients(output.head, which, self.decision(output))
+        return self._stack_coefficients(output.head, question_index, self.decision(output))
 
     def _find_word(self, head: Head) -> str | None:
         """Return ``versus`` if it is a word, as ``"runner-up"`` or ``"others"``, and no class of that name."""
         labels = [] if head.classes_ is None else head.classes_.tolist()
         return self.versus if isinstance(self.versus, str) and self.versus not in labels else None
 
-    def _stack_coefficients(self, head: Head, which: Tensor | None, like: Tensor) -> Tensor:
+    def _stack_coefficients(self, head: Head, question_index: Tensor | None, like: Tensor) -> Tensor:
         """Return the coefficients of the decision values in each question, (N, P).
 
         Args:
             head: the head.
-            which: the numbers of the questions, (N,); None: there is only one, for all rows.
+            question_index: the numbers of the questions, (N,); None: there is only one, for all rows.
             like: decision values of as many rows as are wanted where there is only one question.
 
         Raises:
@@ -179,12 +179,14 @@ class SVMTarget(PlacedTarget, ClosedFormTarget):
         """
         if head.classes_ is None and self.versus is not None:
             raise ValueError(f"{self}: the head has no classes to compare")
-        shape = like.shape[:-1] if which is None else which.shape
+        shape = like.shape[:-1] if question_index is None else question_index.shape
 
         def index(label: Any) -> Tensor:
             return torch.full(shape, head.class_index(label), device=like.device)
 
-        category = torch.zeros(shape, dtype=torch.long, device=like.device) if which is None else which
+        category = (
+            torch.zeros(shape, dtype=torch.long, device=like.device) if question_index is None else question_index
+        )
         second, word = None, self._find_word(head)
         if word == "runner-up":
             category, second = category // head.voting.n_classes, category % head.voting.n_classes
@@ -267,19 +269,19 @@ class LogRatioTarget(PlacedTarget, ClosedFormTarget):
         find_decision(output, self)
         return self._combine(output, self._margin.seed(output))
 
-    def value_questions(self, output: OfHead, which: Tensor | None) -> Tensor:
+    def value_questions(self, output: OfHead, question_index: Tensor | None) -> Tensor:
         """Return the log-ratio of each row's question, by its number; None: of the only one."""
-        return self._combine(output, self._margin.evaluate_rows(output, which))
+        return self._combine(output, self._margin.evaluate_rows(output, question_index))
 
     def seeds(self, output: OfHead, start: OfHead | None = None) -> dict[int, Tensor]:
         """Return the gradient by position: rows over the input of the SVM, shape (N, B)."""
         return self._pull_back(output, start, self._margin.seed(output))
 
     def evaluate_questions(
-        self, output: OfHead, start: OfHead | None, which: Tensor | None
+        self, output: OfHead, start: OfHead | None, question_index: Tensor | None
     ) -> tuple[Tensor, Mapping[int, Tensor]]:
         """Return the log-ratios of N rows, (N,), and their gradients or secants, rows over the input of the SVM."""
-        rows = self._margin.evaluate_rows(output, which)
+        rows = self._margin.evaluate_rows(output, question_index)
         return self._combine(output, rows), self._pull_back(output, start, rows)
 
     def count_questions(self, head: Head) -> int:

@@ -16,7 +16,7 @@ from pytorch_grad_cam_pcasvm.runtime.device import is_traced
 from pytorch_grad_cam_pcasvm.runtime.rollback import without_inference
 from pytorch_grad_cam_pcasvm.runtime.torch_private import tree_flatten, tree_leaves, tree_unflatten
 from pytorch_grad_cam_pcasvm.targets.components import PCATarget, evaluate_components
-from pytorch_grad_cam_pcasvm.targets.places import Chosen, RegionRun, Spans, take_region
+from pytorch_grad_cam_pcasvm.targets.places import OwnPositions, RegionRun, SharedPositions, take_region
 from pytorch_grad_cam_pcasvm.targets.questions import Question, resolve_targets
 from pytorch_grad_cam_pcasvm.targets.scores import ScoreTarget
 from pytorch_grad_cam_pcasvm.targets.target import (
@@ -68,12 +68,14 @@ class OutputGradients(Columns):
         return grad.transpose(0, 1)
 
 
-def join_gradients(parts: Sequence[OutputGradients], members: Sequence[int]) -> OutputGradients:
+def join_gradients(parts: Sequence[OutputGradients], target_indices: Sequence[int]) -> OutputGradients:
     """Return the gradients of some targets each, which bear these numbers, as one in the order of the numbers."""
     if len(parts) == 1:
         return parts[0]
-    grads: Any = [order_columns(pieces, members, 0) for pieces in zip(*(part.grads for part in parts), strict=True)]  # type: ignore[arg-type]
-    return replace(join_columns(parts, members), grads=grads)
+    grads: Any = [
+        order_columns(pieces, target_indices, 0) for pieces in zip(*(part.grads for part in parts), strict=True)
+    ]  # type: ignore[arg-type]
+    return replace(join_columns(parts, target_indices), grads=grads)
 
 
 def _join_images(parts: Sequence[OutputGradients], images: Sequence[int]) -> OutputGradients:
@@ -177,23 +179,23 @@ def _gather(
 ) -> OutputGradients:
     """Return the gradients of K questions with one start, from the pullbacks of their parts."""
     count, parts = output.count, list[tuple[list[int], list[Tensor]]]()
-    for members, values, seeds in asked:
+    for target_indices, values, seeds in asked:
         grad, log_scale, sizes = next(pulled)
         tensors = [grad.expand(count, -1, -1), log_scale.expand(count, -1), values]
         if start is not None:
-            at_start = _at_start([columns[k] for k in members], seeds, values, output, start)
+            at_start = _at_start([columns[k] for k in target_indices], seeds, values, output, start)
             tensors.append(at_start)
             if output.head.enumerated is not None:
                 scale = tensors[1].exp()
                 explained = (tensors[0] * _change(output.head_trace, start.head_trace, until)).sum(-1) * scale
                 none = torch.zeros_like(at_start)
                 tensors += [none, none] if sizes is None else [(values - at_start - explained) / scale, sizes]
-        parts.append((members, tensors))
+        parts.append((target_indices, tensors))
     if len(parts) == 1:
         ((_, (grad, *tables)),) = parts
         tables[1] = tables[1].clone()  # values that may be the output's own
     else:
-        order = [k for members, _ in parts for k in members]
+        order = [k for target_indices, _ in parts for k in target_indices]
         pieces = zip(*(tensors for _, tensors in parts), strict=True)
         grad, *tables = (order_columns(piece, order) for piece in pieces)
     gradients = OutputGradients([grad.to(dtype).transpose(0, 1)], *tables[:3])
@@ -255,21 +257,21 @@ def _differentiate_places(
     for k, column in enumerate(columns):
         groups.setdefault(column.positions or k, []).append(k)  # the same positions are the same object
     parts = []
-    for members in groups.values():
-        some = [columns[k] for k in members]
+    for target_indices in groups.values():
+        some = [columns[k] for k in target_indices]
         positions = some[0].positions
         if positions is not None:
             part = _differentiate_region(output, some, positions, dtype, start, sampling)
         else:
             part = _differentiate_whole(output, some[0], dtype, start, sampling)
         parts.append(part)
-    return join_gradients(parts, [k for members in groups.values() for k in members])
+    return join_gradients(parts, [k for target_indices in groups.values() for k in target_indices])
 
 
 def _differentiate_region(
     output: HeadRun | HeadOutput,
     columns: Sequence[Question],
-    selection: Spans | Chosen,
+    selection: SharedPositions | OwnPositions,
     dtype: torch.dtype,
     start: Any,
     sampling: Sampling,
@@ -393,10 +395,10 @@ def _group_seeds(
         k: _evaluate(column, output, start) for k, column in enumerate(columns) if type(column.target) is not PCATarget
     }
     for positions in dict.fromkeys(frozenset(seeds) for _, seeds in pairs.values()):
-        members = [k for k, (_, seeds) in pairs.items() if frozenset(seeds) == positions]
-        values = torch.stack([pairs[k][0] for k in members], 1)
-        seeds = {position: _stack([pairs[k][1][position] for k in members]) for position in positions}
-        groups.append((members, values, seeds))
+        target_indices = [k for k, (_, seeds) in pairs.items() if frozenset(seeds) == positions]
+        values = torch.stack([pairs[k][0] for k in target_indices], 1)
+        seeds = {position: _stack([pairs[k][1][position] for k in target_indices]) for position in positions}
+        groups.append((target_indices, values, seeds))
     return groups
 
 
@@ -406,13 +408,13 @@ def _evaluate(
     """Return a question's value for every row, (N,), and its gradient, or secant, by position, (N, .) or (1, .)."""
     target = column.target
     if isinstance(target, ClosedFormTarget):
-        return target.evaluate_questions(output, start, column.which)
+        return target.evaluate_questions(output, start, column.question_index)
     with without_inference(), torch.enable_grad():
         # Every value is a leaf of its own: a target may read any of them.
         leaves = [make_leaf(value) for value in output.head_trace.values]
         if isinstance(output, RegionRun) and isinstance(target, PlacedTarget):
             of_leaves = replace(output, head_trace=HeadTrace(leaves, []))
-            values = target.value_questions(of_leaves, column.which)  # of all rows at once: they may be many
+            values = target.value_questions(of_leaves, column.question_index)  # of all rows at once: they may be many
             grads: Sequence[Tensor | None] = torch.autograd.grad(values.sum(), leaves, allow_unused=True)
             values = values.detach()
         else:

@@ -116,7 +116,7 @@ def describe_place(target: Any) -> str:
     return " where strongest" if at == "max" else f" at {at}" if isinstance(at, tuple) else " in a region"
 
 
-class Spans:
+class SharedPositions:
     """The same positions for all images, as spans from one to another: nothing has to be sent to a device.
 
     Args:
@@ -147,17 +147,17 @@ class Spans:
             start += last - first
         return whole
 
-    def repeat_positions(self, image: int, count: int) -> "Spans":
+    def repeat_positions(self, image: int, count: int) -> "SharedPositions":
         """Return the positions of so many copies of an image: the same."""
         return self
 
-    def blocks(self, size: int) -> "list[Spans]":
+    def blocks(self, size: int) -> "list[SharedPositions]":
         """Return the same positions in blocks of so many."""
         places = [place for first, last in self.spans for place in range(first, last)]
-        return [Spans(_spans(places[k : k + size]), self.count) for k in range(0, self.size, size)]
+        return [SharedPositions(_spans(places[k : k + size]), self.count) for k in range(0, self.size, size)]
 
 
-class Chosen:
+class OwnPositions:
     """One position of each image, which a device knows.
 
     Args:
@@ -181,17 +181,17 @@ class Chosen:
         whole = grads.new_zeros(*grads.shape[:2], self.count, grads.shape[-1])
         return whole.scatter(2, self.index.reshape(1, -1, 1, 1).expand_as(grads), grads)
 
-    def repeat_positions(self, image: int, count: int) -> "Chosen":
+    def repeat_positions(self, image: int, count: int) -> "OwnPositions":
         """Return the positions of so many copies of an image."""
-        return Chosen(self.index[image].expand(count), self.count)
+        return OwnPositions(self.index[image].expand(count), self.count)
 
-    def blocks(self, size: int) -> "list[Chosen]":
+    def blocks(self, size: int) -> "list[OwnPositions]":
         """Return it: it is small."""
         return [self]
 
 
 @lru_cache(maxsize=256)
-def list_positions(place: Place, grid: Grid) -> Spans:
+def list_positions(place: Place, grid: Grid) -> SharedPositions:
     """Return the positions of a place that is the same for all images.
 
     Raises:
@@ -199,7 +199,7 @@ def list_positions(place: Place, grid: Grid) -> Spans:
     """
     size = "x".join(map(str, grid.shape))
     if place is None:
-        return Spans(((0, grid.count),), grid.count)
+        return SharedPositions(((0, grid.count),), grid.count)
     if isinstance(place, Region):
         if place.shape not in (grid.shape, grid.picture):
             shapes = " or ".join(map(str, dict.fromkeys((grid.shape, grid.picture))))
@@ -212,12 +212,12 @@ def list_positions(place: Place, grid: Grid) -> Spans:
                 f"the mask at= covers no position of the {size} grid by more than half: make it larger, or name a "
                 "position, at=(row, column)"
             )
-        return Spans(_spans(places), grid.count)
+        return SharedPositions(_spans(places), grid.count)
     assert isinstance(place, tuple)
     if len(place) != len(grid.shape) or any(number >= side for number, side in zip(place, grid.shape, strict=True)):
         raise ValueError(f"there is no position {place} on the {size} grid: its numbers start at 0")
     first = int(np.ravel_multi_index(place, grid.shape))
-    return Spans(((first, first + 1),), grid.count)
+    return SharedPositions(((first, first + 1),), grid.count)
 
 
 def _spans(places: list[int]) -> tuple[tuple[int, int], ...]:
@@ -260,19 +260,19 @@ class RegionRun(HeadRun):
         return numbers.unflatten(0, (-1, self.size)).mean(1)
 
 
-def select_positions(target: Any, output: OfHead) -> Spans | Chosen:
+def select_positions(target: Any, output: OfHead) -> SharedPositions | OwnPositions:
     """Return the positions that a target is about."""
     assert output.grid is not None
     if isinstance(target.at, ImagePositions):
         index = np.ravel_multi_index(np.array(target.at.places).T, output.grid.shape)
-        return Chosen(torch.from_numpy(index).to(output.head_trace.values[0].device), output.grid.count)
+        return OwnPositions(torch.from_numpy(index).to(output.head_trace.values[0].device), output.grid.count)
     if target.at != "max":
         return list_positions(target.at, output.grid)
     values = target.unplaced.value(HeadRun(output.head, output.head_trace))
-    return Chosen(values.unflatten(0, (-1, output.grid.count)).argmax(1), output.grid.count)
+    return OwnPositions(values.unflatten(0, (-1, output.grid.count)).argmax(1), output.grid.count)
 
 
-def take_region(output: OfHead, selection: Spans | Chosen) -> RegionRun:
+def take_region(output: OfHead, selection: SharedPositions | OwnPositions) -> RegionRun:
     """Return the run of the rows at some positions."""
     trace = output.head_trace
     values = [selection.take(value) for value in trace.values]

@@ -13,7 +13,7 @@ from pytorch_grad_cam_pcasvm.head import Head
 from pytorch_grad_cam_pcasvm.head.decisions import KernelSVM
 from pytorch_grad_cam_pcasvm.head.stages import Scale
 from pytorch_grad_cam_pcasvm.network.outputs import HeadRun
-from pytorch_grad_cam_pcasvm.runtime.errors import Way, refuse
+from pytorch_grad_cam_pcasvm.runtime.errors import Fix, refuse
 from pytorch_grad_cam_pcasvm.targets.jumps import features_at, find_deviations
 from pytorch_grad_cam_pcasvm.targets.target import ClosedFormTarget
 
@@ -72,14 +72,14 @@ def refuse_pole(head: Head, poles: Tensor, where: str, *ways: str) -> NoReturn:
         ValueError: always.
     """
     stage = repr(head.stages[poles.tolist().index(True)]).partition("(\n")[0]  # of one with members, its own name
-    zeros = Way("start at zero activations, baseline='zero'", "baseline")
+    zeros = Fix("start at zero activations, baseline='zero'", "baseline")
     refuse(
         ValueError,
         f"at {where}, rounding decides what {stage} of the head returns, as where a row of length 0 is divided by "
         "its length. Contributions from there would not add up",
         *ways,
         *([zeros] if where.startswith(MEAN) else []),
-        Way("give an image to start from, baseline=image, such as one of a good part", "baseline"),
+        Fix("give an image to start from, baseline=image, such as one of a good part", "baseline"),
         "use a gradient method such as ClosedFormGradCAM",
     )
 

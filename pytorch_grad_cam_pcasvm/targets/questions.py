@@ -14,8 +14,8 @@ from pytorch_grad_cam_pcasvm.runtime.device import may_choose
 from pytorch_grad_cam_pcasvm.targets.components import PCATarget, QuadraticTarget, every_component
 from pytorch_grad_cam_pcasvm.targets.decisions import SVMTarget
 from pytorch_grad_cam_pcasvm.targets.places import (
-    Chosen,
-    Spans,
+    OwnPositions,
+    SharedPositions,
     refuse_place,
     select_positions,
     take_region,
@@ -33,46 +33,53 @@ class Question:
 
     Attributes:
         target: the target, without its place.
-        which: the number of each image's question among those of the target, (N,), on the device of the output; None:
-            the target means the same in all images.
+        question_index: the number of each image's question among those of the target, (N,), on the output's device;
+            None: the target means the same in all images.
         positions: of dense features those that it is about; None: it takes all scores of an image, or these have none.
         at: the place of the target, as it was asked.
         own: one callable of the user for each image; None: all images share the target.
     """
 
     target: Any
-    which: Tensor | None = None
-    positions: Spans | Chosen | None = None
+    question_index: Tensor | None = None
+    positions: SharedPositions | OwnPositions | None = None
     at: Any = None
     own: tuple[Any, ...] | None = None
 
     def repeat(self, size: int) -> "Question":
         """Return the same question to so many rows of each image."""
-        which = self.which
-        return self if which is None else replace(self, which=which.unsqueeze(1).expand(-1, size).flatten())
+        question_index = self.question_index
+        return (
+            self
+            if question_index is None
+            else replace(self, question_index=question_index.unsqueeze(1).expand(-1, size).flatten())
+        )
 
     def callables(self, count: int) -> list[Any]:
         """Return a callable for each of N rows of an output."""
         if self.own is not None:
             return list(self.own)
-        if self.which is None:
+        if self.question_index is None:
             return [self.target] * count
-        return [_OfClass(self.target, number) for number in self.which.unbind()]
+        return [_OfClass(self.target, number) for number in self.question_index.unbind()]
 
     def evaluate_changed(self, image: int, changed: Any) -> Tensor:
         """Return the values for M changed versions of an image, (M,), of the class and position meant in the image."""
-        target, which = self.target, None if self.which is None else self.which[image : image + 1]
+        target, question_index = (
+            self.target,
+            None if self.question_index is None else self.question_index[image : image + 1],
+        )
         if self.own is not None or not isinstance(target, BaseTarget):
             target = target if self.own is None else self.own[image]
             return torch.stack([value_at(target, row) for row in changed.target_rows()])
         if changed.head is None:
-            return target.value_questions(changed.value.reshape(changed.count, -1), which)
+            return target.value_questions(changed.value.reshape(changed.count, -1), question_index)
         if self.positions is not None:
             region = take_region(changed, self.positions.repeat_positions(image, changed.count))
-            return region.of_images(target.value_questions(region, which))
+            return region.of_images(target.value_questions(region, question_index))
         if isinstance(target, ClosedFormTarget):
-            return target.value_questions(changed, which)
-        meant = target if which is None else _OfClass(target, which[0])
+            return target.value_questions(changed, question_index)
+        meant = target if question_index is None else _OfClass(target, question_index[0])
         return torch.stack([value_at(meant, row) for row in changed.target_rows()])
 
     def name_target(self, image: int, output: Any) -> Any:
@@ -85,9 +92,9 @@ class Question:
         if self.own is not None:
             return self.own[image]
         target = self.target
-        if self.which is not None:
-            target = target.name_question(output.head, int(self.which[image]))
-        if isinstance(self.positions, Chosen):
+        if self.question_index is not None:
+            target = target.name_question(output.head, int(self.question_index[image]))
+        if isinstance(self.positions, OwnPositions):
             position = np.unravel_index(int(self.positions.index[image]), output.grid.shape)
             return target.at_place(tuple(map(int, position)))
         return target if self.at is None else target.at_place(self.at)
@@ -108,15 +115,15 @@ class Question:
         if boundary is None:
             has_gradient = head is None or head.enumerated is None or isinstance(target, PCATarget | QuadraticTarget)
             return [None if has_gradient else BESIDE_MEAN], None
-        which = self.which
-        if which is None:
+        question_index = self.question_index
+        if question_index is None:
             return [boundary.name_question(head, 0)], None
-        if may_choose(which) or boundary.count_questions(head) > _MANY:
-            chosen, which = which.unique(return_inverse=True)
+        if may_choose(question_index) or boundary.count_questions(head) > _MANY:
+            chosen, question_index = question_index.unique(return_inverse=True)
             numbers: Sequence[int] = chosen.tolist()
         else:
             numbers = range(boundary.count_questions(head))
-        return [boundary.name_question(head, number) for number in numbers], which
+        return [boundary.name_question(head, number) for number in numbers], question_index
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,11 +167,11 @@ class Questions(Sequence[Any]):
         """Return a target as messages name it; of a slice, its questions."""
         return self.take_targets(range(len(self))[index]) if isinstance(index, slice) else self.targets[index]
 
-    def take_targets(self, members: Sequence[int]) -> "Questions":
+    def take_targets(self, target_indices: Sequence[int]) -> "Questions":
         """Return the questions of some targets, by their numbers."""
-        if self.images is not None or list(members) == list(range(len(self.columns))):
+        if self.images is not None or list(target_indices) == list(range(len(self.columns))):
             return self
-        return Questions([self.targets[k] for k in members], [self.columns[k] for k in members])
+        return Questions([self.targets[k] for k in target_indices], [self.columns[k] for k in target_indices])
 
     @property
     def are_components(self) -> bool:
@@ -210,9 +217,9 @@ class Questions(Sequence[Any]):
         if self.images is not None:
             return [([0], *self._merge_boundaries(head, device, apart))]
         for k, column in enumerate(self.columns):
-            boundaries, which = column.list_boundaries(head, apart=apart)
-            key = tuple(boundaries) if which is None else k
-            groups.setdefault(key, ([], boundaries, which))[0].append(k)
+            boundaries, question_index = column.list_boundaries(head, apart=apart)
+            key = tuple(boundaries) if question_index is None else k
+            groups.setdefault(key, ([], boundaries, question_index))[0].append(k)
         return list(groups.values())
 
     def _merge_boundaries(self, head: Head | None, device: torch.device, apart: bool) -> tuple[list[Any], Tensor]:
@@ -220,12 +227,12 @@ class Questions(Sequence[Any]):
         assert self.images is not None
         parts = [column.list_boundaries(head, apart=apart) for column in self.columns]
         merged = list(dict.fromkeys(boundary for boundaries, _ in parts for boundary in boundaries))
-        which = []
+        question_index = []
         for (boundaries, numbers), images in zip(parts, self.images, strict=True):
             places = torch.tensor([merged.index(boundary) for boundary in boundaries], device=device)
-            which.append(places.expand(len(images)) if numbers is None else places[numbers])
+            question_index.append(places.expand(len(images)) if numbers is None else places[numbers])
         order = torch.tensor([image for images in self.images for image in images], device=device).argsort()
-        return merged, torch.cat(which)[order]
+        return merged, torch.cat(question_index)[order]
 
 
 def resolve_targets(targets: Sequence[Any], output: Any) -> Questions:
@@ -288,12 +295,12 @@ def _resolve(target: Any, output: Any) -> Question:
     if output.grid is not None and isinstance(target, PlacedTarget):
         positions, at = select_positions(target, output), target.at
         rows, target = take_region(output, positions), target.unplaced
-    which = None
+    question_index = None
     if isinstance(target, BaseTarget) and target.count_questions(output.head) > 1:
-        which = target.number_questions(rows)
+        question_index = target.number_questions(rows)
         if positions is not None:  # the same for all positions of an image
-            which = which.unflatten(0, (-1, positions.size))[:, 0]
-    return Question(target, which, positions, at)
+            question_index = question_index.unflatten(0, (-1, positions.size))[:, 0]
+    return Question(target, question_index, positions, at)
 
 
 def fix_target(target: Any, output: Any) -> Any:

@@ -46,14 +46,14 @@ class ProbabilityTarget(PlacedTarget):
         """Return the probability of a row, or of each row of several."""
         return self.value_questions(output, None if self.category is not None else output.predicted())
 
-    def value_questions(self, output: OfHead, which: Tensor | None) -> Tensor:
+    def value_questions(self, output: OfHead, question_index: Tensor | None) -> Tensor:
         """Return the probability of each row's class, by its index; None: of the class that is named."""
         decision = SVMTarget(self.category).decision(output)
         voting = output.head.voting
         probabilities = voting.probabilities(decision) * find_sign(self.sign)
-        if which is None:
+        if question_index is None:
             return probabilities[..., output.head.class_index(self.category)]
-        return probabilities.gather(-1, which.unsqueeze(-1)).squeeze(-1)
+        return probabilities.gather(-1, question_index.unsqueeze(-1)).squeeze(-1)
 
     def count_questions(self, head: Head) -> int:
         """Return 1 for a named class, else the number of classes."""
@@ -91,9 +91,9 @@ class ScoreTarget(ClosedFormTarget):
         """Return the score: a number for a row, shape (N,) for a batch."""
         return output.max(-1).values if self.category is None else output[..., self.category]
 
-    def value_questions(self, output: Tensor, which: Tensor | None) -> Tensor:
+    def value_questions(self, output: Tensor, question_index: Tensor | None) -> Tensor:
         """Return the score of each row, by its index; None: the one that is named."""
-        return self(output) if which is None else output.index_select(-1, which).squeeze(-1)
+        return self(output) if question_index is None else output.index_select(-1, question_index).squeeze(-1)
 
     def number_questions(self, output: Tensor) -> Tensor:
         """Return the index of each row's score, shape (N,)."""

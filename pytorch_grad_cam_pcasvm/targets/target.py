@@ -46,7 +46,7 @@ class BaseTarget:
         """Return a question by its number, a target that names its classes."""
         return self
 
-    def value_questions(self, output: Any, which: Tensor | None) -> Tensor:
+    def value_questions(self, output: Any, question_index: Tensor | None) -> Tensor:
         """Return the value of each row's question, by its number, shape (...); None: of the only one."""
         value: Tensor = self(output)  # type: ignore[operator]
         return value
@@ -116,18 +116,20 @@ class ClosedFormTarget(BaseTarget, ABC):
         Its shape is (N, .), or (1, .) if it is the same for all images.
         """
 
-    def evaluate_questions(self, output: Any, start: Any, which: Tensor | None) -> tuple[Tensor, Mapping[int, Tensor]]:
+    def evaluate_questions(
+        self, output: Any, start: Any, question_index: Tensor | None
+    ) -> tuple[Tensor, Mapping[int, Tensor]]:
         """Return the values of N rows, (N,), and their gradients or secants, each for its own question.
 
         Args:
             output: what a head computed.
             start: what it computed at a start; None: gradients.
-            which: the number of each row's question, (N,); None: the target is its only question.
+            question_index: the number of each row's question, (N,); None: the target is its only question.
 
         Returns:
             Values, shape (N,), and by position of the head's value rows of shape (N, .), or (1, .).
         """
-        return self.value_questions(output, which), self.seeds(output, start)
+        return self.value_questions(output, question_index), self.seeds(output, start)
 
 
 def head_of(output: Any, target: Any) -> Any:

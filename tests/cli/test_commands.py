@@ -28,7 +28,7 @@ from torchvision.transforms.functional import normalize, to_tensor
 
 import pytorch_grad_cam_pcasvm as package
 from pytorch_grad_cam_pcasvm import ContributionCAM, Head, PCASVMNet, atlas, evaluation, extract_features
-from pytorch_grad_cam_pcasvm.runtime.errors import Way, refuse
+from pytorch_grad_cam_pcasvm.runtime.errors import Fix, refuse
 from pytorch_grad_cam_pcasvm.studio.atlas.disk import ANOTHER_FOLDER
 from pytorch_grad_cam_pcasvm.studio.cli import _TYPED, main
 from pytorch_grad_cam_pcasvm.studio.cli.arguments import parse_arguments
@@ -344,7 +344,7 @@ def test_trains_among_buses_are_a_class(fit, capsys):
 def test_an_atlas_of_other_photos(network, head, monkeypatch, capsys):
     def build(*_, verify, **options):
         assert verify
-        refuse(ValueError, "other images, out=1", ANOTHER_FOLDER, "delete it", Way("look", "jacobian"))
+        refuse(ValueError, "other images, out=1", ANOTHER_FOLDER, "delete it", Fix("look", "jacobian"))
 
     monkeypatch.setattr(atlas, "build", build)
     assert main(["atlas", *network, "--model", str(head), "--out", "atlas", "--verify"]) == 2
@@ -355,14 +355,14 @@ def test_an_atlas_of_other_photos(network, head, monkeypatch, capsys):
 def test_every_way_out_is_typed():
     files = Path(package.__file__).parent.rglob("*.py")
     calls = [node for file in files for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call)]
-    ways = [call.args[1] for call in calls if isinstance(call.func, ast.Name) and call.func.id == "Way"]
+    ways = [call.args[1] for call in calls if isinstance(call.func, ast.Name) and call.func.id == "Fix"]
     assert {way.value for way in ways if isinstance(way, ast.Constant)} == set(_TYPED)
     assert not any(words.endswith("=True") or "(" in words for words in _TYPED.values())
 
 
 def test_ways_out_survive_other_processes():
     with pytest.raises(RuntimeError, match=r"^no: pass a=1, or go on$") as caught:
-        refuse(RuntimeError, "no", Way("pass a=1", "a"), "go on")
+        refuse(RuntimeError, "no", Fix("pass a=1", "a"), "go on")
     again = pickle.loads(pickle.dumps(caught.value))
     assert (str(again), again.reason, again.ways_out) == (str(caught.value), "no", ("pass a=1", "go on"))
     assert again.ways_out[0].argument == "a"

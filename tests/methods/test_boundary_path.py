@@ -13,7 +13,7 @@ from torch import nn
 from pytorch_grad_cam_pcasvm import ContributionCAM, PCASVMNet, PCATarget, SVMTarget
 from pytorch_grad_cam_pcasvm.methods import boundary_path
 from pytorch_grad_cam_pcasvm.methods.boundary_path import PathBoundary, _solved, leave_jump
-from pytorch_grad_cam_pcasvm.runtime.device import no_looks
+from pytorch_grad_cam_pcasvm.runtime.device import forbid_sync
 from pytorch_grad_cam_pcasvm.runtime.errors import NoBoundaryError
 from pytorch_grad_cam_pcasvm.targets.boundary_head import Boundary
 
@@ -78,7 +78,7 @@ def test_where_no_step_leads_there_is_no_point():
     net, _, mean = made()
     size = torch.tensor(1.0).double()
     assert _solved(run_of(net), 0, mean, [CLASS], size, 1e3) is None
-    with no_looks():
+    with forbid_sync():
         assert _solved(run_of(net), 0, mean, [CLASS], size, 1e3).activations.isnan().all()
 
 
@@ -154,7 +154,7 @@ def test_what_has_no_point_is_searched_for_again_only_in_another_network(monkeyp
     with pytest.raises(NoBoundaryError):
         near.find()
     assert not near.searches
-    with no_looks():
+    with forbid_sync():
         assert near.find()[0].isnan().all()
     for change in (lambda: intercept.data.fill_(8.0), lambda: intercept.add_(0)):
         change()
@@ -215,7 +215,7 @@ def test_a_head_without_a_gradient_is_led_to_by_its_components(monkeypatch):
 @pytest.mark.parametrize("change", ["weights", "mean", None])
 def test_where_nobody_looks_what_was_found_is_not_finite_once_it_does_not_hold(monkeypatch, change):
     near = Near(monkeypatch)
-    with no_looks():
+    with forbid_sync():
         point, searches = near.find()
         assert point.isfinite().all()
         assert searches
@@ -250,7 +250,7 @@ def test_what_is_found_is_told(monkeypatch):
 def test_means_that_are_other_tensors_make_another_network(monkeypatch):
     near = Near(monkeypatch)
     means = near.net.head.training_set.means
-    with no_looks():
+    with forbid_sync():
         for _ in range(2):
             means["0"] = near.mean.clone()
             assert near.find()[1]

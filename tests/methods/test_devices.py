@@ -26,7 +26,7 @@ from pytorch_grad_cam_pcasvm import (
     methods,
 )
 from pytorch_grad_cam_pcasvm.runtime import device
-from pytorch_grad_cam_pcasvm.runtime.device import no_looks
+from pytorch_grad_cam_pcasvm.runtime.device import forbid_sync
 from pytorch_grad_cam_pcasvm.targets import boundary_head
 from pytorch_grad_cam_pcasvm.targets.boundary_head import Boundary
 
@@ -94,7 +94,7 @@ def test_maps_without_looks_are_the_same_and_nothing_stays_on_the_cpu_or_waits_f
     backbone, head, method, targets, monkeypatch
 ):
     cam, x, maps = explained(backbone, head, method, targets)
-    with no_looks():
+    with forbid_sync():
         cam.explain(x, targets)  # boundaries are looked for once, in the head alone
         with NoLooks():
             found = cam.explain(x, targets)
@@ -208,7 +208,7 @@ def test_starts_that_were_found_are_kept_on_a_device_until_the_network_changes(c
     mean = mean_activations(problem.net, [problem.x + 0.1], "features.3", progress=False)
     cam = ContributionCAM(problem.net, ["features.3"], mean=mean)
     targets = [PCATarget(0), SVMTarget("bee")]
-    with no_looks():
+    with forbid_sync():
         with _Count() as first:
             cam.explain(problem.x, targets)
         if change is not None:

@@ -39,7 +39,7 @@ from pytorch_grad_cam_pcasvm import (
 )
 from pytorch_grad_cam_pcasvm.methods.warn_once import WarnOnce
 from pytorch_grad_cam_pcasvm.network.outputs import HeadRun
-from pytorch_grad_cam_pcasvm.runtime.device import no_looks
+from pytorch_grad_cam_pcasvm.runtime.device import forbid_sync
 
 DOUBTS = (BaselineWarning, CoarseMapWarning, OutsideTrainingWarning)
 
@@ -432,7 +432,7 @@ def test_what_a_check_of_a_file_was_told_is_told_again():
 
 def test_where_no_number_may_be_looked_at_they_are_told_by_numpy(net, x):
     cam, images = doubtful(net, x)
-    with no_looks():
+    with forbid_sync():
         first = doubts(lambda: cam.explain(images))
         assert first == [CoarseMapWarning]  # which is seen without
         maps = cam.explain(images)

@@ -242,7 +242,7 @@ def test_nothing_is_left_behind():
 def test_tokens_where_channels_come_first_are_no_other_maps(name):
     p = explained("pooled", "rbf")
     method = getattr(methods, name)
-    assert found(p.backbone, "features", p.x).is_that_of_maps
+    assert found(p.backbone, "features", p.x).is_map_shaped
     for layers in (["features"], ["features", "features.1"]) if name == "ContributionCAM" else (["features"],):
         expected = method(p.net, layers).explain(p.x, p.targets)
         of_tokens = method(p.net, layers, "tokens").explain(p.x, p.targets)

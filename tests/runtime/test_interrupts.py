@@ -25,8 +25,8 @@ from pytorch_grad_cam_pcasvm import (
 )
 from pytorch_grad_cam_pcasvm.network import modules
 from pytorch_grad_cam_pcasvm.runtime import rollback
-from pytorch_grad_cam_pcasvm.runtime.device import every_choice, may_choose, may_look, no_looks
-from pytorch_grad_cam_pcasvm.tape.python_calls import Calls
+from pytorch_grad_cam_pcasvm.runtime.device import can_sync, forbid_sync, keep_every_choice, may_choose
+from pytorch_grad_cam_pcasvm.tape.python_calls import PythonCallMode
 from pytorch_grad_cam_pcasvm.tape.recorder import Recorder, explain_unseen, explanation
 
 pytestmark = pytest.mark.skipif(
@@ -135,7 +135,7 @@ def test_what_a_torch_context_brings_back_after_an_interrupt_is_removed():
     """torch sets a mode aside for calls of its own, in a context that an interrupt can leave open."""
     problem = Problem()
     with rollback.Rollback():
-        Calls(Recorder()).__enter__()
+        PythonCallMode(Recorder()).__enter__()
     assert torch._C._len_torch_function_stack() == 1
     problem.net.predict(problem.x)
     assert torch._C._len_torch_function_stack() == 0
@@ -158,9 +158,9 @@ def test_what_an_interrupt_leaves_to_the_garbage_collector_ends_in_no_other_call
     with rollback.Rollback() as noted:
         noted.note_torch()
         noted.set_variable(explanation, None)
-        left = begun(explaining(), every_choice(), no_looks(), Recorder()._listening())
+        left = begun(explaining(), keep_every_choice(), forbid_sync(), Recorder()._listening())
     following, zero = Recorder(), torch.zeros(())
-    with rollback.Rollback() as noted, no_looks():
+    with rollback.Rollback() as noted, forbid_sync():
         noted.note_torch()
         noted.set_variable(explanation, following)
         with following:
@@ -168,8 +168,8 @@ def test_what_an_interrupt_leaves_to_the_garbage_collector_ends_in_no_other_call
             gc.collect()
             assert _get_current_dispatch_mode() is following
             assert explanation.get() is following
-            assert not may_look(zero)
-    assert may_look(zero)
+            assert not can_sync(zero)
+    assert can_sync(zero)
     assert may_choose(zero)
 
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from pytorch_grad_cam_pcasvm import ClosedFormGradCAM, ContributionCAM, PCASVMNet, SVMTarget, mean_activations
 from pytorch_grad_cam_pcasvm.runtime import log
-from pytorch_grad_cam_pcasvm.runtime.device import no_looks
+from pytorch_grad_cam_pcasvm.runtime.device import forbid_sync
 
 NAME = "pytorch_grad_cam_pcasvm"
 
@@ -62,7 +62,7 @@ def test_a_gradient_is_one_run_of_the_network(problem, logged):
         "run of the network: recorded 7 steps behind ['features'] (s)",
         "ClosedFormGradCAM: 5 images, 5 targets explained (s)",
     ]
-    steps = len(cam._run_network(problem.x, ()).passed.tape.steps)
+    steps = len(cam._run_network(problem.x, ()).recorded.tape.steps)
     assert logged.messages() == [told[0].replace("7", str(steps))]
     for _ in range(2):  # nothing is kept
         cam.explain(problem.x)
@@ -148,7 +148,7 @@ def test_nothing_is_formatted_and_no_time_is_taken_where_the_log_is_off(problem,
 
 def test_the_log_looks_at_no_number(problem, logged):
     cam = contributions(problem)
-    with no_looks():  # as on a GPU
+    with forbid_sync():  # as on a GPU
         cam.explain(problem.x, SVMTarget("ant"))
         told = logged.messages()
         with NoLooks():

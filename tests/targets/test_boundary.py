@@ -38,7 +38,7 @@ from pytorch_grad_cam_pcasvm import (
 from pytorch_grad_cam_pcasvm.maps.results import shared_out
 from pytorch_grad_cam_pcasvm.methods.boundary_path import PathBoundary
 from pytorch_grad_cam_pcasvm.network.outputs import HeadRun
-from pytorch_grad_cam_pcasvm.runtime.device import no_looks
+from pytorch_grad_cam_pcasvm.runtime.device import forbid_sync
 from pytorch_grad_cam_pcasvm.runtime.errors import NoBoundaryError
 from pytorch_grad_cam_pcasvm.targets import output_gradients
 from pytorch_grad_cam_pcasvm.targets.boundary_head import Boundary, _Search
@@ -223,7 +223,7 @@ def test_elsewhere_newton_leads_to_it_from_the_mean_activations(path, head):
     start = cam.explain(p.x, [SVMTarget("ant")])
     again = cam.explain(p.x.flip(0), [SVMTarget("ant")])
     assert relative(again.maps.flip(0), start.maps) < 1e-9
-    with no_looks():
+    with forbid_sync():
         unseen = cam.explain(p.x, [SVMTarget("ant")])
     assert relative(unseen.maps, start.maps) < 1e-6
 

@@ -151,7 +151,7 @@ def test_starts_that_lie_on_no_jump_stay():
 def test_activations_of_one_of_several_inputs_are_not_moved():
     net = network(Classes())
     run = ContributionCAM(net, ["3"])._run_network(IMAGES[:1], [net.backbone[3]])
-    start = net.head.feature_mean.reshape(1, -1, 1, 1).expand_as(run.passed.activations[0])
+    start = net.head.feature_mean.reshape(1, -1, 1, 1).expand_as(run.recorded.activations[0])
     assert leave_jump(run, 0, start) is not start
     run.images = Inputs((IMAGES[:1], IMAGES[:1]))
     assert leave_jump(run, 0, start) is start

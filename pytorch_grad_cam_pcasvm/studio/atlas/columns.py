@@ -90,7 +90,7 @@ class Table:
         return columns
 
 
-class Columns:
+class StoredColumns:
     """What is stored of R images.
 
     Args:

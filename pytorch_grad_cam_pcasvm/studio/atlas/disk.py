@@ -16,7 +16,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from pytorch_grad_cam_pcasvm.runtime.errors import Way, refuse, warn
+from pytorch_grad_cam_pcasvm.runtime.errors import Fix, refuse, warn
 from pytorch_grad_cam_pcasvm.runtime.files import atomically
 
 FORMAT = "pytorch_grad_cam_pcasvm atlas 1"
@@ -25,7 +25,7 @@ OF_FEATURES = "pytorch_grad_cam_pcasvm features 2"
 _FEATURES_IN_PARQUET = "pytorch_grad_cam_pcasvm features 1"  # of version 0.5
 _FEATURES = OF_FEATURES, _FEATURES_IN_PARQUET
 NAME = "manifest.json"
-ANOTHER_FOLDER = Way("give another folder as out=", "out")
+ANOTHER_FOLDER = Fix("give another folder as out=", "out")
 
 # What may differ between two runs of one build.
 _OF_THE_RUN = ("versions", "complete", "rows", "bad", "first", "preparation")  # the first image is of the last one
@@ -76,7 +76,7 @@ def read_manifest(folder: Path, of: str = FORMAT) -> dict[str, Any]:
         way = f"extract them, atlas.extract(..., out={str(folder)!r})"
         refuse(FileNotFoundError, f"there are no features in {folder}", way)
     if not path.is_file():
-        way = Way(f"make one with atlas.build(..., out={str(folder)!r})", "build")
+        way = Fix(f"make one with atlas.build(..., out={str(folder)!r})", "build")
         refuse(FileNotFoundError, f"there is no atlas in {folder}", way)
     try:
         entries = json.loads(path.read_text(encoding="utf-8"))

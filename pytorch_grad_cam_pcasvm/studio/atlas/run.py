@@ -24,7 +24,7 @@ from pytorch_grad_cam_pcasvm.methods.warn_once import WarnOnce
 from pytorch_grad_cam_pcasvm.network.modules import find_device
 from pytorch_grad_cam_pcasvm.runtime import files
 from pytorch_grad_cam_pcasvm.runtime.digests import digest_of_tensor
-from pytorch_grad_cam_pcasvm.runtime.errors import Way, refuse
+from pytorch_grad_cam_pcasvm.runtime.errors import Fix, refuse
 from pytorch_grad_cam_pcasvm.runtime.log import progress_bar
 from pytorch_grad_cam_pcasvm.studio.atlas import disk, engines
 from pytorch_grad_cam_pcasvm.studio.atlas.columns import HEAD
@@ -233,7 +233,7 @@ class Job:
                 RuntimeError,
                 f"image {row} ({self.images.id(row)}) cannot be read: {reason}{KEPT}",
                 "mend the image and run the same again",
-                Way("pass skip_bad_images=True to list it in the manifest", "skip_bad_images"),
+                Fix("pass skip_bad_images=True to list it in the manifest", "skip_bad_images"),
             )
         if batch.rows and self.shape and batch.images.shape[1:] != self.shape:
             raise ValueError(
@@ -436,7 +436,7 @@ def compare(job: Job, missing: Collection[int], making: Making) -> None:
             f"{job.folder} was made from other images or labels: {next(iter(different.values()))} (compared: {extent})",
             disk.ANOTHER_FOLDER,
             f"delete {files}, and run the same build again",
-            *([] if verify else [Way("compare every image before that, with verify=True", "verify")]),
+            *([] if verify else [Fix("compare every image before that, with verify=True", "verify")]),
         )
 
 
@@ -458,7 +458,7 @@ def _list_images(job: Job, number: int, verify: bool, different: dict[str, str])
             refuse(
                 ValueError,
                 f"{job.folder / shard} cannot be verified, as version 0.2.0 made it",
-                Way("leave out verify=True", "not verify"),
+                Fix("leave out verify=True", "not verify"),
                 disk.ANOTHER_FOLDER,
             )
         return [_Image(shard, *first)]

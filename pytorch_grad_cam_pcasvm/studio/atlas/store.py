@@ -14,7 +14,7 @@ from pytorch_grad_cam_pcasvm.head import Head
 from pytorch_grad_cam_pcasvm.maps.recombination import recombined
 from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
 from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput
-from pytorch_grad_cam_pcasvm.studio.atlas.columns import Columns, Table
+from pytorch_grad_cam_pcasvm.studio.atlas.columns import StoredColumns, Table
 from pytorch_grad_cam_pcasvm.studio.atlas.explainer import OF_TARGETS
 from pytorch_grad_cam_pcasvm.targets import PCATarget, ResidualTarget, SVMTarget, Target, decoded
 
@@ -122,7 +122,7 @@ def load(folder: str | Path, trusted: Sequence[str] = ()) -> "Atlas":
     return Atlas(folder, trusted)
 
 
-class Atlas(Columns):
+class Atlas(StoredColumns):
     """An explained data set: R rows of B components each. Opened by :func:`load`.
 
     A row is an image, or of a head for every position a patch, whose place is in :attr:`places`.

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from pytorch_grad_cam_pcasvm.runtime.errors import Way, compose_message
+from pytorch_grad_cam_pcasvm.runtime.errors import Fix, compose_message
 from pytorch_grad_cam_pcasvm.studio.cli.arguments import RUN, parse_arguments
 from pytorch_grad_cam_pcasvm.studio.cli.refusals import refuse_missing, refuse_model, refuse_photos, refuse_unwritable
 
@@ -86,7 +86,7 @@ def _words(error: Exception) -> str:
     ways = getattr(error, "ways_out", None)
     if ways is None:
         return str(error)
-    typed = (_TYPED[way.argument] if isinstance(way, Way) else way for way in ways)
+    typed = (_TYPED[way.argument] if isinstance(way, Fix) else way for way in ways)
     return compose_message(error.reason, [way for way in typed if way])  # type: ignore[attr-defined]
 
 

@@ -19,7 +19,7 @@ from pytorch_grad_cam_pcasvm.studio.cli.arguments import FitOptions
 from pytorch_grad_cam_pcasvm.studio.cli.folders import accuracy
 from pytorch_grad_cam_pcasvm.studio.model.backbones import call_by_name
 from pytorch_grad_cam_pcasvm.studio.model.choices import COMPONENTS, FEW, can_choose, choose_head, split_folds
-from pytorch_grad_cam_pcasvm.studio.model.fitting import fitted_on_words, name_head
+from pytorch_grad_cam_pcasvm.studio.model.fitting import fit_with_labels_encoded, name_head
 
 _COSTS = {"linear": (0.001, 0.01, 0.1, 1.0)}  # its kernel is not scaled by the number of components
 _USUAL_COSTS = 1.0, 10.0  # more is the same wherever the classes can be separated
@@ -307,7 +307,7 @@ def fit_classifier(options: Any, features: Any, labels: Any, folds: int) -> tupl
         grid = _grid(options, make_pipeline(*reduction).fit_transform(features))
         classifier = GridSearchCV(classifier, grid, scoring="balanced_accuracy", cv=StratifiedKFold(inner))
     with np.errstate(divide="ignore", invalid="ignore"):  # of features that are all alike, which the head refuses
-        pipeline = fitted_on_words(make_pipeline(*reduction, classifier), features, labels)
+        pipeline = fit_with_labels_encoded(make_pipeline(*reduction, classifier), features, labels)
     fitted = name_head(pipeline)
     if fitted.classes_ is None:
         raise ValueError(f"--classifier {options.classifier} has no classes_ once it is fitted: name a classifier")

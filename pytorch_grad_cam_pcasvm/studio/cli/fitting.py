@@ -52,7 +52,7 @@ from pytorch_grad_cam_pcasvm.studio.cli.preparation import (
     with_whites,
 )
 from pytorch_grad_cam_pcasvm.studio.cli.refusals import learns_from_good_parts
-from pytorch_grad_cam_pcasvm.studio.cli.training import PatchOptions, TrainingSet, training_set
+from pytorch_grad_cam_pcasvm.studio.cli.training import PatchOptions, TrainingFeatures, training_set
 from pytorch_grad_cam_pcasvm.studio.data import name_classes
 from pytorch_grad_cam_pcasvm.studio.data.copies import write_hashes
 from pytorch_grad_cam_pcasvm.studio.data.images import Images, image_folder
@@ -134,7 +134,7 @@ def _check_maps(options: FitOptions, net: Any, source: FeatureSource, x: Any) ->
 
 
 def _fit_head(
-    options: FitOptions, training: TrainingSet, classes: Sequence[str] | None, patches: PatchOptions | None,
+    options: FitOptions, training: TrainingFeatures, classes: Sequence[str] | None, patches: PatchOptions | None,
     preparation: Preparation, groups: Any, *, of_good_parts: bool,
 ) -> tuple[Any, dict[str, Any]]:  # fmt: skip
     """Return the fitted head, and the model's description of its fit."""
@@ -182,7 +182,7 @@ def _is_taught(options: FitOptions, of_good_parts: bool) -> bool:
     return dense and not of_good_parts and options.masks is None and options.normal is not None
 
 
-def _count_fewest(training: TrainingSet, groups: Any, *, of_good_parts: bool, unit: str) -> int:
+def _count_fewest(training: TrainingFeatures, groups: Any, *, of_good_parts: bool, unit: str) -> int:
     """Return the number of rows that the smallest part of a cross-validation is fitted on; all where there is none."""
     rows, numbers = np.array(training.rows), training.numbers.numpy()
     own = rows if groups is None else groups[rows]
@@ -197,7 +197,7 @@ def _count_fewest(training: TrainingSet, groups: Any, *, of_good_parts: bool, un
 
 
 def _write_model(
-    options: FitOptions, network: Any, fitted: Any, layer: Any, pool: Any, training: TrainingSet,
+    options: FitOptions, network: Any, fitted: Any, layer: Any, pool: Any, training: TrainingFeatures,
     preparation: Preparation, about: Mapping[str, Any],
 ) -> None:  # fmt: skip
     """Write the model, and say so."""
@@ -294,7 +294,8 @@ def _patches(options: Any, preparation: Preparation, masks: Any) -> PatchOptions
 
 
 def _with_labels(
-    options: FitOptions, training: TrainingSet, names: Sequence[str], unit: str, preparation: Preparation, groups: Any,
+    options: FitOptions, training: TrainingFeatures, names: Sequence[str], unit: str,
+    preparation: Preparation, groups: Any,
 ) -> tuple[Any, Any, dict[str, Any]]:  # fmt: skip
     """Return the fitted pipeline of a classifier, its head, and its choices and scores, having said them."""
     features = training.features.numpy()
@@ -330,7 +331,7 @@ def _with_labels(
 
 
 def _fit_unchosen(
-    options: FitOptions, training: TrainingSet, labels: Any, unit: str, groups: Any
+    options: FitOptions, training: TrainingFeatures, labels: Any, unit: str, groups: Any
 ) -> tuple[Any, Any, dict[str, Any]]:
     """Return the fitted pipeline of patches, or of a search, its head and its score, having said how good it is."""
     assert options.components is not None

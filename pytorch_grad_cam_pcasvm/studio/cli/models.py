@@ -34,7 +34,7 @@ def open_model(options: ModelOptions) -> Any:
     """
     description = read_description(options.model)
     if description is None:
-        return _put_together(options)
+        return _model_of_head_alone(options)
     typed = description.backbone.typed
     backbone = options.backbone or (typed if typed in options.trust else None)
     model = package.load_model(options.model, backbone, weights=options.weights, trusted=options.trust)
@@ -81,7 +81,7 @@ def _write(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else "none" if value is None else str(value)
 
 
-def _put_together(options: ModelOptions) -> Any:
+def _model_of_head_alone(options: ModelOptions) -> Any:
     """Return the model of a head alone, behind a backbone that is typed."""
     from pytorch_grad_cam_pcasvm.studio.model.fitting import assemble_model
 

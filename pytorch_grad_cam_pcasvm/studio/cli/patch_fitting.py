@@ -23,7 +23,7 @@ from pytorch_grad_cam_pcasvm.studio.cli.choosing import (
 from pytorch_grad_cam_pcasvm.studio.cli.folders import name_first
 from pytorch_grad_cam_pcasvm.studio.cli.photos import LeftOut, Photos, compare_areas, measure_error
 from pytorch_grad_cam_pcasvm.studio.cli.teaching import Teacher, choose_pooled, name_layers
-from pytorch_grad_cam_pcasvm.studio.cli.training import PatchOptions, TrainingSet, training_set
+from pytorch_grad_cam_pcasvm.studio.cli.training import PatchOptions, TrainingFeatures, training_set
 from pytorch_grad_cam_pcasvm.studio.data.images import Images
 from pytorch_grad_cam_pcasvm.studio.model.choices import COMPONENTS_OF_PATCHES, choose_candidate, measure_evidence
 from pytorch_grad_cam_pcasvm.studio.model.fitting import describe_estimator
@@ -37,7 +37,7 @@ _SHOWN = 10  # names of photos in a line
 
 
 @dataclass(frozen=True)
-class Patches:
+class PatchRows:
     """Rows of features to fit a head of patches on.
 
     Attributes:
@@ -50,10 +50,10 @@ class Patches:
     labels: Any
     photos: Any
 
-    def select(self, photos: Any) -> "Patches":
+    def select(self, photos: Any) -> "PatchRows":
         """Return the patches of some photos."""
         some = np.isin(self.photos, photos)
-        return Patches(self.rows[some], self.labels[some], self.photos[some])
+        return PatchRows(self.rows[some], self.labels[some], self.photos[some])
 
     def tell(self) -> None:
         """Say how many there are of each class.
@@ -72,7 +72,7 @@ class Patches:
 
 
 def fit_labelled(
-    options: FitOptions, training: TrainingSet, patches: PatchOptions, names: Sequence[str], objects: Any,
+    options: FitOptions, training: TrainingFeatures, patches: PatchOptions, names: Sequence[str], objects: Any,
 ) -> tuple[Any, dict[str, Any]]:  # fmt: skip
     """Return the head of patches that masks label, and the model's description of its fit.
 
@@ -83,7 +83,7 @@ def fit_labelled(
         names: of their labels, the background's first.
         objects: the number of the object of each photo; None: they all differ.
     """
-    own = Patches(training.features.numpy(), np.array(names)[training.numbers.numpy()], np.array(training.rows))
+    own = PatchRows(training.features.numpy(), np.array(names)[training.numbers.numpy()], np.array(training.rows))
     own.tell()
     numbers, size = np.unique(own.photos), tuple(training.blocks.first.shape[2:])
     counted = [_count_faults(own, number, names[0]) for number in numbers.tolist()]
@@ -107,7 +107,7 @@ def fit_labelled(
 
 
 def teach_patches(
-    options: FitOptions, training: TrainingSet, network: Any, preparation: Preparation, folder: Any, layer: Any,
+    options: FitOptions, training: TrainingFeatures, network: Any, preparation: Preparation, folder: Any, layer: Any,
     names: Sequence[str], objects: Any,
 ) -> tuple[Any, dict[str, Any]]:  # fmt: skip
     """Return the head of patches that the maps of photos teach, and the model's description of its fit.
@@ -144,12 +144,12 @@ def teach_patches(
     return head, training.describe() | about | score
 
 
-def _count_faults(own: Patches, number: int, normal: str) -> "Counter[str]":
+def _count_faults(own: PatchRows, number: int, normal: str) -> "Counter[str]":
     """Return how many patches of a photo are of each class but the normal one."""
     return Counter(own.labels[(own.photos == number) & (own.labels != normal)].tolist())
 
 
-def _tell_unlearned(options: FitOptions, own: Patches, marked: Sequence[str], count: int, faulty: int) -> None:
+def _tell_unlearned(options: FitOptions, own: PatchRows, marked: Sequence[str], count: int, faulty: int) -> None:
     """Print how many photos have faults too small for any patch, and which classes no patch has."""
     if not count:
         return
@@ -163,8 +163,8 @@ def _tell_unlearned(options: FitOptions, own: Patches, marked: Sequence[str], co
 
 
 def _gather(
-    training: TrainingSet, photos: Photos, lessons: Sequence[Any], suspicions: Sequence[Any], count: int
-) -> list[Patches]:
+    training: TrainingFeatures, photos: Photos, lessons: Sequence[Any], suspicions: Sequence[Any], count: int
+) -> list[PatchRows]:
     """Return for each lesson the patches that are faults, and patches of its good photos."""
     is_good = photos.labels == photos.normal
     positions = next(iter(suspicions[-1].values())).contributions.shape[1]
@@ -183,13 +183,13 @@ def _gather(
     rows, index = gather_rows(training.read_all, unique), index.reshape(-1)
     ends = np.cumsum([len(part) for part in places])
     return [
-        Patches(rows[part], names, where[:, 0])
+        PatchRows(rows[part], names, where[:, 0])
         for part, names, where in zip(np.split(index, ends[:-1]), labels, places, strict=True)
     ]
 
 
 def _compare_heads(
-    options: FitOptions, left_out: LeftOut, photos: Photos, pooled: TrainingSet, lessons: Sequence[Any]
+    options: FitOptions, left_out: LeftOut, photos: Photos, pooled: TrainingFeatures, lessons: Sequence[Any]
 ) -> dict[str, Any]:
     """Say whether patches or pooled features tell photos better that were left out; return it for the model's file."""
     evidence = dict[int, float]()
@@ -214,7 +214,7 @@ def _compare_heads(
     return {"pooled_image_auroc": mean}
 
 
-def _fit_fold(options: FitOptions, own: Patches, photos: Photos) -> Any:
+def _fit_fold(options: FitOptions, own: PatchRows, photos: Photos) -> Any:
     """Return the head that is fitted on the patches of some photos; None: they are too few, or of one class."""
     if len(np.unique(own.labels)) < 2:
         return None
@@ -222,7 +222,7 @@ def _fit_fold(options: FitOptions, own: Patches, photos: Photos) -> Any:
     return None if chosen is None else fit_classifier(chosen, own.rows, own.labels, 0)[1]
 
 
-def _fit_all(options: FitOptions, own: Patches, photos: Photos) -> tuple[Any, dict[str, Any]]:
+def _fit_all(options: FitOptions, own: PatchRows, photos: Photos) -> tuple[Any, dict[str, Any]]:
     """Return the head that is fitted on all patches, and its choices, having said them."""
     chosen, candidates = _choose(options, own, photos)
     if chosen is None:
@@ -245,7 +245,7 @@ def _fit_all(options: FitOptions, own: Patches, photos: Photos) -> tuple[Any, di
     return head, {"estimator": describe_estimator(pipeline)} | about
 
 
-def _choose(options: FitOptions, own: Patches, photos: Photos) -> tuple[FitOptions | None, Sequence[Any]]:
+def _choose(options: FitOptions, own: PatchRows, photos: Photos) -> tuple[FitOptions | None, Sequence[Any]]:
     """Return the options with a number of components and settings for some patches, and the candidates.
 
     None is returned in place of the options where there are too few photos.
@@ -277,7 +277,7 @@ def _weight(options: FitOptions) -> str | None:
 
 
 def _show_chosen(
-    options: FitOptions, folder: Any, training: TrainingSet, suspicions: Mapping[str, Any], doubtful: Sequence[int]
+    options: FitOptions, folder: Any, training: TrainingFeatures, suspicions: Mapping[str, Any], doubtful: Sequence[int]
 ) -> None:
     """Draw the patches that are taken for faults, and name the photos of which they are hardly suspicious."""
     picked = [

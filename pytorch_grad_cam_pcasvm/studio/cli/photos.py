@@ -13,7 +13,7 @@ from sklearn.model_selection import GroupKFold
 from pytorch_grad_cam_pcasvm.head import Head
 from pytorch_grad_cam_pcasvm.head.anomalies import measure_anomaly, measure_reach
 from pytorch_grad_cam_pcasvm.studio.cli.arguments import FitOptions
-from pytorch_grad_cam_pcasvm.studio.cli.training import TrainingSet
+from pytorch_grad_cam_pcasvm.studio.cli.training import TrainingFeatures
 from pytorch_grad_cam_pcasvm.studio.model.choices import choose_threshold, count_needed, score_left_out, split_folds
 
 _MOST_PHOTOS = 500  # photos of which all pixels are compared
@@ -149,7 +149,7 @@ _MOST_PATCHES = 5000  # patches of each fold that are asked
 _ROWS = 2000  # that are asked at once
 
 
-def keep_left_out(head: Any, pipeline: Any, training: TrainingSet, groups: Any, options: FitOptions) -> None:
+def keep_left_out(head: Any, pipeline: Any, training: TrainingFeatures, groups: Any, options: FitOptions) -> None:
     """Keep with a head the scale and the threshold of anomalies, from training photos that were left out.
 
     Args:
@@ -199,7 +199,7 @@ def _fit_others(pipeline: Any, rows: Any) -> Any:
         return None
 
 
-def _keep_scale(head: Any, training: TrainingSet, heads: list[Any], folds: list[Any]) -> None:
+def _keep_scale(head: Any, training: TrainingFeatures, heads: list[Any], folds: list[Any]) -> None:
     """Keep with a head where the colours of positions start and end, by positions that were left out."""
     drawn, values = np.random.default_rng(0), []
     for fitted, rows in zip(heads, folds, strict=True):
@@ -224,7 +224,9 @@ def _ask(head: Any, rows: Any) -> Any:
     return torch.cat([measure_anomaly(head, head.values_of(part.double())) for part in rows.split(_ROWS)]).numpy()
 
 
-def _score_photos(training: TrainingSet, heads: list[Any], fold_of: dict[int, int], groups: Any) -> dict[int, float]:
+def _score_photos(
+    training: TrainingFeatures, heads: list[Any], fold_of: dict[int, int], groups: Any
+) -> dict[int, float]:
     """Return the highest anomaly of all positions of each photo, by a head that was fitted without it."""
     scores = {}
     for features, photos in training.read_all():

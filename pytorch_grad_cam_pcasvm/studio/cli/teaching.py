@@ -17,7 +17,7 @@ from pytorch_grad_cam_pcasvm.studio.cli.arguments import FitOptions
 from pytorch_grad_cam_pcasvm.studio.cli.choosing import choose, fit_classifier, make_classifier
 from pytorch_grad_cam_pcasvm.studio.cli.models import first_image
 from pytorch_grad_cam_pcasvm.studio.cli.photos import Photos
-from pytorch_grad_cam_pcasvm.studio.cli.training import TrainingSet
+from pytorch_grad_cam_pcasvm.studio.cli.training import TrainingFeatures
 from pytorch_grad_cam_pcasvm.studio.data.images import Images
 from pytorch_grad_cam_pcasvm.studio.model.choices import compare_candidates, pick_simplest, split_folds
 from pytorch_grad_cam_pcasvm.studio.model.preparation import Preparation
@@ -67,7 +67,7 @@ class Teacher:
     """
 
     def __init__(
-        self, options: FitOptions, training: TrainingSet, pooled: TrainingSet, network: Any, folder: Any,
+        self, options: FitOptions, training: TrainingFeatures, pooled: TrainingFeatures, network: Any, folder: Any,
         photos: Photos, layer: Any, pool: Any, layers: Sequence[str],
     ) -> None:  # fmt: skip
         self._options, self._training, self._pooled = options, training, pooled

@@ -108,7 +108,7 @@ class PatchOptions:
 
 
 @dataclass
-class TrainingSet:
+class TrainingFeatures:
     """What a network makes of a folder of pictures.
 
     Attributes:
@@ -149,7 +149,7 @@ def layers_for_maps(backbone: Any, source: Any, x: Any) -> list[str]:
 def training_set(
     options: Any, root: Path, backbone: Any, preparation: Preparation, layer: Any, pool: Any, also: Sequence[str] = (),
     patches: PatchOptions | None = None,
-) -> Iterator[TrainingSet]:  # fmt: skip
+) -> Iterator[TrainingFeatures]:  # fmt: skip
     """Yield the features of the pictures in a folder, and the means of the layers that maps may be of.
 
     Args:
@@ -193,7 +193,7 @@ def training_set(
         read_all = partial(_read_all, stored, backbone, source)
         cells = source.at(backbone, x).cells
         spread = upsample_maps if cells is None else cells.spread
-        yield TrainingSet(features.cpu(), numbers.cpu(), own, at, bad, means, blocks, read_all, spread)
+        yield TrainingFeatures(features.cpu(), numbers.cpu(), own, at, bad, means, blocks, read_all, spread)
 
 
 def _read_all(stored: Any, backbone: Any, source: Any) -> Iterator[tuple[Any, list[int]]]:

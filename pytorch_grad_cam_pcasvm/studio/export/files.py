@@ -20,7 +20,7 @@ from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
 from pytorch_grad_cam_pcasvm.methods.grad_cam_protocol import ClosedFormCAM
 from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
 from pytorch_grad_cam_pcasvm.runtime.digests import described, digest_of_module
-from pytorch_grad_cam_pcasvm.runtime.errors import NoProgramError, Way, refuse
+from pytorch_grad_cam_pcasvm.runtime.errors import Fix, NoProgramError, refuse
 from pytorch_grad_cam_pcasvm.runtime.files import atomically, check_folder, check_writable, name_path
 from pytorch_grad_cam_pcasvm.studio.export.explainer import AS_STORED, FORMAT, KEY, Explainer, open_session
 from pytorch_grad_cam_pcasvm.studio.export.graph import decompositions, traced_program
@@ -367,7 +367,7 @@ def runtime_files(runtime: Path) -> dict[str, Path]:
         path = next((path for path in (runtime / "dist" / name, runtime / name) if path.is_file()), None)
         if path is None:
             install = "run 'npm install onnxruntime-web', and pass runtime='node_modules/onnxruntime-web'"
-            refuse(FileNotFoundError, f"{runtime} has no {name}", Way(install, "runtime"))
+            refuse(FileNotFoundError, f"{runtime} has no {name}", Fix(install, "runtime"))
         files[key] = path
     return files
 

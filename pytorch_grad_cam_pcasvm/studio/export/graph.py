@@ -27,7 +27,7 @@ from pytorch_grad_cam_pcasvm.methods.grad_cam_protocol import ClosedFormCAM
 from pytorch_grad_cam_pcasvm.methods.perturbation import PerturbationCAM
 from pytorch_grad_cam_pcasvm.network.inputs import checked_images, one_input
 from pytorch_grad_cam_pcasvm.network.modules import find_device
-from pytorch_grad_cam_pcasvm.runtime.device import every_choice, traced
+from pytorch_grad_cam_pcasvm.runtime.device import keep_every_choice, traced
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError, NoProgramError
 from pytorch_grad_cam_pcasvm.runtime.torch_private import (
     DataDependentOutputException,
@@ -248,7 +248,7 @@ def traced_program(
             "a program computes in single precision (the head in double, as always): use net.float() and "
             "images.float(), outside of autocast"
         )
-    with every_choice():
+    with keep_every_choice():
         maps = cam.explain(x, targets)
     _refuse(cam, maps)
     graph, names = _graph(cam, x, maps.targets, size, table)

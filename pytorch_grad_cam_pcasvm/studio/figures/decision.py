@@ -56,7 +56,7 @@ def choose_decision(target: Any, head: Head, normal: Any = None) -> Any:
 
 
 @dataclass(frozen=True)
-class Step:
+class DecisionPart:
     """A part of the decision: the sum of its map (H, W), drawn above it, and of tokens that are not on a map.
 
     Attributes:
@@ -88,8 +88,8 @@ class Steps:
         title: what it decides.
     """
 
-    parts: Sequence[Step]
-    whole: Step
+    parts: Sequence[DecisionPart]
+    whole: DecisionPart
     start: float
     log_scale: float
     title: str
@@ -116,7 +116,9 @@ class Steps:
         label = wrap_text(title, COLUMN, "medium", break_long_words=False)
         numbers, tokens = [b for part in parts for b in part.components], sum(part.tokens for part in parts)
         name = heading(target, whole.output)
-        last = Step("decision" if name == "margin" else name, label, numbers, whole.maps[0, 0], value - start, tokens)
+        last = DecisionPart(
+            "decision" if name == "margin" else name, label, numbers, whole.maps[0, 0], value - start, tokens
+        )
         return cls(parts, last, start, float(whole.log_scale), title)
 
     @property
@@ -211,7 +213,7 @@ class Steps:
         sentence = f"{last} = {begin} at the start {change} from the components"
         axis.set_title(sentence + (f", all {power}" if power else ""), loc="left", fontsize="medium")
 
-    def _label(self, step: Step) -> str:
+    def _label(self, step: DecisionPart) -> str:
         """Return the text below the bar of a step."""
         if not self.has_tokens:
             return step.label
@@ -235,7 +237,7 @@ def stand_below(above: Sequence[Axes], bars: Axes) -> None:
     bars.set_xlim(-half, len(above) - 1 + half)
 
 
-def _list_parts(components: SignedMaps, head: Any, target: Any, whole: SignedMaps, count: int) -> list[Step]:
+def _list_parts(components: SignedMaps, head: Any, target: Any, whole: SignedMaps, count: int) -> list[DecisionPart]:
     """Return the strongest components of one image, and the others as one step."""
     leading = takewhile(lambda pair: pair[1] == PCATarget(pair[0]), enumerate(components.targets))
     of_components = components[:, [b for b, _ in leading]]
@@ -251,11 +253,13 @@ def _list_parts(components: SignedMaps, head: Any, target: Any, whole: SignedMap
     order = rises.abs().argsort(descending=True).tolist()
     shown = order if len(order) == count + 1 else order[:count]  # nothing is gained by calling a single one "others"
     names = {b: f"component {b + 1}" for b in shown}
-    steps = [Step(name, name, [b], maps[b], float(rises[b]), float(tokens[b])) for b, name in names.items()]
+    steps = [DecisionPart(name, name, [b], maps[b], float(rises[b]), float(tokens[b])) for b, name in names.items()]
     rest = order[len(shown) :]
     if rest:
         name = f"{len(rest)} others"
-        steps.append(Step(name, name, rest, maps[rest].sum(0), float(rises[rest].sum()), float(tokens[rest].sum())))
+        steps.append(
+            DecisionPart(name, name, rest, maps[rest].sum(0), float(rises[rest].sum()), float(tokens[rest].sum()))
+        )
     return steps
 
 

@@ -13,7 +13,7 @@ from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
 from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput
 from pytorch_grad_cam_pcasvm.runtime.pictures import as_pictures
 from pytorch_grad_cam_pcasvm.studio.figures.blocks import Block, list_labels
-from pytorch_grad_cam_pcasvm.studio.figures.layout import Layout
+from pytorch_grad_cam_pcasvm.studio.figures.layout import FigureLayout
 from pytorch_grad_cam_pcasvm.studio.figures.style import FONT, LINES, literal
 from pytorch_grad_cam_pcasvm.targets import LogRatioTarget, PCATarget, ProbabilityTarget, SVMTarget
 
@@ -105,7 +105,9 @@ def plot_maps(
             for block in same:
                 block.longest = longest
     notes = list(dict.fromkeys(notes))
-    layout = Layout.fitting(blocks, pictures.shape, [literal(title) for title in rows or ()], notes, size, compare)
+    layout = FigureLayout.fitting(
+        blocks, pictures.shape, [literal(title) for title in rows or ()], notes, size, compare
+    )
     with mpl.rc_context({"font.size": FONT}):
         return layout.draw(pictures, "outline" if outline else "overlay" if overlay else "map")
 

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from pytorch_grad_cam_pcasvm.studio.figures.blocks import GAP, Block, Column, draw_remarks
-from pytorch_grad_cam_pcasvm.studio.figures.style import FONT, Way, captioned, draw_panel, fitted, new_figure, wrap_text
+from pytorch_grad_cam_pcasvm.studio.figures.style import FONT, Fix, captioned, draw_panel, fitted, new_figure, wrap_text
 from pytorch_grad_cam_pcasvm.studio.pictures.panels import Panel
 
 _WIDEST, _PICTURE, _EDGE = 22, 1.5, 0.1  # in inches: the widest figure, a picture, what is around all
@@ -24,7 +24,7 @@ _LINE = {"medium": 0.3, "small": 0.23}
 
 
 @dataclass(frozen=True)
-class Layout:
+class FigureLayout:
     """Where everything is, in inches.
 
     Attributes:
@@ -55,7 +55,7 @@ class Layout:
         notes: Sequence[str],
         size: tuple[float, float] | None,
         compared: bool = False,
-    ) -> "Layout":
+    ) -> "FigureLayout":
         """Return the layout with pictures of the usual size, or else the largest ones that fit."""
         for width in [_PICTURE] if size is None else np.arange(5, 0.3, -0.1):
             picture = (float(width), float(width * shape[1] / shape[2]))
@@ -63,7 +63,7 @@ class Layout:
             room = (_WIDEST if size is None else size[0]) - _left(wrapped) - width - GAP - _EDGE - _NAME * compared
             groups = _runs(blocks) if compared else [blocks]
             lines = [line for group in groups for line in _lines(group, width, room)]
-            layout = Layout(lines, picture, wrapped, notes, shape[0], size, compared, shrink)
+            layout = FigureLayout(lines, picture, wrapped, notes, shape[0], size, compared, shrink)
             if size is None or (layout.needed[0] <= size[0] and layout.needed[1] <= size[1]):
                 return layout
         raise ValueError(
@@ -99,7 +99,7 @@ class Layout:
             return row == 0 and line is self.lines[0]
         return row == 0 or self.wrapped
 
-    def draw(self, pictures: np.ndarray, way: Way) -> Figure:
+    def draw(self, pictures: np.ndarray, way: Fix) -> Figure:
         """Return the figure, with maps drawn in one way."""
         width, height = self.size or self.needed
         figure = new_figure((width, height), "none")

@@ -23,7 +23,7 @@ CHARACTER = {"bold": 0.145, "medium": 0.125, "small": 0.1}  # widths in inches
 RED, BLUE = "#b2182b", "#2166ac"  # of the dark ends of the colours of signed maps
 LINES = "Lines surround the strongest evidence, where a map exceeds half of its own largest value of that sign"
 IMAGE_WEIGHT = 0.45
-Way = Literal["overlay", "map", "outline"]  # in which maps are drawn
+Fix = Literal["overlay", "map", "outline"]  # in which maps are drawn
 FAINT = 0.1  # what is below this share of its scale is too faint to be seen
 # A marker for each class: with the colours, either alone tells the classes apart.
 MARKERS = "os^vDP*X<>"
@@ -121,7 +121,7 @@ def draw_outlines(axis: Axes, picture: np.ndarray, values: np.ndarray) -> list[f
 def draw_panel(
     axis: Axes,
     panel: Panel,
-    way: Way = "overlay",
+    way: Fix = "overlay",
     *,
     signed: bool = True,
     bar: tuple[float, float] | None = None,

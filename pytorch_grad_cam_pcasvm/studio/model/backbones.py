@@ -13,7 +13,7 @@ from pickle import UnpicklingError
 from typing import Any
 from warnings import catch_warnings, simplefilter
 
-from pytorch_grad_cam_pcasvm.runtime.errors import Way, refuse
+from pytorch_grad_cam_pcasvm.runtime.errors import Fix, refuse
 from pytorch_grad_cam_pcasvm.studio.model.description import FORMS, Origin, parse_origin
 
 
@@ -168,7 +168,7 @@ def _make_torchvision(name: str, exactly: str | None, *, downloads: bool) -> tup
     try:
         net = torchvision.models.get_model(name, weights=weights if downloads else None)
     except OSError as error:
-        way = Way("give a file of them, weights=FILE", "weights")
+        way = Fix("give a file of them, weights=FILE", "weights")
         refuse(OSError, f"the weights of {name} cannot be downloaded ({error})", way)
     return net, weights.transforms(), weights.name if downloads else None
 

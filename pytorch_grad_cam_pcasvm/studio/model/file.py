@@ -19,7 +19,7 @@ from pytorch_grad_cam_pcasvm.network.pools import parse_pool, write_pool
 from pytorch_grad_cam_pcasvm.network.tiles import TiledNet, tile_network
 from pytorch_grad_cam_pcasvm.runtime.device import full_precision
 from pytorch_grad_cam_pcasvm.runtime.digests import digest_of_weights
-from pytorch_grad_cam_pcasvm.runtime.errors import Way, refuse
+from pytorch_grad_cam_pcasvm.runtime.errors import Fix, refuse
 from pytorch_grad_cam_pcasvm.runtime.rollback import hooked
 from pytorch_grad_cam_pcasvm.studio.model.backbones import Backbone, make_backbone
 from pytorch_grad_cam_pcasvm.studio.model.description import AGAIN, Description, Origin, parse_origin
@@ -143,13 +143,13 @@ def _make(
         refuse(
             ValueError,
             f"{path} was fitted behind a {described.kind} that was passed as a module, which is not in the file",
-            Way("pass it, load_model(path, backbone)", "backbone"),
+            Fix("pass it, load_model(path, backbone)", "backbone"),
         )
     if backbone is None and origin.library == "function":
         refuse(
             ValueError,
             f"{path} names a backbone that runs code of yours, {origin.name}, which is not run because a file says so",
-            Way(f"name it yourself, load_model(path, {origin.name!r})", "backbone"),
+            Fix(f"name it yourself, load_model(path, {origin.name!r})", "backbone"),
         )
     file = _find_weights(path, origin, weights)
     return make_backbone(origin if backbone in (None, origin.typed) else parse_origin(backbone), file, size=origin.size)
@@ -168,7 +168,7 @@ def _find_weights(path: Path, origin: Origin, weights: str | PathLike[str] | Non
         FileNotFoundError,
         f"the backbone's weights, {stored_file.name}, are neither beside {path} nor at {stored_file}",
         "put the file beside the model",
-        Way("say where it is, load_model(path, weights=FILE)", "weights"),
+        Fix("say where it is, load_model(path, weights=FILE)", "weights"),
     )
 
 

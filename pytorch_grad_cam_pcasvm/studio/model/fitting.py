@@ -244,7 +244,7 @@ def _are_tokens(net: nn.Module, layers: Sequence[str], x: Any) -> bool:
     """Return whether the output of a layer does not have its channels behind the images."""
     with evaluation_mode(net), torch.no_grad():
         layouts = LayerMeans(net, layers, x.to(find_device(net))).layouts.values()
-    return any(not layout.is_that_of_maps for layout in layouts)
+    return any(not layout.is_map_shaped for layout in layouts)
 
 
 def take_backbone(backbone: nn.Module | str, transform: Callable[[Any], Tensor] | None) -> Backbone:
@@ -344,7 +344,7 @@ def _own_head(fitted: Any) -> Head:
     return own
 
 
-class Worded(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+class LabelEncoded(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """A classifier that is fitted on 0, 1, 2, ... in place of labels, in their order.
 
     Args:
@@ -354,7 +354,7 @@ class Worded(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def __init__(self, classifier: Any) -> None:
         self.classifier = classifier
 
-    def fit(self, features: Any, labels: Any) -> "Worded":
+    def fit(self, features: Any, labels: Any) -> "LabelEncoded":
         """Fit a clone of the classifier."""
         self.classes_, numbers = np.unique(labels, return_inverse=True)
         self.classifier_ = clone(self.classifier).fit(features, numbers)
@@ -365,7 +365,7 @@ class Worded(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return self.classes_[np.asarray(self.classifier_.predict(features)).reshape(-1).astype(int)]  # type: ignore[no-any-return]
 
 
-def fitted_on_words(pipeline: Any, features: Any, labels: Any) -> Any:
+def fit_with_labels_encoded(pipeline: Any, features: Any, labels: Any) -> Any:
     """Return a pipeline fitted on words, its classifier on numbers in their place if it takes no words.
 
     Raises:
@@ -377,7 +377,7 @@ def fitted_on_words(pipeline: Any, features: Any, labels: Any) -> Any:
         return pipeline.fit(features, labels)
     except (ValueError, TypeError) as error:
         try:
-            return make_pipeline(*before, Worded(classifier)).fit(features, labels)
+            return make_pipeline(*before, LabelEncoded(classifier)).fit(features, labels)
         except Exception:
             raise error from None
 
@@ -385,7 +385,7 @@ def fitted_on_words(pipeline: Any, features: Any, labels: Any) -> Any:
 def name_head(pipeline: Any) -> Any:
     """Return the head of a fitted pipeline, whose classes have the names that stand for numbers."""
     *before, classifier = (step for _, step in pipeline.steps)
-    if not isinstance(classifier, Worded):
+    if not isinstance(classifier, LabelEncoded):
         return Head.of(pipeline)
     head = Head.of([*before, classifier.classifier_])
     head.name_classes(classifier.classes_)

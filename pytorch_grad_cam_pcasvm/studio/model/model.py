@@ -16,7 +16,7 @@ from pytorch_grad_cam_pcasvm.methods import ContributionCAM
 from pytorch_grad_cam_pcasvm.methods.grad_cam_protocol import ClosedFormCAM
 from pytorch_grad_cam_pcasvm.network.inputs import Inputs
 from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
-from pytorch_grad_cam_pcasvm.runtime.errors import Way, refuse
+from pytorch_grad_cam_pcasvm.runtime.errors import Fix, refuse
 from pytorch_grad_cam_pcasvm.studio.data import image_paths
 from pytorch_grad_cam_pcasvm.studio.model.description import Origin
 from pytorch_grad_cam_pcasvm.studio.model.preparation import Preparation, describe_transform, record_preparation
@@ -201,7 +201,7 @@ class Model:
             refuse(
                 ValueError,
                 f"how {caller} becomes an image is not known, as this model has no transform",
-                Way("pass it, fit_model(..., transform=...) or load_model(path, transform=...)", "transform"),
+                Fix("pass it, fit_model(..., transform=...) or load_model(path, transform=...)", "transform"),
                 "explain tensors, model.explain(images)",
             )
         return self.transform
