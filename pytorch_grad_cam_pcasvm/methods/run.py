@@ -143,7 +143,7 @@ class Run:
         return network_output(self.model, features, self.count if count is None else count, self.images)
 
     def pullback(self, output_gradients: OutputGradients, layer: int, start: PathStart | None = None) -> Pullback:
-        """Return the pullback of K targets to the activations as the network has them, the same for the same gradients."""
+        """Return the pullback of K targets to the activations as the network has them; the last one is kept."""
         key = id(output_gradients), layer, id(start)
         if self._last is None or self._last[0] != key:
             self._last = None  # and its memory

@@ -27,7 +27,7 @@ class Columns:
     def map_columns(self: Table, function: Callable[[Tensor], Tensor], **fields: Any) -> Table:
         """Return it with a function of every column."""
         columns: Any = {name: function(column) for name, column in self.columns.items()}
-        return replace(self, **columns, **fields)  # type: ignore[type-var]
+        return _replace(self, **columns, **fields)
 
     def rescale(self: Table, log_scale: Tensor) -> Table:
         """Return it with another factor taken out, ``exp(log_scale)``, (N, K)."""
@@ -37,7 +37,11 @@ class Columns:
             return column * factor.reshape(*factor.shape, *[1] * (column.dim() - 2))
 
         scaled: Any = {name: scale(column) for name, column in self.columns.items() if name in SCALED}
-        return replace(self, **scaled, log_scale=log_scale)  # type: ignore[type-var]
+        return _replace(self, **scaled, log_scale=log_scale)
+
+
+def _replace(table: Table, **fields: Any) -> Table:
+    return replace(table, **fields)  # type: ignore[type-var]  # each subclass is a dataclass
 
 
 def join_columns(parts: Sequence[Table], target_indices: Sequence[int]) -> Table:
@@ -47,7 +51,7 @@ def join_columns(parts: Sequence[Table], target_indices: Sequence[int]) -> Table
         return first
     tables = [part.columns for part in parts]
     columns: Any = {name: order_columns([table[name] for table in tables], target_indices) for name in tables[0]}
-    return replace(first, **columns)  # type: ignore[type-var]
+    return _replace(first, **columns)
 
 
 def order_columns(tensors: Sequence[Tensor], target_indices: Sequence[int], dim: int = 1) -> Tensor:
@@ -66,7 +70,7 @@ def join_rows(parts: Sequence[Table], **fields: Any) -> Table:
     """Return the rows of several tables as one table."""
     tables = [part.columns for part in parts]
     columns: Any = {name: torch.cat([table[name] for table in tables]) for name in tables[0]}
-    return replace(parts[0], **columns, **fields)  # type: ignore[type-var]
+    return _replace(parts[0], **columns, **fields)
 
 
 def average_columns(parts: Sequence[Table]) -> Table:
@@ -79,4 +83,4 @@ def average_columns(parts: Sequence[Table]) -> Table:
         name: torch.stack([table[name] for table in tables]).mean(0) if all(name in table for table in tables) else None
         for name in dict.fromkeys(name for table in tables for name in table)
     }
-    return replace(parts[0], **columns | {"log_scale": log_scale})  # type: ignore[type-var]
+    return _replace(parts[0], **columns | {"log_scale": log_scale})
