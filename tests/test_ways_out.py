@@ -143,7 +143,7 @@ WITHOUT = {
     "methods/gaps.py: the network computes where it cannot be seen": "tests/methods/test_gaps.py has it",
     "studio/model/backbones.py: cannot be downloaded": "tests/cli/test_commands.py follows it",
     "studio/model/file.py: are neither beside": "tests/model/test_model.py follows it",
-    "studio/model/file.py: which no file can hold": "tests/model/test_model.py follows it",
+    "studio/model/writing.py: which no file can hold": "tests/model/test_model.py follows it",
     "studio/model/file.py: there is no model": "tests/model/test_model.py follows it",
     "studio/model/file.py: that was passed as a module": "tests/model/test_model.py follows it",
     "studio/model/file.py: runs code of yours": "tests/model/test_model.py follows it",

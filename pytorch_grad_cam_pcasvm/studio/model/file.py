@@ -1,6 +1,6 @@
-"""Files of models: a head's file with the backbone's name and a digest of its weights; nothing in it is run."""
+"""Models read from their files: nothing in a file is run."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
@@ -8,16 +8,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor, nn
 
 from pytorch_grad_cam_pcasvm.head import Head, storage
-from pytorch_grad_cam_pcasvm.network.features import compute_features, output_of
-from pytorch_grad_cam_pcasvm.network.inputs import Inputs
-from pytorch_grad_cam_pcasvm.network.modules import evaluation_mode, find_device, find_layer_name
-from pytorch_grad_cam_pcasvm.network.pools import parse_pool, write_pool
-from pytorch_grad_cam_pcasvm.network.tiles import TiledNet, tile_network
-from pytorch_grad_cam_pcasvm.runtime.device import full_precision
+from pytorch_grad_cam_pcasvm.network.features import output_of
+from pytorch_grad_cam_pcasvm.network.modules import evaluation_mode, find_layer_name
+from pytorch_grad_cam_pcasvm.network.pools import parse_pool
+from pytorch_grad_cam_pcasvm.network.tiles import tile_network
 from pytorch_grad_cam_pcasvm.runtime.digests import digest_of_weights
 from pytorch_grad_cam_pcasvm.runtime.errors import Fix, refuse
 from pytorch_grad_cam_pcasvm.runtime.rollback import hooked
@@ -26,38 +23,10 @@ from pytorch_grad_cam_pcasvm.studio.model.description import AGAIN, Description,
 from pytorch_grad_cam_pcasvm.studio.model.fitting import attach_head, take_backbone
 from pytorch_grad_cam_pcasvm.studio.model.model import Model
 from pytorch_grad_cam_pcasvm.studio.model.preparation import read_preparation, record_preparation, with_transform
+from pytorch_grad_cam_pcasvm.studio.model.writing import make_noise, place_images, probe_features
 
 _SAME = 1e-4  # relative difference of features that is rounding, on a GPU as well
 _SAME_HALF = 1e-2  # that of features in half precision
-
-
-def write_model(model: Model, path: Path) -> None:
-    """Write a model: see :meth:`.Model.save`."""
-    net = model.net
-    if callable(net.pool):
-        raise ValueError(
-            "the pool is a function, which no file can hold: move it into the backbone, whose output then is the "
-            "features, or use pool='mean'"
-        )
-    backbone, _ = net.feature_source()
-    position = net.head.component_position
-    description = Description(
-        model.origin,
-        type(backbone).__name__,
-        digest_of_weights(backbone),
-        _probe(model),
-        list(net.layer) if isinstance(net.layer, tuple) else net.layer,
-        write_pool(net.pool),
-        backbone.describe() if isinstance(backbone, TiledNet) else None,
-        list(model.layers),
-        model.tokens,
-        model.inputs,
-        model.classes,
-        None if position is None else net.head.stages[position - 1].n_outputs,
-        model.about,
-    )
-    net.head.tell_of_fit(always=True)
-    storage.save(net.head.stages, path, net.head.training_set, description.to_json())
 
 
 def load_model(
@@ -185,7 +154,7 @@ def _compare(model: Model, described: Description, path: Path) -> None:
     try:
         for layer in (*model.layers, *model.means):
             find_layer_name(backbone, layer)
-        probe, shapes = _probe(model), _measure_outputs(model, model.means)
+        probe, shapes = probe_features(model), _measure_outputs(model, model.means)
     except (RuntimeError, TypeError, ValueError) as error:
         raise ValueError(
             f"the {type(backbone).__name__} does not run on what {path} was fitted on ({error}): the code of the "
@@ -213,7 +182,7 @@ def _compare(model: Model, described: Description, path: Path) -> None:
 def _measure_outputs(model: Model, layers: Iterable[str]) -> dict[str, tuple[int, ...]]:
     """Return the shapes of the outputs of all layers that run and give a tensor, by name."""
     backbone, _ = model.net.feature_source()
-    x, shapes = _place(_make_noise(model.inputs, np.random.default_rng(0)), backbone), dict[str, tuple[int, ...]]()
+    x, shapes = place_images(make_noise(model.inputs, np.random.default_rng(0)), backbone), dict[str, tuple[int, ...]]()
 
     def note(name: str, output: Any) -> None:
         shapes[name] = tuple(output.shape) if isinstance(output, Tensor) else ()
@@ -223,47 +192,3 @@ def _measure_outputs(model: Model, layers: Iterable[str]) -> dict[str, tuple[int
             hooks.after_call(backbone, name, note)
         output_of(backbone, None, x)
     return shapes
-
-
-def _probe(model: Model) -> dict[str, list[float]]:
-    """Return some features of noise, and of a prepared picture, by which the code of a network is recognised."""
-    noise, images = np.random.default_rng(0), dict[str, Any]()
-    images["noise"] = _make_noise(model.inputs, noise)
-    if model.transform is not None and len(model.inputs) == 1 and model.inputs[0]["name"] is None:
-        pixels = noise.integers(0, 256, (48, 64, 3), np.uint8)
-        assert model.preparation is not None
-        picture = Image.fromarray(pixels).resize(model.preparation.enlarge(320, 240))
-        images["picture"] = model.transform(picture)[None]
-    backbone, _ = model.net.feature_source()
-    rows = {}
-    with evaluation_mode(backbone), torch.no_grad(), full_precision(find_device(backbone)):
-        for name, x in images.items():
-            x = _place(x, backbone)
-            _, source = model.net.feature_source(x)
-            rows[name] = compute_features(backbone, source, x).double().cpu().flatten()[:64].tolist()
-    return rows
-
-
-def _place(x: Any, backbone: nn.Module) -> Any:
-    """Return images, or several inputs, on the device of a backbone, in the dtype of its weights."""
-    dtype = next((p.dtype for p in backbone.parameters() if p.is_floating_point()), torch.float32)
-    device = find_device(backbone)
-
-    def place_tensor(tensor: Tensor) -> Tensor:
-        return tensor.to(device, dtype) if tensor.is_floating_point() else tensor.to(device)
-
-    return x.map(place_tensor) if isinstance(x, Inputs) else place_tensor(x)
-
-
-def _make_noise(inputs: Sequence[Mapping[str, Any]], noise: np.random.Generator) -> Any:
-    """Return one image, or one row of several inputs, of noise; zeros where numbers are integers."""
-    tensors = [
-        torch.from_numpy(noise.standard_normal((1, *one["shape"])))
-        if one["dtype"].startswith(("float", "bfloat"))
-        else torch.zeros((1, *one["shape"]), dtype=getattr(torch, one["dtype"]))
-        for one in inputs
-    ]
-    if len(tensors) == 1 and inputs[0]["name"] is None:
-        return tensors[0]
-    names = [one["name"] for one in inputs]
-    return Inputs(tensors if None in names else dict(zip(names, tensors, strict=True)))

@@ -20,6 +20,7 @@ from pytorch_grad_cam_pcasvm.runtime.errors import Fix, refuse
 from pytorch_grad_cam_pcasvm.studio.data import image_paths
 from pytorch_grad_cam_pcasvm.studio.model.description import Origin
 from pytorch_grad_cam_pcasvm.studio.model.preparation import Preparation, describe_transform, record_preparation
+from pytorch_grad_cam_pcasvm.studio.model.writing import write_model
 
 M = TypeVar("M", bound=ClosedFormCAM)
 _TENSORS = Tensor, np.ndarray, Inputs, list, tuple, Mapping  # whose messages are those of the methods
@@ -214,8 +215,6 @@ class Model:
             ValueError: the pool is a function, which no file can hold.
             FileNotFoundError: the folder does not exist.
         """
-        from pytorch_grad_cam_pcasvm.studio.model.file import write_model
-
         write_model(self, Path(path))
 
     def __repr__(self) -> str:
