@@ -80,3 +80,15 @@ def test_the_hooks_run_what_the_extra_dev_installs():
     tools = {hook["entry"].split()[0] for hook in local["hooks"]}
     dev = {re.match(r"[\w-]+", requirement)[0] for requirement in PROJECT["optional-dependencies"]["dev"]}
     assert {tool.removeprefix(".venv/bin/") for tool in tools} == {"ruff", "mypy"} <= dev
+
+
+def test_the_changelog_is_one_line_a_change_and_at_most_sixty_lines_a_version():
+    released = re.split(r"^## ", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
+    for version in released:
+        name, *lines = version.splitlines()
+        said = [line for line in lines if line and not line.startswith("#")]
+        assert len(said) <= 60, f"{name} has {len(said)} lines: merge and shorten them"
+        assert max(map(len, said)) <= 160, name
+        changes = version.partition("\n### ")[2].splitlines()
+        one_line = all(line.startswith(("- ", "#")) for line in changes[1:] if line)
+        assert one_line or "Unreleased" in name or "0.1.0" in name, f"{name} has a change of several lines"
