@@ -25,6 +25,10 @@ _OF_TOYS = {
 }
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update", action="store_true", help="write texts of tests/golden anew, and look at git diff")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     # Features are kept there; those of another run are no concern of a test.
     os.environ["TORCH_HOME"] = tempfile.mkdtemp()

@@ -2,12 +2,14 @@
 
 import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import FunctionType
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import golden as texts
 import numpy as np
 import pytest
 import torch
@@ -30,6 +32,12 @@ def _alone() -> Iterator[None]:
     state = torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch._C._dispatch_tls_local_exclude_set()
     torch.set_grad_enabled(True)
     assert records, f"after this test torch records no graph any more: {state}"
+
+
+@pytest.fixture(scope="session")
+def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """Return the function that compares a text with the file of a name in tests/golden."""
+    return partial(texts.compare, update=request.config.getoption("--update"))
 
 
 @pytest.fixture(scope="session", autouse=True)

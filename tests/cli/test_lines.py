@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from atlases import folder
+from golden import mask, transcript
 from PIL import Image
 
 import pytorch_grad_cam_pcasvm as package
@@ -37,12 +38,6 @@ def place(tmp_path_factory):
     folder(root / "photos", 12)
     (root / "lines_backbone.py").write_text(BACKBONE)
     return root
-
-
-def refused(words, capsys):
-    with pytest.raises(SystemExit, match="2"):
-        main(words)
-    return capsys.readouterr().err
 
 
 def test_fit_makes_a_model_and_all_else_takes_it(here, capsys):
@@ -103,63 +98,49 @@ def test_a_head_alone_needs_its_backbone(here, capsys):
     assert main(line) == 0
 
 
-@pytest.mark.parametrize(
-    ("line", "told"),
-    [
-        ("fit photos --maks x", "there is no option --maks: did you mean --masks?"),
-        ("explain photos --modle m", "there is no option --modle: did you mean --model?"),
-        ("explain photos --device gpu", "--device: 'gpu' is unknown: did you mean cuda?"),
-        ("fit photos --pool means", "--pool: 'means' is unknown: did you mean mean?"),
-        ("fit photos --classifier forrest", "--classifier: 'forrest' is unknown: did you mean forest?"),
-        ("fit photos --resize padd", "--resize: 'padd' is unknown: did you mean pad?"),
-        ("fit photos --gamma -1", "--gamma: scale, auto or a positive number is expected: it must be positive, got -1"),
-        ("fit photos --C 0", "--C: it must be positive, got 0"),
-        ("fit photos --kernel rgb", "--kernel: 'rgb' is unknown: did you mean rbf?"),
-        ("explain photos --method GradCAM", "--method: 'GradCAM' is unknown: did you mean ClosedFormGradCAM?"),
-        ("explain photos --batch-size none", "--batch-size: a whole number is expected, got 'none'"),
-        ("evaluate photos --count 0", "--count: it must be at least 1, got 0"),
-        ("explian photos", "invalid choice: 'explian'"),
-        ("explain photos more", "nothing takes 'more'"),
-        ("explain", "PHOTOS"),
-    ],
-)
-def test_what_is_mistyped_is_named_with_what_was_meant(line, told, capsys):
-    error = refused(line.split(), capsys)
-    assert told in error
-    assert error.startswith("error: ")
-    assert error.count("\n") == 1
+MISTYPED = """
+fit photos --maks x
+explain photos --modle m
+explain photos --device gpu
+fit photos --pool means
+fit photos --classifier forrest
+fit photos --resize padd
+fit photos --gamma -1
+fit photos --C 0
+fit photos --kernel rgb
+explain photos --method GradCAM
+explain photos --batch-size none
+evaluate photos --count 0
+explian photos
+explain photos more
+explain
+"""
+LINES = """
+fit fotos
+fit photos --weights nowhere.pth
+explain photos --model m
+explain photos --model modl.onnx
+evaluate photos --model model.onnx --masks msks
+explain photos --model model.onnx --layer 4
+explain photos --model model.onnx --out photos/maps
+export --model model.onnx --layer auto
+fit photos --layer auto
+fit photos --out head.pkl
+fit photos --out nowhere/m.safetensors
+fit photos --masks photos
+fit photos --classifier forest --C 2
+fit photos --search --gamma 2
+"""
 
 
-LINES = [
-    ("fit fotos", "there is no folder fotos; did you mean photos?"),
-    ("fit photos --weights nowhere.pth", "there is no weights file nowhere.pth"),
-    ("explain photos --model m", "there is no model m: make one with 'pcasvm-cam fit PHOTOS'"),
-    ("explain photos --model modl.onnx", "there is no model modl.onnx; did you mean model.onnx?"),
-    ("evaluate photos --model model.onnx --masks msks", "there is no folder of masks msks"),
-    ("explain photos --model model.onnx --layer 4", "--layer but model.onnx says what is explained"),
-    ("explain photos --model model.onnx --out photos/maps", "is inside photos"),
-    ("export --model model.onnx --layer auto", "--layer auto compares layers on photos: name their folder"),
-    ("fit photos --layer auto", "--layer auto compares layers on photos to explain"),
-    ("fit photos --out head.pkl", "--out must end in .safetensors, got head.pkl"),
-    ("fit photos --out nowhere/m.safetensors", "there is no folder nowhere"),
-    ("fit photos --masks photos", "--masks are for heads that decide at every position: add --pool dense"),
-    ("fit photos --classifier forest --C 2", "--C are for SVMs"),
-    ("fit photos --search --gamma 2", "--search chooses C and gamma"),
-]
-
-
-@pytest.fixture(scope="module")
-def refused_lines(place, told_by, tmp_path_factory):
-    here = shutil.copytree(place, tmp_path_factory.mktemp("refused") / "here")
+def test_what_cannot_work_is_refused_before_anything_heavy_is_imported(place, told_by, tmp_path, golden):
+    here = shutil.copytree(place, tmp_path / "here")
     (here / "model.onnx").touch()
-    return told_by([line for line, _ in LINES], here)
-
-
-@pytest.mark.parametrize(("line", "told"), LINES)
-def test_what_cannot_work_is_refused_before_anything_heavy_is_imported(line, told, refused_lines):
-    status, printed, error, heavy = refused_lines[line]
-    assert told in error
-    assert (status, printed, heavy) == (2, "", [])
+    for name, lines in (("mistyped", MISTYPED), ("refused", LINES)):
+        told = told_by(lines.strip().splitlines(), here)
+        assert {(status, printed, *heavy) for status, printed, _, heavy in told.values()} == {(2, "")}
+        assert all(error.startswith("error: ") and error.count("\n") == 1 for _, _, error, _ in told.values())
+        golden(name, transcript((line, mask(error)) for line, (_, _, error, _) in told.items()))
 
 
 def test_a_model_of_another_name_is_told(here, capsys):
@@ -194,13 +175,11 @@ def test_the_version_is_told(capsys):
 # --- check ------------------------------------------------------------------------------------------------------------
 
 
-def test_check_names_all_that_is_odd_and_writes_nothing(here, capsys):
+def test_check_names_all_that_is_odd_and_writes_nothing(here, capsys, golden):
     photos = here / "photos"
     before = {path: path.read_bytes() for path in here.rglob("*") if path.is_file()}
     assert main(["check", "photos"]) == 0
-    assert "nothing odd was found\nnext: pcasvm-cam fit photos\n" not in (clean := capsys.readouterr().out)
-    assert "classes: cat 6, dog 6\n" in clean
-    assert "fewer than 10 photos: cat, dog; nothing is chosen by cross-validation then\n" in clean
+    golden("check", capsys.readouterr().out)
     assert {path: path.read_bytes() for path in here.rglob("*") if path.is_file()} == before
     for name in ("cat/x.png", "dog/y.jpg"):
         (photos / name).write_bytes(b"no photo")
@@ -217,34 +196,17 @@ def test_check_names_all_that_is_odd_and_writes_nothing(here, capsys):
     turned.save(photos / "fox" / "only.png")
     turned.save(photos / "beside.png")
     assert main(["check", "photos"]) == 0
-    told = capsys.readouterr().out
-    assert re.search(r"broken: cat/x\.png \(.*\), dog/y\.jpg \(.*\); mend or delete, or add --skip-bad-images\n", told)
-    assert "more than 8 bits: 1 photos, such as dog/deep.png" in told
-    assert "turned by EXIF: 1 photos, such as dog/turned.jpg" in told
-    assert re.search(r"one photo, two labels, as far as small pictures tell: cat/wrong\.png = dog/\d+\.png; keep", told)
-    assert re.search(r"doubled: 1 photo is there more than once, cat/\d+\.png = cat/again\.png; keep one of each", told)
-    assert "beside the folders of classes: beside.png\n" in told
-    assert "one photo only: fox" in told
-    assert "without photos: elk\n" in told
-    assert "next:" not in told
+    golden("check_odd", mask(capsys.readouterr().out))
 
 
-def test_check_knows_parts_of_a_data_set(here, capsys):
+def test_check_knows_parts_of_a_data_set(here, capsys, golden):
     shutil.copytree(here / "photos", here / "all" / "train")
     shutil.copytree(here / "photos" / "cat", here / "all" / "test" / "cat")
     shutil.copytree(here / "photos" / "cat", here / "all" / "maps" / "cat")
     for name in ("phone.heic", "tiny.png"):
         Image.new("RGB", (4, 90)).save(here / "all" / "test" / "cat" / name, "PNG")
     assert main(["check", "all"]) == 0
-    told = capsys.readouterr().out
-    assert told.startswith("ignored: maps, beside test and train\n")
-    assert "maps/" not in told
-    assert "train: 12 photos\nclasses: cat 6, dog 6\n" in told
-    assert "test: fewer than 10 photos: cat" in told
-    assert "the same photo in test and train, so that scores are too good: test/cat/" in told
-    assert "not read: 1 .heic, such as test/cat/phone.heic; save .heic as PNG\n" in told
-    assert re.search(r"smaller than 32 pixels: test/cat/.* and 14 more\n", told)
-    assert "next: pcasvm-cam fit all/train\n" in told
+    golden("check_parts", mask(capsys.readouterr().out))
 
 
 @pytest.mark.usefixtures("here")

@@ -7,6 +7,7 @@ import sys
 import pytest
 import test_lines
 from atlases import folder
+from golden import transcript
 
 from pytorch_grad_cam_pcasvm import Head, load_model
 from pytorch_grad_cam_pcasvm.head import storage
@@ -41,74 +42,57 @@ def place(tmp_path_factory):
     return root
 
 
-LINES = [
-    ("fit photos --normal gud", "--normal: there is no class 'gud', the folders are cat, dog"),
-    ("fit photos --groups 1", "--groups 1 is the folders of the classes"),
-    ("fit photos --groups 2", "has no folder at level 2"),
-    ("fit photos --rate 0.3", "--rate is for what learns from good parts alone"),
-    ("fit photos --pool dense --purity 0.5", "--purity needs to know what a patch shows: add --masks"),
-    ("fit photos --classifier neighbours", "learns from good parts alone, but photos has folders of cat, dog"),
-    ("fit good", "the images in good have no classes"),
-    *(
-        (f"{command} empty", "the folder empty has no images")
-        for command in ("fit", "explain", "evaluate", "atlas", "export")
-    ),
-    ("explain empty --model model.onnx", "the folder empty has no images"),
-    ("explore nowhere", "there is no atlas in nowhere"),
-    ("evaluate photos --count 10", "10 photos are too few for an answer: give at least 38"),
-    ("evaluate photos --masks coco", "coco has no masks: 1 .json, such as a.json; 1 COCO (such as a.json): export"),
-    ("evaluate photos", "12 photos are too few for an answer: give at least 38"),
-    ("evaluate photos --all-images --minutes 1", "--all-images takes as long as it takes"),
-    ("explain photos --class cow", "--class: this head has no class 'cow', its classes are cat, dog"),
-    ("explain photos --class cat --versus cat", "--class and --versus are both cat"),
-    ("explain photos --components 300", "--components 300, but the head has 3 components"),
-    ("export photos --at 3", "--at names a position, but this head decides once for each image"),
-    ("explain photos --model broken.safetensors", "broken.safetensors is no model, or is truncated or damaged"),
-    ("explain photos --model notes.txt", "notes.txt is no model, or is truncated or damaged: make one with"),
-    ("explain photos --model newer.safetensors", "was written by a newer version"),
-    ("explain photos --model head.safetensors", "is a head alone, which does not say what it was fitted behind"),
-    *(
-        (f"{command} photos --model model.onnx", "model.onnx is a file from 'export', which 'explain' alone takes")
-        for command in ("evaluate", "atlas", "export")
-    ),
-    ("evaluate photos/cat/0.png", "photos/cat/0.png is a file, but a folder is expected, such as photos/cat"),
-]  # fmt: skip
+LINES = """
+fit photos --normal gud
+fit photos --groups 1
+fit photos --groups 2
+fit photos --rate 0.3
+fit photos --pool dense --purity 0.5
+fit photos --classifier neighbours
+fit good
+fit empty
+explain empty
+evaluate empty
+atlas empty
+export empty
+explain empty --model model.onnx
+explore nowhere
+evaluate photos --count 10
+evaluate photos --masks coco
+evaluate photos
+evaluate photos --all-images --minutes 1
+explain photos --class cow
+explain photos --class cat --versus cat
+explain photos --components 300
+export photos --at 3
+explain photos --model broken.safetensors
+explain photos --model notes.txt
+explain photos --model newer.safetensors
+explain photos --model head.safetensors
+evaluate photos --model model.onnx
+atlas photos --model model.onnx
+export photos --model model.onnx
+evaluate photos/cat/0.png
+fit p --pool dense:abc
+fit p --pool dense:0
+fit p --pool dense:4
+fit p --pool gem:x
+fit p --pool gem:inf
+fit p --sample -1
+fit p --sample 0
+fit p --coreset nan
+fit p --coreset 2.5
+fit p --purity 3
+fit p --C inf
+evaluate p --minutes inf
+"""
 
 
-@pytest.fixture(scope="module")
-def refused(place, told_by):
-    return told_by([line for line, _ in LINES], place)
-
-
-@pytest.mark.parametrize(("line", "told"), LINES)
-def test_what_cannot_work_is_refused_before_anything_heavy_is_imported(line, told, refused):
-    status, printed, error, heavy = refused[line]
-    assert told in error
-    assert error.count("\n") == 1
-    assert (status, printed, heavy) == (2, "", [])
-
-
-@pytest.mark.parametrize(
-    ("line", "told"),
-    [
-        ("fit p --pool dense:abc", "dense:NUMBER takes an odd size, as in dense:3, got 'dense:abc'"),
-        ("fit p --pool dense:0", "dense:NUMBER takes an odd size"),
-        ("fit p --pool dense:4", "dense:NUMBER takes an odd size"),
-        ("fit p --pool gem:x", "gem:NUMBER takes a positive power, as in gem:3"),
-        ("fit p --pool gem:inf", "gem:NUMBER takes a positive power"),
-        ("fit p --sample -1", "a whole number from 1, such as 200, or a fraction up to 1"),
-        ("fit p --sample 0", "a whole number from 1"),
-        ("fit p --coreset nan", "a whole number from 1"),
-        ("fit p --coreset 2.5", "a whole number from 1"),
-        ("fit p --purity 3", "--purity: it must be at most 1, got 3"),
-        ("fit p --C inf", "--C: it must be finite, got inf"),
-        ("evaluate p --minutes inf", "--minutes: it must be finite, got inf"),
-    ],
-)
-def test_numbers_that_cannot_be_are_refused_where_they_are_typed(line, told, capsys):
-    with pytest.raises(SystemExit, match="2"):
-        main(line.split())
-    assert told in capsys.readouterr().err
+def test_what_cannot_work_is_refused_before_anything_heavy_is_imported(place, told_by, golden):
+    told = told_by(LINES.strip().splitlines(), place)
+    assert {(status, printed, *heavy) for status, printed, _, heavy in told.values()} == {(2, "")}
+    assert all(error.count("\n") == 1 for _, _, error, _ in told.values())
+    golden("refused_by_names", transcript((line, error) for line, (_, _, error, _) in told.items()))
 
 
 @pytest.mark.parametrize(
