@@ -10,6 +10,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -99,7 +100,8 @@ def test_from_photos_to_a_page(network, head, photos, tmp_path, capsys, weights)
 @pytest.mark.slow
 def test_photos_are_evaluated(network, head, tmp_path, capsys, monkeypatch):
     # The other checks are tested on smaller networks.
-    monkeypatch.setitem(evaluation.Study.report.__kwdefaults__, "checks", ("completeness",))
+    report = import_module("pytorch_grad_cam_pcasvm.studio.evaluation.report")
+    monkeypatch.setattr(report, "USUAL", ("completeness",))
     options = ["--out", str(tmp_path), "--count", "4", "--method", "ContributionCAM", "--batch-size", "3"]
     assert main(["evaluate", *network, "--model", str(head), *options]) == 2
     told = "4 photos are too few for an answer: give at least 38, in the folder and with --count"
@@ -109,12 +111,14 @@ def test_photos_are_evaluated(network, head, tmp_path, capsys, monkeypatch):
     read = Subject.read
     monkeypatch.setattr(Subject, "read", lambda subject, rows: sizes.append(subject.batch_size) or read(subject, rows))
     assert main(["evaluate", *network, "--model", str(head), *options]) == 0
-    accuracy, duration, verdict, page = capsys.readouterr().out.splitlines()
+    note, accuracy, duration, verdict, page = capsys.readouterr().out.splitlines()
     assert re.fullmatch(r"this will take .* minutes?", duration)
     assert verdict.startswith(
         "It is unclear whether to use ContributionCAM at features for this head: 4 images are too few"
     )
-    assert re.fullmatch(r"4 images: \d+% correct, balanced accuracy \d+% \(cat \d+%, dog \d+%\)", accuracy)
+    assert note.startswith("all photos were trained on")
+    shares = r"4 images: \d+% correct, balanced accuracy \d+% \(cat \d+%, dog \d+%\)"
+    assert re.fullmatch(f"{shares}: training accuracy, not a test score", accuracy)
     assert page.startswith("open file://")
     results = json.loads((tmp_path / "report.json").read_text())["results"]
     assert results["completeness"]["settings"]["images"] == 4
@@ -123,6 +127,9 @@ def test_photos_are_evaluated(network, head, tmp_path, capsys, monkeypatch):
     assert row["method"] == "ContributionCAM"
     assert row["estimate"]["mean"] < 1e-3
     assert row["verdict"] == "too few images to say"
+    monkeypatch.setattr(report, "CHECKS", {name: report.CHECKS[name] for name in ("completeness", "stability")})
+    assert main(["evaluate", *network, "--model", str(head), *options, "--checks"]) == 0
+    assert {*json.loads((tmp_path / "report.json").read_text())["results"]} == {"completeness", "stability"}
 
 
 def test_what_was_evaluated_can_be_drawn_by_a_command_to_paste(tmp_path):

@@ -35,6 +35,8 @@ CHECKS: dict[str, Callable[..., Result]] = {
     "completeness": completeness,
     "stability": stability,
 }
+USUAL = "faithfulness", "localisation", "completeness"  # the others ask no more than whether a map depends and holds
+Checks = Sequence[str] | Mapping[str, Mapping[str, Any]]
 _LOOKED_AT = 8  # images, to find one that is a good example
 _DRAWN = 6  # images, with the values of every position
 
@@ -43,10 +45,10 @@ def report(  # noqa: D417 - of the study its class tells
     study: Subject,
     out: str | Path,
     *,
-    checks: Sequence[str] | Mapping[str, Mapping[str, Any]] = tuple(CHECKS),
+    checks: Checks = USUAL,
     commands: Mapping[str, str] | None = None,
 ) -> Path:
-    """Run all checks, and write ``report.json`` and ``index.html``, a self-contained page.
+    """Run the checks that decide, or others, and write ``report.json`` and ``index.html``, a self-contained page.
 
     With ``minutes`` the checks take turns, from look to look, and the page is written after each look; whatever stops
     them, the last page stands. Without, each is measured to its end. With ``progress``, it prints about how long this
@@ -55,7 +57,7 @@ def report(  # noqa: D417 - of the study its class tells
     Args:
         out: the folder to write to.
         checks: names of the checks, or a dict from these to their options, such as
-            ``{"localisation": {"tiles": 4}}``.
+            ``{"localisation": {"tiles": 4}}``; ``"all"``: also sensitivity and stability.
         commands: by method, what to run to get its maps, for the page; None: a line of Python.
 
     Returns:
@@ -116,8 +118,9 @@ def report(  # noqa: D417 - of the study its class tells
 
 def _options(study: Subject, checks: Sequence[str] | Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
     """Return the options of each check, which it has."""
-    names = [checks] if isinstance(checks, str) else checks
-    options = dict(names) if isinstance(names, Mapping) else {name: {} for name in names}
+    names: Any = [checks] if isinstance(checks, str) else checks
+    names = CHECKS if names == ["all"] else names
+    options = dict(names) if isinstance(names, Mapping) and names is not CHECKS else {name: {} for name in names}
     unknown = [name for name in options if name not in CHECKS]
     if unknown or not options:
         raise ValueError(f"there is no check {unknown[0] if unknown else ''!r}: choose from {', '.join(CHECKS)}")
