@@ -50,7 +50,7 @@ from pytorch_grad_cam_pcasvm import (
 from pytorch_grad_cam_pcasvm.methods.warn_once import WarnOnce
 from pytorch_grad_cam_pcasvm.runtime import files
 from pytorch_grad_cam_pcasvm.studio.atlas import disk
-from pytorch_grad_cam_pcasvm.studio.atlas.engines import Told, tell
+from pytorch_grad_cam_pcasvm.studio.atlas.engines import ForwardedWarning, tell
 from pytorch_grad_cam_pcasvm.studio.data.images import Images
 
 TO_TENSOR = v2.Compose([v2.ToImage(), v2.ToDtype(torch.float32, scale=True)])
@@ -845,14 +845,14 @@ def test_actors_leave_warnings_to_the_one_that_started_them(tmp_path, capfd, alo
 def test_warnings_of_others_are_told_once_and_doubts_only_if_they_are_new():
     module = CoarseMapWarning.__module__
     others = [
-        Told(module, "CoarseMapWarning", "coarse"),
-        Told(module, "BaselineWarning", "for 3 of 4 images"),
-        Told(module, "BaselineWarning", "for 4 of 4 images"),
-        Told(module, "AutogradFallbackWarning", "the path"),
-        Told("builtins", "RuntimeWarning", "overflow"),
-        Told("builtins", "RuntimeWarning", "overflow"),
-        Told("not.here", "OwnWarning", "own"),
-        Told("builtins", "print", "own, too"),
+        ForwardedWarning(module, "CoarseMapWarning", "coarse"),
+        ForwardedWarning(module, "BaselineWarning", "for 3 of 4 images"),
+        ForwardedWarning(module, "BaselineWarning", "for 4 of 4 images"),
+        ForwardedWarning(module, "AutogradFallbackWarning", "the path"),
+        ForwardedWarning("builtins", "RuntimeWarning", "overflow"),
+        ForwardedWarning("builtins", "RuntimeWarning", "overflow"),
+        ForwardedWarning("not.here", "OwnWarning", "own"),
+        ForwardedWarning("builtins", "print", "own, too"),
     ]
     doubts = WarnOnce()
     with warnings.catch_warnings(record=True) as told:

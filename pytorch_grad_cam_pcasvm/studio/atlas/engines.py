@@ -30,10 +30,10 @@ from pytorch_grad_cam_pcasvm.runtime.errors import AutogradFallbackWarning, warn
 from pytorch_grad_cam_pcasvm.studio.atlas.shards import KEPT
 
 if TYPE_CHECKING:
-    from pytorch_grad_cam_pcasvm.studio.atlas.run import Job, Making
+    from pytorch_grad_cam_pcasvm.studio.atlas.run import BuildOptions, Job
 
 
-class Told(NamedTuple):
+class ForwardedWarning(NamedTuple):
     """A warning of another process: module and name of its category, which this process may not have, and its text."""
 
     module: str
@@ -48,17 +48,18 @@ class Told(NamedTuple):
 
 
 @contextmanager
-def collected() -> Iterator[list[Told]]:
+def collected() -> Iterator[list[ForwardedWarning]]:
     """Return a list that at the end has the warnings given meanwhile, which are not shown."""
-    messages: list[Told] = []
+    messages: list[ForwardedWarning] = []
     with warnings.catch_warnings(record=True) as caught:
         yield messages
     messages += [
-        Told(warning.category.__module__, warning.category.__name__, str(warning.message)) for warning in caught
+        ForwardedWarning(warning.category.__module__, warning.category.__name__, str(warning.message))
+        for warning in caught
     ]
 
 
-def tell(collection: Iterable[Told], register: WarnOnce) -> None:
+def tell(collection: Iterable[ForwardedWarning], register: WarnOnce) -> None:
     """Give the warnings of other processes, each once, unless this process has given it: ``register`` knows of some."""
     for warning in dict.fromkeys(collection):
         category = warning.category
@@ -107,7 +108,7 @@ class Worker:
             torch.set_num_threads(threads)
         self.job, self.workers = job, workers
 
-    def make(self, number: int) -> tuple[int, list[Told]]:
+    def make(self, number: int) -> tuple[int, list[ForwardedWarning]]:
         """Return the number of images of a shard that is made now, and the warnings.
 
         Raises:
@@ -123,7 +124,9 @@ class Worker:
         return images, messages
 
 
-def make_shards(job: "Job", numbers: Sequence[int], making: "Making", messages: list[Told]) -> Iterator[int]:
+def make_shards(
+    job: "Job", numbers: Sequence[int], making: "BuildOptions", messages: list[ForwardedWarning]
+) -> Iterator[int]:
     """Make shards in this process, in several, or on a Ray cluster; all of them give the same numbers.
 
     Args:
@@ -148,7 +151,7 @@ def make_shards(job: "Job", numbers: Sequence[int], making: "Making", messages: 
 
 
 def _run_in_processes(
-    job: "Job", numbers: Sequence[int], count: int, workers: int, messages: list[Told]
+    job: "Job", numbers: Sequence[int], count: int, workers: int, messages: list[ForwardedWarning]
 ) -> Iterator[int]:
     """Make shards in several processes on this machine, each with its share of the threads, or a GPU."""
     try:
@@ -188,7 +191,9 @@ def _run_in_processes(
 _worker: Worker  # of this process, if it is one of a pool
 
 
-def _submit_shards(pool: ProcessPoolExecutor, numbers: Sequence[int]) -> list[Future[tuple[int, list[Told]]]]:
+def _submit_shards(
+    pool: ProcessPoolExecutor, numbers: Sequence[int]
+) -> list[Future[tuple[int, list[ForwardedWarning]]]]:
     """Start processes that Ctrl-C ends in the midst of a shard, but not before the first one."""
     # If one of them dies while others are being started, the executor may wait for these forever.
     if hasattr(signal, "pthread_sigmask"):  # of this thread, and of the processes that it starts
@@ -204,7 +209,7 @@ def _start_worker(path: Path, threads: int, identities: Any, workers: int) -> No
         net.to(torch.device("cuda", number % torch.cuda.device_count()))
 
 
-def _make_shard(number: int) -> tuple[int, list[Told]]:
+def _make_shard(number: int) -> tuple[int, list[ForwardedWarning]]:
     try:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         if hasattr(signal, "pthread_sigmask"):
@@ -215,7 +220,7 @@ def _make_shard(number: int) -> tuple[int, list[Told]]:
 
 
 def _run_on_ray(
-    job: "Job", numbers: Sequence[int], count: int | None, workers: int, messages: list[Told]
+    job: "Job", numbers: Sequence[int], count: int | None, workers: int, messages: list[ForwardedWarning]
 ) -> Iterator[int]:
     """Make shards on a Ray cluster, or on this machine, with a pool of actors."""
     # Not with Ray Data: its threads outlive an iteration that is broken off, and Ray ends a process in which they call
@@ -245,7 +250,7 @@ def _start_ray(ray: Any) -> Iterator[None]:
 
 
 def _hand_to_actors(
-    ray: Any, job: "Job", numbers: Sequence[int], count: int | None, workers: int, messages: list[Told]
+    ray: Any, job: "Job", numbers: Sequence[int], count: int | None, workers: int, messages: list[ForwardedWarning]
 ) -> Iterator[int]:
     actors: list[Any] = []
     try:
@@ -263,7 +268,7 @@ def _hand_to_actors(
         shared = [ray.put(job)]  # in a list: each actor unpacks it once
         make = ray.remote(_Actor).options(**options)
         actors += [make.remote(os.getcwd(), sys.path, workers, threads) for _ in range(count)]
-        # What each actor is about; an actor for which there is no room yet gets no shard that another could make.
+        # Pending call -> actor. An actor gets a shard only when it is scheduled, that is, when begin() has returned.
         waiting = {actor.begin.remote(): actor for actor in actors}
         left = list(reversed(numbers))
         missing = len(numbers)
@@ -272,7 +277,7 @@ def _hand_to_actors(
             actor = waiting.pop(done)
             if (outcome := ray.get(done)) is not None:
                 images, warned = outcome
-                messages += [Told(*warning) for warning in warned]
+                messages += [ForwardedWarning(*warning) for warning in warned]
                 missing -= 1
                 yield images
             if left:
@@ -306,7 +311,7 @@ class _Actor:
     def begin(self) -> None:
         """Say that there is room for this actor."""
 
-    def make(self, shared: Sequence[Any], number: int) -> tuple[int, list[Told]]:
+    def make(self, shared: Sequence[Any], number: int) -> tuple[int, list[ForwardedWarning]]:
         """Make a shard; see :meth:`Worker.make`."""
         import ray
 

@@ -156,7 +156,7 @@ def extract(
         () if varies else tuple(first.images.shape[1:]), kinds, skip_bad_images,
     )  # fmt: skip
     run.refuse_child()
-    making = run.Making(engine, processes, workers, verify, progress, "features")
+    making = run.BuildOptions(engine, processes, workers, verify, progress, "features")
     with run.completed(folder, job, entries, making, WarnOnce()):
         return Features(folder)
 

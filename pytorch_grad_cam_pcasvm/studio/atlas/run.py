@@ -28,7 +28,7 @@ from pytorch_grad_cam_pcasvm.runtime.errors import Fix, refuse
 from pytorch_grad_cam_pcasvm.runtime.log import progress_bar
 from pytorch_grad_cam_pcasvm.studio.atlas import disk, engines
 from pytorch_grad_cam_pcasvm.studio.atlas.columns import HEAD
-from pytorch_grad_cam_pcasvm.studio.atlas.engines import Told, tell
+from pytorch_grad_cam_pcasvm.studio.atlas.engines import ForwardedWarning, tell
 from pytorch_grad_cam_pcasvm.studio.atlas.explainer import ImageExplainer
 from pytorch_grad_cam_pcasvm.studio.atlas.shards import KEPT, name_shard, open_shard, write_shard
 from pytorch_grad_cam_pcasvm.studio.data.images import Batch, Images
@@ -309,7 +309,7 @@ def list_missing(job: Job) -> list[int]:
     return missing
 
 
-class Making(NamedTuple):
+class BuildOptions(NamedTuple):
     """How shards are made.
 
     Attributes:
@@ -331,7 +331,7 @@ class Making(NamedTuple):
 
 @contextmanager
 def completed(
-    folder: Path, job: Job, entries: dict[str, Any], making: Making, register: WarnOnce, head: Head | None = None
+    folder: Path, job: Job, entries: dict[str, Any], making: BuildOptions, register: WarnOnce, head: Head | None = None
 ) -> Iterator[None]:
     """Hold a folder in which all shards are there, those that were missing made now.
 
@@ -359,10 +359,10 @@ def completed(
         yield
 
 
-def _make(job: Job, missing: Sequence[int], making: Making, register: WarnOnce) -> None:
+def _make(job: Job, missing: Sequence[int], making: BuildOptions, register: WarnOnce) -> None:
     """Make the missing shards, and pass on their warnings unless ``register`` knows them."""
     total, count = len(job.images), sum(len(job.list_rows(number)) for number in missing)
-    messages: list[Told] = []
+    messages: list[ForwardedWarning] = []
     with progress_bar(making.progress, total=total, initial=total - count, desc=making.name, unit="image") as bar:
         try:
             for done in engines.make_shards(job, missing, making, messages):
@@ -395,7 +395,7 @@ class _Image(NamedTuple):
     label: Any
 
 
-def compare(job: Job, missing: Collection[int], making: Making) -> None:
+def compare(job: Job, missing: Collection[int], making: BuildOptions) -> None:
     """Refuse shards that were made from other images or labels.
 
     Args:

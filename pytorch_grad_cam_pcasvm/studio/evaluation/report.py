@@ -24,7 +24,7 @@ from pytorch_grad_cam_pcasvm.studio.evaluation.report_page import FORMAT, as_png
 from pytorch_grad_cam_pcasvm.studio.evaluation.result import Result
 from pytorch_grad_cam_pcasvm.studio.evaluation.sanity import completeness, sensitivity, stability
 from pytorch_grad_cam_pcasvm.studio.evaluation.subject import Subject
-from pytorch_grad_cam_pcasvm.studio.evaluation.turns import Budget, Course, reason, take_turns
+from pytorch_grad_cam_pcasvm.studio.evaluation.turns import Budget, RunningCheck, reason, take_turns
 from pytorch_grad_cam_pcasvm.studio.figures import plot_maps, plot_positions
 from pytorch_grad_cam_pcasvm.targets import SVMTarget, default_decision
 
@@ -137,7 +137,7 @@ def _common(study: Subject) -> list[str]:
     return [field.name for field in fields(study)[4:] if field.name != "minutes"]  # after what is measured
 
 
-def _courses(study: Subject, options: Mapping[str, Mapping[str, Any]]) -> list[Course]:
+def _courses(study: Subject, options: Mapping[str, Mapping[str, Any]]) -> list[RunningCheck]:
     """Return the checks, none of which has begun."""
     courses = []
     for name, of_check in options.items():
@@ -145,11 +145,11 @@ def _courses(study: Subject, options: Mapping[str, Mapping[str, Any]]) -> list[C
         own = {option: of_check[option] for option in of_check if option not in common}
         subject = replace(study, **common) if common else study
         steps = inspect.unwrap(CHECKS[name])(subject, **own)
-        courses.append(Course(name, steps, subject.stop_early))
+        courses.append(RunningCheck(name, steps, subject.stop_early))
     return courses
 
 
-def _order(course: Course, study: Subject) -> bool:
+def _order(course: RunningCheck, study: Subject) -> bool:
     """Return the key that sorts checks: where the time is short, the quickest comes first."""
     return study.minutes is not None and course.name != "completeness"
 
@@ -235,7 +235,7 @@ def _tell_duration(study: Subject, options: Mapping[str, Mapping[str, Any]]) -> 
         print(f"this will take {in_minutes(expected(study, options))}{sooner}", flush=True)
 
 
-def _put_results(entries: dict[str, Any], courses: Sequence[Course], budget: Budget, running: bool) -> None:
+def _put_results(entries: dict[str, Any], courses: Sequence[RunningCheck], budget: Budget, running: bool) -> None:
     """Put the results so far into the entries of a report."""
     results = entries["results"]
     for course in courses:
@@ -246,7 +246,7 @@ def _put_results(entries: dict[str, Any], courses: Sequence[Course], budget: Bud
         entries["time"]["lacking"] = round(sum(course.lacking for course in courses), 1)
 
 
-def _draw_examples(course: Course, entries: dict[str, Any], budget: Budget) -> None:
+def _draw_examples(course: RunningCheck, entries: dict[str, Any], budget: Budget) -> None:
     """Draw the worst images of a check that has ended, if there is time; the reserve is for that and for the page."""
     if course.result is None or not course.ended:
         return
@@ -262,7 +262,7 @@ def _draw_examples(course: Course, entries: dict[str, Any], budget: Budget) -> N
     budget.drawing = max(budget.drawing, budget.clock() - start)
 
 
-def _warn_if_failed(course: Course) -> None:
+def _warn_if_failed(course: RunningCheck) -> None:
     if course.error is not None:
         warn(f"the check {course.name!r} was not run: {reason(course.error)}", UserWarning)
 
