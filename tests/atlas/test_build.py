@@ -446,6 +446,16 @@ def test_data_sets_that_are_refused(tmp_path, data, error, match):
         build(tmp_path / "atlas", data=data)
 
 
+class Locked:
+    """What no other process can have."""
+
+    def __init__(self):
+        self.lock = threading.Lock()
+
+    def __call__(self, image):
+        return image
+
+
 @pytest.mark.parametrize(
     ("options", "error", "match"),
     [
@@ -455,7 +465,7 @@ def test_data_sets_that_are_refused(tmp_path, data, error, match):
         ({"method": torch.nn.ReLU}, TypeError, "ContributionCAM"),
         ({"base": "mean"}, TypeError, "unexpected keyword argument 'base'"),
         ({"baseline": "median"}, ValueError, "baseline must be"),
-        ({"processes": 2, "picture": lambda image: image}, TypeError, "lambda"),
+        ({"processes": 2, "picture": Locked()}, TypeError, "cannot be sent to another process"),
         ({"targets": [lambda output: output[..., 0]]}, TypeError, "the package's own targets"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else None,
@@ -1045,10 +1055,13 @@ def started(tmp_path, last, text=SCRIPT):
     "run",
     ["atlas.build(net, data, [layer(net)], sys.argv[1]", "atlas.extract(net.backbone, data, '0', out=sys.argv[1]"],
 )
-def test_a_script_without_a_guard_is_told(tmp_path, run):
+def test_a_script_needs_no_guard_and_its_own_classes_are_sent(tmp_path, run):
     text = SCRIPT.replace("atlas.build(net, data, [layer(net)], sys.argv[1]", run)
-    _, told = started(tmp_path, "main()", text).communicate(timeout=120)
-    assert "a script that starts processes must do so under if __name__ == '__main__'" in told
+    text = text.replace("data = TensorDataset", "class Own(TensorDataset):\n        pass\n\n    data = Own")
+    script = started(tmp_path, "main()", text)
+    _, told = script.communicate(timeout=120)
+    assert script.returncode == 0, told
+    assert len(list((tmp_path / "atlas").glob("part-*"))) == 25
 
 
 @pytest.mark.slow

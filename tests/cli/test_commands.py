@@ -30,6 +30,7 @@ from torchvision.transforms.functional import normalize, to_tensor
 import pytorch_grad_cam_pcasvm as package
 from pytorch_grad_cam_pcasvm import ContributionCAM, Head, PCASVMNet, atlas, evaluation, extract_features
 from pytorch_grad_cam_pcasvm.runtime.errors import Fix, refuse
+from pytorch_grad_cam_pcasvm.studio import atlas as stored
 from pytorch_grad_cam_pcasvm.studio.atlas.disk import ANOTHER_FOLDER
 from pytorch_grad_cam_pcasvm.studio.cli import _TYPED, main
 from pytorch_grad_cam_pcasvm.studio.cli.arguments import parse_arguments
@@ -353,7 +354,7 @@ def test_an_atlas_of_other_photos(network, head, monkeypatch, capsys):
         assert verify
         refuse(ValueError, "other images, out=1", ANOTHER_FOLDER, "delete it", Fix("look", "jacobian"))
 
-    monkeypatch.setattr(atlas, "build", build)
+    monkeypatch.setattr(stored, "build", build)
     assert main(["atlas", *network, "--model", str(head), "--out", "atlas", "--verify"]) == 2
     assert capsys.readouterr().err == "error: other images, out=1: name another folder, --out FOLDER, or delete it\n"
 

@@ -4,7 +4,6 @@ Before more shards are made, the data set is compared with the one that the exis
 """
 
 import math
-import multiprocessing
 import traceback
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -110,16 +109,6 @@ def describe_images(
         "shard_size": shard_size,
         "complete": False,
     } | ({"exif": True} if images.exif else {})
-
-
-def refuse_child() -> None:
-    """Refuse a run in a process that is being started by one: it would wait for its parent, and that for it.
-
-    Raises:
-        RuntimeError: it is such a process.
-    """
-    if getattr(multiprocessing.current_process(), "_inheriting", False):
-        raise RuntimeError("a script that starts processes must do so under if __name__ == '__main__'")
 
 
 def refuse_other(folder: Path, entries: Mapping[str, Any]) -> None:
