@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
 from pytorch_grad_cam_pcasvm import PCASVMNet, extract_features
+from pytorch_grad_cam_pcasvm.studio.atlas import disk
 
 
 def backbone(seed: int = 0) -> nn.Module:
@@ -120,4 +121,4 @@ def folder(root: Path, count: int = 6) -> Path:
 
 
 def contents(store: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted(store.iterdir())}
+    return {path.name: path.read_bytes() for path in sorted(store.iterdir()) if path.name != disk.LOCK}

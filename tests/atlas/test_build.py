@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 import warnings
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -50,7 +50,7 @@ from pytorch_grad_cam_pcasvm import (
 from pytorch_grad_cam_pcasvm.methods.warn_once import WarnOnce
 from pytorch_grad_cam_pcasvm.runtime import files
 from pytorch_grad_cam_pcasvm.studio.atlas import disk
-from pytorch_grad_cam_pcasvm.studio.atlas.engines import Told, tell
+from pytorch_grad_cam_pcasvm.studio.atlas.engines import ForwardedWarning, tell
 from pytorch_grad_cam_pcasvm.studio.data.images import Images
 
 TO_TENSOR = v2.Compose([v2.ToImage(), v2.ToDtype(torch.float32, scale=True)])
@@ -446,6 +446,16 @@ def test_data_sets_that_are_refused(tmp_path, data, error, match):
         build(tmp_path / "atlas", data=data)
 
 
+class Locked:
+    """What no other process can have."""
+
+    def __init__(self):
+        self.lock = threading.Lock()
+
+    def __call__(self, image):
+        return image
+
+
 @pytest.mark.parametrize(
     ("options", "error", "match"),
     [
@@ -455,7 +465,7 @@ def test_data_sets_that_are_refused(tmp_path, data, error, match):
         ({"method": torch.nn.ReLU}, TypeError, "ContributionCAM"),
         ({"base": "mean"}, TypeError, "unexpected keyword argument 'base'"),
         ({"baseline": "median"}, ValueError, "baseline must be"),
-        ({"processes": 2, "picture": lambda image: image}, TypeError, "lambda"),
+        ({"processes": 2, "picture": Locked()}, TypeError, "cannot be sent to another process"),
         ({"targets": [lambda output: output[..., 0]]}, TypeError, "the package's own targets"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else None,
@@ -845,14 +855,14 @@ def test_actors_leave_warnings_to_the_one_that_started_them(tmp_path, capfd, alo
 def test_warnings_of_others_are_told_once_and_doubts_only_if_they_are_new():
     module = CoarseMapWarning.__module__
     others = [
-        Told(module, "CoarseMapWarning", "coarse"),
-        Told(module, "BaselineWarning", "for 3 of 4 images"),
-        Told(module, "BaselineWarning", "for 4 of 4 images"),
-        Told(module, "AutogradFallbackWarning", "the path"),
-        Told("builtins", "RuntimeWarning", "overflow"),
-        Told("builtins", "RuntimeWarning", "overflow"),
-        Told("not.here", "OwnWarning", "own"),
-        Told("builtins", "print", "own, too"),
+        ForwardedWarning(module, "CoarseMapWarning", "coarse"),
+        ForwardedWarning(module, "BaselineWarning", "for 3 of 4 images"),
+        ForwardedWarning(module, "BaselineWarning", "for 4 of 4 images"),
+        ForwardedWarning(module, "AutogradFallbackWarning", "the path"),
+        ForwardedWarning("builtins", "RuntimeWarning", "overflow"),
+        ForwardedWarning("builtins", "RuntimeWarning", "overflow"),
+        ForwardedWarning("not.here", "OwnWarning", "own"),
+        ForwardedWarning("builtins", "print", "own, too"),
     ]
     doubts = WarnOnce()
     with warnings.catch_warnings(record=True) as told:
@@ -945,16 +955,22 @@ def test_builders_of_one_folder_take_turns(tmp_path, who):
 
 
 def test_a_build_waits_for_another_and_says_so(built):
-    before = contents(built.folder)
-    other = ExitStack()
-    other.enter_context(disk.alone(built.folder))
+    before, begun, ended = contents(built.folder), threading.Event(), threading.Event()
+
+    def hold():
+        with disk.alone(built.folder):
+            begun.set()
+            assert ended.wait(60)
+
+    other = threading.Thread(target=hold)
+    other.start()
+    assert begun.wait(60)
     with pytest.raises(ValueError, match="something else"):  # there is nothing to wait for
         build(built.folder, shard_size=64)
-    ends = threading.Timer(0.3, other.close)
-    ends.start()
+    threading.Timer(0.3, ended.set).start()
     with pytest.warns(UserWarning, match=r"another build is under way in .*: waiting until it ends") as told:
         build(built.folder)
-    ends.join()
+    other.join()
     assert [warning.filename for warning in told] == [__file__]
     assert contents(built.folder) == before
 
@@ -969,7 +985,6 @@ def test_the_lock_of_a_killed_build_is_free(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         build(tmp_path, data=FEW)
-    assert ".lock" not in contents(tmp_path)
 
 
 def test_a_file_system_without_locks(tmp_path, monkeypatch):
@@ -1040,10 +1055,13 @@ def started(tmp_path, last, text=SCRIPT):
     "run",
     ["atlas.build(net, data, [layer(net)], sys.argv[1]", "atlas.extract(net.backbone, data, '0', out=sys.argv[1]"],
 )
-def test_a_script_without_a_guard_is_told(tmp_path, run):
+def test_a_script_needs_no_guard_and_its_own_classes_are_sent(tmp_path, run):
     text = SCRIPT.replace("atlas.build(net, data, [layer(net)], sys.argv[1]", run)
-    _, told = started(tmp_path, "main()", text).communicate(timeout=120)
-    assert "a script that starts processes must do so under if __name__ == '__main__'" in told
+    text = text.replace("data = TensorDataset", "class Own(TensorDataset):\n        pass\n\n    data = Own")
+    script = started(tmp_path, "main()", text)
+    _, told = script.communicate(timeout=120)
+    assert script.returncode == 0, told
+    assert len(list((tmp_path / "atlas").glob("part-*"))) == 25
 
 
 @pytest.mark.slow

@@ -354,7 +354,8 @@ def test_to_pandas(store):
 
 
 def test_exports(store, tmp_path):
-    arrays = np.load(store.export("npz", tmp_path / "atlas.npz"))
+    with pytest.warns(FutureWarning, match=r"export\('npz'\) goes in version 0.7: .*; to_pandas\(\) gives the numbers"):
+        arrays = np.load(store.export("npz", tmp_path / "atlas.npz"))
     scaled = arrays["maps"].astype(np.float32) * arrays["nu"][..., None, None]
     np.testing.assert_array_equal(scaled, store.maps(slice(None)).maps)
     np.testing.assert_array_equal(arrays["components"], store.components)
@@ -366,6 +367,7 @@ def test_exports(store, tmp_path):
 
 
 @pytest.mark.optional
+@pytest.mark.filterwarnings("ignore:export:FutureWarning")
 def test_export_to_zarr(store, tmp_path):
     zarr = pytest.importorskip("zarr")
     group = zarr.open_group(str(store.export("zarr", tmp_path / "atlas.zarr")), mode="r")
@@ -375,6 +377,7 @@ def test_export_to_zarr(store, tmp_path):
 
 
 @pytest.mark.optional
+@pytest.mark.filterwarnings("ignore:export:FutureWarning")
 def test_export_to_virelay(store, tmp_path):
     h5py = pytest.importorskip("h5py")
     path = store.export("virelay", tmp_path / "project")

@@ -24,7 +24,7 @@ from pytorch_grad_cam_pcasvm.studio.cli import training
 from pytorch_grad_cam_pcasvm.studio.pictures import sheets
 
 _NOTE = re.compile(r"this line is of version 0\.4, and works until 0\.6; now it is:\n  pcasvm-cam .*\n")
-Told = namedtuple("Told", "out err")
+ForwardedWarning = namedtuple("ForwardedWarning", "out err")
 _LIGHT = """
 import contextlib, io, json, sys
 from pytorch_grad_cam_pcasvm.studio.cli import main
@@ -50,7 +50,7 @@ class WithoutNote:
 
     def readouterr(self):
         out, err = self._capture.readouterr()
-        return Told(out, _NOTE.sub("", err))
+        return ForwardedWarning(out, _NOTE.sub("", err))
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +31,7 @@ from torchvision.transforms.functional import normalize, to_tensor
 import pytorch_grad_cam_pcasvm as package
 from pytorch_grad_cam_pcasvm import ContributionCAM, Head, PCASVMNet, atlas, evaluation, extract_features
 from pytorch_grad_cam_pcasvm.runtime.errors import Fix, refuse
+from pytorch_grad_cam_pcasvm.studio import atlas as stored
 from pytorch_grad_cam_pcasvm.studio.atlas.disk import ANOTHER_FOLDER
 from pytorch_grad_cam_pcasvm.studio.cli import _TYPED, main
 from pytorch_grad_cam_pcasvm.studio.cli.arguments import parse_arguments
@@ -100,7 +102,8 @@ def test_from_photos_to_a_page(network, head, photos, tmp_path, capsys, weights)
 @pytest.mark.slow
 def test_photos_are_evaluated(network, head, tmp_path, capsys, monkeypatch):
     # The other checks are tested on smaller networks.
-    monkeypatch.setitem(evaluation.Study.report.__kwdefaults__, "checks", ("completeness",))
+    report = import_module("pytorch_grad_cam_pcasvm.studio.evaluation.report")
+    monkeypatch.setattr(report, "USUAL", ("completeness",))
     options = ["--out", str(tmp_path), "--count", "4", "--method", "ContributionCAM", "--batch-size", "3"]
     assert main(["evaluate", *network, "--model", str(head), *options]) == 2
     told = "4 photos are too few for an answer: give at least 38, in the folder and with --count"
@@ -110,12 +113,14 @@ def test_photos_are_evaluated(network, head, tmp_path, capsys, monkeypatch):
     read = Subject.read
     monkeypatch.setattr(Subject, "read", lambda subject, rows: sizes.append(subject.batch_size) or read(subject, rows))
     assert main(["evaluate", *network, "--model", str(head), *options]) == 0
-    accuracy, duration, verdict, page = capsys.readouterr().out.splitlines()
+    note, accuracy, duration, verdict, page = capsys.readouterr().out.splitlines()
     assert re.fullmatch(r"this will take .* minutes?", duration)
     assert verdict.startswith(
         "It is unclear whether to use ContributionCAM at features for this head: 4 images are too few"
     )
-    assert re.fullmatch(r"4 images: \d+% correct, balanced accuracy \d+% \(cat \d+%, dog \d+%\)", accuracy)
+    assert note.startswith("all photos were trained on")
+    shares = r"4 images: \d+% correct, balanced accuracy \d+% \(cat \d+%, dog \d+%\)"
+    assert re.fullmatch(f"{shares}: training accuracy, not a test score", accuracy)
     assert page.startswith("open file://")
     results = json.loads((tmp_path / "report.json").read_text())["results"]
     assert results["completeness"]["settings"]["images"] == 4
@@ -124,6 +129,9 @@ def test_photos_are_evaluated(network, head, tmp_path, capsys, monkeypatch):
     assert row["method"] == "ContributionCAM"
     assert row["estimate"]["mean"] < 1e-3
     assert row["verdict"] == "too few images to say"
+    monkeypatch.setattr(report, "CHECKS", {name: report.CHECKS[name] for name in ("completeness", "stability")})
+    assert main(["evaluate", *network, "--model", str(head), *options, "--checks"]) == 0
+    assert {*json.loads((tmp_path / "report.json").read_text())["results"]} == {"completeness", "stability"}
 
 
 def test_what_was_evaluated_can_be_drawn_by_a_command_to_paste(tmp_path):
@@ -335,7 +343,7 @@ def test_an_atlas_of_other_photos(network, head, monkeypatch, capsys):
         assert verify
         refuse(ValueError, "other images, out=1", ANOTHER_FOLDER, "delete it", Fix("look", "jacobian"))
 
-    monkeypatch.setattr(atlas, "build", build)
+    monkeypatch.setattr(stored, "build", build)
     assert main(["atlas", *network, "--model", str(head), "--out", "atlas", "--verify"]) == 2
     assert capsys.readouterr().err == "error: other images, out=1: name another folder, --out FOLDER, or delete it\n"
 

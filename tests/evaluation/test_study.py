@@ -3,7 +3,6 @@
 import inspect
 import json
 import pickle
-import re
 from typing import ClassVar
 
 import numpy as np
@@ -147,19 +146,41 @@ def test_a_head_without_classes_is_told_what_to_do(corner):
 
 
 @pytest.mark.parametrize("name", [*CHECKS, "report"])
-def test_the_functions_tell_all_of_their_arguments(name):
-    function = getattr(evaluation, name)
+def test_the_functions_take_the_arguments_of_a_study_and_of_its_measure(name):
+    function, own = getattr(evaluation, name), inspect.signature(getattr(evaluation.Study, name)).parameters
+    study = inspect.signature(evaluation.Study).parameters
     parameters = inspect.signature(function).parameters
     assert list(parameters)[:4] == ["net", "data", "target_layers", "methods"]
-    assert ("target" in parameters) is (name != "localisation")
-    assert parameters["images"].default == (100 if name in ("sensitivity", "stability") else 200)
-    own = list(inspect.signature(getattr(evaluation.Study, name)).parameters)[1:]
-    assert set(parameters) == set(own) | set(inspect.signature(evaluation.Study).parameters) - (
-        {"target"} if name == "localisation" else set()
-    )
-    arguments = inspect.getdoc(function).split("Args:\n")[1].split("\n\nReturns:")[0]
-    assert sorted(re.findall(r"^    (\w+): ", arguments, re.MULTILINE)) == sorted(parameters)
-    assert inspect.getdoc(function).count("Args:\n") == inspect.getdoc(function).count("Raises:\n") == 1
+    assert set(parameters) == set(list(own)[1:]) | set(study) - ({"target"} if name == "localisation" else set())
+    defaults = {key: parameter.default for key, parameter in {**own, **study}.items() if key in parameters}
+    defaults["images"] = 100 if name in ("sensitivity", "stability") else 200
+    assert {key: parameter.default for key, parameter in parameters.items()} == defaults
     assert pickle.loads(pickle.dumps(function)) is function
     with pytest.raises(TypeError, match="unexpected keyword argument 'image'"):
         function(None, None, None, image=5, **{"out": "."} if name == "report" else {})
+
+
+class AskedError(Exception):
+    """Raised in place of a measurement."""
+
+
+@pytest.mark.parametrize("name", [*CHECKS, "report"])
+def test_the_functions_hand_on_every_argument(name, corner, monkeypatch):
+    values = {"images": 4, "batch_size": 3, "seed": 5, "progress": False, "transform": len, "normal": None,
+              "stop_early": True, "minutes": 7.0, "target": PCATarget(1)}  # fmt: skip
+    function, parameters = getattr(evaluation, name), inspect.signature(getattr(evaluation, name)).parameters
+    own = {key: object() for key in inspect.signature(getattr(evaluation.Study, name)).parameters if key != "study"}
+
+    def measure(study, *args, **options):
+        given = {key: getattr(study, key) for key in values if key in parameters}
+        assert given == {key: value for key, value in values.items() if key in parameters}
+        assert list(study.named) == ["ContributionCAM"]
+        assert [*args, *options.values()] == [own[key] for key in [*[*own][: len(args)], *options]]
+        assert len(args) + len(options) == len(own)
+        raise AskedError
+
+    monkeypatch.setattr(evaluation.Study, name, measure)
+    net, x, labels = corner
+    of_study = {key: value for key, value in values.items() if key in parameters}
+    with pytest.raises(AskedError):
+        function(net, (x, labels), ["features"], [ContributionCAM], **of_study, **own)

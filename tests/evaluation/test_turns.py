@@ -11,7 +11,14 @@ from pytorch_grad_cam_pcasvm import ContributionCAM, evaluation
 from pytorch_grad_cam_pcasvm.runtime.amounts import LAST, least_images
 from pytorch_grad_cam_pcasvm.studio.evaluation.report import _refuse_few
 from pytorch_grad_cam_pcasvm.studio.evaluation.result import Estimate, Result, Row
-from pytorch_grad_cam_pcasvm.studio.evaluation.turns import EARLY, Budget, Course, Step, list_looks, take_turns
+from pytorch_grad_cam_pcasvm.studio.evaluation.turns import (
+    EARLY,
+    Budget,
+    CheckStep,
+    RunningCheck,
+    list_looks,
+    take_turns,
+)
 
 QUIET = {"progress": False, "batch_size": 10}
 CHECKS = ["faithfulness", "completeness"]
@@ -45,12 +52,12 @@ def course(name, clock, seconds, calls):
             subject.done += 10
             clock.now += seconds
             calls.append((name, subject.done))
-            yield Step(subject, lambda: found(subject), lambda _: True)
+            yield CheckStep(subject, lambda: found(subject), lambda _: True)
 
     def found(subject):
         return Result(name, "", [], {}, {"measured": f"{subject.done} of {subject.total} images"})
 
-    made = Course(name, steps())
+    made = RunningCheck(name, steps())
     made.begin()
     return made
 
@@ -99,9 +106,9 @@ def test_a_look_that_the_clock_makes_the_last_is_judged_as_the_last():
         while subject.done < subject.total:
             subject.done += 10
             clock.now += 5
-            yield Step(subject, lambda: find(subject), lambda _: False)
+            yield CheckStep(subject, lambda: find(subject), lambda _: False)
 
-    only = Course("slow", steps())
+    only = RunningCheck("slow", steps())
     only.begin()
     levels = []
     for turn in take_turns([only], Budget(0.5, clock)):
@@ -196,7 +203,7 @@ def test_the_time_decides_only_how_many_looks_are_reached(corner):
     assert {row.level for row in whole.rows} == {LAST}
     assert {row.level for row in same.rows} == {0.95}
     steps = evaluation.Study.completeness.__wrapped__(budgeted)
-    way = Course("completeness", steps)
+    way = RunningCheck("completeness", steps)
     way.begin()
     while not way.advance(Budget(None)):
         pass

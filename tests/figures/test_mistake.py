@@ -170,11 +170,11 @@ def test_the_title_says_what_it_was_taken_for_and_which_components_tipped_it(cas
 
 def sentence(parts, start):
     """Return the title for components with these parts in the decision."""
-    from pytorch_grad_cam_pcasvm.studio.figures.decision import Step, Steps
+    from pytorch_grad_cam_pcasvm.studio.figures.decision import DecisionPart, Steps
     from pytorch_grad_cam_pcasvm.studio.figures.mistake import _sentence
 
-    steps = [Step("", "", [b], torch.zeros(1, 1), rise, 0.0) for b, rise in enumerate(parts)]
-    whole = Step("", "", range(len(parts)), torch.zeros(1, 1), sum(parts), 0.0)
+    steps = [DecisionPart("", "", [b], torch.zeros(1, 1), rise, 0.0) for b, rise in enumerate(parts)]
+    whole = DecisionPart("", "", range(len(parts)), torch.zeros(1, 1), sum(parts), 0.0)
     return _sentence(Steps(steps, whole, start, 0.0, ""), "a", "b")
 
 

@@ -149,9 +149,8 @@ def build(
         kinds,
         skip_bad_images,
     )
-    run.refuse_child()
     net.head.tell_of_fit(always=True)
-    making = run.Making(engine, processes, workers, verify, progress)
+    making = run.BuildOptions(engine, processes, workers, verify, progress)
     with run.completed(folder, job, entries, making, explainer.cam._warnings, net.head):
         return load(folder, trusted=storage.own_types(net.head.stages))
 

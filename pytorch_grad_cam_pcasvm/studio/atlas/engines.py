@@ -6,23 +6,23 @@ Warnings of other processes, which nobody watches, are collected there and given
 import errno
 import logging
 import math
-import multiprocessing
 import os
 import pickle
 import platform
-import signal
 import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import joblib
 import torch
+from joblib.externals.loky import get_reusable_executor
 
 from pytorch_grad_cam_pcasvm.methods.warn_once import TOLD_ONCE, WarnOnce
 from pytorch_grad_cam_pcasvm.network.modules import find_device
@@ -30,10 +30,10 @@ from pytorch_grad_cam_pcasvm.runtime.errors import AutogradFallbackWarning, warn
 from pytorch_grad_cam_pcasvm.studio.atlas.shards import KEPT
 
 if TYPE_CHECKING:
-    from pytorch_grad_cam_pcasvm.studio.atlas.run import Job, Making
+    from pytorch_grad_cam_pcasvm.studio.atlas.run import BuildOptions, Job
 
 
-class Told(NamedTuple):
+class ForwardedWarning(NamedTuple):
     """A warning of another process: module and name of its category, which this process may not have, and its text."""
 
     module: str
@@ -48,17 +48,18 @@ class Told(NamedTuple):
 
 
 @contextmanager
-def collected() -> Iterator[list[Told]]:
+def collected() -> Iterator[list[ForwardedWarning]]:
     """Return a list that at the end has the warnings given meanwhile, which are not shown."""
-    messages: list[Told] = []
+    messages: list[ForwardedWarning] = []
     with warnings.catch_warnings(record=True) as caught:
         yield messages
     messages += [
-        Told(warning.category.__module__, warning.category.__name__, str(warning.message)) for warning in caught
+        ForwardedWarning(warning.category.__module__, warning.category.__name__, str(warning.message))
+        for warning in caught
     ]
 
 
-def tell(collection: Iterable[Told], register: WarnOnce) -> None:
+def tell(collection: Iterable[ForwardedWarning], register: WarnOnce) -> None:
     """Give the warnings of other processes, each once, unless this process has given it: ``register`` knows of some."""
     for warning in dict.fromkeys(collection):
         category = warning.category
@@ -107,7 +108,7 @@ class Worker:
             torch.set_num_threads(threads)
         self.job, self.workers = job, workers
 
-    def make(self, number: int) -> tuple[int, list[Told]]:
+    def make(self, number: int) -> tuple[int, list[ForwardedWarning]]:
         """Return the number of images of a shard that is made now, and the warnings.
 
         Raises:
@@ -123,7 +124,9 @@ class Worker:
         return images, messages
 
 
-def make_shards(job: "Job", numbers: Sequence[int], making: "Making", messages: list[Told]) -> Iterator[int]:
+def make_shards(
+    job: "Job", numbers: Sequence[int], making: "BuildOptions", messages: list[ForwardedWarning]
+) -> Iterator[int]:
     """Make shards in this process, in several, or on a Ray cluster; all of them give the same numbers.
 
     Args:
@@ -148,74 +151,49 @@ def make_shards(job: "Job", numbers: Sequence[int], making: "Making", messages: 
 
 
 def _run_in_processes(
-    job: "Job", numbers: Sequence[int], count: int, workers: int, messages: list[Told]
+    job: "Job", numbers: Sequence[int], count: int, workers: int, messages: list[ForwardedWarning]
 ) -> Iterator[int]:
     """Make shards in several processes on this machine, each with its share of the threads, or a GPU."""
     try:
-        sent = pickle.dumps(job)
+        sent = pickle.dumps(joblib.wrap_non_picklable_objects(job, keep_wrapper=False))
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise TypeError(
-            f"the network, the data set or an option cannot be sent to another process ({error}): define functions and "
-            "classes in a module, not in another function and not as a lambda, or leave processes=None"
+            f"the network, the data set or an option cannot be sent to another process ({error}): make what it holds, "
+            "such as an open file or a lock, when it is used, or leave processes=None"
         ) from error
-    # Not forked: threads of this process may hold locks.
-    context = multiprocessing.get_context("spawn")
     threads = max(1, torch.get_num_threads() // count)
-    identities = context.SimpleQueue()
-    for identity in range(count):
-        identities.put(identity)
-    # By way of a file: a pipe holds little, and a process that dies before it reads the rest would be waited for.
+    # By way of a file, which each process reads once.
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "job"
         path.write_bytes(sent)
-        with ProcessPoolExecutor(count, context, _start_worker, (path, threads, identities, workers)) as pool:
-            try:
-                waiting = start_whole(lambda: _submit_shards(pool, numbers))
-                for done in as_completed(waiting):
-                    images, warned = done.result()
-                    messages += warned
-                    yield images
-            except BrokenProcessPool as error:
-                reason = (
-                    "a process of the build died (killed, or out of memory); a script that starts processes must do so "
-                    "under if __name__ == '__main__'"
-                )
-                raise RuntimeError(f"{reason}{KEPT}: run the same build again") from error
-            finally:
-                pool.shutdown(wait=True, cancel_futures=True)
+        make = joblib.delayed(_make_shard)
+        shards = (make(path, turn, number, workers, threads) for turn, number in enumerate(numbers))
+        try:
+            for images, warned in joblib.Parallel(count, backend="loky", return_as="generator_unordered")(shards):
+                messages += warned
+                yield images
+        except BrokenProcessPool as error:
+            reason = "a process of the build died (killed, or out of memory)"
+            raise RuntimeError(f"{reason}{KEPT}: run the same build again") from error
+        finally:
+            get_reusable_executor().shutdown(kill_workers=True)  # which would hold the network for minutes
 
 
-_worker: Worker  # of this process, if it is one of a pool
+_workers: dict[Path, Worker] = {}  # that of a job which this process has read
 
 
-def _submit_shards(pool: ProcessPoolExecutor, numbers: Sequence[int]) -> list[Future[tuple[int, list[Told]]]]:
-    """Start processes that Ctrl-C ends in the midst of a shard, but not before the first one."""
-    # If one of them dies while others are being started, the executor may wait for these forever.
-    if hasattr(signal, "pthread_sigmask"):  # of this thread, and of the processes that it starts
-        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-    return [pool.submit(_make_shard, number) for number in numbers]
-
-
-def _start_worker(path: Path, threads: int, identities: Any, workers: int) -> None:
-    global _worker
-    _worker = Worker(pickle.loads(path.read_bytes()), workers, threads)
-    net, number = _worker.job.explainer.net, identities.get()
-    if find_device(net).type == "cuda":
-        net.to(torch.device("cuda", number % torch.cuda.device_count()))
-
-
-def _make_shard(number: int) -> tuple[int, list[Told]]:
-    try:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        if hasattr(signal, "pthread_sigmask"):
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
-        return _worker.make(number)
-    finally:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+def _make_shard(path: Path, turn: int, number: int, workers: int, threads: int) -> tuple[int, list[ForwardedWarning]]:
+    """Make a shard in a process that another one started; the turn chooses the GPU of a process that begins."""
+    if path not in _workers:
+        _workers[path] = Worker(pickle.loads(path.read_bytes()), workers, threads)
+        net = _workers[path].job.explainer.net
+        if find_device(net).type == "cuda":
+            net.to(torch.device("cuda", turn % torch.cuda.device_count()))
+    return _workers[path].make(number)
 
 
 def _run_on_ray(
-    job: "Job", numbers: Sequence[int], count: int | None, workers: int, messages: list[Told]
+    job: "Job", numbers: Sequence[int], count: int | None, workers: int, messages: list[ForwardedWarning]
 ) -> Iterator[int]:
     """Make shards on a Ray cluster, or on this machine, with a pool of actors."""
     # Not with Ray Data: its threads outlive an iteration that is broken off, and Ray ends a process in which they call
@@ -245,7 +223,7 @@ def _start_ray(ray: Any) -> Iterator[None]:
 
 
 def _hand_to_actors(
-    ray: Any, job: "Job", numbers: Sequence[int], count: int | None, workers: int, messages: list[Told]
+    ray: Any, job: "Job", numbers: Sequence[int], count: int | None, workers: int, messages: list[ForwardedWarning]
 ) -> Iterator[int]:
     actors: list[Any] = []
     try:
@@ -263,7 +241,7 @@ def _hand_to_actors(
         shared = [ray.put(job)]  # in a list: each actor unpacks it once
         make = ray.remote(_Actor).options(**options)
         actors += [make.remote(os.getcwd(), sys.path, workers, threads) for _ in range(count)]
-        # What each actor is about; an actor for which there is no room yet gets no shard that another could make.
+        # Pending call -> actor. An actor gets a shard only when it is scheduled, that is, when begin() has returned.
         waiting = {actor.begin.remote(): actor for actor in actors}
         left = list(reversed(numbers))
         missing = len(numbers)
@@ -272,7 +250,7 @@ def _hand_to_actors(
             actor = waiting.pop(done)
             if (outcome := ray.get(done)) is not None:
                 images, warned = outcome
-                messages += [Told(*warning) for warning in warned]
+                messages += [ForwardedWarning(*warning) for warning in warned]
                 missing -= 1
                 yield images
             if left:
@@ -306,7 +284,7 @@ class _Actor:
     def begin(self) -> None:
         """Say that there is room for this actor."""
 
-    def make(self, shared: Sequence[Any], number: int) -> tuple[int, list[Told]]:
+    def make(self, shared: Sequence[Any], number: int) -> tuple[int, list[ForwardedWarning]]:
         """Make a shard; see :meth:`Worker.make`."""
         import ray
 

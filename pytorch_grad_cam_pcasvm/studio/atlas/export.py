@@ -13,6 +13,7 @@ import numpy as np
 from PIL import Image
 
 from pytorch_grad_cam_pcasvm.network.grid import upsample_maps
+from pytorch_grad_cam_pcasvm.runtime.errors import warn
 from pytorch_grad_cam_pcasvm.targets import PCATarget, SVMTarget
 
 _PIXELS = 96  # of pictures and attributions for ViRelAy
@@ -27,6 +28,11 @@ def export(store: Any, kind: str, path: Path) -> Path:
         raise FileExistsError(f"{path} already exists: choose another path")
     if not path.absolute().parent.is_dir():
         raise FileNotFoundError(f"there is no folder {path.parent} to write in: make it first")
+    warn(
+        f"export({kind!r}) goes in version 0.7: the atlas is Parquet, which pandas, DuckDB and Hugging Face datasets "
+        "read as it is; to_pandas() gives the numbers, and maps() the maps",
+        FutureWarning,
+    )
     try:
         writers[kind](store, path)
     except BaseException:  # nothing half written is left
@@ -107,7 +113,7 @@ def _virelay(store: Any, path: Path) -> None:
     except ImportError as error:
         raise ImportError("export('virelay') needs h5py: pip install h5py") from error
     if len(store.manifest["columns"]["maps"]) != 4:
-        raise ValueError("ViRelAy shows pictures, but these are maps of volumes: use export('npz')")
+        raise ValueError("ViRelAy shows pictures, but these are maps of volumes: read them with store.maps()")
     if not store.manifest["thumbnails"]:
         raise ValueError("ViRelAy shows pictures, but this atlas was built with thumbnails=False")
     decided = store.head.classes_ is not None

@@ -155,8 +155,7 @@ def extract(
         disk.digest_manifest(entries), shard_size, batch_size,
         () if varies else tuple(first.images.shape[1:]), kinds, skip_bad_images,
     )  # fmt: skip
-    run.refuse_child()
-    making = run.Making(engine, processes, workers, verify, progress, "features")
+    making = run.BuildOptions(engine, processes, workers, verify, progress, "features")
     with run.completed(folder, job, entries, making, WarnOnce()):
         return Features(folder)
 

@@ -4,7 +4,6 @@ Before more shards are made, the data set is compared with the one that the exis
 """
 
 import math
-import multiprocessing
 import traceback
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -28,7 +27,7 @@ from pytorch_grad_cam_pcasvm.runtime.errors import Fix, refuse
 from pytorch_grad_cam_pcasvm.runtime.log import progress_bar
 from pytorch_grad_cam_pcasvm.studio.atlas import disk, engines
 from pytorch_grad_cam_pcasvm.studio.atlas.columns import HEAD
-from pytorch_grad_cam_pcasvm.studio.atlas.engines import Told, tell
+from pytorch_grad_cam_pcasvm.studio.atlas.engines import ForwardedWarning, tell
 from pytorch_grad_cam_pcasvm.studio.atlas.explainer import ImageExplainer
 from pytorch_grad_cam_pcasvm.studio.atlas.shards import KEPT, name_shard, open_shard, write_shard
 from pytorch_grad_cam_pcasvm.studio.data.images import Batch, Images
@@ -110,16 +109,6 @@ def describe_images(
         "shard_size": shard_size,
         "complete": False,
     } | ({"exif": True} if images.exif else {})
-
-
-def refuse_child() -> None:
-    """Refuse a run in a process that is being started by one: it would wait for its parent, and that for it.
-
-    Raises:
-        RuntimeError: it is such a process.
-    """
-    if getattr(multiprocessing.current_process(), "_inheriting", False):
-        raise RuntimeError("a script that starts processes must do so under if __name__ == '__main__'")
 
 
 def refuse_other(folder: Path, entries: Mapping[str, Any]) -> None:
@@ -309,7 +298,7 @@ def list_missing(job: Job) -> list[int]:
     return missing
 
 
-class Making(NamedTuple):
+class BuildOptions(NamedTuple):
     """How shards are made.
 
     Attributes:
@@ -331,7 +320,7 @@ class Making(NamedTuple):
 
 @contextmanager
 def completed(
-    folder: Path, job: Job, entries: dict[str, Any], making: Making, register: WarnOnce, head: Head | None = None
+    folder: Path, job: Job, entries: dict[str, Any], making: BuildOptions, register: WarnOnce, head: Head | None = None
 ) -> Iterator[None]:
     """Hold a folder in which all shards are there, those that were missing made now.
 
@@ -359,10 +348,10 @@ def completed(
         yield
 
 
-def _make(job: Job, missing: Sequence[int], making: Making, register: WarnOnce) -> None:
+def _make(job: Job, missing: Sequence[int], making: BuildOptions, register: WarnOnce) -> None:
     """Make the missing shards, and pass on their warnings unless ``register`` knows them."""
     total, count = len(job.images), sum(len(job.list_rows(number)) for number in missing)
-    messages: list[Told] = []
+    messages: list[ForwardedWarning] = []
     with progress_bar(making.progress, total=total, initial=total - count, desc=making.name, unit="image") as bar:
         try:
             for done in engines.make_shards(job, missing, making, messages):
@@ -395,7 +384,7 @@ class _Image(NamedTuple):
     label: Any
 
 
-def compare(job: Job, missing: Collection[int], making: Making) -> None:
+def compare(job: Job, missing: Collection[int], making: BuildOptions) -> None:
     """Refuse shards that were made from other images or labels.
 
     Args:

@@ -276,7 +276,9 @@ class Atlas(StoredColumns):
         return make_frame(self)
 
     def export(self, kind: str, path: str | Path) -> Path:
-        """Export the atlas for another tool, one block of rows at a time.
+        """Export the atlas for another tool, one block of rows at a time; all kinds go in version 0.7.
+
+        The atlas itself is Parquet, which other tools read; :meth:`to_pandas` gives its numbers, :meth:`maps` its maps.
 
         Args:
             kind: ``"npz"`` (numpy), ``"zarr"`` (needs zarr), or ``"virelay"``: the HDF5 files and the project of
@@ -290,6 +292,9 @@ class Atlas(StoredColumns):
             ImportError: the required package is not installed.
             ValueError: the kind is unknown.
             FileExistsError: the path already exists.
+
+        Warns:
+            FutureWarning: always.
         """
         from pytorch_grad_cam_pcasvm.studio.atlas.export import export
 

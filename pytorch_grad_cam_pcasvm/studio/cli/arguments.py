@@ -460,6 +460,11 @@ class EvaluateOptions(ModelOptions):
     minutes: float = option(
         "how long it may take (default: 2); the page stands after the first look", 2.0, parse=number_from(0, above=True)
     )
+    checks: bool = option(
+        "also measure whether maps depend on the head and the layers, and change little with the photo: sensitivity "
+        "and stability",
+        False,
+    )
     all_images: bool = option(
         "measure all of these, also where a part of them gives a clear answer, however long it takes", False
     )

@@ -81,7 +81,7 @@ def evaluate(options: EvaluateOptions) -> None:
     from torch.utils.data import Subset
 
     from pytorch_grad_cam_pcasvm.studio import evaluation
-    from pytorch_grad_cam_pcasvm.studio.evaluation.report import CHECKS
+    from pytorch_grad_cam_pcasvm.studio.evaluation.report import CHECKS, USUAL
 
     model = open_model(options)
     net, preparation = model.net, model.preparation
@@ -115,19 +115,18 @@ def evaluate(options: EvaluateOptions) -> None:
             _tell_accuracy(study, trained=trained)
     if study.minutes is not None:  # those of imports, of the network and of reading count, too
         study.minutes = max(0.0, study.minutes - (time.monotonic() - options.started) / 60)
-    checks: Any = {}
-    located = {"masks": masks, "rate": options.rate}
+    checks: dict[str, Any] = {name: {} for name in (CHECKS if options.checks else USUAL)}
     if masks is not None:
-        checks = {"checks": {name: located if name == "localisation" else {} for name in CHECKS}}
+        checks["localisation"] = {"masks": masks, "rate": options.rate}
     if dense:
-        checks = {"checks": {"localisation": located}}
+        checks = {"localisation": checks["localisation"]}
     ways = {
         name: _to_explain(options, name, of_method.get("target_layers", [layer]))
         for name, (_, of_method) in methods.items()
         if not dense
     }
     with naming_all_bad(options, folder):
-        page = study.report(options.out, **checks, commands=ways)
+        page = study.report(options.out, checks=checks, commands=ways)
     _tell_verdicts(options.out / "report.json", ways)
     print(f"open {page.resolve().as_uri()}")
 

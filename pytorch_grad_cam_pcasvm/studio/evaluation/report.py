@@ -24,7 +24,7 @@ from pytorch_grad_cam_pcasvm.studio.evaluation.report_page import FORMAT, as_png
 from pytorch_grad_cam_pcasvm.studio.evaluation.result import Result
 from pytorch_grad_cam_pcasvm.studio.evaluation.sanity import completeness, sensitivity, stability
 from pytorch_grad_cam_pcasvm.studio.evaluation.subject import Subject
-from pytorch_grad_cam_pcasvm.studio.evaluation.turns import Budget, Course, reason, take_turns
+from pytorch_grad_cam_pcasvm.studio.evaluation.turns import Budget, RunningCheck, reason, take_turns
 from pytorch_grad_cam_pcasvm.studio.figures import plot_maps, plot_positions
 from pytorch_grad_cam_pcasvm.targets import SVMTarget, default_decision
 
@@ -35,6 +35,8 @@ CHECKS: dict[str, Callable[..., Result]] = {
     "completeness": completeness,
     "stability": stability,
 }
+USUAL = "faithfulness", "localisation", "completeness"  # the others ask no more than whether a map depends and holds
+Checks = Sequence[str] | Mapping[str, Mapping[str, Any]]
 _LOOKED_AT = 8  # images, to find one that is a good example
 _DRAWN = 6  # images, with the values of every position
 
@@ -43,10 +45,10 @@ def report(  # noqa: D417 - of the study its class tells
     study: Subject,
     out: str | Path,
     *,
-    checks: Sequence[str] | Mapping[str, Mapping[str, Any]] = tuple(CHECKS),
+    checks: Checks = USUAL,
     commands: Mapping[str, str] | None = None,
 ) -> Path:
-    """Run all checks, and write ``report.json`` and ``index.html``, a self-contained page.
+    """Run the checks that decide, or others, and write ``report.json`` and ``index.html``, a self-contained page.
 
     With ``minutes`` the checks take turns, from look to look, and the page is written after each look; whatever stops
     them, the last page stands. Without, each is measured to its end. With ``progress``, it prints about how long this
@@ -55,7 +57,7 @@ def report(  # noqa: D417 - of the study its class tells
     Args:
         out: the folder to write to.
         checks: names of the checks, or a dict from these to their options, such as
-            ``{"localisation": {"tiles": 4}}``.
+            ``{"localisation": {"tiles": 4}}``; ``"all"``: also sensitivity and stability.
         commands: by method, what to run to get its maps, for the page; None: a line of Python.
 
     Returns:
@@ -116,8 +118,9 @@ def report(  # noqa: D417 - of the study its class tells
 
 def _options(study: Subject, checks: Sequence[str] | Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
     """Return the options of each check, which it has."""
-    names = [checks] if isinstance(checks, str) else checks
-    options = dict(names) if isinstance(names, Mapping) else {name: {} for name in names}
+    names: Any = [checks] if isinstance(checks, str) else checks
+    names = CHECKS if names == ["all"] else names
+    options = dict(names) if isinstance(names, Mapping) and names is not CHECKS else {name: {} for name in names}
     unknown = [name for name in options if name not in CHECKS]
     if unknown or not options:
         raise ValueError(f"there is no check {unknown[0] if unknown else ''!r}: choose from {', '.join(CHECKS)}")
@@ -134,7 +137,7 @@ def _common(study: Subject) -> list[str]:
     return [field.name for field in fields(study)[4:] if field.name != "minutes"]  # after what is measured
 
 
-def _courses(study: Subject, options: Mapping[str, Mapping[str, Any]]) -> list[Course]:
+def _courses(study: Subject, options: Mapping[str, Mapping[str, Any]]) -> list[RunningCheck]:
     """Return the checks, none of which has begun."""
     courses = []
     for name, of_check in options.items():
@@ -142,11 +145,11 @@ def _courses(study: Subject, options: Mapping[str, Mapping[str, Any]]) -> list[C
         own = {option: of_check[option] for option in of_check if option not in common}
         subject = replace(study, **common) if common else study
         steps = inspect.unwrap(CHECKS[name])(subject, **own)
-        courses.append(Course(name, steps, subject.stop_early))
+        courses.append(RunningCheck(name, steps, subject.stop_early))
     return courses
 
 
-def _order(course: Course, study: Subject) -> bool:
+def _order(course: RunningCheck, study: Subject) -> bool:
     """Return the key that sorts checks: where the time is short, the quickest comes first."""
     return study.minutes is not None and course.name != "completeness"
 
@@ -232,7 +235,7 @@ def _tell_duration(study: Subject, options: Mapping[str, Mapping[str, Any]]) -> 
         print(f"this will take {in_minutes(expected(study, options))}{sooner}", flush=True)
 
 
-def _put_results(entries: dict[str, Any], courses: Sequence[Course], budget: Budget, running: bool) -> None:
+def _put_results(entries: dict[str, Any], courses: Sequence[RunningCheck], budget: Budget, running: bool) -> None:
     """Put the results so far into the entries of a report."""
     results = entries["results"]
     for course in courses:
@@ -243,7 +246,7 @@ def _put_results(entries: dict[str, Any], courses: Sequence[Course], budget: Bud
         entries["time"]["lacking"] = round(sum(course.lacking for course in courses), 1)
 
 
-def _draw_examples(course: Course, entries: dict[str, Any], budget: Budget) -> None:
+def _draw_examples(course: RunningCheck, entries: dict[str, Any], budget: Budget) -> None:
     """Draw the worst images of a check that has ended, if there is time; the reserve is for that and for the page."""
     if course.result is None or not course.ended:
         return
@@ -259,7 +262,7 @@ def _draw_examples(course: Course, entries: dict[str, Any], budget: Budget) -> N
     budget.drawing = max(budget.drawing, budget.clock() - start)
 
 
-def _warn_if_failed(course: Course) -> None:
+def _warn_if_failed(course: RunningCheck) -> None:
     if course.error is not None:
         warn(f"the check {course.name!r} was not run: {reason(course.error)}", UserWarning)
 

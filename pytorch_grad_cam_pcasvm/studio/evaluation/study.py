@@ -1,12 +1,9 @@
-"""A study: all measures on the same images; each measure as a function, layers compared by them, and Quantus."""
+"""A study: all measures on the same images; layers compared by them, and Quantus."""
 
-import functools
-import inspect
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,8 +27,6 @@ from pytorch_grad_cam_pcasvm.studio.evaluation.sanity import sensitivity as _sen
 from pytorch_grad_cam_pcasvm.studio.evaluation.sanity import stability as _stability
 from pytorch_grad_cam_pcasvm.studio.evaluation.subject import Subject, explained, find_target_layer, heat, name_methods
 from pytorch_grad_cam_pcasvm.targets import SVMTarget
-
-Found = TypeVar("Found")
 
 
 class Study(Subject):
@@ -82,57 +77,6 @@ class Study(Subject):
     report = _report
 
 
-def _function(
-    measure: Callable[..., Found], images: int = 200, without: str = "", by_name: str = ""
-) -> Callable[..., Found]:
-    """Return a measure as a function that takes the arguments of a study, too, and is documented with all of them.
-
-    Args:
-        measure: a function of a study.
-        images: the number of images if none is given.
-        without: an argument of the study that it does not take.
-        by_name: an argument of the study that it takes by name only, as all of its own.
-
-    Returns:
-        The function.
-    """
-    _, *own = inspect.signature(measure).parameters.values()
-    common = {name: parameter for name, parameter in inspect.signature(Study).parameters.items() if name != without}
-    common["images"] = common["images"].replace(default=images)
-    parameters = [
-        parameter.replace(kind=parameter.KEYWORD_ONLY) if parameter.name == by_name else parameter
-        for parameter in common.values()
-    ]
-    parameters += [parameter.replace(kind=parameter.KEYWORD_ONLY) for parameter in own]
-    signature = inspect.signature(measure).replace(parameters=sorted(parameters, key=lambda parameter: parameter.kind))
-
-    @functools.wraps(measure)
-    def function(*args: Any, **options: Any) -> Found:
-        bound = {"images": images, **signature.bind(*args, **options).arguments}
-        of_measure = {option.name: bound.pop(option.name) for option in own if option.name in bound}
-        return measure(Study(**bound), **of_measure)
-
-    function.__module__ = __name__  # where pickle finds it
-    function.__signature__ = signature  # type: ignore[attr-defined]
-    function.__annotations__ = {name: parameter.annotation for name, parameter in signature.parameters.items()}
-    if Study.__doc__ and measure.__doc__:  # python -OO has none
-        doc = inspect.cleandoc(measure.__doc__)
-        _, arguments, errors, _ = re.split(r"\n*(?:Args|Raises|Example):\n", inspect.cleandoc(Study.__doc__))
-        arguments = re.sub(rf"\n    {without}: .*(\n {{8}}.*)*", "", arguments)
-        doc = doc if "Args:\n" in doc else doc.replace("Returns:\n", "Args:\n\nReturns:\n")
-        doc = doc.replace("Args:\n", f"Args:\n{arguments}\n").replace("Raises:\n", f"Raises:\n{errors}\n")
-        function.__doc__ = doc
-    return function
-
-
-faithfulness = _function(_faithfulness)
-localisation = _function(_localisation, without="target")
-sensitivity = _function(_sensitivity, images=100)
-completeness = _function(_completeness)
-stability = _function(_stability, images=100)
-report = _function(_report, by_name="target")
-
-
 def quantus_explainer(
     method: type[ClosedFormCAM], net: PCASVMNet, target_layers: Sequence[nn.Module | str], **options: Any
 ) -> Callable[..., np.ndarray]:
@@ -140,7 +84,7 @@ def quantus_explainer(
 
     Quantus passes its own model, a copy of the network in which it may have randomised modules; that copy is explained,
     at the layer of the same name. Its randomisation (MPRT) calls ``reset_parameters`` of modules, which a head does not
-    have, so the head is left unchanged; :func:`sensitivity` randomises it.
+    have, so the head is left unchanged; :func:`.sensitivity` randomises it.
 
     Args:
         method: a class of :mod:`~pytorch_grad_cam_pcasvm.methods`.

@@ -34,7 +34,7 @@ from pytorch_grad_cam_pcasvm.runtime.log import progress_bar
 from pytorch_grad_cam_pcasvm.runtime.torch_private import tree_leaves
 from pytorch_grad_cam_pcasvm.studio.data.images import Images
 from pytorch_grad_cam_pcasvm.studio.evaluation.result import LEVEL, Pictures, Result, Row
-from pytorch_grad_cam_pcasvm.studio.evaluation.turns import Step, list_looks
+from pytorch_grad_cam_pcasvm.studio.evaluation.turns import CheckStep, list_looks
 from pytorch_grad_cam_pcasvm.studio.model.model import refuse_dense
 from pytorch_grad_cam_pcasvm.targets import LogRatioTarget, SVMTarget, Target, default_decision, fix_target
 
@@ -137,14 +137,14 @@ class Subject:
                     yield items[int(start) : int(end)]
                     shown.update(int(end - start))
 
-    def step(self, result: Callable[[], Result], decides: Callable[[Row], bool]) -> Step:
+    def step(self, result: Callable[[], Result], decides: Callable[[Row], bool]) -> CheckStep:
         """Return where a check stands after a batch of its items.
 
         Args:
             result: returns what was found so far.
             decides: whether a row decides that the check may stop early.
         """
-        return Step(self, result, decides)
+        return CheckStep(self, result, decides)
 
     def read(self, rows: list[int]) -> tuple[Tensor, list[Any]]:
         """Return images (N, ...) on the network's device, and their labels."""

@@ -77,7 +77,7 @@ _RESERVE = 0.1  # of the time, kept for pictures and the page
 
 
 @dataclass
-class Step:
+class CheckStep:
     """Where a check stands after a batch.
 
     Attributes:
@@ -91,7 +91,7 @@ class Step:
     decides: Callable[[Row], bool]
 
 
-Steps = Iterator[Step | None]  # None: there is nothing to look at yet, such as before the first batch
+Steps = Iterator[CheckStep | None]  # None: there is nothing to look at yet, such as before the first batch
 
 
 class Budget:
@@ -128,7 +128,7 @@ class Budget:
         return self.seconds is not None and self.spent >= _FIRST * self.seconds
 
 
-class Course:
+class RunningCheck:
     """A check on its way.
 
     Args:
@@ -214,7 +214,7 @@ class Course:
         later = [look for look in self._subject.looks if look > self._done]
         return min(later, default=self._subject.total)
 
-    def _look(self, step: Step) -> bool:
+    def _look(self, step: CheckStep) -> bool:
         """Look at the result, where it is time to."""
         self._subject = subject = step.subject
         if subject.done == subject.total:
@@ -253,7 +253,7 @@ class Course:
         self._steps.close()  # type: ignore[attr-defined]
 
 
-def take_turns(courses: Sequence[Course], budget: Budget) -> Iterator[Course | None]:
+def take_turns(courses: Sequence[RunningCheck], budget: Budget) -> Iterator[RunningCheck | None]:
     """Measure checks in turns, each up to its next look.
 
     Args:
@@ -282,7 +282,7 @@ def measured_whole(steps: Callable[..., Steps]) -> Callable[..., Result]:
     @functools.wraps(steps)
     def check(study: Any, *args: Any, **options: Any) -> Result:
         budget = Budget(study.minutes)
-        course = Course(steps.__name__, steps(study, *args, **options), study.stop_early)
+        course = RunningCheck(steps.__name__, steps(study, *args, **options), study.stop_early)
         course.begin()
         for _ in take_turns([course], budget):
             pass
