@@ -92,3 +92,5 @@ def test_the_changelog_is_one_line_a_change_and_at_most_sixty_lines_a_version():
         changes = version.partition("\n### ")[2].splitlines()
         one_line = all(line.startswith(("- ", "#")) for line in changes[1:] if line)
         assert one_line or "Unreleased" in name or "0.1.0" in name, f"{name} has a change of several lines"
+    told = [line for version in released for line in version.splitlines() if line.startswith("- ")]
+    assert len(told) == len({*told}), "a change is told twice"
