@@ -74,16 +74,20 @@ def stepped(
     method: Any = ClosedFormGradCAM,
     layer: Any = "stem",
     targets: Any = None,
-    calling: dict[str, Any] | None = None,
     images: torch.Tensor | None = None,
     **options: Any,
 ) -> SignedMaps:
     """Return the maps of a network with such a step, behind which the head was fitted."""
     backbone = seeded(lambda: Stepped(step if isinstance(step, nn.Module) else Step(step)))
     net = PCASVMNet(backbone, head_for(backbone)).eval()
-    return method(net, layer if isinstance(layer, list) else [layer], **options).explain(
-        IMAGES[:3] if images is None else images, targets, **(calling or {})
-    )
+    cam = method(net, layer if isinstance(layer, list) else [layer], **options)
+    return cam.explain(IMAGES[:3] if images is None else images, targets)
+
+
+def maps_behind(backbone: nn.Module, layer: str, x: Tensor = IMAGES, count: int = 3, **options: Any) -> SignedMaps:
+    """Return gradient maps of a network behind which a head was fitted."""
+    net = PCASVMNet(backbone, head_for(backbone, x)).eval()
+    return ClosedFormGradCAM(net, [layer], **options).explain(x[:count])
 
 
 def path(place: str, message: str, step: Any, ways: dict[str, Any] | None = None) -> Row:

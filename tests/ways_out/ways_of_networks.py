@@ -108,12 +108,6 @@ class Moded(nn.Module):
         return self.later(y).tanh().flatten(1)
 
 
-def moded(**options: Any) -> SignedMaps:
-    backbone = seeded(Moded)
-    net = PCASVMNet(backbone, head_for(backbone)).eval()
-    return ClosedFormGradCAM(net, ["stem"], **options).explain(IMAGES[:3])
-
-
 def moded_outside() -> SignedMaps:
     with torch.device("cpu"):
         return stepped(torch.tanh)
@@ -174,11 +168,6 @@ class Aside(Stepped):
         y = self.stem(x).tanh()
         self.step(y)
         return self.later(y).tanh().flatten(1)
-
-
-def aside(layer: str) -> SignedMaps:
-    backbone = seeded(lambda: Aside(nn.Tanh()))
-    return ClosedFormGradCAM(PCASVMNet(backbone, head_for(backbone)).eval(), [layer]).explain(IMAGES[:3])
 
 
 def several_written(x: Tensor) -> Tensor:
@@ -299,23 +288,11 @@ class ChannelsLast(nn.Module):
         return self.last(self.stem(x)).mean((1, 2))
 
 
-def channels_last(transform: Any) -> SignedMaps:
-    backbone = seeded(ChannelsLast)
-    net = PCASVMNet(backbone, head_for(backbone)).eval()
-    return ClosedFormGradCAM(net, ["last"], transform).explain(IMAGES[:3])
-
-
 class CropByCrop(Crops):
     """The mean over crops, one after the other."""
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.stack([self.body(crop) for crop in x.unbind(1)]).mean(0)
-
-
-def crop_by_crop() -> SignedMaps:
-    backbone = CropByCrop()
-    net = PCASVMNet(backbone, head_for(backbone, CROPS)).eval()
-    return ClosedFormGradCAM(net, ["body.1#2"]).explain(CROPS[:3])
 
 
 def several_calls(layer: str) -> SignedMaps:
@@ -434,22 +411,6 @@ def pair(*layers: str, call: bool = False, size: int = 6) -> Any:
 def two_sizes(one, other, **how):
     net = nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1), nn.Flatten()).eval()
     return extract_features(net, [torch.randn(2, 3, side, side) for side in (one, other)], progress=False, **how)[0]
-
-
-def signal_tokens(**options: Any) -> SignedMaps:
-    backbone = seeded(lambda: SignalTower())
-    x = random(20, 2, 48)
-    net = PCASVMNet(backbone, head_for(backbone, x)).eval()
-    return ClosedFormGradCAM(net, ["block"], **options).explain(x[:2])
-
-
-def signals_without_channels(given: bool = False) -> SignedMaps:
-    """Explain signals (N, L) of a network that adds the channel itself; ``given``: as the message says."""
-    backbone, x, layer = seeded(Wave), random(20, 40), "conv"
-    if given:
-        backbone, x, layer = nn.Sequential(nn.Flatten(), backbone), x.unsqueeze(1), "1.conv"
-    net = PCASVMNet(backbone, head_for(backbone, x)).eval()
-    return ClosedFormGradCAM(net, [layer]).explain(x[:2])
 
 
 class Wave(nn.Module):
@@ -594,8 +555,9 @@ ROWS = [
         LATER: partial(stepped, torch.special.i0, layer="later"), "register its Jacobian": with_bessel}),
     path("tape/alias_tracker.py: which may change gradients unseen", "Tanh has a backward hook on the path", hooked(), {
         "remove the hook": partial(stepped, nn.Tanh())}),
-    Row(PATH + "does not lead to", partial(aside, "step"), "the target layer 'step' does not lead to the features", {
-        "choose a layer before them": partial(aside, "stem")}),
+    Row(PATH + "does not lead to", partial(maps_behind, seeded(lambda: Aside(nn.Tanh())), "step"),
+        "the target layer 'step' does not lead to the features", {
+        "choose a layer before them": partial(maps_behind, seeded(lambda: Aside(nn.Tanh())), "stem")}),
     Row(PATH + "no gradient leads from the target layer", partial(stepped, torch.Tensor.detach, layer="stem"),
         "aten.detach of 'step' passes none on", {
         "choose a layer behind that": partial(stepped, torch.Tensor.detach, layer="later")}),
@@ -628,9 +590,10 @@ ROWS = [
         "choose that layer itself": partial(inside_a_layer, "step"),
         "use a gradient method, as ClosedFormGradCAM(net, [layer], jacobian='auto')": partial(stepped, Inner(),
             layer="step.inner", jacobian="auto")}),
-    Row(PATH + "leaves a TorchFunctionMode", moded, "the network leaves a TorchFunctionMode", {
+    Row(PATH + "leaves a TorchFunctionMode", partial(maps_behind, seeded(Moded), "stem"),
+        "the network leaves a TorchFunctionMode", {
         "enter it before the network runs, as in with mode: cam.explain(images)": moded_outside,
-        "pass jacobian='auto'": partial(moded, jacobian="auto")}),
+        "pass jacobian='auto'": partial(maps_behind, seeded(Moded), "stem", jacobian="auto")}),
     Row(VALUES + "works in place on a tensor", partial(stepped, written_over),
         "aten::mul_, through .data or a detached alias, works in place on a tensor that the path uses again", {
         "use the out-of-place version": partial(stepped, lambda x: 6 * x)}),
@@ -724,7 +687,7 @@ ROWS = [
     Row(CONTEXT + "or both of a pair, in one batch?", partial(crops, "rows", transform=None),
         "'body.1' has activations of 12 rows for 3 images", {
         "as lambda t: t.unflatten(0, (-1, 4)).transpose(1, 2).flatten(2, 3) for 4 crops": partial(crops, "rows"),
-        "let the layer run once for each": crop_by_crop}),
+        "let the layer run once for each": partial(maps_behind, CropByCrop(), "body.1#2", CROPS)}),
     Row(CONTEXT + "does not count images, so what reshape_transform leaves out",
         partial(tokens, "norm", "mean", first=True,
             transform=lambda t: t.transpose(0, 1)[:, 1:].mT.unflatten(2, (3, 4)),
@@ -738,10 +701,12 @@ ROWS = [
     Row("methods/gradient.py: second derivatives cannot be computed under torch.autocast",
         partial(under_autocast, inside=True), "second derivatives cannot be computed under torch.autocast", {
         "call the method outside it": partial(under_autocast, inside=False)}),
-    Row("network/site.py: seem to have their channels last", partial(channels_last, None),
+    Row("network/site.py: seem to have their channels last", partial(maps_behind, seeded(ChannelsLast), "last"),
         "seem to have their channels last", {
-        "pass reshape_transform='tokens'": partial(channels_last, "tokens"),
-        "lambda t: t if they come first": partial(channels_last, lambda t: t)}),
+        "pass reshape_transform='tokens'": partial(maps_behind, seeded(ChannelsLast), "last",
+            reshape_transform="tokens"),
+        "lambda t: t if they come first": partial(maps_behind, seeded(ChannelsLast), "last",
+            reshape_transform=lambda t: t)}),
     *(Row("network/inputs.py: the features have", refused, f"rows for {count} images (4 crops or patches of each?)",
             {"average them in the network, features.unflatten(0, (-1, 4)).mean(1)": partial(crops, "in the network"),
                 "pass pool=lambda t: t.unflatten(0, (-1, 4)).mean(1)": partial(crops, "rows")}) for count, refused
@@ -846,12 +811,15 @@ ROWS = [
         lambda: as_error(partial(tokens, "blocks.1.norm1", transform=lambda t: t[:, :12].mT.unflatten(2, (3, 4)))),
         "if that is not intended, use reshape_transform='tokens'", {
         "use reshape_transform='tokens'": partial(tokens, "blocks.1.norm1")}),
-    Row("network/site.py: are tokens of the signals", signal_tokens,
+    Row("network/site.py: are tokens of the signals",
+        partial(maps_behind, seeded(SignalTower), "block", random(20, 2, 48), 2),
         "are tokens of the signals, whose channels come last", {
-        "pass reshape_transform='tokens'": partial(signal_tokens, reshape_transform="tokens")}),
-    Row("network/inputs.py: have no channel axis", signals_without_channels,
+        "pass reshape_transform='tokens'": partial(maps_behind, seeded(SignalTower), "block", random(20, 2, 48), 2,
+            reshape_transform="tokens")}),
+    Row("network/inputs.py: have no channel axis", partial(maps_behind, seeded(Wave), "conv", random(20, 40), 2),
         "signals of shape (2, 40) have no channel axis", {
-        "pass x.unsqueeze(1), and if the network adds the channel itself": partial(signals_without_channels, True)}),
+        "pass x.unsqueeze(1), and if the network adds the channel itself": partial(maps_behind,
+            nn.Sequential(nn.Flatten(), seeded(Wave)), "1.conv", random(20, 40).unsqueeze(1), 2)}),
     Row("maps/signed_maps.py: there are no maps to join", lambda: SignedMaps.cat([]), "there are no maps to join", {
         "give at least one SignedMaps": lambda: SignedMaps.cat([of_components()])}),
     Row("maps/signed_maps.py: maps of different targets cannot be joined",
