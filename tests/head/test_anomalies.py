@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import test_estimators
 import torch
+from heads import DATA, QUERY
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from meta import Traffic, on_meta
@@ -77,8 +77,7 @@ from pytorch_grad_cam_pcasvm.targets.output_gradients import differentiate_targe
 from pytorch_grad_cam_pcasvm.targets.questions import resolve_image_targets
 
 TARGETS = [ResidualTarget(), HotellingTarget(), ResidualTarget(sign="-"), HotellingTarget(sign="-")]
-X, Y = test_estimators.DATA[2]
-QUERY = test_estimators.QUERY
+X, Y = DATA[2]
 
 
 def output_of(head: Head, x: Any) -> HeadOutput:

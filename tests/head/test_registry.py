@@ -7,6 +7,7 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
+from heads import by_autograd, pulled_back, trace_of
 from problems import Problem, closed_form
 from reference import relative
 from sklearn.calibration import CalibratedClassifierCV
@@ -16,7 +17,6 @@ from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.preprocessing import StandardScaler
 from sklearn.svm import SVC, SVR, LinearSVC
 from sklearn.utils import all_estimators
-from test_head import by_autograd, pulled_back, trace_of
 
 from pytorch_grad_cam_pcasvm import Head, NoClosedFormError
 
