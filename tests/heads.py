@@ -432,7 +432,8 @@ def seeds_of(head: Head, trace: Any) -> list[dict[int, Any]]:
         if voting.n_classes > 1:
             rows.append(voting.seed(torch.tensor([1]), torch.tensor([0])))
         seeds.append({len(head.stages): torch.stack(rows, 1)})
-        seeds.append({len(head.stages): voting.seed(voting.predicted(decision), None).unsqueeze(1)})
+        if voting.kind != "Outputs":  # of which none is predicted
+            seeds.append({len(head.stages): voting.seed(voting.predicted(decision), None).unsqueeze(1)})
     return seeds
 
 
@@ -470,7 +471,7 @@ def check_gradients(head: Head, query: np.ndarray) -> Any:
     last, questions = len(head.stages), seeds_of(head, trace)
     if head.component_position not in (None, last):  # both at once
         weights = torch.linspace(-1, 2, trace.values[head.component_position].shape[1]).double()
-        questions.append({head.component_position: weights[None, None], last: questions[-1][last]})
+        questions.append({head.component_position: weights[None, None], last: questions[-1][last][:, :1]})
     for seeds in questions:
         gradients = pulled_back(head, trace, seeds)
         assert relative(gradients, by_autograd(head, query, seeds)) < 1e-9

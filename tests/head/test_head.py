@@ -360,16 +360,6 @@ def test_a_one_class_value_of_exactly_zero_is_an_outlier():
     assert head.labels(trace_of(head, query)).tolist() == machine.predict(query).tolist() == [-1, -1, 1]
 
 
-def test_estimators_fitted_on_tensors():
-    """Their attributes are tensors (array-API dispatch)."""
-    scaler, pca, svm = (step for _, step in fitted([StandardScaler(), PCA(4, whiten=True)], SVC(), 3).steps)
-    expected = svm.decision_function(pca.transform(scaler.transform(QUERY)))
-    scaler.mean_, scaler.scale_ = torch.tensor(scaler.mean_), torch.tensor(scaler.scale_)
-    for name in ("components_", "mean_", "explained_variance_"):
-        setattr(pca, name, torch.tensor(getattr(pca, name)))
-    assert relative(scores(Head.of([scaler, pca, svm]), QUERY), expected) < 1e-10
-
-
 OLD = Version(sklearn.__version__) < Version("1.9")
 
 
@@ -494,13 +484,6 @@ def test_effect_of_support_vectors(kernel, classes):
     owner = np.repeat(np.arange(classes), svm.n_support_)
     expected = np.where(owner < 2, svm.dual_coef_[0], 0.0)
     assert relative(first, np.broadcast_to(expected, first.shape)) < 1e-9
-
-
-def test_effect_of_support_vectors_without_a_reduction():
-    pipeline = fitted([StandardScaler()], SVC(gamma=0.1), 2)
-    effect = Head.of(pipeline).support_vector_effect(torch.tensor(QUERY))
-    ways = pipeline[0].transform(QUERY)[:, None] - pipeline[1].support_vectors_
-    assert relative(effect.decision[:, 0], pipeline[1].dual_coef_ * np.exp(-0.1 * (ways**2).sum(-1))) < 1e-12
 
 
 def test_scores_are_not_taken_for_components():
@@ -646,15 +629,6 @@ def test_rows_of_almost_nothing_are_normalised_as_scikit_learn_does(norm):
     # Below, the row stays as it is; above, what lies along it is lost.
     slopes = head.pullback(trace, {1: None})[0][:, 3, 3]
     assert slopes.tolist() == [1, 1, 0, 0, 0]
-
-
-def test_identity_seeds():
-    head = Head.of(fitted([StandardScaler(), PCA(4, whiten=True)], SVC(), 3))
-    trace = trace_of(head, QUERY)
-    for position in range(4):
-        assert relative(pulled_back(head, trace, {position: None}), by_autograd(head, QUERY, {position: None})) < 1e-10
-    both = {2: None, 3: torch.ones(1, 4, 3).double()}
-    assert relative(pulled_back(head, trace, both), by_autograd(head, QUERY, both)) < 1e-10
 
 
 def test_the_jacobian_of_whitened_components():

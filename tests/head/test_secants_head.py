@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.autograd.forward_ad as fwd
 from heads import DATA, NEAR, QUERY, WIDTH, added, by_autograd, fitted, head_of, of_seeds, pulled_back, trace_of
+from pairs import choose_pairs
 from reference import relative
 from sklearn.decomposition import PCA, IncrementalPCA, KernelPCA, TruncatedSVD
 from sklearn.multiclass import OneVsRestClassifier
@@ -118,9 +119,7 @@ def seeds_for(stage, rows):
     return rand(rows, 2, stage.evaluate(X)[0].shape[1], seed=7)
 
 
-@pytest.mark.parametrize("rows", [1, 5])
-@pytest.mark.parametrize("baseline", BASELINES)
-@pytest.mark.parametrize("name", STAGES)
+@pytest.mark.parametrize(("name", "baseline", "rows"), choose_pairs([*STAGES], [*BASELINES], [1, 5]))
 def test_a_secant_adds_up(name, baseline, rows):
     stage, x0 = STAGES[name], BASELINES[baseline]
     seeds = seeds_for(stage, rows)
@@ -135,6 +134,7 @@ def test_a_secant_adds_up(name, baseline, rows):
 @pytest.mark.parametrize("name", STAGES)
 def test_a_secant_of_nothing_is_the_derivative(name):
     stage = STAGES[name]
+    assert stage.linear is (name in LINEAR)
     seeds = seeds_for(stage, 5)
     grad, log_scale = stage.pullback(stage.evaluate(X)[1], seeds)
     expected = grad if log_scale is None else grad * log_scale.exp().unsqueeze(-1)
@@ -144,11 +144,6 @@ def test_a_secant_of_nothing_is_the_derivative(name):
             assert relative(actual, expected) < tolerance
         else:
             assert not actual.any()
-
-
-@pytest.mark.parametrize("name", STAGES)
-def test_which_stages_are_linear(name):
-    assert STAGES[name].linear is (name in LINEAR)
 
 
 def test_pooling_of_the_largest_takes_one_place_of_which_the_other_is_not_larger():
@@ -276,7 +271,7 @@ def distance_to_exact(gamma, x, x0, points, coefficients):
         return float(mpmath.sqrt(sum(e * e for e in error)) / mpmath.sqrt(sum(e * e for e in expected)))
 
 
-@pytest.mark.parametrize("exponent", range(-8, 7))
+@pytest.mark.parametrize("exponent", [-8, -3, -1, 0, 1, 2, 6])
 def test_rbf_against_mpmath(exponent):
     """Points before, beside and beyond the line; the bound is what exp(-z) makes of its argument's rounding."""
     gamma, rng = 0.7, np.random.default_rng(exponent + 8)
@@ -367,15 +362,6 @@ CURVED = [
     "perceptron",
     "stack of components",
 ]
-
-
-def test_far_from_every_support_vector_a_head_adds_up():
-    head = head_of("SVC rbf")
-    trace, baseline = trace_of(head, QUERY + 300), trace_of(head, QUERY[:1] + 290)
-    grad, log_scale = head.pullback(trace, {3: None}, baseline)
-    assert (log_scale < -745).all()
-    assert grad.flatten(2).norm(dim=-1).gt(1e-9).all()
-    assert grad.isfinite().all()
 
 
 def test_a_stage_without_a_secant_is_refused():
