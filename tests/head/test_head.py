@@ -19,7 +19,7 @@ from problems import closed_form
 from reference import relative
 from sklearn.calibration import CalibratedClassifierCV
 from sklearn.decomposition import NMF, PCA
-from sklearn.ensemble import RandomForestClassifier
+from sklearn.ensemble import RandomForestClassifier, StackingClassifier
 from sklearn.exceptions import NotFittedError
 from sklearn.feature_selection import SelectFromModel
 from sklearn.model_selection import GridSearchCV
@@ -693,6 +693,10 @@ def test_a_pca_inside_a_meta_estimator_is_no_component():
         PCATarget(0)(read(head, QUERY))
     with pytest.raises(ValueError, match="they are inside a meta-estimator"):
         head.support_vector_effect(torch.tensor(QUERY))
+    members = [("a", make_pipeline(PCA(3), LinearSVC())), ("b", LinearSVC())]
+    head = Head.of(StackingClassifier(members, LinearSVC(), cv=2).fit(x, y))
+    assert head.component_position is None
+    assert [(stage.decides, stage.reduces) for stage in head.stages] == [(True, False)] * 2
 
 
 @pytest.mark.parametrize(

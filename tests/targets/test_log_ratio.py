@@ -341,7 +341,8 @@ def test_of_ensembles(name):
 
 
 def test_of_ensembles_whose_gradients_are_too_small_for_a_float():
-    estimator = OneVsRestClassifier(make_pipeline(KernelPCA(3, kernel="rbf", gamma=0.5), SVC())).fit(FEATURES, LABELS)
+    # Each pair has a reduction of its own, which is not brought forward.
+    estimator = OneVsOneClassifier(make_pipeline(KernelPCA(3, kernel="rbf", gamma=0.5), SVC())).fit(FEATURES, LABELS)
     head, x = Head.of(estimator), (15 * torch.nn.functional.normalize(inputs(4))).requires_grad_()
     output = HeadOutput.of(head, head(x))
     target = LogRatioTarget("bee")
