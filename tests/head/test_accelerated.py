@@ -18,6 +18,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.mixture import BayesianGaussianMixture, GaussianMixture
 from sklearn.neighbors import NearestNeighbors
 from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 from sklearn.svm import SVC
 
 from pytorch_grad_cam_pcasvm import Head, NoClosedFormError
@@ -158,7 +159,7 @@ def test_the_own_classes_of_scikit_learn_are_known_where_others_stand_in_their_p
 )
 def test_estimators_with_tensors_in_the_place_of_arrays(estimator):
     # What a fit on tensors leaves, by scikit-learn's array-API dispatch.
-    fitted = make_pipeline(PCA(3), estimator).fit(X, LABELS)
+    fitted = make_pipeline(StandardScaler(), PCA(3, whiten=True), estimator).fit(X, LABELS)
     expected = fitted.predict(X[:9])
     values = fitted.predict_proba(X[:9])
     for step in fitted:
@@ -169,7 +170,7 @@ def test_estimators_with_tensors_in_the_place_of_arrays(estimator):
     trace = head(torch.tensor(X[:9]))
     assert (head.labels(trace) == expected).all()
     assert relative(head.voting.probabilities(trace.values[-1]), values) < 1e-9
-    assert isinstance(fitted[1].__dict__["classes_" if hasattr(estimator, "classes_") else "means_"], torch.Tensor)
+    assert isinstance(fitted[-1].__dict__["classes_" if hasattr(estimator, "classes_") else "means_"], torch.Tensor)
 
 
 @pytest.mark.optional

@@ -2,13 +2,14 @@
 
 import pytest
 import torch
+from heads import pulled_back, trace_of
 from reference import relative
 from sklearn.decomposition import PCA
 from sklearn.multiclass import OneVsRestClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.svm import SVC
-from test_head import QUERY, fitted, pulled_back, trace_of
+from test_head import QUERY, fitted
 
 from pytorch_grad_cam_pcasvm import Head, NoClosedFormError
 from pytorch_grad_cam_pcasvm.head import HeadTrace

@@ -5,13 +5,13 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from heads import by_autograd, pulled_back, trace_of
 from problems import closed_form
 from reference import relative
 from sklearn.decomposition import PCA
 from sklearn.neighbors import KNeighborsClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
-from test_head import by_autograd, pulled_back, trace_of
 
 from pytorch_grad_cam_pcasvm import Head, NoClosedFormError
 

@@ -7,6 +7,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
+from heads import by_autograd, pulled_back, seeds_of, trace_of, values
 from hypothesis import assume, event, given, settings
 from hypothesis import strategies as st
 from reference import relative
@@ -32,8 +33,6 @@ from sklearn.preprocessing import (
     StandardScaler,
 )
 from sklearn.svm import SVC, SVR, LinearSVC, NuSVC
-from test_estimators import values
-from test_head import by_autograd, pulled_back, seeds_of, trace_of
 
 from pytorch_grad_cam_pcasvm import Head
 from pytorch_grad_cam_pcasvm.head.kernels import Sigmoid

@@ -7,46 +7,17 @@ import pickle
 
 import numpy as np
 import pytest
-import test_estimators
 import torch
+from heads import DATA
 from problems import Problem, damaged
 from safetensors import safe_open
 from safetensors.torch import save_file
-from sklearn.decomposition import PCA
 from sklearn.svm import SVC
 
 from pytorch_grad_cam_pcasvm import ClosedFormGradCAM, ContributionCAM, Head, PCASVMNet, PCATarget, SVMTarget
 from pytorch_grad_cam_pcasvm.head import storage
 from pytorch_grad_cam_pcasvm.head.stage import Stage
 from pytorch_grad_cam_pcasvm.head.storage import Example
-
-HEADS = {
-    **{name: (name, None) for name in test_estimators.HEADS},
-    **{
-        name: (None, [PCA(5), head])
-        for name, head in {
-            **test_estimators.SEVERAL,
-            **test_estimators.CALIBRATED,
-            **test_estimators.PROBABLE,
-        }.items()
-    },
-}
-
-
-@pytest.mark.parametrize("name", HEADS)
-def test_a_loaded_head_gives_bit_identical_values(name, tmp_path):
-    known, parts = HEADS[name]
-    head = Head.of(test_estimators.fitted_head(known, 4) if known else test_estimators.fitted(parts, 4))
-    head.save(tmp_path / "head.safetensors")
-    loaded = Head.load(tmp_path / "head.safetensors")
-    x = torch.tensor(test_estimators.QUERY)
-    actual, expected = loaded(x), head(x)
-    assert all(map(torch.equal, actual.values, expected.values))
-    assert torch.equal(loaded.scores(actual), head.scores(expected))
-    assert loaded.labels(actual).tolist() == head.labels(expected).tolist()
-    if parts and name in test_estimators.PROBABLE:
-        probabilities = (h.voting.probabilities(t.values[-1]) for h, t in ((loaded, actual), (head, expected)))
-        assert torch.equal(*probabilities)
 
 
 def test_a_loaded_head_gives_bit_identical_maps(tmp_path):
@@ -64,7 +35,7 @@ LABELS = [["a", "b"], [3, 7], [False, True], np.array(["x", "y"], dtype=object),
 
 @pytest.mark.parametrize("labels", LABELS, ids=str)
 def test_labels_of_any_dtype(labels, tmp_path):
-    x, y = test_estimators.DATA[2]
+    x, y = DATA[2]
     head = Head.of(SVC().fit(x, np.asarray(labels)[y]))
     head.save(tmp_path / "head.safetensors")
     loaded = Head.load(tmp_path / "head.safetensors").classes_

@@ -7,14 +7,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 import cv2
-import mpmath
 import numpy as np
 import pytest
 import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from problems import Problem, damaged
-from pytorch_grad_cam import GradCAM
 from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
 from reference import relative
 from safetensors import safe_open
@@ -161,42 +159,6 @@ def test_grad_cam_on_a_support_vector_of_a_narrow_machine_is_blank_and_says_so()
     # Of second order there is something to see, and contributions know nothing of it.
     for method in (ClosedFormShapleyCAM, ContributionCAM):
         assert method(net, [problem.target_layer]).explain(problem.x, [SVMTarget()]).nu.all()
-
-
-def exact_direction(p, svm):
-    """Return the unit vector along da(p)/dp of a two-class RBF SVM, with 60 digits."""
-    with mpmath.workdps(60):
-        total = [mpmath.mpf(0)] * len(p)
-        for coefficient, point in zip(svm.dual_coef_[0], svm.support_vectors_, strict=True):
-            towards = [mpmath.mpf(b) - mpmath.mpf(a) for a, b in zip(p, point, strict=True)]
-            factor = mpmath.mpf(coefficient) * mpmath.exp(-svm._gamma * sum(t * t for t in towards))
-            total = [t + factor * v for t, v in zip(total, towards, strict=True)]
-        norm = mpmath.sqrt(sum(t * t for t in total))
-        return torch.tensor([float(t / norm) for t in total], dtype=torch.float64)
-
-
-@pytest.mark.parametrize("gamma_d2", [1e2, 1e3, 1e6])
-def test_maps_are_exact_at_a_distance_where_those_of_autograd_are_blank(gamma_d2):
-    problem = Problem(kernel="rbf", classes=2, n=1)
-    svm = problem.head[-1]
-    svm._gamma = 0.5
-    p = problem.net(problem.x).components[0].detach().numpy()
-    # All support vectors move away together, until the nearest is at the distance wanted.
-    away = np.array([0.6, 0.0, -0.8, 0.0])
-    offsets = svm.support_vectors_ - p
-    along = offsets @ away
-    rest = (offsets**2).sum(1) - along**2
-    svm.support_vectors_ += away * (np.sqrt(gamma_d2 / svm._gamma - rest) - along).max()
-    assert svm._gamma * ((svm.support_vectors_ - p) ** 2).sum(1).min() == pytest.approx(gamma_d2)
-    net = PCASVMNet(problem.backbone, problem.head, layer="classifier.4").eval()
-    components = [PCATarget(b) for b in range(problem.components)]
-    maps = ClosedFormGradCAM(net, [problem.target_layer]).explain(problem.x, [*components, SVMTarget("bee")])
-    expected = torch.einsum("b,bhw->hw", exact_direction(p, svm), maps.maps[0, :-1])
-    assert relative(maps.maps[0, -1] / maps.maps[0, -1].norm(), expected / expected.norm()) < 1e-9
-    assert torch.maximum(maps.positive(), maps.negative())[0, -1].max() == 1
-    with GradCAM(net, [problem.target_layer]) as host:
-        for label in ("ant", "bee"):
-            assert host(problem.x, [SVMTarget(label)]).max() < 1e-20
 
 
 def blank(values):

@@ -1,13 +1,11 @@
 """Contributions: maps that add up, against integrals, captum, mpmath, and the network run at its baseline."""
 
-from itertools import pairwise
 from typing import Any
 
-import mpmath
 import numpy as np
 import pytest
 import torch
-from problems import HEADS, PATHS, T, explained
+from problems import HEADS, PATHS, explained
 from pytorch_grad_cam.utils.model_targets import ClassifierOutputSoftmaxTarget, ClassifierOutputTarget
 from reference import (
     activations_of,
@@ -27,7 +25,6 @@ from torch import nn
 
 from pytorch_grad_cam_pcasvm import (
     LIFTCAM,
-    ClosedFormGradCAM,
     ContributionCAM,
     NoClosedFormError,
     PCASVMNet,
@@ -42,10 +39,8 @@ from pytorch_grad_cam_pcasvm.methods import grad_cam_protocol
 
 CASES = [
     *((path, "rbf", 3, "plane") for path in PATHS if path != "max pool apart"),
-    *((path, "rbf", 2, "plane") for path in ("sigmoid", "max pool", "squeeze-excite")),
-    *(("gelu", head, 3, "plane") for head in HEADS if head != "rbf"),
-    *(("pooled", head, 5, "plane") for head in ("linear", "poly", "sigmoid", "kernel pca")),
-    *((path, "rbf", 3, "volume") for path in ("relu", "pooled")),
+    *(("gelu", head, 2 + n % 2, "plane") for n, head in enumerate(HEADS) if head != "rbf"),
+    ("pooled", "poly", 5, "volume"),
 ]
 
 
@@ -79,8 +74,11 @@ def named(p: Any, x: torch.Tensor, target: Any) -> list[Any]:
     return found
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["double", "single"])
-@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case)))
+@pytest.mark.parametrize(
+    ("case", "dtype"),
+    [*((case, torch.float64) for case in CASES), *((case, torch.float32) for case in CASES[::5])],
+    ids=lambda each: str(each)[6:] if isinstance(each, torch.dtype) else "-".join(map(str, each)),
+)
 def test_maps_add_up(case: Any, dtype: torch.dtype) -> None:
     path, head, classes, size = case
     p = explained(path, head, classes, dtype, size)
@@ -143,25 +141,6 @@ def test_the_mean_of_the_training_set_is_that_of_its_activations(head: str) -> N
     assert relative(maps.maps[:, :4].sum((2, 3)), maps.values[:, :4]) < 1e-9
 
 
-def ordinary(p: Any) -> nn.Module:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return nn.Sequential(p.backbone, nn.Linear(9, 3).double()).eval()
-
-
-def test_contributions_on_an_ordinary_network() -> None:
-    p = explained("gelu", "rbf")
-    net = ordinary(p)
-    targets = [ClassifierOutputTarget(1), lambda output: output[0] - 2 * output[2]]
-    maps = ContributionCAM(net, [p.layer]).explain(p.x, targets)
-    assert gap(maps) < 1e-10
-    scores = with_activations(net, p.layer, p.x, torch.zeros(3, T, 3, 4).double())
-    assert relative(maps.baseline_values, torch.stack([scores[:, 1], scores[:, 0] - 2 * scores[:, 2]], 1)) < 1e-12
-    predicted = ContributionCAM(net, [p.layer]).explain(p.x)
-    assert gap(predicted) < 1e-10
-    assert relative(predicted.values, net(p.x).amax(1, keepdim=True)) < 1e-12
-
-
 @pytest.mark.parametrize("classes", [2, 3])
 def test_callables_add_up_or_are_refused(classes: int) -> None:
     p = explained("gelu", "rbf", classes)
@@ -178,25 +157,9 @@ def test_callables_add_up_or_are_refused(classes: int) -> None:
             cam(p.x, [target] * 3)
 
 
-def test_values_are_those_of_scikit_learn() -> None:
-    for head, classes in (("rbf", 3), ("rbf", 2), ("regressor", 3), ("one class", 3)):
-        p = explained("relu", head, classes)
-        maps = ContributionCAM(p.net, [p.layer]).explain(p.x, [SVMTarget(label) for label in p.labels[1:]]
-                                                         if "rbf" in head else [SVMTarget()])  # fmt: skip
-        features = p.backbone(p.x).numpy()
-        if head == "regressor":
-            expected = p.fitted.predict(features)[:, None]
-        elif classes == 2 or head == "one class":
-            expected = p.fitted.decision_function(features)[:, None]
-        else:
-            expected = margins_by_formula(p.fitted, torch.tensor(features))[:, 1:]
-        assert relative(maps.values, expected) < 1e-10
-
-
 # --- integrals --------------------------------------------------------------------------------------------------------
 
-INTEGRALS = [("linear", 3), ("rbf", 2), ("rbf", 3), ("poly", 5), ("sigmoid", 3), ("whitened", 3), ("regressor", 3),
-             ("one class", 3), ("no reduction", 3)]  # fmt: skip
+INTEGRALS = [("rbf", 2), ("poly", 5), ("sigmoid", 3), ("whitened", 3), ("one class", 3)]
 
 
 @pytest.mark.parametrize("size", ["plane", "volume"])
@@ -282,77 +245,6 @@ def test_captums_deep_lift_of_a_linear_machine_is_the_same(path: str) -> None:
 
 
 # --- far from every support vector ------------------------------------------------------------------------------------
-
-
-def mean_direction(p: np.ndarray, p0: np.ndarray, machine: Any) -> torch.Tensor:
-    """Return the integral of da/dp on the straight line from p0 to p, of length 1, by mpmath's quadrature."""
-    with mpmath.workdps(40):
-        start, end = ([mpmath.mpf(float(value)) for value in point] for point in (p0, p))
-        points = [[mpmath.mpf(float(value)) for value in point] for point in machine.support_vectors_]
-        gamma = mpmath.mpf(float(machine._gamma))
-
-        def slope(t: Any) -> list[Any]:
-            at = [a + t * (b - a) for a, b in zip(start, end, strict=True)]
-            total = [mpmath.mpf(0)] * len(at)
-            for coefficient, point in zip(machine.dual_coef_[0], points, strict=True):
-                towards = [b - a for a, b in zip(at, point, strict=True)]
-                size = mpmath.mpf(float(coefficient)) * mpmath.exp(-gamma * sum(s * s for s in towards))
-                total = [s + size * v for s, v in zip(total, towards, strict=True)]
-            return total
-
-        # Where it is not next to nothing: near the end that is nearer to the vectors.
-        nodes, weights = np.polynomial.legendre.leggauss(24)
-        edges = [mpmath.mpf(0), *(mpmath.mpf(2) ** -k for k in range(10, -1, -1))]
-        edges = sorted({*edges, *(1 - edge for edge in edges)})
-        total = [mpmath.mpf(0)] * len(start)
-        for low, high in pairwise(edges):
-            for node, weight in zip(nodes, weights, strict=True):
-                t = low + (1 + mpmath.mpf(float(node))) / 2 * (high - low)
-                part = mpmath.mpf(float(weight)) * (high - low)
-                total = [s + part * v for s, v in zip(total, slope(t), strict=True)]
-        norm = mpmath.sqrt(sum(s * s for s in total))
-        return torch.tensor([float(s / norm) for s in total], dtype=torch.float64)
-
-
-@pytest.mark.parametrize("gamma_d2", [1e3, 1e4, 1e5])
-def test_far_from_every_support_vector_they_keep_their_direction(gamma_d2: float) -> None:
-    p = explained("pooled", "rbf", 2, n=1)
-    features = p.backbone(p.images(60, seed=4)).numpy()
-    head = make_pipeline(StandardScaler(), PCA(4), SVC(C=50.0)).fit(features, np.arange(60) % 2)
-    machine = head[-1]
-    keep = np.sort(np.abs(machine.dual_coef_[0]).argsort()[-6:])  # mpmath is slow
-    machine.support_vectors_, machine.support_ = machine.support_vectors_[keep], machine.support_[keep]
-    machine.dual_coef_ = machine._dual_coef_ = machine.dual_coef_[:, keep]
-    machine._n_support = np.array([3, 3], dtype=np.int32)
-    away = np.array([0.6, 0.0, -0.8, 0.0])
-    machine.support_vectors_ += away * (gamma_d2 / machine._gamma) ** 0.5
-    net = PCASVMNet(p.backbone, head)
-    here = net(p.x).components[0].numpy()
-    there = head[:2].transform(np.zeros((1, T)))[0]
-    for point in (here, there):
-        assert machine._gamma * ((machine.support_vectors_ - point) ** 2).sum(1).min() > 0.5 * gamma_d2
-    targets = [*(PCATarget(b) for b in range(4)), SVMTarget(1), SVMTarget(0)]
-    maps = ContributionCAM(net, [p.layer], baseline="zero").explain(p.x, targets)
-    expected = torch.einsum("b,bhw->hw", mean_direction(here, there, machine), maps.maps[0, :4])
-    actual = maps.maps[0, 4]
-    assert relative(actual / actual.norm(), expected / expected.norm()) < 1e-8
-    assert torch.equal(maps.maps[0, 5], -actual)
-    assert torch.maximum(maps.positive(), maps.negative())[0, 4].max() == 1
-    assert maps.log_scale[0, 4] < -0.5 * gamma_d2
-    assert maps.nu.isfinite().all()
-
-
-def test_where_the_gradient_fades_contributions_do_not() -> None:
-    # A narrow machine around an image: at its peak the gradient is nothing, and what the image has is all of it.
-    p = explained("pooled", "rbf", 2, n=1)
-    features = p.backbone(torch.cat([p.x, p.images(20, seed=4)])).numpy()
-    head = make_pipeline(StandardScaler(), PCA(4), SVC(gamma=1000.0, C=1.0)).fit(features, [0, 1] * 10 + [0])
-    net = PCASVMNet(p.backbone, head)
-    grad, contribution = (kind(net, [p.layer]).explain(p.x, [SVMTarget(0)]) for kind in
-                          (ClosedFormGradCAM, ContributionCAM))  # fmt: skip
-    assert grad.nu * grad.log_scale.exp() < 1e-6
-    assert contribution.nu > 0.05
-    assert gap(contribution) < 1e-10
 
 
 @pytest.mark.parametrize("method", [ContributionCAM, LIFTCAM])

@@ -8,19 +8,14 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
+from heads import HEADS
 from problems import Problem
 from reference import relative
-from sklearn.calibration import CalibratedClassifierCV
+from sklearn.base import clone
 from sklearn.decomposition import PCA
-from sklearn.discriminant_analysis import QuadraticDiscriminantAnalysis
 from sklearn.ensemble import RandomForestClassifier
-from sklearn.kernel_approximation import Nystroem
-from sklearn.multiclass import OneVsRestClassifier
-from sklearn.neighbors import KNeighborsClassifier
-from sklearn.neural_network import MLPClassifier
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
-from sklearn.svm import SVC, SVR, LinearSVC, OneClassSVM
+from sklearn.preprocessing import MinMaxScaler, StandardScaler
 
 from pytorch_grad_cam_pcasvm import (
     ClosedFormGradCAM,
@@ -70,19 +65,19 @@ def test_cuda_equals_the_cpu(kernel, dtype, tolerance):
 
 
 METHODS = sorted(set(methods.__all__) - {"ClosedFormCAM"})
-HEADS = {
-    "linear": LinearSVC(),
-    "polynomial": SVC(kernel="poly", degree=2, coef0=0.5),
-    "one class": OneClassSVM(),
-    "regression": SVR(),
-    "Nystroem": make_pipeline(Nystroem(n_components=10, random_state=0), LinearSVC()),
-    "neighbours": KNeighborsClassifier(3),
-    "likelihoods": QuadraticDiscriminantAnalysis(),
-    "perceptron": MLPClassifier((5,), max_iter=20, random_state=0),
-    "forest": RandomForestClassifier(5, max_depth=3, random_state=0),
-    "one against the rest": OneVsRestClassifier(SVC()),
-    "calibrated": CalibratedClassifierCV(LinearSVC(), cv=2),
-}
+ON_DEVICES = [
+    "bare LinearSVC()",
+    "bare SVC(decision_function_shape='ovo', degree=2, kernel='poly')",
+    "OneClassSVM",
+    "PCA, SVR()",
+    "Nystroem(n_components=20, random_state=0), LinearSVC",
+    "one neighbour",
+    "bare QuadraticDiscriminantAnalysis(reg_param=0.1)",
+    "perceptron",
+    "several, OneVsRest SVC",
+    "calibrated, isotonic ensemble",
+    "forest",
+]
 
 
 @pytest.mark.parametrize("layer", ["features.3", "features.0"])
@@ -98,14 +93,16 @@ def test_every_method_gives_the_maps_of_the_cpu(name, layer):
 
 
 @pytest.mark.parametrize("method", ["ClosedFormGradCAM", "ContributionCAM"])
-@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("head", ON_DEVICES)
 def test_every_head_gives_the_maps_of_the_cpu(head, method):
     cpu, cuda = pair()
-    fitted = make_pipeline(StandardScaler(), PCA(3), HEADS[head])
+    parts = HEADS[head].parts if head in HEADS else [RandomForestClassifier(5, max_depth=3, random_state=0)]
+    behind = [clone(part) for part in parts if type(part) not in (PCA, StandardScaler, MinMaxScaler)]
+    fitted = make_pipeline(StandardScaler(), PCA(3), *behind)
     features = np.random.default_rng(0).normal(size=(60, 9))
     cpu.__dict__["head"] = cuda.__dict__["head"] = fitted.fit(features, np.arange(60) % 3)
     options = OPTIONS.get(method, {})
-    if head in ("neighbours", "forest") and not options:
+    if head in ("one neighbour", "forest") and not options:
         pytest.skip("has no gradient")
     expected, actual = (getattr(methods, method)(p.net, ["features"], **options).explain(p.x) for p in (cpu, cuda))
     assert relative(actual.maps, expected.maps) < 1e-7

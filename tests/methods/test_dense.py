@@ -9,7 +9,6 @@ import torch
 from meta import Traffic
 from pytorch_grad_cam import GradCAM
 from pytorch_grad_cam.utils.model_targets import SemanticSegmentationTarget
-from reference import relative
 from sklearn.decomposition import PCA
 from sklearn.ensemble import RandomForestClassifier
 from sklearn.linear_model import LogisticRegression
@@ -42,7 +41,6 @@ from pytorch_grad_cam_pcasvm import (
 )
 from pytorch_grad_cam_pcasvm.methods import boundary_path
 from pytorch_grad_cam_pcasvm.runtime.errors import BaselineWarning
-from pytorch_grad_cam_pcasvm.targets import output_gradients
 
 torch.manual_seed(0)
 X = torch.randn(4, 3, 16, 24, dtype=torch.float64)
@@ -144,30 +142,6 @@ def test_gradients_at_places_are_those_of_autograd():
         assert targets[k](net(X)[1]).item() == pytest.approx(values[1].item(), rel=1e-9)
 
 
-@pytest.mark.parametrize("at_once", [None, 1], ids=["together", "one by one"])
-def test_gradients_at_places_far_from_all_support_vectors(at_once, monkeypatch):
-    """Each place has a factor of its own, which would underflow in single precision."""
-    if at_once is not None:
-        monkeypatch.setattr(output_gradients, "_BYTES", at_once)
-    net, pipeline = network(SVC(gamma=40.0))
-    x = 3 * torch.randn(1, 3, 16, 24, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
-    stem = BACKBONE.stem(x).requires_grad_()
-    margins = margins_by_hand(pipeline, BACKBONE.mix(stem).flatten(2).mT.flatten(0, 1), 40.0)[:, 2]
-    slopes = torch.stack([torch.autograd.grad(value, stem, retain_graph=True)[0].flatten(1) for value in margins])
-    size = slopes.abs().amax((1, 2)).reshape(8, 12)
-    mask = ((size > 1e-80) & (size < 1e-20)).numpy()
-    assert 3 < mask.sum() < 40
-    cam, chosen = ClosedFormHiResCAM(net, ["stem"]), torch.from_numpy(mask)
-    maps = cam.explain(x, [SVMTarget("hole", at=mask), SVMTarget("crack", at=mask)])
-    whole = cam.explain(x, lambda image: image.margins[2][chosen].mean())
-    assert (maps.log_scale < -40).all()
-    assert (maps.maps.abs() < 1e3).all()  # the factor is the largest one
-    expected = (slopes[chosen.flatten()].mean(0).reshape(stem.shape) * stem).sum(1).detach()
-    for each in (maps, whole):
-        actual = each.maps[:, 0] * each.log_scale[:, 0, None, None].exp()
-        assert relative(actual / expected.abs().max(), expected / expected.abs().max()) < 1e-8
-
-
 def test_contributions_of_a_region_are_the_means_of_its_places():
     net, _ = network(RandomForestClassifier(8, random_state=0))
     mean = mean_activations(net, [X], "mix", progress=False).mean((1, 2))
@@ -224,16 +198,6 @@ def test_behind_steps_of_1x1_nothing_but_the_patch_has_colour(classifier):
         if not isinstance(classifier, RandomForestClassifier):  # whose value jumps over 0
             size = net(X).margins.abs().amax()
             assert maps.baseline_values.abs().max() < 1e-8 * size
-
-
-def test_of_a_linear_head_contributions_are_its_weights_times_the_difference():
-    net, pipeline = network(LogisticRegression())
-    scaler, pca, linear = (step for _, step in pipeline.steps)
-    weight = linear.coef_ @ pca.components_ / scaler.scale_
-    maps = ContributionCAM(net, ["mix"]).explain(X, [SVMTarget(name, at=(5, 5)) for name in NAMES])
-    here = BACKBONE.mix(BACKBONE.stem(X))[:, :, 5, 5].numpy()
-    for k, row in enumerate(weight):  # from one start for all images, which the differences between them do not show
-        np.testing.assert_allclose(np.diff(maps.maps[:, k, 5, 5]), np.diff(here, axis=0) @ row, atol=1e-9)
 
 
 @pytest.mark.parametrize("layer", ["stem", "mix", "around"])
@@ -506,18 +470,6 @@ def test_patch_tokens_of_a_transformer():
     sums = before.maps.sum((2, 3)) + before.remainder + before.baseline_values
     torch.testing.assert_close(sums, before.values, rtol=1e-8, atol=1e-8)
     assert bool((before.maps[:, 0].abs().flatten(1) > 0).sum(1).min() > 8)  # attention looks around
-
-
-def test_volumes():
-    torch.manual_seed(1)
-    backbone = nn.Sequential(nn.Conv3d(1, 4, 3, 2, 1), nn.Tanh(), nn.Conv3d(4, 5, 3, 1, 1)).double().eval()
-    volumes = torch.randn(3, 1, 8, 6, 4, dtype=torch.float64)
-    rows, _ = extract_features(backbone, [volumes], pool="dense", progress=False)
-    pipeline = make_pipeline(PCA(2), SVC()).fit(rows, rows[:, 0] > 0)
-    net = PCASVMNet(backbone, pipeline, pool="dense").eval()
-    maps = ContributionCAM(net, ["1"], baseline="zero").explain(volumes, [SVMTarget(True, at=(1, 2, 0)), SVMTarget()])
-    assert maps.maps.shape == (3, 2, 4, 3, 2)
-    torch.testing.assert_close(maps.maps.flatten(2).sum(2) + maps.baseline_values, maps.values)
 
 
 @pytest.mark.parametrize("size", [(4, 4, 4), (4, 8, 2), (2, 2, 2)])

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torchvision
 from meta import Traffic, on_meta
+from pairs import choose_pairs
 from problems import TABLE, Backbone, Problem
 from reference import jacobian_by_autograd, jacobians_by_paper, relative
 from sklearn.calibration import CalibratedClassifierCV
@@ -16,7 +17,6 @@ from sklearn.decomposition import PCA
 from sklearn.svm import SVC, SVR
 from torch import nn
 
-import pytorch_grad_cam_pcasvm
 from pytorch_grad_cam_pcasvm import (
     AutogradFallbackWarning,
     BlankMapWarning,
@@ -31,10 +31,9 @@ from pytorch_grad_cam_pcasvm import (
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4}
 PROBLEMS = [
     Problem(activation, kernel, classes, dtype=dtype)
-    for dtype in (torch.float64, torch.float32)
-    for activation in ("relu", "sigmoid")
-    for kernel in ("linear", "rbf", "poly", "sigmoid")
-    for classes in (2, 4)
+    for dtype, activation, kernel, classes in choose_pairs(
+        (torch.float64, torch.float32), ("relu", "sigmoid"), ("linear", "rbf", "poly", "sigmoid"), (2, 4)
+    )
 ]
 
 
@@ -117,16 +116,6 @@ def test_maps_equal_algorithm_2(problem):
     assert relative(maps.maps, expected) < 1e-10
 
 
-@pytest.mark.parametrize("versus", ["dog", "runner-up"])
-@pytest.mark.parametrize("kernel", ["linear", "rbf"])
-def test_pairwise_decision_equals_autograd(kernel, versus):
-    problem = Problem(kernel=kernel, classes=4)
-    target = SVMTarget("bee", versus=versus)
-    expected = jacobian_by_autograd(problem.net, problem.target_layer, problem.x, lambda out: target(out).unsqueeze(1))
-    weights = ClosedFormGradCAM(problem.net, [problem.target_layer]).explain(problem.x, [target]).weights
-    assert relative(weights, expected.sum((3, 4))) < 1e-10
-
-
 def test_default_targets_are_all_components_and_the_predicted_class():
     problem = Problem()
     maps = ClosedFormGradCAM(problem.net, [problem.target_layer]).explain(problem.x)
@@ -143,27 +132,6 @@ def test_output_of_explain_is_that_of_the_network():
     assert relative(output, expected) == 0
     assert relative(output.components, expected.components) == 0
     assert relative(output[2].margins, expected.margins[2]) == 0
-
-
-def test_any_callable_is_a_target():
-    problem = Problem()
-
-    def target(row):
-        return row[0] * row[1] + row.components[2] ** 2 + row.features.sum() + row.margins[1].tanh()
-
-    def of_batch(out):
-        columns = torch.stack([
-            out[:, 0] * out[:, 1],
-            out.components[:, 2] ** 2,
-            out.features.sum(1),
-            out.margins[:, 1].tanh(),
-        ])
-        return columns.sum(0).unsqueeze(1)
-
-    expected = jacobian_by_autograd(problem.net, problem.target_layer, problem.x, of_batch)
-    maps = ClosedFormGradCAM(problem.net, [problem.target_layer]).explain(problem.x, [PCATarget(0), target])
-    assert relative(maps.weights[:, 1:], expected.sum((3, 4))) < 1e-10
-    assert relative(maps.values[:, 1], of_batch(problem.net(problem.x))[:, 0]) < 1e-12
 
 
 def test_all_components_of_a_batch_take_one_forward_pass_and_no_backward_pass():
@@ -407,9 +375,6 @@ def test_hooks_on_the_net_itself_are_refused_whenever_they_came():
     problem.net.register_forward_hook(lambda module, args, output: None)
     with pytest.raises(ValueError, match="has hooks, which would not be explained"):
         cam.explain(problem.x)
-
-
-METHODS = [getattr(pytorch_grad_cam_pcasvm, name) for name in pytorch_grad_cam_pcasvm._NAMES["methods"].split()]
 
 
 def test_methods_and_networks_keep_their_signatures_and_can_be_copied():

@@ -25,7 +25,7 @@ from sklearn.decomposition import PCA
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.svm import SVC, LinearSVC
-from test_grad_cam_protocol import RESHAPES, assert_same_as_host, resnet
+from test_grad_cam_protocol import assert_same_as_host
 from test_grad_cam_protocol import problem as host_problem
 from torch import nn
 
@@ -105,17 +105,6 @@ def test_the_host_on_an_svm(name: str, kind: str, smoothing: dict[str, bool]) ->
     assert_same_as_host(our_maps(name, p.net, layers, x, targets, **smoothing), expected)
 
 
-# Not Grad-CAM++: the host's 1e-6 is not small next to the gradient of a score.
-@pytest.mark.parametrize("name", [name for name in OF_THE_HOST if name != "GradCAMPlusPlus"])
-def test_the_host_without_targets(name: str) -> None:
-    p = host_problem()
-    x, layers = p.x[:2], p.layers("features.4")
-    margins = [SVMTarget(label) for label in p.net.predict(x)]  # a score jumps with every vote
-    targets = margins if name in ("AblationCAM", "ScoreCAM") else None
-    expected = host_maps(name, p.net, layers, x, targets)
-    assert_same_as_host(our_maps(name, p.net, layers, x, None), expected)
-
-
 @pytest.mark.parametrize("name", OF_THE_HOST)
 def test_the_host_on_an_ordinary_network(name: str) -> None:
     p = host_problem()
@@ -126,23 +115,6 @@ def test_the_host_on_an_ordinary_network(name: str) -> None:
     targets = [scaled_up] * 2 if name == "GradCAMPlusPlus" else [ClassifierOutputTarget(c) for c in chosen]
     expected = host_maps(name, p.backbone, p.layers("features.4"), x, targets)
     assert_same_as_host(our_maps(name, p.backbone, p.layers("features.4"), x, targets), expected)
-
-
-@pytest.mark.parametrize("name", [name for name in GRADIENT if name != "GradCAMPlusPlus"])
-def test_the_host_on_a_resnet(name: str) -> None:
-    model = resnet()
-    x = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
-    layers, targets = [model.layer3[-1]], [ClassifierOutputTarget(1), ClassifierOutputTarget(3)]
-    assert_same_as_host(our_maps(name, model, layers, x, targets), host_maps(name, model, layers, x, targets))
-
-
-@pytest.mark.parametrize("name", [name for name in GRADIENT if name != "ShapleyCAM"])  # where the host forgets it
-@pytest.mark.parametrize("kind", ["tokens", "channels-last"])
-def test_the_host_with_a_reshape_transform(name: str, kind: str) -> None:
-    p = host_problem(kind)
-    x, layers, targets = p.x[:2], p.layers("layout"), host_targets(name)
-    expected = host_maps(name, p.net, layers, x, targets, RESHAPES[kind])
-    assert_same_as_host(our_maps(name, p.net, layers, x, targets, RESHAPES[kind]), expected)
 
 
 @pytest.mark.parametrize("name", [name for name in GRADIENT if name != "ShapleyCAM"])  # whose graph is gone by then
@@ -226,13 +198,6 @@ def test_shapley_cam_in_inference_mode(where: str) -> None:
     assert relative(actual.maps, ours("ClosedFormGradCAM", p.net, [p.layer]).explain(p.x, p.targets).maps) > 1e-3
 
 
-def test_shapley_cam_of_a_probability() -> None:
-    p = explained("sigmoid", "calibrated", n=2)
-    targets = [ProbabilityTarget("bee")]
-    maps = ClosedFormShapleyCAM(p.net, [p.layer]).explain(p.x, targets)
-    assert relative(maps.maps, maps_of_paper("ShapleyCAM", p.net, p.layer, p.x, targets)) < 1e-10
-
-
 def ordinary(p: Any) -> nn.Module:
     last = nn.Linear(9, 3).double().requires_grad_(requires_grad=False)
     with torch.random.fork_rng(devices=[]):
@@ -293,14 +258,6 @@ def test_weights_of_positions_are_told_as_their_sums(case: str) -> None:
         for k, target in enumerate(targets):
             _, d, _ = gradient_and_hessian_product(p.net, p.layer, p.x, target)
             assert relative(weights[:, k], part(d).flatten(2).sum(-1)) < 1e-10
-
-
-@pytest.mark.parametrize("size", ["plane", "volume"])
-def test_grad_hires_and_xgrad_cam_coincide_behind_a_mean(size: str) -> None:
-    p = explained("pooled", "rbf", size=size)
-    grad, *others = (ours(name, p.net, [p.layer]).explain(p.x, p.targets).maps for name in LINEAR[:3])
-    for other in others:
-        assert relative(other * POSITIONS[size], grad) < 1e-12
 
 
 # --- Score-CAM --------------------------------------------------------------------------------------------------------
@@ -441,10 +398,10 @@ def test_maps_of_different_methods_are_not_joined() -> None:
     ("name", "head"),
     [
         *((name, head) for name in LINEAR for head in ("rbf", "kernel pca")),
-        *((name, head) for name in ("ClosedFormGradCAM", "ContributionCAM")
-          for head in ("linear", "poly", "whitened", "calibrated", "one vs rest", "regressor", "one class")),
+        *(("ClosedFormGradCAM", head) for head in ("linear", "whitened", "regressor")),
+        *(("ContributionCAM", head) for head in ("poly", "calibrated", "one vs rest", "one class")),
     ],
-)  # fmt: skip
+)
 def test_recombined_equals_explain(name: str, head: str) -> None:
     p = explained("gelu", head)
     cam = ours(name, p.net, [p.layer])
@@ -548,7 +505,7 @@ def watched(cam: Any) -> list[tuple[torch.Tensor, SignedMaps]]:
 
 @pytest.mark.parametrize(
     ("name", "count"),
-    [("ClosedFormGradCAM", 12), ("ClosedFormGradCAMPlusPlus", 12), ("ContributionCAM", 12), ("ShapCAM", 6)],
+    [("ClosedFormGradCAMPlusPlus", 12), ("ShapCAM", 6)],
 )
 def test_smoothed_maps_are_means_over_noisy_copies(name: str, count: int) -> None:
     p = explained("gelu", "rbf", 2, size="small")
@@ -615,18 +572,6 @@ def test_smoothed_maps_are_of_the_class_of_the_clean_image(case: str) -> None:
             named = SVMTarget(label, versus=p.labels[int(ranking[1])])
         assert len(image) == 1
         assert torch.allclose(noisy.values[:, -1], values_of_rows(named, noisy.output), rtol=1e-12, atol=0)
-    assert changed, "no copy is of another class: nothing is tested"
-
-
-def test_smoothed_maps_of_an_ordinary_network_are_of_the_class_of_the_clean_image() -> None:
-    p = explained("gelu", "rbf")
-    cam = ClosedFormGradCAM(ordinary(p), [p.layer])
-    seen = watched(cam)
-    smoothed(cam, p.x, samples=30, noise=2.0)
-    changed = 0
-    for (_, clean), (_, noisy) in zip(seen[::2], seen[1::2], strict=True):
-        changed += int((noisy.output.argmax(1) != clean.output.argmax(1)).sum())
-        assert torch.equal(noisy.values[:, 0], noisy.output[:, int(clean.output.argmax(1))])
     assert changed, "no copy is of another class: nothing is tested"
 
 
@@ -775,14 +720,3 @@ def test_a_thousand_calls_leak_nothing() -> None:
         cam.explain(p.x, targets)
     assert tensors() <= before
     assert not any(module._forward_hooks for module in p.net.modules())
-
-
-@pytest.mark.parametrize("name", EVERY)
-def test_gradients_and_flags_are_left_alone(name: str) -> None:
-    p = explained("pooled", "rbf", 2, rectified=True, n=1)
-    p.net.train()
-    ours(name, p.net, [p.layer]).explain(p.x)
-    assert all(module.training for module in p.net.modules())
-    p.net.eval()
-    assert torch.is_grad_enabled()
-    assert all(parameter.grad is None for parameter in p.net.parameters())

@@ -168,7 +168,7 @@ def test_sums_are_held_against_the_values_from_the_start_that_is_used(monkeypatc
     assert [row.agrees for row in cam.check(x[:3], SVMTarget(1)).comparisons] == [True, True, False]
 
 
-@pytest.mark.parametrize("name", [name for name in CLASSIFIERS if not name.startswith("l2")])
+@pytest.mark.parametrize("name", ["PCA, l2, SVC", "PCA, l1, SVC", "scaler, l2", "forest"])
 def test_the_mean_itself_is_refused_with_ways_out(name):
     net, _, _, x = pooled(CLASSIFIERS[name])
     with pytest.raises(ValueError, match=r"at the training mean of '3', rounding decides what .* returns") as refused:

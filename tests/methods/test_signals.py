@@ -7,8 +7,6 @@ import numpy as np
 import pytest
 import torch
 from sklearn.decomposition import PCA
-from sklearn.ensemble import RandomForestClassifier
-from sklearn.linear_model import LogisticRegression
 from sklearn.neighbors import NearestNeighbors
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -103,8 +101,10 @@ TARGETS = [PCATarget(1), SVMTarget("sinus"), SVMTarget(), SVMTarget("noise", ver
 
 
 @pytest.mark.parametrize("layer", ["stem", "block", "last"])
-@pytest.mark.parametrize("name", methods.__all__)
-def test_every_method_gives_the_maps_of_a_picture_one_pixel_high(name, layer):
+@pytest.mark.parametrize(
+    "name", ["ClosedFormGradCAM", "ClosedFormLayerCAM", "ClosedFormAblationCAM", "ContributionCAM", "ShapCAM"]
+)
+def test_every_way_gives_the_maps_of_a_picture_one_pixel_high(name, layer):
     (line, flat), x, _ = nets(SVC(gamma=0.2))
     method, options = getattr(methods, name), [{}, {}]
     few = {"samples": 4} if name == "ShapCAM" else {}
@@ -132,17 +132,6 @@ def test_several_layers_are_joined():
     ).explain(X.unsqueeze(2), TARGETS)
     assert maps.maps.shape == (5, 5, 24)
     same(maps, expected)
-
-
-@pytest.mark.parametrize("classifier", [RandomForestClassifier(10, random_state=0), LogisticRegression()])
-def test_other_heads(classifier):
-    (line, flat), x, _ = nets(classifier)
-    same(
-        ContributionCAM(line, ["block"], mean=mean_activations(line, [x], "block", progress=False)).explain(X),
-        ContributionCAM(
-            flat, ["block"], mean=mean_activations(flat, [x.unsqueeze(2)], "block", progress=False)
-        ).explain(X.unsqueeze(2)),
-    )
 
 
 def test_as_in_pytorch_grad_cam():
@@ -364,7 +353,7 @@ class Behind(nn.Module):
 @pytest.mark.parametrize("behind", [None, "no_grad", "gate", "transposed", "GRU"])
 def test_short_signals(behind):
     """Modules say which axis is which before chance does, whatever the weights."""
-    for seed in range(30):
+    for seed in range(10):
         net = Behind(seed, behind).eval()
         rows, _ = extract_features(net, [net.x], pool="mean", progress=False)
         with torch.no_grad():

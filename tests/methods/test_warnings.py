@@ -104,7 +104,7 @@ def as_maps(cam, x):
     return cam.explain(x)
 
 
-HEADS = {
+FRONTS = {
     "scaler": (StandardScaler(), PCA(4), SVC()),
     "scaler alone": (StandardScaler(), SVC()),
     "scaler and LDA": (StandardScaler(), LinearDiscriminantAnalysis()),
@@ -114,10 +114,10 @@ HEADS = {
 }
 
 
-@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("head", FRONTS)
 @pytest.mark.parametrize("explained", [as_a_call, as_maps])
 def test_other_preprocessing_is_told_once(x, head, explained):
-    cam = ClosedFormGradCAM(network(*HEADS[head]), ["0"])
+    cam = ClosedFormGradCAM(network(*FRONTS[head]), ["0"])
     assert doubts(lambda: explained(cam, x)) == []
     message = told(lambda: explained(cam, 255 * x), OutsideTrainingWarning)
     where = "of their features lie more than 5 standard" if head.startswith("scaler") else "their components lie"

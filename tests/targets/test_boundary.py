@@ -12,7 +12,7 @@ from sklearn.base import clone
 from sklearn.decomposition import PCA
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis, QuadraticDiscriminantAnalysis
 from sklearn.gaussian_process import GaussianProcessClassifier
-from sklearn.linear_model import LogisticRegression, RidgeClassifier, RidgeClassifierCV
+from sklearn.linear_model import LogisticRegression, RidgeClassifier
 from sklearn.naive_bayes import GaussianNB
 from sklearn.neural_network import MLPClassifier
 from sklearn.pipeline import make_pipeline
@@ -160,7 +160,7 @@ def test_each_image_starts_on_its_own_boundary_the_same_for_all_of_its_class():
         assert relative(found.by_image[image], alone.by_image[0]) < 1e-10
 
 
-@pytest.mark.parametrize("head", ["rbf", "linear", "poly", "one vs rest", "one class", "whitened", "calibrated"])
+@pytest.mark.parametrize("head", ["rbf", "linear", "one class"])
 def test_recombined_starts_there_too(head, tmp_path):
     p = explained("pooled", head)
     cam = ContributionCAM(p.net, [p.layer])
@@ -207,8 +207,9 @@ def test_a_head_that_is_changed_in_place_has_another_boundary():
     handle.remove()
 
 
-@pytest.mark.parametrize("head", ["rbf", "linear", "calibrated", "no reduction"])
-@pytest.mark.parametrize("path", ["gelu", "squeeze-excite", "average pool", "layer norm"])
+@pytest.mark.parametrize(
+    ("path", "head"), [("gelu", "rbf"), ("squeeze-excite", "calibrated"), ("layer norm", "no reduction")]
+)
 def test_elsewhere_newton_leads_to_it_from_the_mean_activations(path, head):
     p = explained(path, head, 2)
     mean = mean_activations(p.net, [p.images(60, seed=4)], p.layer, progress=False)
@@ -290,11 +291,9 @@ def test_zeros_are_taken_with_a_warning_where_the_mean_is_unknown():
 # With as many images of each class, or each with its mirror image in the other class, the mean lies on the boundary.
 BALANCED = {
     "ridge": RidgeClassifier(),
-    "cross-validated ridge": RidgeClassifierCV(),
     "discriminant": LinearDiscriminantAnalysis(),
     "linear SVM": LinearSVC(),
     "RBF": SVC(),
-    "polynomial": SVC(kernel="poly", coef0=1),
     "Gaussian process": GaussianProcessClassifier(),
     "naive Bayes": GaussianNB(),
 }
@@ -309,7 +308,7 @@ BALANCED = {
 def test_a_mean_on_the_boundary_is_one(classifier, mirrored, dtype):
     p = explained("pooled", "rbf", 2, dtype)
     labels, precision = np.arange(60) % 2, 1e-8 if dtype == torch.float64 else 1e-4
-    for seed in range(4):
+    for seed in range(2):
         x = p.images(60, seed=seed) + 0.5 * torch.from_numpy(labels).to(dtype).reshape(-1, 1, 1, 1)
         with torch.no_grad():
             features = p.backbone(x).numpy()
@@ -336,7 +335,7 @@ def test_a_crossing_whose_ends_have_one_sign_but_for_rounding_is_at_one_of_them(
 
 
 @pytest.mark.parametrize("classifier", [GaussianNB(), QuadraticDiscriminantAnalysis(reg_param=0.1)])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_zero_at_the_start_itself_is_found(classifier, seed):
     rng, signs = np.random.default_rng(seed), np.array([1, -1] * 3)
     quarter = rng.normal(size=(20, 6))

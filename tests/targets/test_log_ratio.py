@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from pairs import choose_pairs
 from problems import explained
 from reference import activations_of, gap, relative, with_activations
 from sklearn.calibration import CalibratedClassifierCV
@@ -20,11 +21,9 @@ from pytorch_grad_cam_pcasvm import (
     LIFTCAM,
     ClosedFormAblationCAM,
     ClosedFormGradCAM,
-    ClosedFormShapleyCAM,
     ContributionCAM,
     Head,
     LogRatioTarget,
-    PCASVMNet,
     ShapCAM,
     SignedMaps,
     SVMTarget,
@@ -94,7 +93,7 @@ def loops(decision, x, index=0):
 def test_it_has_the_sign_of_the_decision_value(intercept):
     rng = np.random.default_rng(0)
     differ = 0
-    for seed in range(340):
+    for seed in range(100):
         decision = svm(10 ** rng.uniform(-3, 1), intercept * rng.exponential(), seed=seed)
         x = inputs(8, seed=seed)
         value, _ = decision.evaluate(x)
@@ -105,7 +104,7 @@ def test_it_has_the_sign_of_the_decision_value(intercept):
         known = (value.abs() > 1e-13 * size) & (value != 0)
         assert torch.equal(ratio[known].sign(), value[known].sign())
         differ += int(known.sum())
-    assert differ > 2500  # of 2720
+    assert differ > 735  # of 800
 
 
 @pytest.mark.parametrize("intercept", [0.0, 0.4, -0.4])
@@ -170,10 +169,10 @@ def integral(decision, x, x0, panels):
 
 
 LINES = [
-    *((gamma, length, intercept) for gamma in (1e-3, 0.1, 1.0, 10.0) for length in (1.0, 10.0)
-      for intercept in (0.0, 0.4, -1e-3)),
-    (10.0, 30.0, 0.0), (100.0, 5.0, 0.4),
-]  # fmt: skip
+    *choose_pairs((1e-3, 0.1, 1.0, 10.0), (1.0, 10.0), (0.0, 0.4, -1e-3)),
+    (10.0, 30.0, 0.0),
+    (100.0, 5.0, 0.4),
+]
 
 
 @pytest.mark.parametrize(("gamma", "length", "intercept"), LINES)
@@ -191,15 +190,6 @@ def test_the_secant_is_the_mean_of_the_gradient_along_the_line(gamma, length, in
         value, value0 = (LogRatio(decision).evaluate(each)[0][:, 0] for each in (x, start))
         rise = (secant * (x - start)).sum(-1)
         assert ((rise - (value - value0)).abs() <= 1e-12 * (value.abs() + value0.abs() + size * length)).all()
-
-
-def test_the_secant_of_nothing_is_the_gradient():
-    for intercept in (0.0, 0.4):
-        decision, x = svm(2.0, intercept), inputs(5)
-        gradient = LogRatio(decision).pullback((x, USUAL), torch.ones(1, 1, 1).double())[0]
-        for step, tolerance in ((0.0, 1e-13), (1e-12, 1e-9)):
-            secant = LogRatio(decision).secant((x, USUAL), (x + step, USUAL), torch.ones(1, 1, 1).double())[0]
-            assert relative(secant, gradient) < tolerance
 
 
 @pytest.mark.parametrize("intercept", [0.0, 0.4])
@@ -351,7 +341,8 @@ def test_of_ensembles(name):
 
 
 def test_of_ensembles_whose_gradients_are_too_small_for_a_float():
-    estimator = OneVsRestClassifier(make_pipeline(KernelPCA(3, kernel="rbf", gamma=0.5), SVC())).fit(FEATURES, LABELS)
+    # Each pair has a reduction of its own, which is not brought forward.
+    estimator = OneVsOneClassifier(make_pipeline(KernelPCA(3, kernel="rbf", gamma=0.5), SVC())).fit(FEATURES, LABELS)
     head, x = Head.of(estimator), (15 * torch.nn.functional.normalize(inputs(4))).requires_grad_()
     output = HeadOutput.of(head, head(x))
     target = LogRatioTarget("bee")
@@ -421,8 +412,7 @@ TARGETS = [
     LogRatioTarget(), LogRatioTarget("bee"), LogRatioTarget("ant", versus="bee"), LogRatioTarget(sign="-"),
     LogRatioTarget("bee", versus="runner-up"), LogRatioTarget("ant", versus="others"),
 ]  # fmt: skip
-CASES = [("pooled", "rbf", 3), ("gelu", "rbf", 2), ("gelu", "kernel pca", 3), ("relu", "no reduction", 3),
-         ("relu", "calibrated", 2), ("pooled", "whitened", 3)]  # fmt: skip
+CASES = [("pooled", "rbf", 3), ("gelu", "kernel pca", 2), ("relu", "no reduction", 3), ("relu", "calibrated", 2)]
 
 
 @pytest.mark.parametrize(("path", "head", "classes"), CASES)
@@ -455,19 +445,6 @@ def test_recombined_maps_are_the_same(head, method):
     assert relative(found.values, expected.values) < 1e-10
 
 
-def test_gradients_are_those_of_autograd_through_the_network():
-    p = explained("gelu", "rbf")
-    expected = ClosedFormGradCAM(p.net, [p.layer], jacobian="autograd").explain(
-        p.x, [lambda row, target=target: target(row) for target in TARGETS]
-    )
-    assert relative(ClosedFormGradCAM(p.net, [p.layer]).explain(p.x, TARGETS).maps, expected.maps) < 1e-10
-    shapley = ClosedFormShapleyCAM(p.net, [p.layer]).explain(p.x, TARGETS[:3])
-    by_autograd = ClosedFormShapleyCAM(p.net, [p.layer]).explain(
-        p.x, [lambda row, target=target: target(row) for target in TARGETS[:3]]
-    )
-    assert relative(shapley.maps, by_autograd.maps) < 1e-8
-
-
 @pytest.mark.parametrize("method", [ShapCAM, ClosedFormAblationCAM])
 def test_what_is_left_out_keeps_the_class_that_is_explained(method):
     p = explained("pooled", "rbf")
@@ -481,18 +458,6 @@ def test_what_is_left_out_keeps_the_class_that_is_explained(method):
         assert relative(found.values[n], torch.stack([target(each) for target in named]).detach()) < 1e-10
     if method is ShapCAM:
         assert gap(found) < 1e-10
-
-
-def test_a_saturated_svm_has_maps():
-    p = explained("pooled", "rbf", 2)
-    features = p.backbone(p.images(60, seed=4)).numpy()
-    fitted = make_pipeline(StandardScaler(), PCA(4), SVC(gamma=300.0)).fit(features, LABELS[:60] == "ant")
-    net = PCASVMNet(p.backbone, fitted).eval()
-    maps = ContributionCAM(net, [p.layer], baseline="mean").explain(p.x, [LogRatioTarget(True), SVMTarget(True)])
-    change = maps.values - maps.baseline_values
-    assert (change[:, 1].abs() < 1e-6).all()
-    assert (change[:, 0].abs() > 1).all()
-    assert gap(maps) < 1e-8
 
 
 def test_it_is_saved_and_loaded(tmp_path):
