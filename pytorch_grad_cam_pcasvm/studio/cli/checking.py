@@ -36,12 +36,12 @@ _TINY = 32  # pixels of a side
 _FLOAT_WHITE = 255.0  # the largest that is white in floating-point pictures
 _FEW = 10  # photos of a class, from which choices can be made
 _KINDS = {  # of photos that need attention
-    "deep": "more than 8 bits: {count} photos, such as {first}; fit takes the largest number that is possible for "
+    "deep": "more than 8 bits: {photos}, such as {first}; fit takes the largest number that is possible for "
     "white, such as 65535; less is named with --white-level",
-    "unit": "floating-point: {count} photos, such as {first}, with numbers up to 1; fit takes 1 for white",
-    "wide": "floating-point: {count} photos, such as {first}, with numbers up to 255; fit takes 255 for white",
-    "moving": "moving: {count} photos, such as {first}; the first frame is taken",
-    "turned": "turned by EXIF: {count} photos, such as {first}; fit turns them, too",
+    "unit": "floating-point: {photos}, such as {first}, with numbers up to 1; fit takes 1 for white",
+    "wide": "floating-point: {photos}, such as {first}, with numbers up to 255; fit takes 255 for white",
+    "moving": "moving: {photos}, such as {first}; the first frame is taken",
+    "turned": "turned by EXIF: {photos}, such as {first}; fit turns them, too",
     "tiny": f"smaller than {_TINY} pixels: {{names}}",
 }
 
@@ -172,7 +172,11 @@ def _tell_odd(root: Path, looked: dict[Path, dict[str, Any]]) -> list[str]:
             f"dark: no photo of more than 8 bits has larger numbers than {white}: fit --white-level {white}"
         )
     return findings + [
-        _KINDS[name].format(count=len(paths), first=_name_some(root, paths[:1]), names=_name_some(root, paths))
+        _KINDS[name].format(
+            photos=f"{len(paths)} photo{'s' * (len(paths) != 1)}",
+            first=_name_some(root, paths[:1]),
+            names=_name_some(root, paths),
+        )
         for name, paths in kinds.items()
         if paths
     ]

@@ -51,14 +51,14 @@ def refuse_missing(options: Any) -> None:
                 raise NotADirectoryError(f"{folder} is a file, but a folder is expected, such as {folder.parent}")
             if name == "atlas":
                 raise FileNotFoundError(
-                    f"there is no atlas in {folder}{_hint_at(folder)}: make one with '{RUN} atlas PHOTOS'"
+                    f"there is no atlas in {folder}: make one with '{RUN} atlas PHOTOS'{_hint_at(folder)}"
                 )
             if name == "masks":
                 raise FileNotFoundError(f"there is no folder of masks {folder}{_hint_at(folder)}")
             arranged = f"as in {folder / 'cat' / '1.jpg'} and {folder / 'dog' / '2.jpg'}"
             raise FileNotFoundError(
-                f"there is no folder {folder}{_hint_at(folder)}: give a folder of images, or with one folder for each "
-                f"class, {arranged}"
+                f"there is no folder {folder}: give a folder of images, or with one folder for each "
+                f"class, {arranged}{_hint_at(folder)}"
             )
     model = getattr(options, "model", None)
     if model is not None and not model.is_file():
