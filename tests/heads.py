@@ -245,7 +245,9 @@ SEVERAL = {
     "OneVsOne Logistic": OneVsOneClassifier(LogisticRegression()),
     "a bag": BaggingClassifier(LogisticRegression(), 3, max_features=0.5, random_state=0),
 }
-BENT = QuadraticDiscriminantAnalysis(reg_param=0.1, solver="eigen", shrinkage=0.1)
+BENT = QuadraticDiscriminantAnalysis(reg_param=0.1)
+if "solver" in BENT.get_params():  # from scikit-learn 1.8 on
+    BENT.set_params(solver="eigen", shrinkage=0.1)
 COLUMNS = np.array([True, False, True, False, True, True])
 _VOTES, _CURVES, _SHARES = "votes jump", "curves have corners", "it has probabilities alone"
 _FIXED = {"response_method": "decision_function"}
