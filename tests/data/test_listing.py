@@ -380,7 +380,7 @@ def test_the_first_frame_of_an_animation_is_read_and_told(tmp_path, capsys):
     frames[0].save(root / "good" / "x.gif", save_all=True, append_images=frames[1:])
     assert np.array_equal(np.asarray(data.in_colour(root / "good" / "x.gif")), np.asarray(frames[0].convert("RGB")))
     assert main(["check", str(root)]) == 0
-    assert "moving: 1 photos, such as good/x.gif; the first frame is taken" in capsys.readouterr().out
+    assert "moving: 1 photo, such as good/x.gif; the first frame is taken" in capsys.readouterr().out
 
 
 def test_a_mask_with_the_name_of_its_photo_is_known_by_what_it_shows(tmp_path, capsys):
