@@ -21,7 +21,7 @@ def make_column(values: Sequence[Any], kind: str | None) -> Any:
         return values
     array: Any = np.array(values, _DTYPES[kind])
     if any(kept != value and value == value for kept, value in zip(array.tolist(), values, strict=True)):
-        raise ValueError("it would be another one")
+        raise ValueError("NumPy would keep another value")
     return array
 
 
