@@ -123,7 +123,7 @@ def _recombined(components: SignedMaps, reduction: Head | None, tail: Head | Non
     result = average_samples([compute_result(components, of_group) for of_group in output_gradients])
     output = _make_output(tail, 0, components.values)
     return SignedMaps(
-        **vars(result),
+        **result.columns,
         nu=find_nu(result.maps),
         targets=targets,
         output=components.output if output is None else output,

@@ -11,30 +11,37 @@ from torch import Tensor
 from pytorch_grad_cam_pcasvm.network.grid import upsample_maps
 from pytorch_grad_cam_pcasvm.network.inputs import all_finite
 from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput
-from pytorch_grad_cam_pcasvm.runtime.columns import Columns, average_columns
+from pytorch_grad_cam_pcasvm.runtime.columns import (
+    Columns,
+    OptionalPlain,
+    OptionalScaled,
+    Plain,
+    Scaled,
+    average_columns,
+)
 from pytorch_grad_cam_pcasvm.runtime.device import full_precision
 from pytorch_grad_cam_pcasvm.runtime.errors import BlankMapWarning, warn
 
 
-@dataclass
+@dataclass(eq=False)
 class MethodResult(Columns):
-    """The result of a method for K targets, with the attributes of :class:`SignedMaps`.
+    """The result of a method for K targets, with the attributes of :class:`SignedMaps`: its columns.
 
     Example:
         >>> zeros = torch.zeros(2, 1)
         >>> MethodResult(maps=torch.ones(2, 1, 4, 4), weights=torch.ones(2, 1, 8), values=zeros, log_scale=zeros).heads
     """
 
-    maps: Tensor
-    weights: Tensor
-    values: Tensor
-    log_scale: Tensor
-    opposite: Tensor | None = None
-    baseline_values: Tensor | None = None
-    remainder: Tensor | None = None
-    standard_errors: Tensor | None = None
-    heads: Tensor | None = None
-    effects: Tensor | None = None
+    maps: Scaled
+    weights: Scaled
+    values: Plain
+    log_scale: Plain
+    opposite: OptionalScaled = None
+    baseline_values: OptionalPlain = None
+    remainder: OptionalScaled = None
+    standard_errors: OptionalScaled = None
+    heads: OptionalScaled = None
+    effects: OptionalPlain = None
 
 
 def average_samples(samples: Sequence[MethodResult]) -> MethodResult:
@@ -156,18 +163,17 @@ def as_one(results: Sequence[MethodResult], way: str) -> MethodResult:
     if way == "mean":
         return _average_levels(results, grids[-1][0].maps.shape[2:])
     coarsest, *finer = (_average_levels(group, group[0].maps.shape[2:]) for group in grids)
+    maps = coarsest.maps
     for level in finer:
-        coarsest.maps = shared_out(coarsest.maps, level.maps)
-    return coarsest
+        maps = shared_out(maps, level.maps)
+    return replace(coarsest, maps=maps)
 
 
-def share_remainders(results: list[MethodResult]) -> list[MethodResult]:
-    """Add the sums of the other branches' maps to the remainder of each branch."""
+def share_remainders(results: Sequence[MethodResult]) -> list[MethodResult]:
+    """Return results of several branches, with the sums of the other branches' maps in the remainder of each."""
     sums = torch.stack([result.maps.flatten(2).sum(-1) for result in results])
     beside = sum(result.remainder for result in results if result.remainder is not None)
-    for result, own in zip(results, sums, strict=True):
-        result.remainder = beside + sums.sum(0) - own
-    return results
+    return [replace(result, remainder=beside + sums.sum(0) - own) for result, own in zip(results, sums, strict=True)]
 
 
 def _size(level: MethodResult) -> int:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import FrozenInstanceError, dataclass, field, replace
 from os import PathLike
 from typing import Any
 
@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.head import storage
-from pytorch_grad_cam_pcasvm.maps.results import check_finite, divided, per_map, warn_of_blanks
+from pytorch_grad_cam_pcasvm.maps.results import MethodResult, check_finite, divided, per_map, warn_of_blanks
 from pytorch_grad_cam_pcasvm.network.grid import upsample_maps
 from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput
-from pytorch_grad_cam_pcasvm.runtime.columns import PLAIN, SCALED, Columns, join_rows
+from pytorch_grad_cam_pcasvm.runtime.columns import Scaled, join_rows, list_columns
 from pytorch_grad_cam_pcasvm.runtime.device import can_sync
 from pytorch_grad_cam_pcasvm.runtime.pictures import as_pictures, overlaid
 from pytorch_grad_cam_pcasvm.runtime.torch_private import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
@@ -24,8 +24,8 @@ SCALES = ("map", "target", "none")
 FORMATS = tuple(f"pytorch_grad_cam_pcasvm maps {version}" for version in (1, 2, 3))
 
 
-@dataclass(frozen=True, repr=False, eq=False)
-class SignedMaps(Columns):
+@dataclass(repr=False, eq=False, init=False)
+class SignedMaps(MethodResult):
     """The signed maps of K targets for each of N images, with their weights, values and the network's output.
 
     For Grad-CAM, ``maps[n, k] = sum_t weights[n, k, t] F^t`` (P_b = e_b^T F in the paper); for the other methods, see
@@ -68,25 +68,45 @@ class SignedMaps(Columns):
         torch.Size([1, 3, 8, 8])
     """
 
-    maps: Tensor
-    weights: Tensor
-    values: Tensor
-    nu: Tensor
-    log_scale: Tensor
-    targets: Sequence[Any]
-    output: Any
-    opposite: Tensor | None = None
-    baseline_values: Tensor | None = None
-    remainder: Tensor | None = None
-    standard_errors: Tensor | None = None
-    heads: Tensor | None = None
+    nu: Scaled = field(kw_only=True)
+    targets: Sequence[Any] = field(kw_only=True)
+    output: Any = field(kw_only=True)
     linear: bool = False
     neutral: bool = False
     layers: Sequence[str] = ()
-    effects: Tensor | None = None
     _warnings: Any = None  # of what made them, where no number may be looked at yet
     _between: Sequence[str] = ()  # for maps from a file or from `recombined`, whose output has no head
     _width: int | None = None  # likewise
+
+    def __init__(
+        self,
+        maps: Tensor,
+        weights: Tensor,
+        values: Tensor,
+        nu: Tensor,
+        log_scale: Tensor,
+        targets: Sequence[Any],
+        output: Any,
+        opposite: Tensor | None = None,
+        baseline_values: Tensor | None = None,
+        remainder: Tensor | None = None,
+        standard_errors: Tensor | None = None,
+        heads: Tensor | None = None,
+        linear: bool = False,
+        neutral: bool = False,
+        layers: Sequence[str] = (),
+        effects: Tensor | None = None,
+        _warnings: Any = None,
+        _between: Sequence[str] = (),
+        _width: int | None = None,
+    ) -> None:
+        vars(self).update({name: value for name, value in locals().items() if name != "self"})
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise FrozenInstanceError(f"cannot assign to field {name!r}")
+
+    def __delattr__(self, name: str) -> None:
+        raise FrozenInstanceError(f"cannot delete field {name!r}")
 
     def __repr__(self) -> str:
         dtype = str(self.maps.dtype).removeprefix("torch.")
@@ -105,7 +125,7 @@ class SignedMaps(Columns):
         k = _as_positions(chosen, len(self.targets), "targets")
         targets = self.targets[k] if isinstance(k, slice) else [self.targets[position] for position in k]
         output = _take_rows(self.output, n, len(self))
-        return self.map_columns(lambda column: column[n][:, k], targets=targets, output=output)
+        return self.map_columns(lambda tensor: tensor[n][:, k], targets=targets, output=output)
 
     @staticmethod
     def cat(parts: Sequence["SignedMaps"]) -> "SignedMaps":
@@ -153,7 +173,7 @@ class SignedMaps(Columns):
         if isinstance(where, torch.dtype):
             if not where.is_floating_point:
                 raise ValueError(f"maps hold signed fractions, which {where} cannot represent: use a floating dtype")
-            scaled: Any = {name: column.to(where) for name, column in self.columns.items() if name in SCALED}
+            scaled: Any = {name: tensor.to(where) for name, tensor in self.scaled_columns.items()}
             return replace(self, **scaled)
 
         def move(tensor: Any) -> Any:
@@ -213,7 +233,7 @@ class SignedMaps(Columns):
             targets = [decoded(target) for target in json.loads(metadata["targets"])]
             numbered = [tensors[f"output.{i}"] for i in range(len(tensors)) if f"output.{i}" in tensors]
             output = tensors.get("output.scores", numbered)
-            columns: Any = {name: tensors[name] for name in (*SCALED, *PLAIN) if name in tensors}
+            columns: Any = {name: tensors[name] for name in list_columns(SignedMaps) if name in tensors}
             flags: Any = {name: json.loads(metadata.get(name, "false")) for name in ("linear", "neutral")}
             layers, between = (tuple(json.loads(metadata.get(name, "[]"))) for name in ("layers", "between"))
             features = tensors.get("output.features")  # which tell it in files of earlier versions

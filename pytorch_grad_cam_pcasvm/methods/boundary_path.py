@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pytorch_grad_cam_pcasvm.methods.run import Run
+from pytorch_grad_cam_pcasvm.methods.run import Run, Start
 from pytorch_grad_cam_pcasvm.network.inputs import Inputs
 from pytorch_grad_cam_pcasvm.network.outputs import HeadRun
 from pytorch_grad_cam_pcasvm.runtime.device import can_sync, is_traced
@@ -37,6 +37,13 @@ class Solution(NamedTuple):
     goal: Tensor | float
 
 
+class Found(NamedTuple):
+    """Activations of one row that a search led to, and the path run from there, where it has done so."""
+
+    activations: Tensor
+    start: Start | None = None
+
+
 class _Kept(NamedTuple):
     solution: Solution
     features_norm: Tensor
@@ -62,7 +69,7 @@ class PathBoundary:
         # By target, the state of a network in which there are none, and the size of the values at the mean.
         self._missing: dict[Any, tuple[Any, Tensor]] = {}
 
-    def of_components(self, run: Run, layer: int) -> Tensor | None:
+    def of_components(self, run: Run, layer: int) -> Found | None:
         """Return activations, of one row, at which all components are 0; None if there are none.
 
         Without components, these are the mean.
@@ -73,14 +80,14 @@ class PathBoundary:
         """
         components = every_component(run.output)
         if not components:
-            return self.mean
+            return Found(self.mean)
 
         def search(size: Tensor) -> Solution | None:
             return _solved(run, layer, self.mean, components, size)
 
         return self._reused(run, layer, None, components, search)
 
-    def find_point(self, run: Run, layer: int, target: Any) -> Tensor:
+    def find_point(self, run: Run, layer: int, target: Any) -> Found:
         """Return activations, of one row, at which a target is 0; without a gradient, about 0, by its components.
 
         Args:
@@ -103,20 +110,21 @@ class PathBoundary:
                 return self._by_components(run, layer, target, components)
             # Of dense features, the pullback of all components takes long.
             near = self.of_components(run, layer) if run.output.grid is None else None
-            starts = [one for one in (near, self.mean) if one is not None and not self._is_on_pole(run, layer, one)]
+            centres = [self.mean] if near is None else [near.activations, self.mean]
+            starts = [one for one in centres if not self._is_on_pole(run, layer, one)]
             for start in starts or [self.mean / 2]:  # where all components are 0, a kernel may be flat
                 solution = _solved(run, layer, start, [target], size)
                 if solution is not None and not self._is_on_pole(run, layer, solution.activations):
                     return solution
             return self._polished(run, layer, target, components, size)
 
-        start = self._reused(run, layer, target, components if by_components else [target], search)
-        if start is None:
+        found = self._reused(run, layer, target, components if by_components else [target], search)
+        if found is None:
             raise NoBoundaryError(
                 f"{target}: near the training mean there are no activations of {run.layers[layer]!r} at which its "
                 f"value is 0: {name_other_start(self._is_on_pole(run, layer, self.mean))}"
             )
-        return start
+        return found
 
     def _is_on_pole(self, run: Run, layer: int, activations: Tensor) -> bool:
         """Return whether rounding decides the output of the head at activations of one row."""
@@ -129,10 +137,10 @@ class PathBoundary:
         key: Any,
         targets: Sequence[Any],
         search: Callable[[Tensor], Solution | None],
-    ) -> Tensor | None:
+    ) -> Found | None:
         """Return the activations found before, if they still hold, or else the result of a search."""
         if is_traced():
-            return self._kept[key].solution.activations if key in self._kept else None
+            return Found(self._kept[key].solution.activations) if key in self._kept else None
         name, began = "all components" if key is None else key, start_clock()
         can_look = can_sync(self.mean)
         state = None if can_look else _read_state(run)
@@ -148,7 +156,9 @@ class PathBoundary:
                 log_since(began, "start at %s for %s: as before", run.layers[layer], name)
                 same &= (mean == self.mean).all()
                 # Maps that are not finite are refused when they are looked at.
-                return former.activations if can_look else torch.where(same, former.activations, torch.nan)
+                if can_look:
+                    return Found(former.activations, start)
+                return Found(torch.where(same, former.activations, torch.nan))
         size = run.replay(layer, self.mean).output_gradients(targets).values.norm()
         if can_look and key in self._missing:
             before, before_size = self._missing[key]
@@ -160,9 +170,9 @@ class PathBoundary:
             self._kept.pop(key, None)
             self._missing[key] = _read_state(run), size
             return None
-        features = run.start_at(layer, solution.activations).output.head_trace.values[0]
-        self._kept[key] = _Kept(solution, features.norm(), self.mean, state)
-        return solution.activations
+        start = run.start_at(layer, solution.activations)
+        self._kept[key] = _Kept(solution, start.output.head_trace.values[0].norm(), self.mean, state)
+        return Found(solution.activations, start)
 
     def _by_components(self, run: Run, layer: int, target: Any, components: Sequence[Any]) -> Solution | None:
         """Return activations with the components of a point on the head's boundary."""

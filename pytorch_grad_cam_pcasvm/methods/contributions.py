@@ -1,6 +1,6 @@
 """Contribution methods: where the change from a baseline to the image comes from."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -65,6 +65,7 @@ class ContributionCAM(SecantCAM, HeadSums):
     """
 
     adds_up = "value"
+    moves_starts = True
     blocks = 2
 
     def __init__(
@@ -92,25 +93,21 @@ class ContributionCAM(SecantCAM, HeadSums):
         super().__init__(model, target_layers, reshape_transform, baseline=baseline, mean=mean, **options)
 
     def compute(self, run: Run, layer: int, targets: Questions) -> MethodResult:
-        start, secants = run.starts[layer], run.secants(targets, layer)
-        maps, remainder = run.contributions(secants, layer, start.difference, start.path)
+        secants = run.secants(targets, layer)
+        maps, remainder = run.contributions(secants, layer)
         if secants.excess is not None:
             maps = shift_baseline(maps, secants.excess)
         if secants.remainder is not None:
             remainder = remainder + secants.remainder.to(remainder)
-        weights = run.sums(secants, layer, start.path)
         result = MethodResult(
-            maps, weights, secants.values, secants.log_scale, baseline_values=secants.baseline_values,
-            remainder=remainder, effects=secants.effects,
+            maps, run.sums(secants, layer), secants.values, secants.log_scale,
+            baseline_values=secants.baseline_values, remainder=remainder, effects=secants.effects,
         )  # fmt: skip
         # Of several layers, or of several heads, each map has a part.
         if can_sync(maps) and len(run.layers) == 1 and not run.recorded.heads:
             parts = [maps.flatten(2)] + ([] if remainder is None else [remainder.unsqueeze(-1)])
             _check_sums(run, layer, torch.cat(parts, -1), secants)
         return result
-
-    def _find_starts(self, run: Run, layer: int, questions: Questions) -> Iterator[tuple[list[int], Any]]:
-        return self._starts.find(run, layer, questions, self._warnings, moves=True)
 
     def _refuse_layers(self, *, joined: bool = False) -> None:
         if not joined and len(self._target_layers) > 1:
@@ -123,9 +120,8 @@ class ContributionCAM(SecantCAM, HeadSums):
         return as_one(results, self.combine)
 
     def terms(self, run: Run, layer: int, questions: Questions, result: MethodResult) -> Tensor:
-        start = run.starts[layer]
-        gradients = run.gradients(run.secants(questions, layer), layer, start.path)
-        return gradients.dense()[0] * run.shaped(start.difference, layer)
+        gradients = run.gradients(run.secants(questions, layer), layer)
+        return gradients.dense()[0] * run.shaped(run.starts[layer].difference, layer)
 
 
 def _check_sums(run: Run, layer: int, parts: Tensor, secants: Any) -> None:
@@ -146,8 +142,8 @@ class LIFTCAM(SecantCAM):
     """
 
     def compute(self, run: Run, layer: int, targets: Questions) -> MethodResult:
-        start, secants = run.starts[layer], run.secants(targets, layer)
-        weights = run.products(secants, layer, run.shaped(start.difference, layer), "positions", start.path)
+        secants = run.secants(targets, layer)
+        weights = run.products(secants, layer, run.shaped(run.starts[layer].difference, layer), "positions")
         if run.layouts[layer].is_map_shaped and can_sync(weights):  # else tokens may be left out
             left = [] if secants.remainder is None else [secants.remainder.unsqueeze(-1).to(weights)]
             _check_sums(run, layer, torch.cat([weights, *left], -1), secants)
@@ -163,7 +159,6 @@ class RelevanceCAM(SecantCAM):
     """
 
     def compute(self, run: Run, layer: int, targets: Questions) -> MethodResult:
-        start, secants = run.starts[layer], run.secants(targets, layer)
-        assert start.path is not None
-        weights = run.relevance(secants, layer, start.path).flatten(3).sum(-1)
+        secants = run.secants(targets, layer)
+        weights = run.relevance(secants, layer).flatten(3).sum(-1)
         return MethodResult(signed_maps(weights, run.activations(layer)), weights, secants.values, secants.log_scale)

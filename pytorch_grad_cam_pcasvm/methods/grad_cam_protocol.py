@@ -1,6 +1,7 @@
 """ClosedFormCAM: every method as pytorch-grad-cam, the host, calls it, with one map per image on the host's scale."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -168,15 +169,15 @@ class ClosedFormCAM(Method):
             run = self._run_network(x, modules)
             self.outputs = run.public_output  # where the host keeps it
             questions = resolve_image_targets(targets, run.output)
-            layers = []
             for layer, name in enumerate(run.layers):
-                activations = run.activations(layer)
-                if eigen_smooth and activations[0, 0].numel() == 1:
+                if eigen_smooth and run.activations(layer)[0, 0].numel() == 1:
                     raise ValueError(
                         "eigen_smooth takes a principal component over positions, but the maps of "
                         f"{name!r} have only one position: choose a layer with more, or eigen_smooth=False"
                     )
-                result = self._explain_layer(run, layer, questions)
+            (results,), plans = self._explain_layers(run, questions, [self.sampling])
+            layers = []
+            for layer, (name, result, plan) in enumerate(zip(run.layers, results, plans, strict=True)):
                 self._warnings.of_layer(name, result.maps.shape[2:])
                 maps, nu = result.maps, find_nu(result.maps, result.opposite)
                 if warn_of_blind_tokens(run, layer, nu):  # which is said once, not map by map as well
@@ -184,11 +185,12 @@ class ClosedFormCAM(Method):
                     continue
                 if eigen_smooth:
                     check_finite(maps)
-                    terms = run.layouts[layer].add_tiles(self.terms(run, layer, questions, result))
-                    maps = smoothed_by_svd(terms, maps, targets)
+                    starts = {} if plan is None else {layer: plan.groups[0][1]()}
+                    terms = self.terms(replace(run, starts=starts, sampling=self.sampling), layer, questions, result)
+                    maps = smoothed_by_svd(run.layouts[layer].add_tiles(terms), maps, targets)
                     nu = find_nu(maps)
                 # The host adds 1e-7 when it scales, so the maps must have its size.
-                maps, nu = (numbers / self.host_divisor(activations) for numbers in (maps, nu))
+                maps, nu = (numbers / self.host_divisor(run.activations(layer)) for numbers in (maps, nu))
                 layers.append(one_per_image(maps, nu, targets, self.outputs, shape, size))
                 self._warnings.of_start(result.values, result.baseline_values)
                 self._warnings.of_rows(self.outputs, targets, result.values, result.baseline_values)

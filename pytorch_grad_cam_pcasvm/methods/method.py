@@ -1,6 +1,6 @@
 """Method: the base of all methods, from the network's one forward pass to signed maps."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -22,7 +22,7 @@ from pytorch_grad_cam_pcasvm.methods.check import (
     check_gradient,
     check_sums,
 )
-from pytorch_grad_cam_pcasvm.methods.run import Run, adds_components, is_neutral
+from pytorch_grad_cam_pcasvm.methods.run import Run, StartPlan, adds_components
 from pytorch_grad_cam_pcasvm.methods.warn_once import WarnOnce, warn_of_blind_tokens
 from pytorch_grad_cam_pcasvm.network.features import flatten
 from pytorch_grad_cam_pcasvm.network.grid import rows_of
@@ -168,10 +168,12 @@ class Method(BaseCAM):
             run = self._run_network(x, modules)
             asked = list_default_targets(run.output) if targets is None else list_targets(targets)
             questions = resolve_targets(asked, run.output)
-            results = self._explain_layers(run, questions)
+            samples, plans = self._explain_layers(run, questions, self._split_sampling(run, questions))
+            joined = [self._join(run, of_layers) for of_layers in samples]
+            results = [average_samples(of_samples) for of_samples in zip(*joined, strict=True)]
             if heads:
-                results[0].heads = self._explain_heads(run, questions)
-            signed = self._scale(run, results, asked)
+                results = [replace(results[0], heads=self._explain_heads(run, questions))]
+            signed = self._scale(run, results, asked, plans)
             blind = warn_of_blind_tokens(run, 0, signed[0].nu)
         self._warnings.of_results(signed, blind=blind)
         log_since(began, "%s: %d images, %d targets explained", type(self).__name__, run.count, len(questions))
@@ -261,50 +263,46 @@ class Method(BaseCAM):
             of_margins, log_scale = _compute_jacobian(run, every_class(run.output), self._split_chunks)
         return Jacobians(of_components, of_margins, log_scale, activations, run.public_output)
 
-    def _explain_layers(self, run: Run, questions: Questions) -> list[MethodResult]:
-        """Return the maps of K targets at all target layers: as one, or on the grid of each if they are in branches.
-
-        Those of a head without a gradient are means over groups of permutations.
-        """
-        starts = None
-        if run.has_branches and self.adds_up:
-            assert self._starts is not None
-            run.starts.update(self._starts.find_together(run, questions, self._warnings))
-            starts = [(range(len(questions)), None)]
-        sampling, samples = run.sampling, []
-        groups: Sequence[Sampling | None] = [sampling]
-        if sampling is not None and run.head is not None and not questions.are_components:
-            groups = split_sampling(run.head.enumerated, sampling)
-        for group in groups:
-            run.sampling = group
-            results = [self._explain_layer(run, layer, questions, starts) for layer in range(len(run.layers))]
-            if starts is not None:
-                results = share_remainders(results)
-            elif len(results) > 1 and not run.has_branches:
-                results = [self.join_layers(results)]
-            samples.append(results)
-        run.sampling = sampling
-        return [average_samples(results) for results in zip(*samples, strict=True)]
+    def _explain_layers(
+        self, run: Run, questions: Questions, samplings: Sequence[Sampling | None]
+    ) -> tuple[list[list[MethodResult]], list[StartPlan | None]]:
+        """Return the maps of K targets at every target layer, for each sampling, and the plans of their starts."""
+        plans = self._plan_starts(run, questions)
+        of_layers = [self._explain_layer(run, layer, questions, plan, samplings) for layer, plan in enumerate(plans)]
+        return [list(results) for results in zip(*of_layers, strict=True)], plans
 
     def _explain_layer(
         self,
         run: Run,
         layer: int,
         questions: Questions,
-        starts: Iterable[tuple[Sequence[int], Any]] | None = None,
-    ) -> MethodResult:
-        """Return the maps of K targets at one layer, from where each starts, or from starts that are known."""
-        parts, order = [], list[int]()
-        for target_indices, start in starts or self._find_starts(run, layer, questions):
-            at_start = run
-            if start is not None and len(target_indices) < len(questions):
-                at_start = replace(run, starts={layer: start})
-            elif start is not None:
-                run.starts[layer] = start
-            parts.append(self._explain_start(at_start, layer, questions.take_targets(target_indices)))
+        plan: StartPlan | None,
+        samplings: Sequence[Sampling | None] = (None,),
+    ) -> list[MethodResult]:
+        """Return the maps of K targets at one layer, for each sampling."""
+        samples, order = [list[MethodResult]() for _ in samplings], list[int]()
+        for target_indices, find_start in [(range(len(questions)), None)] if plan is None else plan.groups:
+            starts = {} if find_start is None else {layer: find_start()}
+            some = questions.take_targets(target_indices)
+            for parts, sampling in zip(samples, samplings, strict=True):
+                parts.append(self._explain_start(replace(run, starts=starts, sampling=sampling), layer, some))
             order += target_indices
-            del at_start, start  # free this start's memory before the next one is computed
-        return _add_tiles(run, layer, join_columns(parts, order))
+            del starts  # free this start's memory before the next one is computed
+        return [_add_tiles(run, layer, join_columns(parts, order)) for parts in samples]
+
+    def _split_sampling(self, run: Run, questions: Questions) -> Sequence[Sampling | None]:
+        """Return the groups of permutations whose spread tells the standard errors of a head without a gradient."""
+        if self.sampling is None or run.head is None or questions.are_components:
+            return [self.sampling]
+        return split_sampling(run.head.enumerated, self.sampling)
+
+    def _join(self, run: Run, results: Sequence[MethodResult]) -> Sequence[MethodResult]:
+        """Return the maps of several layers as one; in branches each on its own grid."""
+        if len(results) == 1:
+            return results
+        if not run.has_branches:
+            return [self.join_layers(results)]
+        return share_remainders(results) if self.adds_up else results
 
     def _explain_start(self, run: Run, layer: int, questions: Questions) -> MethodResult:
         """Return the maps of K targets that start together: sums of component maps, where these are fewer."""
@@ -325,13 +323,15 @@ class Method(BaseCAM):
                 f"heads of {type(self).__name__} do not add up: use ClosedFormGradCAM, ClosedFormHiResCAM or "
                 "ContributionCAM"
             )
-        apart = replace(run, recorded=run.recorded.with_heads(), starts={})
-        columns = [self._explain_layer(apart, 0, questions.take_targets([k])).maps for k in range(len(questions))]
+        apart, columns = replace(run, recorded=run.recorded.with_heads()), []
+        for some in (questions.take_targets([k]) for k in range(len(questions))):
+            (plan,) = self._plan_starts(apart, some)
+            columns.append(self._explain_layer(apart, 0, some, plan, [self.sampling])[0].maps)
         return torch.stack(columns, 1)
 
-    def _find_starts(self, run: Run, layer: int, questions: Questions) -> Iterator[tuple[list[int], Any]]:
-        """Yield the starts of K targets' secants, each after the numbers of its targets; None for gradients."""
-        yield list(range(len(questions))), None
+    def _plan_starts(self, run: Run, questions: Questions) -> list[StartPlan | None]:
+        """Return where the secants of K targets start at each target layer; None for gradients."""
+        return [None] * len(run.layers)
 
     @property
     def sampling(self) -> Sampling | None:
@@ -408,26 +408,36 @@ class Method(BaseCAM):
             output: Any = self.model.head_run(features, x)
         else:
             output = PlainOutput(recorded.output, len(x))
-        return Run(self.model, x, recorded, output, site.layers, layouts, record, sampling=self.sampling)
+        return Run(self.model, x, recorded, output, site.layers, layouts, record)
 
-    def _scale(self, run: Run, results: Sequence[MethodResult], targets: Sequence[Any]) -> list[SignedMaps]:
+    def _scale(
+        self,
+        run: Run,
+        results: Sequence[MethodResult],
+        targets: Sequence[Any],
+        plans: Sequence[StartPlan | None],
+    ) -> list[SignedMaps]:
         """Return the maps of K targets, one for each branch, with their scale."""
         sizes = [find_nu(result.maps, result.opposite) for result in results]
         if results[0].baseline_values is not None:  # they add up, and so have one scale
             sizes = [torch.stack(sizes).amax(0)] * len(results)
-        linear = bool(self.sums) and run.adds_up_over_components
+        # Of several layers, each has a start of its own.
+        together = all(plan is None or not plan.components_apart for plan in plans)
+        linear = bool(self.sums) and together and (len(run.layers) == 1 or isinstance(run.images, Inputs))
+        neutral = len(plans) == 1 and plans[0] is not None and plans[0].is_neutral
+        columns: list[dict[str, Any]] = [result.columns for result in results]
         return [
             SignedMaps(
-                **vars(result),
+                **of_branch,
                 nu=nu,
                 targets=targets,
                 output=run.public_output,
                 linear=linear,
-                neutral=is_neutral(run),
+                neutral=neutral,
                 layers=tuple(run.layers[branch : branch + 1] if run.has_branches else run.layers),
                 _warnings=None if can_sync(nu) else self._warnings,
             )
-            for branch, (result, nu) in enumerate(zip(results, sizes, strict=True))
+            for branch, (of_branch, nu) in enumerate(zip(columns, sizes, strict=True))
         ]
 
     def _split_chunks(self, questions: Questions, run: Run) -> Iterator[Questions]:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ from pytorch_grad_cam_pcasvm.targets.output_gradients import OutputGradients, di
 from pytorch_grad_cam_pcasvm.targets.questions import Questions
 
 
-@dataclass
+@dataclass(frozen=True, eq=False)
 class Start:
     """Where secants start.
 
@@ -45,9 +46,44 @@ class Start:
     boundary: Boundary | None = None
 
 
-@dataclass
+@dataclass(frozen=True, eq=False)
+class StartPlan:
+    """Where K targets start at a target layer.
+
+    Attributes:
+        groups: the indices of targets that share a start, and a function that runs the path from it, which takes
+            memory: one start after the other.
+        boundary: where each target starts, if all are computed from the training mean and moved to their own starts.
+        components_apart: whether contributions to components start at different activations.
+    """
+
+    groups: Sequence[tuple[Sequence[int], Callable[[], Start]]]
+    boundary: Boundary | None = None
+    components_apart: bool = False
+
+    @property
+    def is_neutral(self) -> bool:
+        """Whether each target starts on its boundary, and components are affine in the features."""
+        head = None if self.boundary is None else self.boundary.head
+        return head is not None and head.component_position is not None and has_affine_components(head)
+
+
+@dataclass(frozen=True, eq=False)
+class Asked(OutputGradients):
+    """What K targets ask of a run: their gradients, or their secants from a start.
+
+    Attributes:
+        start: where the secants start; None: these are gradients.
+        pullbacks: their pullbacks by position of the target layer: a method may read one more than once.
+    """
+
+    start: Start | None = None
+    pullbacks: dict[int, Pullback] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
 class Run:
-    """A network's run on N images.
+    """A network's run on N images: facts, and where what is asked of it starts.
 
     What is computed for K targets has the shape (N, K, ...) here; only cotangents have (K, N, ...), as on the path.
 
@@ -60,12 +96,7 @@ class Run:
         layouts: how the activations of each target layer are arranged.
         record: runs the network on other images, up to the features.
         starts: where secants start, by position of the target layer; none for gradients.
-        components_apart: whether contributions to components start at different activations.
         sampling: the permutations that stand for all coalitions of a head without a gradient; None: the usual.
-        count: N.
-        dtype: of gradients: that of the network's output, at least float32.
-        head: the head, if the network has one.
-        has_branches: whether target layers are those of several inputs, each with maps on a grid of its own.
     """
 
     model: nn.Module
@@ -75,30 +106,37 @@ class Run:
     layers: Sequence[str]
     layouts: Sequence[Layout]
     record: Callable[[Tensor], Pass]
-    starts: dict[int, Start] = field(default_factory=dict)
-    components_apart: bool = False
+    starts: Mapping[int, Start] = field(default_factory=dict)
     sampling: Sampling | None = None
-    count: int = field(init=False)
-    dtype: torch.dtype = field(init=False)
-    head: Head | None = field(init=False)
-    has_branches: bool = field(init=False)
-    _last: Any = field(default=None, init=False)
-    _activations: dict[int, Tensor] = field(default_factory=dict, init=False)
-    _starts_by_id: dict[Any, tuple[Tensor, Start]] = field(default_factory=dict, init=False)
 
-    def __post_init__(self) -> None:
-        """Read the facts that are asked again and again."""
-        self.count = self.images.shape[0]  # in a program to export a symbol, which len would make a number
+    @property
+    def count(self) -> int:
+        """N."""
+        return self.images.shape[0]  # in a program to export a symbol, which len would make a number
+
+    @property
+    def head(self) -> Head | None:
+        """The head, if the network has one."""
+        return self.output.head  # type: ignore[no-any-return]
+
+    @property
+    def has_branches(self) -> bool:
+        """Whether target layers are those of several inputs, each with maps on a grid of its own."""
+        return isinstance(self.images, Inputs) and len(self.layers) > 1
+
+    @cached_property
+    def dtype(self) -> torch.dtype:
+        """Of gradients: that of the network's output, at least float32."""
         wide = any(getattr(leaf, "dtype", None) == torch.float64 for leaf in tree_leaves(self.recorded.output))
-        self.dtype = torch.float64 if wide else torch.float32
-        self.head = self.output.head
-        self.has_branches = isinstance(self.images, Inputs) and len(self.layers) > 1
+        return torch.float64 if wide else torch.float32
+
+    @cached_property
+    def _arranged(self) -> list[Tensor]:
+        return [self.shaped(activations, layer) for layer, activations in enumerate(self.recorded.activations)]
 
     def activations(self, layer: int) -> Tensor:
         """Return the activations of a target layer, shape (N, T, H, W), (N, T, D, H, W) or (N, T, L)."""
-        if layer not in self._activations:
-            self._activations[layer] = self._check_shape(self.shaped(self.recorded.activations[layer], layer), layer)
-        return self._activations[layer]
+        return self._check_shape(self._arranged[layer], layer)
 
     def _check_shape(self, activations: Tensor, layer: int) -> Tensor:
         signals = pick_images(self.images)[0].dim() == 3
@@ -142,47 +180,42 @@ class Run:
         """Return the network's output for the path's output, of N images or so many."""
         return network_output(self.model, features, self.count if count is None else count, self.images)
 
-    def pullback(self, output_gradients: OutputGradients, layer: int, start: PathStart | None = None) -> Pullback:
-        """Return the pullback of K targets to the activations as the network has them; the last one is kept."""
-        key = id(output_gradients), layer, id(start)
-        if self._last is None or self._last[0] != key:
-            self._last = None  # and its memory
-            with full_precision(output_gradients.values.device):
-                pulled = self.recorded.pullback(self.cotangents(output_gradients), layer, start)
-            self._last = key, pulled, (output_gradients, start)  # which keep their ids
-        return self._last[1]
+    def pullback(self, asked: Asked, layer: int) -> Pullback:
+        """Return the pullback of K targets to the activations as the network has them."""
+        if layer not in asked.pullbacks:
+            with full_precision(asked.values.device):
+                path = None if asked.start is None else asked.start.path
+                asked.pullbacks[layer] = self.recorded.pullback(self.cotangents(asked), layer, path)
+        return asked.pullbacks[layer]
 
-    def gradients(self, output_gradients: OutputGradients, layer: int, start: PathStart | None = None) -> Cotangent:
+    def gradients(self, asked: Asked, layer: int) -> Cotangent:
         """Return the gradients of K targets, or secants, in the shape of maps, (K, N, T, H, W)."""
-        pullback = self.pullback(output_gradients, layer, start)
-        with full_precision(output_gradients.values.device):
+        pullback = self.pullback(asked, layer)
+        with full_precision(asked.values.device):
             return self.layouts[layer].gradients(pullback)
 
-    def sums(self, output_gradients: OutputGradients, layer: int, start: PathStart | None = None) -> Tensor:
+    def sums(self, asked: Asked, layer: int) -> Tensor:
         """Return the pullback summed over the positions of every channel, shape (N, K, T)."""
-        pullback = self.pullback(output_gradients, layer, start)
-        with full_precision(output_gradients.values.device):
+        pullback = self.pullback(asked, layer)
+        with full_precision(asked.values.device):
             return by_image(self.layouts[layer].sums(pullback))
 
-    def products(
-        self, output_gradients: OutputGradients, layer: int, x: Tensor, over: str, start: PathStart | None = None
-    ) -> Tensor:
+    def products(self, asked: Asked, layer: int, x: Tensor, over: str) -> Tensor:
         """Return the pullback times x (N, T, H, W), summed over one sort of dimension.
 
         Args:
-            output_gradients: of K targets.
+            asked: what K targets ask.
             layer: position of the target layer.
             x: what to multiply the pullback by, in the shape of maps.
             over: ``"channels"``: the result is (N, K, H, W); ``"positions"``: (N, K, T).
-            start: of secants; None: gradients.
 
         Returns:
             The sums.
         """
         dims = [1] if over == "channels" else list(range(2, x.dim()))
         layout = self.layouts[layer]
-        pullback: Any = (self.pullback if layout.has_channels_first else self.gradients)(output_gradients, layer, start)
-        with full_precision(output_gradients.values.device):
+        pullback: Any = (self.pullback if layout.has_channels_first else self.gradients)(asked, layer)
+        with full_precision(asked.values.device):
             if layout.crops is None or not layout.has_channels_first:
                 return by_image(pullback.times(x, dims))
             products = pullback.times(layout.crops.take_apart(x), dims)
@@ -190,50 +223,42 @@ class Run:
                 return by_image(layout.crops.sum_tiles(products, 1))
             return layout.crops.put_side_by_side(by_image(products))
 
-    def contributions(
-        self, output_gradients: OutputGradients, layer: int, x: Tensor, start: PathStart | None
-    ) -> tuple[Tensor, Tensor]:
-        """Return secants times x, summed over channels, and the remainder, which is not on the map.
-
-        Args:
-            output_gradients: of K targets.
-            layer: position of the target layer.
-            x: activations minus those of the start, in the network's layout.
-            start: of the secants.
+    def contributions(self, asked: Asked, layer: int) -> tuple[Tensor, Tensor]:
+        """Return secants times the change from their start, summed over channels, and the remainder beside the map.
 
         Returns:
             The maps, shape (N, K, H, W), and the contribution of positions that are not on them, (N, K).
         """
-        layout = self.layouts[layer]
-        if layout.tokens is not None:
-            tokens, first, length = layout.tokens
-            pullback = self.pullback(output_gradients, layer, start)
-            with full_precision(output_gradients.values.device):
+        assert asked.start is not None
+        x, layout = asked.start.difference, self.layouts[layer]
+        with full_precision(asked.values.device):
+            pullback = self.pullback(asked, layer)
+            if layout.tokens is not None:
+                tokens, first, length = layout.tokens
                 of_tokens = by_image(pullback.contributions(x, (layout.batch, tokens)))
-            prefix_sums = of_tokens[..., :first].sum(-1) + of_tokens[..., first + length :].sum(-1)
-            maps = of_tokens.narrow(2, first, length).unflatten(2, layout.grid)
-            if layout.crops is None:
-                return maps, prefix_sums
-            return layout.crops.put_side_by_side(maps), layout.crops.sum_tiles(prefix_sums, 0)
-        if layout.has_channels_first:
-            with full_precision(output_gradients.values.device):
-                maps = by_image(self.pullback(output_gradients, layer, start).times(x, [1]))
-            maps = maps if layout.crops is None else layout.crops.put_side_by_side(maps)
-        else:
-            with full_precision(output_gradients.values.device):
-                maps = by_image(self.gradients(output_gradients, layer, start).times(layout(x), [1]))
-        if layout.is_known:
-            return maps, maps.new_zeros(maps.shape[:2])
-        with full_precision(output_gradients.values.device):
-            pulled = self.pullback(output_gradients, layer, start).dense()
+                prefix_sums = of_tokens[..., :first].sum(-1) + of_tokens[..., first + length :].sum(-1)
+                maps = of_tokens.narrow(2, first, length).unflatten(2, layout.grid)
+                if layout.crops is None:
+                    return maps, prefix_sums
+                return layout.crops.put_side_by_side(maps), layout.crops.sum_tiles(prefix_sums, 0)
+            if layout.has_channels_first:
+                maps = by_image(pullback.times(x, [1]))
+                maps = maps if layout.crops is None else layout.crops.put_side_by_side(maps)
+            else:
+                maps = by_image(layout.gradients(pullback).times(layout(x), [1]))
+            if layout.is_known:
+                return maps, maps.new_zeros(maps.shape[:2])
+            pulled = pullback.dense()
         change = x.to(pulled.dtype)
         totals = torch.stack([_sum_images(self, part * change, layer) for part in pulled], 1)
         return maps, totals - maps.flatten(2).sum(-1)
 
-    def relevance(self, output_gradients: OutputGradients, layer: int, start: PathStart) -> Tensor:
+    def relevance(self, asked: Asked, layer: int) -> Tensor:
         """Return the activations' relevance for K targets: the features' contributions propagated, (N, K, T, H, W)."""
-        with full_precision(output_gradients.values.device):
-            shared = self.recorded.relevance(self.cotangents(output_gradients), layer, start)
+        assert asked.start is not None
+        assert asked.start.path is not None
+        with full_precision(asked.values.device):
+            shared = self.recorded.relevance(self.cotangents(asked), layer, asked.start.path)
         return by_image(self.layouts[layer].of_targets(shared))
 
     def cotangents(self, output_gradients: OutputGradients) -> list[Tensor | None]:
@@ -243,22 +268,24 @@ class Run:
         (grad,) = output_gradients.grads
         return [None if grad is None else grad.reshape(len(grad), *self.recorded.output.shape)]
 
-    def output_gradients(self, targets: Sequence[Any], until: int = 0) -> OutputGradients:
+    def output_gradients(self, targets: Sequence[Any], until: int = 0) -> Asked:
         """Return the gradients of K targets by the features, in the precision of maps.
 
         Or with respect to another of the head's values, at the position ``until``, in its own precision.
         """
-        return differentiate_targets(self.output, targets, self._find_dtype(until), until=until)
+        return Asked(**vars(differentiate_targets(self.output, targets, self._find_dtype(until), until=until)))
 
-    def secants(self, targets: Sequence[Any], layer: int, until: int = 0) -> OutputGradients:
+    def secants(self, targets: Sequence[Any], layer: int, until: int = 0) -> Asked:
         """Return the secants of K targets from where they start, as :meth:`output_gradients`; without one, these."""
         start, sampling = self.starts.get(layer), self.sampling or Sampling()
         if start is None:
             return self.output_gradients(targets, until)
         if start.boundary is not None:
-            return start.boundary.differentiate(self.output, targets, self.dtype, until, sampling)
-        dtype = self._find_dtype(until)
-        return differentiate_targets(self.output, targets, dtype, start.output, until=until, sampling=sampling)
+            secants = start.boundary.differentiate(self.output, targets, self.dtype, until, sampling)
+        else:
+            dtype = self._find_dtype(until)
+            secants = differentiate_targets(self.output, targets, dtype, start.output, until=until, sampling=sampling)
+        return Asked(**vars(secants), start=start)
 
     def _find_dtype(self, position: int) -> torch.dtype:
         return self.output.head_trace.values[position].dtype if position else self.dtype
@@ -272,22 +299,12 @@ class Run:
         }
 
     def start_at(self, layer: int, activations: Tensor) -> Start:
-        """Run the path from activations of one layer, as a start; for one image the result is kept."""
-        if self.count != 1:  # a start holds all values of the path
-            return self.start_together({layer: activations})[layer]
-        key = layer, id(activations)
-        if key not in self._starts_by_id:
-            self._starts_by_id[key] = activations, self.start_together({layer: activations})[layer]
-        return self._starts_by_id[key][1]
+        """Run the path from activations of one layer, as a start."""
+        return self.start_together({layer: activations})[layer]
 
     def difference(self, layer: int) -> Tensor:
         """Return activations minus the start's, in the shape of maps."""
         return self.activations(layer) - self.shaped(self.starts[layer].activations, layer)
-
-    @property
-    def adds_up_over_components(self) -> bool:
-        """Whether component maps start at the same activations: of several layers, each has a start of its own."""
-        return not self.components_apart and (len(self.layers) == 1 or isinstance(self.images, Inputs))
 
     def with_pass(self, recorded: Pass) -> "Run":
         """Return the explanation of another pass of the same images."""
@@ -352,17 +369,12 @@ def adds_components(run: Run, layer: int, questions: Questions) -> bool:
     return questions.are_closed_form and not any(isinstance(column.target, PCATarget) for column in questions.columns)
 
 
-def is_neutral(run: Run) -> bool:
-    """Return whether each target starts on its boundary, and components are affine in the features."""
-    start, head = run.starts.get(0), run.head
-    if head is None or start is None or start.boundary is None or head.component_position is None:
-        return False
-    return len(run.layers) == 1 and shares_start(run, 0)
-
-
 def shares_start(run: Run, layer: int) -> bool:
     """Return whether maps of decisions may start together: from each one's own start they differ by a constant only."""
     start = run.starts.get(layer)
-    if start is None or start.boundary is None:
-        return True
-    return all(stage.linear for stage in run.output.head.stages[: run.output.head.component_position or 0])
+    return start is None or start.boundary is None or has_affine_components(run.output.head)
+
+
+def has_affine_components(head: Head) -> bool:
+    """Return whether the components of a head are affine in its features; so are the features themselves."""
+    return all(stage.linear for stage in head.stages[: head.component_position or 0])

@@ -1,14 +1,16 @@
 """Starts: the activations from which contributions start, and which stand in for missing parts."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from pytorch_grad_cam_pcasvm.methods.boundary_path import PathBoundary, leave_jump
+from pytorch_grad_cam_pcasvm.methods.boundary_path import Found, PathBoundary, leave_jump
 from pytorch_grad_cam_pcasvm.methods.grad_cam_protocol import ClosedFormCAM
-from pytorch_grad_cam_pcasvm.methods.run import Run, Start
+from pytorch_grad_cam_pcasvm.methods.run import Run, Start, StartPlan
 from pytorch_grad_cam_pcasvm.methods.training_mean import (
     as_activations,
     find_channels,
@@ -28,6 +30,21 @@ from pytorch_grad_cam_pcasvm.targets.boundary_head import Boundary
 from pytorch_grad_cam_pcasvm.targets.jumps import find_deviations
 from pytorch_grad_cam_pcasvm.targets.poles import BESIDE, find_pole, refuse_pole
 from pytorch_grad_cam_pcasvm.targets.questions import BESIDE_MEAN, Questions
+
+
+@dataclass(frozen=True, eq=False)
+class Point:
+    """Where some targets start.
+
+    Attributes:
+        target_indices: of the targets.
+        activations: of the target layer, of one row or N.
+        start: the path run from there, where the search has done so.
+    """
+
+    target_indices: Sequence[int]
+    activations: Tensor
+    start: Start | None = None
 
 
 class Starts:
@@ -81,10 +98,8 @@ class Starts:
         self._means = means
         self._near_mean.clear()
 
-    def find(
-        self, run: Run, layer: int, questions: Questions, warnings: WarnOnce, *, moves: bool
-    ) -> Iterator[tuple[list[int], Start]]:
-        """Yield the indices of some targets and the start that they share.
+    def plan(self, run: Run, layer: int, questions: Questions, warnings: WarnOnce, *, moves: bool) -> StartPlan:
+        """Return where K targets start at a target layer.
 
         Args:
             run: the network's run.
@@ -93,9 +108,6 @@ class Starts:
             warnings: those of the method.
             moves: whether maps from the training mean can be moved to each target's own start by the same at all
                 positions, where features are means over these.
-
-        Yields:
-            Numbers of targets, and where they start.
         """
         run.activations(layer)  # refuses those that no map can be made of
         everyone = list(range(len(questions)))
@@ -103,65 +115,65 @@ class Starts:
         if self.neutral and self._is_unknown(run, layer, questions, boundary, warnings):
             mean = self._find_mean(run, layer)
             zeros = torch.zeros_like(run.recorded.activations[layer][:1])
-            yield everyone, run.start_at(layer, zeros if mean is None else mean)
-            return
+            return StartPlan([(everyone, partial(run.start_at, layer, zeros if mean is None else mean))])
         if boundary is not None and moves and run.output.grid is None:
-            run.components_apart |= boundary.components_apart
             mean = spread_everywhere(boundary.start.features[0], run, layer, self._given_mean(run, layer))
             difference = run.recorded.activations[layer] - mean
             at_mean = Start(None, boundary.start, mean, difference, boundary)  # maps are moved to their own starts
-            self._stay_off_poles(run, layer, at_mean, questions)
-            yield everyone, at_mean
-            return
-        starts = (
-            self.find_undecided(run, layer, questions, boundary, warnings)
-            if self.neutral
-            else [(everyone, self.activations(run, layer))]
-        )
-        for target_indices, activations in starts:
-            start = run.start_at(layer, activations)
-            self._stay_off_poles(run, layer, start, questions.take_targets(target_indices))
-            yield target_indices, start
+            at_mean = self._stay_off_poles(run, layer, at_mean, questions)
+            return StartPlan([(everyone, lambda: at_mean)], boundary, boundary.components_apart)
+        points, apart = [Point(everyone, self.activations(run, layer))] if not self.neutral else [], False
+        if self.neutral:
+            points, apart = self.find_undecided(run, layer, questions, boundary, warnings)
+        groups = [(point.target_indices, partial(self._start_at, run, layer, point, questions)) for point in points]
+        return StartPlan(groups, components_apart=apart)
 
-    def find_together(self, run: Run, questions: Questions, warnings: WarnOnce) -> dict[int, Start]:
+    def _start_at(self, run: Run, layer: int, point: Point, questions: Questions) -> Start:
+        start = run.start_at(layer, point.activations) if point.start is None else point.start
+        return self._stay_off_poles(run, layer, start, questions.take_targets(point.target_indices))
+
+    def plan_together(self, run: Run, questions: Questions, warnings: WarnOnce) -> list[StartPlan]:
         """Return where K targets start at layers of several branches, all at once."""
         layers = range(len(run.layers))
         for layer in layers:
             run.activations(layer)  # refuses those that no map can be made of
         if self.neutral:  # where a value is 0 depends on all inputs: maps start at the mean
-            activations = {layer: self.find_undecided(run, layer, questions, None, warnings)[0][1] for layer in layers}
+            points = [self.find_undecided(run, layer, questions, None, warnings)[0][0] for layer in layers]
+            activations = {layer: point.activations for layer, point in enumerate(points)}
         else:
             activations = {layer: self.activations(run, layer) for layer in layers}
-        starts = run.start_together(activations)
-        for layer, start in starts.items():
-            self._stay_off_poles(run, layer, start, questions)
-        return starts
+        starts = {
+            layer: self._stay_off_poles(run, layer, start, questions)
+            for layer, start in run.start_together(activations).items()
+        }
+        return [StartPlan([(range(len(questions)), partial(starts.__getitem__, layer))]) for layer in layers]
 
-    def _stay_off_poles(self, run: Run, layer: int, start: Start, questions: Questions) -> None:
-        """Refuse a start on a pole of the head; where nothing may be looked at, make it NaN.
+    def _stay_off_poles(self, run: Run, layer: int, start: Start, questions: Questions) -> Start:
+        """Return a start; refuse one on a pole of the head, or where nothing may be looked at make it NaN.
 
         A start at zeros, or one that was given, is on a pole if it is nearer to it than rounding.
         """
         head = run.head
         if head is None or is_traced():
-            return
+            return start
         count, at_boundary = len(head.stages), self.neutral and not isinstance(run.images, Inputs)
         if not questions.depend_on_decision(head, unbounded=at_boundary):
             moved = at_boundary and start.boundary is not None  # to starts that lie on no pole
             count = 0 if moved else (head.component_position or 0) if questions.are_components else count - 1
         if all(stage.linear for stage in head.stages[:count]):
-            return
+            return start
         features = start.output.head_trace.values[0]
         at_mean = isinstance(self.baseline, str) and self.baseline != "zero"
         eps, beside = torch.finfo(start.activations.dtype).eps, BESIDE if at_mean else 0.0
         features = features if run.output.grid is None else features.mean(0, keepdim=True)
         poles = find_pole(head, features, eps, beside)[:count]
         if not can_sync(poles):
-            start.difference = torch.where(poles.any(), torch.nan, start.difference)
-        elif bool(poles.any()):
+            return replace(start, difference=torch.where(poles.any(), torch.nan, start.difference))
+        if bool(poles.any()):
             where = f"{'the training mean' if at_mean else 'the baseline'} of {run.layers[layer]!r}"
             neutral = Fix("start where the target, if it is a class, is undecided, baseline='neutral'", "baseline")
             refuse_pole(head, poles, where, *([] if self.neutral else [neutral]))
+        return start
 
     def _boundary_of(self, run: Run, layer: int) -> Boundary | None:
         """Return the boundary of targets among features that are activations, or means of these; None for others."""
@@ -203,43 +215,42 @@ class Starts:
 
     def find_undecided(
         self, run: Run, layer: int, questions: Questions, boundary: Boundary | None, warnings: WarnOnce
-    ) -> list[tuple[list[int], Tensor]]:
-        """Return activations, of one row or N, at which K targets are undecided, after the numbers of these."""
-        like, head = run.recorded.activations[layer], run.head
+    ) -> tuple[list[Point], bool]:
+        """Return where K targets are undecided, and whether components are 0 at different activations."""
+        like, head, everyone = run.recorded.activations[layer], run.head, list(range(len(questions)))
         mean = self._find_mean(run, layer) if boundary is None else None
         if boundary is None and mean is None:
             if head is not None:
                 warnings.note_start_at_zeros(run.layers[layer], _list_layers(run))
-            return [(list(range(len(questions))), torch.zeros_like(like[:1]))]
+            return [Point(everyone, torch.zeros_like(like[:1]))], False
         if mean is not None and isinstance(run.images, Inputs):  # where a value is 0 depends on the other inputs
-            return [(list(range(len(questions))), mean)]
+            return [Point(everyone, mean)], False
         if mean is not None:
             return self._find_near(run, layer, questions, mean, warnings)
         assert boundary is not None
         mean, starts = self._given_mean(run, layer), []
-        run.components_apart |= boundary.components_apart
         for target_indices, names, boundary_index in questions.group_boundaries(
             head, like.device, apart=boundary.components_apart
         ):
             points = [spread_everywhere(boundary.point(name), run, layer, mean) for name in names]
-            starts.append((target_indices, _spread_points(points, boundary_index, run, layer)))
-        return starts
+            starts.append(Point(target_indices, _spread_points(points, boundary_index, run, layer)))
+        return starts, boundary.components_apart
 
     def _find_near(
         self, run: Run, layer: int, questions: Questions, mean: Tensor, warnings: WarnOnce
-    ) -> list[tuple[list[int], Tensor]]:
-        """Return the baselines of K targets among the activations near their mean, as :meth:`find_undecided` does."""
+    ) -> tuple[list[Point], bool]:
+        """Return the starts of K targets among the activations near their mean, as :meth:`find_undecided` does."""
         head = run.head
         single = run if is_traced() else run.isolate()
         near = self._find_boundary_near(run.layers[layer], mean)
-        groups, together = questions.group_boundaries(head, mean.device), None
+        groups, together, apart = questions.group_boundaries(head, mean.device), None, False
         without = (None, BESIDE_MEAN)  # a boundary
         if run.output.grid is None or any(
             name in without for _, names, _ in groups for name in names
         ):  # of dense features, it takes long
             together = near.of_components(single, layer)
-            run.components_apart |= together is None
-            groups = groups if together is not None else questions.group_boundaries(head, mean.device, apart=True)
+            apart = together is None
+            groups = groups if not apart else questions.group_boundaries(head, mean.device, apart=True)
         starts = []
         for target_indices, names, boundary_index in groups:
             points = []
@@ -251,14 +262,16 @@ class Starts:
                         f"no activations of {run.layers[layer]!r} near the training set's mean make all components 0, "
                         f"so maps of {listing} start at this mean",
                     )
-                centre = mean if together is None else together
+                centre = Found(mean) if together is None else together
                 if name == BESIDE_MEAN:
-                    centre = leave_jump(run, layer, centre)
+                    centre = Found(leave_jump(run, layer, centre.activations))
                 points.append(centre if name in without else self._find_point(near, single, layer, name, warnings))
-            starts.append((target_indices, _spread_points(points, boundary_index, run, layer)))
-        return starts
+            activations = _spread_points([point.activations for point in points], boundary_index, run, layer)
+            ready = points[0].start if len(points) == 1 and single is run else None
+            starts.append(Point(target_indices, activations, ready))
+        return starts, apart
 
-    def _find_point(self, near: PathBoundary, run: Run, layer: int, target: Any, warnings: WarnOnce) -> Tensor:
+    def _find_point(self, near: PathBoundary, run: Run, layer: int, target: Any, warnings: WarnOnce) -> Found:
         """Return activations at which a target is 0, near the mean; of dense features, this mean if there are none.
 
         Raises:
@@ -275,7 +288,7 @@ class Starts:
             f"no activations of {run.layers[layer]!r} near the training mean make the mean of {target!r} over "
             "positions 0: its maps start at this mean, and add up to the value minus that there (baseline_values)",
         )
-        return near.mean
+        return Found(near.mean)
 
     def _find_boundary_near(self, layer: str, mean: Tensor) -> PathBoundary:
         """Return the boundary near a mean at a layer; starts that it keeps hold for this mean alone."""
@@ -381,6 +394,8 @@ class BaselineCAM(ClosedFormCAM):
     """
 
     needs = "difference"
+    # Whether maps from the training mean can be moved to another start by the same at all positions.
+    moves_starts = False
     _predicted = SVMTarget()
 
     def __init__(
@@ -418,5 +433,8 @@ class BaselineCAM(ClosedFormCAM):
     def mean(self, mean: Tensor | Sequence[Tensor] | None) -> None:
         self._starts.means = mean
 
-    def _find_starts(self, run: Run, layer: int, questions: Questions) -> Iterator[tuple[list[int], Any]]:
-        return self._starts.find(run, layer, questions, self._warnings, moves=False)
+    def _plan_starts(self, run: Run, questions: Questions) -> list[StartPlan | None]:
+        if run.has_branches and self.adds_up:
+            return [*self._starts.plan_together(run, questions, self._warnings)]
+        plan = partial(self._starts.plan, run, questions=questions, warnings=self._warnings, moves=self.moves_starts)
+        return [plan(layer) for layer in range(len(run.layers))]

@@ -1,42 +1,55 @@
 """Columns: tensors with a row for each of N images and a column for each of K targets, (N, K, ...)."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import Any, TypeVar
+from dataclasses import fields, replace
+from typing import Annotated, Any, TypeVar
 
 import torch
 from torch import Tensor
 
-# Those that are divided by exp(log_scale), and the others. A file of maps has its own by these names (excess is of
-# gradients alone).
-SCALED = ("maps", "weights", "nu", "opposite", "remainder", "standard_errors", "heads", "excess")
-PLAIN = ("values", "log_scale", "baseline_values", "effects")
-
 Table = TypeVar("Table", bound="Columns")
+
+# Types of the columns of a dataclass: divided by exp(log_scale), or not.
+Scaled = Annotated[Tensor, "scaled"]
+Plain = Annotated[Tensor, "plain"]
+OptionalScaled = Annotated[Tensor | None, "scaled"]
+OptionalPlain = Annotated[Tensor | None, "plain"]
+
+
+def list_columns(table: type[Any]) -> dict[str, bool]:
+    """Return the names of the columns of a class, and whether each is scaled."""
+    kinds = {entry.name: getattr(entry.type, "__metadata__", ()) for entry in fields(table)}
+    return {name: kind == ("scaled",) for name, kind in kinds.items() if kind}
 
 
 class Columns:
-    """A dataclass that has columns; missing ones are None."""
+    """A dataclass some of whose fields are columns; missing ones are None."""
 
     @property
     def columns(self) -> dict[str, Tensor]:
         """The columns that it has, by name."""
-        tables = {name: getattr(self, name, None) for name in (*SCALED, *PLAIN)}
-        return {name: column for name, column in tables.items() if column is not None}
+        tables = {name: getattr(self, name) for name in list_columns(type(self))}
+        return {name: tensor for name, tensor in tables.items() if tensor is not None}
+
+    @property
+    def scaled_columns(self) -> dict[str, Tensor]:
+        """Those of its columns that are divided by ``exp(log_scale)``."""
+        scaled = list_columns(type(self))
+        return {name: tensor for name, tensor in self.columns.items() if scaled[name]}
 
     def map_columns(self: Table, function: Callable[[Tensor], Tensor], **fields: Any) -> Table:
         """Return it with a function of every column."""
-        columns: Any = {name: function(column) for name, column in self.columns.items()}
+        columns: Any = {name: function(tensor) for name, tensor in self.columns.items()}
         return _replace(self, **columns, **fields)
 
     def rescale(self: Table, log_scale: Tensor) -> Table:
         """Return it with another factor taken out, ``exp(log_scale)``, (N, K)."""
 
-        def scale(column: Tensor) -> Tensor:
-            factor = (self.columns["log_scale"] - log_scale).exp().to(column)
-            return column * factor.reshape(*factor.shape, *[1] * (column.dim() - 2))
+        def scale(tensor: Tensor) -> Tensor:
+            factor = (self.columns["log_scale"] - log_scale).exp().to(tensor)
+            return tensor * factor.reshape(*factor.shape, *[1] * (tensor.dim() - 2))
 
-        scaled: Any = {name: scale(column) for name, column in self.columns.items() if name in SCALED}
+        scaled: Any = {name: scale(tensor) for name, tensor in self.scaled_columns.items()}
         return _replace(self, **scaled, log_scale=log_scale)
 
 

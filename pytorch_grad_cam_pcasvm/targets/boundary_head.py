@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache, cached_property
 from typing import Any
 
@@ -143,11 +144,12 @@ class Boundary:
                 differentiate_targets(output, some, value_dtype, start, until=until, sampling=sampling)
                 for some, start in asked
             ]
+        moved = []
         for part, start in zip(parts, starts, strict=True):
             step = start.head_trace.values[until] - self.start.head_trace.values[until]
             grads = part.by_image
-            part.excess = (grads * step.to(grads).unsqueeze(1)).sum(-1)
-        return join_gradients(parts, [k for target_indices, *_ in groups for k in target_indices])
+            moved.append(replace(part, excess=(grads * step.to(grads).unsqueeze(1)).sum(-1)))
+        return join_gradients(moved, [k for target_indices, *_ in groups for k in target_indices])
 
     def point(self, target: ClosedFormTarget | str | None, *, needed: bool = True) -> Tensor:
         """Return the point of a target with one boundary, or for None the start, shape (D,).

@@ -11,7 +11,15 @@ from pytorch_grad_cam_pcasvm.head.stack import HeadTrace
 from pytorch_grad_cam_pcasvm.head.stage import USUAL, Sampling
 from pytorch_grad_cam_pcasvm.network.grid import Grid
 from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput, HeadRun, PlainOutput
-from pytorch_grad_cam_pcasvm.runtime.columns import Columns, join_columns, join_rows, order_columns
+from pytorch_grad_cam_pcasvm.runtime.columns import (
+    Columns,
+    OptionalPlain,
+    OptionalScaled,
+    Plain,
+    join_columns,
+    join_rows,
+    order_columns,
+)
 from pytorch_grad_cam_pcasvm.runtime.device import is_traced
 from pytorch_grad_cam_pcasvm.runtime.rollback import without_inference
 from pytorch_grad_cam_pcasvm.runtime.torch_private import tree_flatten, tree_leaves, tree_unflatten
@@ -33,7 +41,7 @@ _CACHED = (
 )  # of the rows of several starts on a CPU, which computes more of them faster one start after the other
 
 
-@dataclass
+@dataclass(frozen=True, eq=False)
 class OutputGradients(Columns):
     """The gradients of K targets with respect to the network's features or output.
 
@@ -53,12 +61,12 @@ class OutputGradients(Columns):
     """
 
     grads: list[Tensor | None]
-    log_scale: Tensor
-    values: Tensor
-    baseline_values: Tensor | None = None
-    excess: Tensor | None = None
-    remainder: Tensor | None = None
-    effects: Tensor | None = None
+    log_scale: Plain
+    values: Plain
+    baseline_values: OptionalPlain = None
+    excess: OptionalScaled = None
+    remainder: OptionalScaled = None
+    effects: OptionalPlain = None
 
     @property
     def by_image(self) -> Tensor:
@@ -82,7 +90,7 @@ def _join_images(parts: Sequence[OutputGradients], images: Sequence[int]) -> Out
     """Return the gradients of some images each as one, in the order of the images' numbers."""
     order = torch.tensor(images, device=parts[0].values.device).argsort()
     grad = torch.cat([part.grads[0] for part in parts], 1)[:, order]  # type: ignore[misc]
-    return join_rows(parts, grads=[grad]).map_columns(lambda column: column[order])
+    return join_rows(parts, grads=[grad]).map_columns(lambda tensor: tensor[order])
 
 
 def differentiate_targets(
