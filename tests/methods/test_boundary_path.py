@@ -101,7 +101,7 @@ class Near:
     def find(self, target=CLASS):
         """Return a target's point, and the searches for it."""
         self.searches.clear()
-        point = self.boundary.find_point(run_of(self.net), 0, target)
+        point = self.boundary.find_point(run_of(self.net), 0, target).activations
         return point, list(self.searches)
 
     def decision(self, activations):
@@ -114,7 +114,7 @@ def test_a_decision_is_searched_for_from_where_all_components_are_0(monkeypatch)
     assert searches == [(COMPONENTS, True, True), ((CLASS,), False, True)]
     assert abs(near.decision(point)) < 1e-9 * abs(near.decision(near.mean))
     near.searches.clear()
-    centre = near.boundary.of_components(near.run, 0)
+    centre = near.boundary.of_components(near.run, 0).activations
     assert not near.searches
     np.testing.assert_allclose(near.fitted[:2].transform(features_of(near.net, centre)), np.zeros((1, 3)), atol=1e-9)
     assert near.find(COMPONENTS[1])[1] == [(COMPONENTS[1:2], False, True)]

@@ -1,5 +1,7 @@
 """Starts that would lie on a jump: trees that split beside 0, where the training mean's components are."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -153,7 +155,7 @@ def test_activations_of_one_of_several_inputs_are_not_moved():
     run = ContributionCAM(net, ["3"])._run_network(IMAGES[:1], [net.backbone[3]])
     start = net.head.feature_mean.reshape(1, -1, 1, 1).expand_as(run.recorded.activations[0])
     assert leave_jump(run, 0, start) is not start
-    run.images = Inputs((IMAGES[:1], IMAGES[:1]))
+    run = replace(run, images=Inputs((IMAGES[:1], IMAGES[:1])))
     assert leave_jump(run, 0, start) is start
 
 
