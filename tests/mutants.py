@@ -96,9 +96,11 @@ TESTS = {
     "methods/perturbation.py": "methods coalitions baselines dense outputs",
     "maps/signed_maps.py": "maps",
     "network/layout.py": "token_layout maps token_backward layer_means tiles",
-    "targets/output_gradients.py": (
+    "targets/output_gradients.py": "output_gradients targets outputs method coalitions enumerated boundary",
+    "targets/rows.py": (
         "output_gradients targets outputs method coalitions anomalies enumerated dense contributions baselines boundary"
     ),
+    "targets/dense.py": "dense anomalies enumerated output_gradients patchcore",
     "targets/target.py": "output_gradients method anomalies targets head contributions baselines boundary",
     "head/anomalies.py": "anomalies targets",
     "targets/components.py": "targets anomalies output_gradients head outputs method",
@@ -153,25 +155,21 @@ KINK = "which side's slope a kink has differs between versions of torch"
 # Functions, and what is in the conditions by which they choose the quicker of two ways, or in the size of steps to one
 # end: their mutants may survive.
 FASTER = {
-    "targets/output_gradients.py _pull_together": (
+    "targets/rows.py _pull_together": (
         *(
             "head.enumerated",
             "is_traced()",
             "without apart",
-            "output.device",
+            "rows.device",
             "seed.shape",
             "most //",
             "(most",
             "bytes_per_target",
         ),
     ),
-    "targets/output_gradients.py _differentiate_region": (
-        "is_traced()",
-        "_BYTES",
-        "bytes_per_target",
-        "block.size > 1",
-    ),
-    "targets/output_gradients.py _differentiate_places": ("without column.positions",),
+    "targets/dense.py differentiate_place": ("block.size > 1",),
+    "targets/dense.py _split_positions": ("is_traced()", "BYTES", "bytes_per_target"),
+    "targets/dense.py group_places": ("without column.positions",),
     "methods/contributions.py SecantCAM.sampling": ("without self.max_bytes",),
     "targets/target.py call_at_start": (
         *("max(0.001", "eps ** 0.5 ->", "tolerance * (terms", ") >= tolerance", "values.abs() -> terms"),
@@ -192,8 +190,8 @@ FASTER = {
     "targets/boundary_head.py on_cpu": ("device.type", "_hooks", "isinstance(value", "for value in shared} |"),
     "targets/boundary_head.py on_cpu.copied": ("is_floating_point",),
     # Sizes of terms, of which a tolerance is a part that is far above what rounding loses.
-    "targets/output_gradients.py _differentiate_whole": ("values.abs()", "term.abs()"),
-    "targets/output_gradients.py _at_start": ("values.abs()", "rises.abs()"),
+    "targets/dense.py _differentiate_whole": ("values.abs()", "term.abs()"),
+    "targets/rows.py _at_start": ("values.abs()", "rises.abs()"),
     "targets/output_gradients.py plain_gradients": ("values.abs()", "rises.abs()"),
     "calculus/dual_numbers.py _Constants.__torch_function__": ("_AFFINE", "is_grad_enabled"),
     "calculus/dual_numbers.py _linear": ("without function in", "len(args)"),
@@ -266,10 +264,10 @@ EQUIVALENT: dict[str, str] = {
     "tape/overlapping.py overlapping_write: without all((_is_one_number(item) for item in (*rest, *options.values())))": (  # noqa: E501
         "what is left by several numbers is compared, and refused, too"
     ),
-    "targets/output_gradients.py _differentiate_region: (remainder * share).sum(1) -> (remainder * share).mean(1)": (
+    "targets/dense.py _average_positions: (remainder * share).sum(0) -> (remainder * share).mean(0)": (
         "what Shapley values leave out is rounding"
     ),
-    "targets/output_gradients.py _differentiate_region: remainder * share -> remainder": (
+    "targets/dense.py _average_positions: remainder * share -> remainder": (
         "what Shapley values leave out is rounding"
     ),
     "methods/run.py Run.products: without not layout.has_channels_first": (
@@ -474,10 +472,10 @@ EQUIVALENT: dict[str, str] = {
     "head/kernels.py _along_a_line: first < 0 -> first <= 0": "at 0 both are 1",
     "head/kernels.py _along_a_line: to_end < 1 -> to_end <= 1": "either way is exact there",
     "head/kernels.py _along_a_line: length.unsqueeze(-1) -> length.unsqueeze(-2)": "both are (N, 1, 1)",
-    "targets/output_gradients.py _gather: (values - at_start - explained) / scale -> values - at_start - explained": (
+    "targets/rows.py _describe: (part.values - before - explained) / scale -> part.values - before - explained": (
         "what Shapley values leave out is rounding"
     ),
-    "targets/output_gradients.py _pull_back: without start_trace is not None": (
+    "targets/rows.py _pull_back: without start is not None": (
         "without a start the first of the two steps is refused as both are"
     ),
     "methods/perturbation.py ClosedFormScoreCAM.compute: run.count * -(-count // self.batch_size) -> run.count": BAR,
@@ -518,9 +516,9 @@ EQUIVALENT: dict[str, str] = {
     "remainder - seeds.remainder.to(remainder)": "what Shapley values leave out is rounding",
     "methods/contributions.py ContributionCAM.compute: remainder + seeds.remainder.to(remainder) -> "
     "remainder": "what Shapley values leave out is rounding",
-    "targets/output_gradients.py _differentiate_whole: log_scale.exp().unsqueeze(-1) -> "
+    "targets/dense.py _differentiate_whole: log_scale.exp().unsqueeze(-1) -> "
     "log_scale.exp().unsqueeze(-2)": "K is 1",
-    "targets/output_gradients.py _evaluate: without isinstance(target, PlacedTarget)": "regions are of these alone",
+    "targets/rows.py evaluate_question: without isinstance(target, PlacedTarget)": "regions are of these alone",
     "network/layout.py Layout.__call__: activations.dim() - self.dims -> -self.dims": "they count from behind",
     "network/layout.py Layout.__call__: activations.dim() - self.dims -> -self.dims #2": "they count from behind",
     "network/layout.py Layout.split_tokens: activations.dim() - self.dims -> -self.dims": "they count from behind",

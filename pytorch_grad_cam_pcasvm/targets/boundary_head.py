@@ -24,7 +24,6 @@ from pytorch_grad_cam_pcasvm.targets import ClosedFormTarget
 from pytorch_grad_cam_pcasvm.targets.jumps import Jumps, features_at, find_deviations
 from pytorch_grad_cam_pcasvm.targets.output_gradients import (
     OutputGradients,
-    differentiate_starts,
     differentiate_targets,
     join_gradients,
 )
@@ -38,6 +37,7 @@ from pytorch_grad_cam_pcasvm.targets.poles import (
     refuse_pole,
 )
 from pytorch_grad_cam_pcasvm.targets.questions import resolve_targets
+from pytorch_grad_cam_pcasvm.targets.rows import differentiate_starts
 
 _CANDIDATES = 128  # support vectors on the other side, the nearest
 _PARTS = 8  # of the way to one, between which a crossing is looked for
@@ -138,7 +138,8 @@ class Boundary:
         ]
         if questions.images is None:
             columns = [(some.columns, start) for some, start in asked]
-            parts = differentiate_starts(output, columns, value_dtype, until, sampling)
+            of_starts = differentiate_starts(output, columns, until, sampling)
+            parts = [OutputGradients.of(rows, value_dtype) for rows in of_starts]
         else:
             parts = [
                 differentiate_targets(output, some, value_dtype, start, until=until, sampling=sampling)

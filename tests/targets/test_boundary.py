@@ -40,7 +40,7 @@ from pytorch_grad_cam_pcasvm.methods.boundary_path import PathBoundary
 from pytorch_grad_cam_pcasvm.network.outputs import HeadRun
 from pytorch_grad_cam_pcasvm.runtime.device import forbid_sync
 from pytorch_grad_cam_pcasvm.runtime.errors import NoBoundaryError
-from pytorch_grad_cam_pcasvm.targets import output_gradients
+from pytorch_grad_cam_pcasvm.targets import output_gradients, rows
 from pytorch_grad_cam_pcasvm.targets.boundary_head import Boundary, _Search
 from pytorch_grad_cam_pcasvm.targets.questions import resolve_image_targets
 
@@ -692,7 +692,7 @@ def test_classes_with_boundaries_of_their_own_pass_the_head_together(head, count
     secant = type(decision).secant
     monkeypatch.setattr(type(decision), "secant", lambda self, *parts: passes.append(self) or secant(self, *parts))
     for starts_at_once, expected in ((5, 1), (2, 3), (1, 5)):
-        monkeypatch.setattr(output_gradients, "_CACHED", starts_at_once * p.net.head.bytes_per_target(count))
+        monkeypatch.setattr(rows, "_CACHED", starts_at_once * p.net.head.bytes_per_target(count))
         passes.clear()
         together = cam.explain(p.x[:count], targets)
         assert passes.count(decision) == expected
