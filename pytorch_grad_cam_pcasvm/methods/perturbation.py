@@ -248,7 +248,7 @@ class ClosedFormScoreCAM(PerturbationCAM, ScoreCAM):
         activations = run.activations(layer)
         count = min(self.channels or activations.shape[1], activations.shape[1])
         chosen = activations.flatten(2).float().var(2, correction=0).topk(count).indices
-        blank = self._run_images(torch.zeros_like(run.images[:1]))
+        blank = self._run_images(run, torch.zeros_like(run.images[:1]))
         steps = run.count * -(-count // self.batch_size)
         values, weights = [], []
         with progress_bar(None if steps > 20 else False, total=steps, desc="Score-CAM", leave=False) as bar:
@@ -256,7 +256,7 @@ class ClosedFormScoreCAM(PerturbationCAM, ScoreCAM):
                 scores = []
                 for part in chosen[image].split(self.batch_size):
                     masked = run.images[image] * _masks(activations[image, part], run.images.shape[2:])
-                    scores.append(targets.evaluate_changed(image, self._run_images(masked)))
+                    scores.append(targets.evaluate_changed(image, self._run_images(run, masked)))
                     bar.update()
                 rise = torch.cat(scores) - targets.evaluate_changed(image, blank)
                 # A softmax of the falls is not the opposite of one of the rises.
@@ -269,9 +269,9 @@ class ClosedFormScoreCAM(PerturbationCAM, ScoreCAM):
         value = torch.cat(values)
         return MethodResult(maps, of_signs[0], value, torch.zeros_like(value), *opposite)
 
-    def _run_images(self, images: Tensor) -> Any:
+    def _run_images(self, run: Run, images: Tensor) -> Any:
         """Return the network's output for M images."""
-        output = self.model(images)
+        output = run.model(images)
         return output if isinstance(output, OfHead) else PlainOutput(output, len(images))
 
 

@@ -13,6 +13,7 @@ from pytorch_grad_cam_pcasvm.calculus.backward import Pullback
 from pytorch_grad_cam_pcasvm.calculus.secants import PathStart
 from pytorch_grad_cam_pcasvm.head import Head
 from pytorch_grad_cam_pcasvm.head.stage import Sampling
+from pytorch_grad_cam_pcasvm.network.features import flatten
 from pytorch_grad_cam_pcasvm.network.inputs import Inputs, pick_images, refuse_without_channels
 from pytorch_grad_cam_pcasvm.network.layout import Layout
 from pytorch_grad_cam_pcasvm.network.net import network_output
@@ -118,6 +119,17 @@ class Run:
     def head(self) -> Head | None:
         """The head, if the network has one."""
         return self.output.head  # type: ignore[no-any-return]
+
+    @property
+    def has_one_head(self) -> bool:
+        """Whether all questions are asked of one head, whose components stand for them."""
+        return True
+
+    @property
+    def features(self) -> Tensor:
+        """What the head takes: the path's output, (N, D), or of dense features (N, D, h, w)."""
+        dense = self.output.grid is not None
+        return self.recorded.output if dense else flatten(self.recorded.output)
 
     @property
     def has_branches(self) -> bool:
@@ -364,7 +376,8 @@ def _keeps_all(run: Run, shape: Sequence[int], layer: int) -> bool:
 
 def adds_components(run: Run, layer: int, questions: Questions) -> bool:
     """Return whether maps of all questions are sums of the component maps of a layer, from the same start."""
-    if run.output.grid is not None or questions.images is not None or not shares_start(run, layer):
+    one_row = run.has_one_head and run.output.grid is None
+    if not one_row or questions.images is not None or not shares_start(run, layer):
         return False
     return questions.are_closed_form and not any(isinstance(column.target, PCATarget) for column in questions.columns)
 

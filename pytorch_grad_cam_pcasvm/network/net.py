@@ -1,5 +1,6 @@
 """A backbone and its fitted head as one network, from image to scores."""
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -103,6 +104,13 @@ class PCASVMNet(nn.Module):
         features = compute_features(backbone, source, x)
         check_rows(features, x)
         return self.of_features(features, x)
+
+    def with_head(self, head: Any) -> "PCASVMNet":
+        """Return a network of the same backbone, layer and pool, which it shares, with another head."""
+        network = copy.copy(self)
+        network._modules = dict(self._modules)
+        network.head = Head.of(head).to(find_device(self.backbone))
+        return network
 
     @property
     def is_dense(self) -> bool:

@@ -90,6 +90,10 @@ class Boundary:
                 return False
         return _kernels(head) == self._kernels
 
+    def lend(self, head: Head) -> "Boundary":
+        """Return the boundary of another head whose targets start at the points of this one."""
+        return _LentBoundary(self, head)
+
     @cached_property
     def components_apart(self) -> bool:
         """Whether each component is 0 at a point of its own, as the start lies on a pole that they depend on."""
@@ -254,6 +258,18 @@ class Boundary:
         if deviations > _MOST:
             raise NoBoundaryError
         return point
+
+
+class _LentBoundary(Boundary):
+    """Points of another head's targets, as a head sees them."""
+
+    def __init__(self, lender: Boundary, head: Head) -> None:
+        self.head, self._lender = head, lender
+        self.start = HeadRun(head, head(lender.start.features))
+        self.components_apart = lender.components_apart
+
+    def at(self, names: Sequence[Any], boundary_index: Tensor | None) -> HeadRun:
+        return HeadRun(self.head, self.head(self._lender.at(names, boundary_index).features))
 
 
 def on_cpu(head: Head, start: Tensor) -> tuple[Head, Tensor]:

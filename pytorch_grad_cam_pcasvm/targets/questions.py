@@ -38,6 +38,7 @@ class Question:
         positions: of dense features those that it is about; None: it takes all scores of an image, or these have none.
         at: the place of the target, as it was asked.
         own: one callable of the user for each image; None: all images share the target.
+        head: which of several heads is asked.
     """
 
     target: Any
@@ -45,6 +46,7 @@ class Question:
     positions: SharedPositions | OwnPositions | None = None
     at: Any = None
     own: tuple[Any, ...] | None = None
+    head: int = 0
 
     def repeat(self, size: int) -> "Question":
         """Return the same question to so many rows of each image."""
