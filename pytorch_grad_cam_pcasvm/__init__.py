@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from pytorch_grad_cam_pcasvm.version import __version__
 
 if TYPE_CHECKING:
-    from pytorch_grad_cam_pcasvm.head import Head, SupportVectorEffect, stage_for
+    from pytorch_grad_cam_pcasvm.head import Head, SupportVectorEffect, resample_heads, stage_for
     from pytorch_grad_cam_pcasvm.maps.recombination import recombined
     from pytorch_grad_cam_pcasvm.maps.results import MethodResult, signed_maps
     from pytorch_grad_cam_pcasvm.maps.signed_maps import Jacobians, SignedMaps
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         ShapCAM,
     )
     from pytorch_grad_cam_pcasvm.methods.grad_cam_protocol import ClosedFormCAM, ComponentSums
+    from pytorch_grad_cam_pcasvm.methods.many_heads import explain_heads
     from pytorch_grad_cam_pcasvm.methods.perturbation import PerturbationCAM
     from pytorch_grad_cam_pcasvm.methods.smoothing import smoothed
     from pytorch_grad_cam_pcasvm.methods.starts import BaselineCAM
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
         NoClosedFormError,
         NoProgramError,
         OutsideTrainingWarning,
+        UnstableComponentWarning,
     )
     from pytorch_grad_cam_pcasvm.studio.model.file import load_model
     from pytorch_grad_cam_pcasvm.studio.model.fitting import fit_model
@@ -76,6 +78,7 @@ _NAMES = {
     "maps.recombination": "recombined",
     "methods.warn_once": "are_unlike_training",
     "methods.perturbation": "PerturbationCAM",
+    "methods.many_heads": "explain_heads",
     "methods.smoothing": "smoothed",
     "methods.starts": "BaselineCAM",
     "studio.model.file": "load_model",
@@ -83,8 +86,9 @@ _NAMES = {
     "studio.model.teaching": "choose_patches",
     "studio.model.model": "Model",
     "runtime.errors": "AutogradFallbackWarning BaselineWarning BlankMapWarning CancellationWarning CoarseMapWarning "
-    "ConstantComponentWarning NoClosedFormError NoProgramError OutsideTrainingWarning",
-    "head": "Head SupportVectorEffect stage_for",
+    "ConstantComponentWarning NoClosedFormError NoProgramError OutsideTrainingWarning "
+    "UnstableComponentWarning",
+    "head": "Head SupportVectorEffect resample_heads stage_for",
     "maps": "Jacobians SignedMaps signed_maps",
     "network.auto_layers": "find_last_blocks",
     "network.extraction": "extract_features mean_activations",
@@ -142,11 +146,13 @@ __all__ = [
     "SignedMaps",
     "SupportVectorEffect",
     "TiledNet",
+    "UnstableComponentWarning",
     "__version__",
     "are_unlike_training",
     "choose_patches",
     "compute_features",
     "evaluation_mode",
+    "explain_heads",
     "extract_features",
     "find_device",
     "find_last_blocks",
@@ -157,6 +163,7 @@ __all__ = [
     "mean_activations",
     "recombined",
     "register_jacobian",
+    "resample_heads",
     "signed_maps",
     "smoothed",
     "stage_for",

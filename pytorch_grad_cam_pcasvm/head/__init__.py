@@ -13,6 +13,7 @@ from pytorch_grad_cam_pcasvm.head.enumerated import Enumerated
 from pytorch_grad_cam_pcasvm.head.head import Head
 from pytorch_grad_cam_pcasvm.head.kernels import RBF, Linear, Polynomial, Sigmoid
 from pytorch_grad_cam_pcasvm.head.registry import stage_for
+from pytorch_grad_cam_pcasvm.head.resampling import resample_heads
 from pytorch_grad_cam_pcasvm.head.stack import HeadTrace
 from pytorch_grad_cam_pcasvm.head.stage import Stage
 from pytorch_grad_cam_pcasvm.head.stages import (
@@ -54,6 +55,7 @@ __all__ = [
     "anomaly_range",
     "measure_anomaly",
     "measure_reach",
+    "resample_heads",
     "stage_for",
     "tells_anomalies",
     "tensor",

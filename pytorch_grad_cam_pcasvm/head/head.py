@@ -16,6 +16,7 @@ from pytorch_grad_cam_pcasvm.head.elsewhere import tensor
 from pytorch_grad_cam_pcasvm.head.fit_checks import Fit, check_variety, refuse_several, warn_of_order
 from pytorch_grad_cam_pcasvm.head.kernels import RBF
 from pytorch_grad_cam_pcasvm.head.registry import list_estimators, stages_of_head
+from pytorch_grad_cam_pcasvm.head.resamples import Resamples
 from pytorch_grad_cam_pcasvm.head.stack import HeadTrace, Stack
 from pytorch_grad_cam_pcasvm.head.stage import Conditions, Stage
 from pytorch_grad_cam_pcasvm.head.stages import Projection
@@ -72,6 +73,20 @@ class Head(Stack):
         """The largest anomaly of a good photo, as ``fit`` stored it for heads of good parts alone; None: not known."""
         threshold = (self.training_set.preparation or {}).get("threshold")
         return None if threshold is None else float(threshold["score"])
+
+    @property
+    def resamples(self) -> Resamples | None:
+        """Refits on bootstrap samples, which say how sure maps are; None: there are none. Set it to a list of heads.
+
+        Example:
+            >>> net.head.resamples = resample_heads(pipeline, features, labels, n=4)  # doctest: +SKIP
+            >>> net.head.resamples = None
+        """
+        return self.training_set.resamples  # type: ignore[no-any-return]
+
+    @resamples.setter
+    def resamples(self, refits: Sequence[Any] | None) -> None:
+        self.training_set.resamples = None if refits is None else Resamples.of(self, [Head.of(one) for one in refits])
 
     @classmethod
     def of(cls, fitted: Any, *, outputs: Sequence[Any] | None = None) -> "Head":

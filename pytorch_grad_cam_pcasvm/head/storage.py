@@ -158,6 +158,7 @@ class TrainingSet:
     examples: dict[int, Example] = field(default_factory=dict)
     preparation: dict[str, Any] | None = None
     means: dict[str, Tensor] = field(default_factory=dict)
+    resamples: Any = None
 
 
 def save(parts: list[Stage], path: str | PathLike[str], training: TrainingSet, model: str | None = None) -> None:

@@ -122,8 +122,9 @@ def _recombined(components: SignedMaps, reduction: Head | None, tail: Head | Non
     )
     result = average_samples([compute_result(components, of_group) for of_group in output_gradients])
     output = _make_output(tail, 0, components.values)
+    columns: dict[str, Any] = result.columns
     return SignedMaps(
-        **result.columns,
+        **columns,
         nu=find_nu(result.maps),
         targets=targets,
         output=components.output if output is None else output,

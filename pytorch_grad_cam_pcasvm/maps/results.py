@@ -42,6 +42,9 @@ class MethodResult(Columns):
     standard_errors: OptionalScaled = None
     heads: OptionalScaled = None
     effects: OptionalPlain = None
+    error: OptionalScaled = None
+    values_error: OptionalPlain = None
+    resampled: OptionalScaled = None
 
 
 def average_samples(samples: Sequence[MethodResult]) -> MethodResult:

@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.stats import t as student
 from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.head import storage
 from pytorch_grad_cam_pcasvm.maps.results import MethodResult, check_finite, divided, per_map, warn_of_blanks
 from pytorch_grad_cam_pcasvm.network.grid import upsample_maps
 from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput
-from pytorch_grad_cam_pcasvm.runtime.columns import Scaled, join_rows, list_columns
+from pytorch_grad_cam_pcasvm.runtime.columns import OptionalPlain, Scaled, join_rows, list_columns
 from pytorch_grad_cam_pcasvm.runtime.device import can_sync
 from pytorch_grad_cam_pcasvm.runtime.pictures import as_pictures, overlaid
 from pytorch_grad_cam_pcasvm.runtime.torch_private import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
@@ -61,6 +62,12 @@ class SignedMaps(MethodResult):
         layers: dotted names of the target layers.
         effects: for decisions of a head without a gradient, the sum over components of the sizes of their Shapley
             values, shape (N, K), 0 for other targets; else None. See :attr:`cancellation`.
+        error: if the head has resampled heads, one standard error of the maps, shape (N, K, H, W): the standard
+            deviation of the maps of heads that were fitted on bootstrap samples of the photos. NaN for components that
+            are not stable; None without resampled heads. See :meth:`sure`.
+        values_error: one standard error of the values, shape (N, K); else None.
+        resampled: the mean of the maps of the resampled heads, shape (N, K, H, W), which is nearer to the truth than
+            the map of one head; else None.
 
     Example:
         >>> maps = cam.explain(images)
@@ -77,6 +84,8 @@ class SignedMaps(MethodResult):
     _warnings: Any = None  # of what made them, where no number may be looked at yet
     _between: Sequence[str] = ()  # for maps from a file or from `recombined`, whose output has no head
     _width: int | None = None  # likewise
+    _stability: OptionalPlain = None  # (N, K), the same for all images; NaN of what is no component
+    _resamples: int = 0
 
     def __init__(
         self,
@@ -96,9 +105,14 @@ class SignedMaps(MethodResult):
         neutral: bool = False,
         layers: Sequence[str] = (),
         effects: Tensor | None = None,
+        error: Tensor | None = None,
+        values_error: Tensor | None = None,
+        resampled: Tensor | None = None,
         _warnings: Any = None,
         _between: Sequence[str] = (),
         _width: int | None = None,
+        _stability: Tensor | None = None,
+        _resamples: int = 0,
     ) -> None:
         vars(self).update({name: value for name, value in locals().items() if name != "self"})
 
@@ -214,6 +228,7 @@ class SignedMaps(MethodResult):
                 "layers": json.dumps(list(self.layers)),
                 "between": json.dumps(list(self.between)),
                 "width": json.dumps(self.width),
+                "resamples": json.dumps(self._resamples),
             },
         )
 
@@ -237,6 +252,7 @@ class SignedMaps(MethodResult):
             flags: Any = {name: json.loads(metadata.get(name, "false")) for name in ("linear", "neutral")}
             layers, between = (tuple(json.loads(metadata.get(name, "[]"))) for name in ("layers", "between"))
             features = tensors.get("output.features")  # which tell it in files of earlier versions
+            flags["_resamples"] = json.loads(metadata.get("resamples", "0"))
             flags["_width"] = json.loads(metadata.get("width", "null")) or (
                 None if features is None else features.shape[1]
             )
@@ -300,6 +316,45 @@ class SignedMaps(MethodResult):
             return None
         size = self.maps.flatten(2).abs().sum(-1).to(self.effects) * self.log_scale.exp()
         return torch.where(self.effects > 0, size / self.effects, 0.0)
+
+    @property
+    def stability(self) -> Tensor | None:
+        """How stable the component of each target is, shape (K,): NaN for other targets; None without resampled heads.
+
+        It is the mean squared cosine of its direction with those of the components that match it in the resampled
+        heads. Two components of equal variance, which may turn into each other, have 0.82; a dominant one has 0.99.
+        Below 0.9 a component is not stable, and a map of it is one of chance.
+
+        Example:
+            >>> maps.stability is None  # this head has no resampled heads
+            True
+        """
+        return None if self._stability is None or not len(self) else self._stability[0]
+
+    def sure(self, level: float = 0.95) -> Tensor:
+        """Return where the sign of a map is sure, a mask of shape (N, K, H, W).
+
+        There, 0 lies outside of the interval ``maps +- t * error``, with the quantile t of Student's distribution for
+        the number of resampled heads.
+
+        Args:
+            level: the probability with which such an interval covers the map of a head that was fitted on endless
+                photos, between 0 and 1.
+
+        Raises:
+            ValueError: the head has no resampled heads, or the level is not between 0 and 1.
+
+        Example:
+            >>> sure = maps.sure(0.99)  # doctest: +SKIP
+        """
+        if self.error is None:
+            raise ValueError(
+                "these maps have no errors: fit the model with resampled heads, fit_model(..., resample=30), or give "
+                "the head some, net.head.resamples = resample_heads(pipeline, features, labels)"
+            )
+        if not 0 < level < 1:
+            raise ValueError(f"level must be between 0 and 1, got {level!r}")
+        return self.maps.abs() > float(student.ppf((1 + level) / 2, self._resamples - 1)) * self.error
 
     def positive(self, size: Sequence[int] | None = None, scale: str = "map") -> Tensor:
         """Return ``P^+ = relu(maps)``, which raises each target, shape ``(N, K, *size)``, in [0, 1] unless raw.

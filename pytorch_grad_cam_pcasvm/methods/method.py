@@ -23,6 +23,7 @@ from pytorch_grad_cam_pcasvm.methods.check import (
     check_sums,
 )
 from pytorch_grad_cam_pcasvm.methods.run import Run, StartPlan, adds_components
+from pytorch_grad_cam_pcasvm.methods.standard_errors import add_errors
 from pytorch_grad_cam_pcasvm.methods.warn_once import WarnOnce, warn_of_blind_tokens
 from pytorch_grad_cam_pcasvm.network.features import flatten
 from pytorch_grad_cam_pcasvm.network.grid import rows_of
@@ -66,6 +67,8 @@ class Method(BaseCAM):
     sums = ""
     # What maps add up to: "": nothing; "value": the target's value.
     adds_up = ""
+    # Whether maps of resampled heads come from the same pass.
+    has_errors = True
     # How many of a network's last blocks "auto" takes.
     blocks = 1
     _starts: Any = None
@@ -169,11 +172,12 @@ class Method(BaseCAM):
             asked = list_default_targets(run.output) if targets is None else list_targets(targets)
             questions = resolve_targets(asked, run.output)
             samples, plans = self._explain_layers(run, questions, self._split_sampling(run, questions))
-            joined = [self._join(run, of_layers) for of_layers in samples]
-            results = [average_samples(of_samples) for of_samples in zip(*joined, strict=True)]
+            results = self._join_samples(run, samples)
             if heads:
                 results = [replace(results[0], heads=self._explain_heads(run, questions))]
             signed = self._scale(run, results, asked, plans)
+            if self.has_errors and len(signed) == 1 and not is_traced():
+                signed = [add_errors(self, run, questions, signed[0])]
             blind = warn_of_blind_tokens(run, 0, signed[0].nu)
         self._warnings.of_results(signed, blind=blind)
         log_since(began, "%s: %d images, %d targets explained", type(self).__name__, run.count, len(questions))
@@ -295,6 +299,11 @@ class Method(BaseCAM):
         if self.sampling is None or run.head is None or questions.are_components:
             return [self.sampling]
         return split_sampling(run.head.enumerated, self.sampling)
+
+    def _join_samples(self, run: Run, samples: Sequence[Sequence[MethodResult]]) -> list[MethodResult]:
+        """Return the maps of several layers as one, and those of several samples as their mean."""
+        joined = [self._join(run, of_layers) for of_layers in samples]
+        return [average_samples(of_samples) for of_samples in zip(*joined, strict=True)]
 
     def _join(self, run: Run, results: Sequence[MethodResult]) -> Sequence[MethodResult]:
         """Return the maps of several layers as one; in branches each on its own grid."""

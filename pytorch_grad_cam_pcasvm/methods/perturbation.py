@@ -175,6 +175,8 @@ class PerturbationCAM(ClosedFormCAM):
         True
     """
 
+    has_errors = False
+
     def _split_chunks(self, questions: Questions, run: Run) -> Iterator[Questions]:
         yield questions  # all share these runs
 

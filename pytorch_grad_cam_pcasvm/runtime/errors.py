@@ -141,6 +141,14 @@ class ConstantComponentWarning(UserWarning):
     """
 
 
+class UnstableComponentWarning(UserWarning):
+    """Components are others in heads that were refitted on other samples of the photos; the message names them.
+
+    Example:
+        >>> warnings.simplefilter("error", UnstableComponentWarning)  # rather an error than maps of chance
+    """
+
+
 class AutogradFallbackWarning(UserWarning):
     """``jacobian="auto"`` found a path without a closed form and uses autograd for it.
 

@@ -1,0 +1,104 @@
+"""Standard errors of maps: the spread of the maps of resampled heads, on the pass of the head that they are refits of.
+
+The bootstrap estimate of a standard error (Efron, Annals of Statistics 7, 1979), whose replicates share the network.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from pytorch_grad_cam_pcasvm.head.resamples import STABLE, Resamples
+from pytorch_grad_cam_pcasvm.maps.results import MethodResult
+from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
+from pytorch_grad_cam_pcasvm.methods.heads_run import explain_together
+from pytorch_grad_cam_pcasvm.methods.run import Run
+from pytorch_grad_cam_pcasvm.runtime.errors import UnstableComponentWarning
+from pytorch_grad_cam_pcasvm.targets import PCATarget
+from pytorch_grad_cam_pcasvm.targets.questions import Question, Questions
+
+
+def add_errors(cam: Any, run: Run, questions: Questions, signed: SignedMaps) -> SignedMaps:
+    """Return maps with their standard errors, if the head has resampled heads.
+
+    Args:
+        cam: the method.
+        run: the network's run.
+        questions: what K targets ask.
+        signed: their maps.
+    """
+    resamples = None if run.head is None else run.head.resamples
+    if resamples is None:
+        return signed
+    model: Any = run.model
+    nets = [model.with_head(head) for head in resamples.heads]
+    runs = [replace(run, model=net, output=net.head_run(run.features, run.images)) for net in nets]
+    asked = [_ask_refit(questions, matched) for matched in resamples.matches]
+    results, _ = explain_together(cam, run, questions, runs, asked, [cam.sampling])
+    of_components = [column.target.component if _is_component(column) else -1 for column in questions.columns]
+    stability = _list_stability(resamples, of_components, like=signed.values)
+    _warn_of_unstable(cam, resamples, of_components)
+    spread = _measure_spread(results, signed.log_scale)
+    # Of components that are not stable nothing is known.
+    known = torch.where((stability >= STABLE) | stability.isnan(), 1.0, torch.nan)
+    of_maps = known.reshape(-1, *[1] * (signed.maps.dim() - 2)).to(signed.maps)
+    return replace(
+        signed,
+        resampled=spread.mean * of_maps,
+        error=spread.error * of_maps,
+        values_error=spread.values_error * known.to(spread.values_error),
+        _stability=stability.expand(len(signed.maps), -1),
+        _resamples=len(results),
+    )
+
+
+def _is_component(column: Question) -> bool:
+    return isinstance(column.target, PCATarget)
+
+
+def _ask_refit(questions: Questions, matched: Sequence[tuple[int, float]]) -> Questions:
+    """Return questions as a refit is asked them: of the same classes, and of its own components that match."""
+
+    def match(column: Question) -> Question:
+        target = column.target
+        if not _is_component(column):
+            return column
+        component, side = matched[target.component]
+        sign = target.sign if side > 0 else "-" if target.sign == "+" else "+"
+        return replace(column, target=PCATarget(component, sign=sign))
+
+    return Questions(questions.targets, [match(column) for column in questions.columns])
+
+
+def _list_stability(resamples: Resamples, of_components: Sequence[int], like: Tensor) -> Tensor:
+    """Return the stability of the component of each target, NaN of other targets, (K,)."""
+    known = resamples.stability.tolist()
+    return like.new_tensor([known[b] if b >= 0 else float("nan") for b in of_components])
+
+
+def _warn_of_unstable(cam: Any, resamples: Resamples, of_components: Sequence[int]) -> None:
+    known = resamples.stability.tolist()
+    unstable = [b for b in dict.fromkeys(of_components) if b >= 0 and known[b] < STABLE]
+    if unstable:
+        listed = ", ".join(f"{b} ({known[b]:.2f})" for b in unstable[:8]) + (", ..." if len(unstable) > 8 else "")
+        cam._warnings.warn_once(
+            UnstableComponentWarning,
+            f"components {listed} are not stable: refits on other samples of the same photos find other directions "
+            f"(mean squared cosine below {STABLE}), so their maps are those of chance. Their errors are NaN; maps of "
+            "decisions do not depend on which components these are",
+        )
+
+
+class _Spread(NamedTuple):
+    """Mean and standard deviation of the maps of R heads, (N, K, H, W), and that of their values, (N, K)."""
+
+    mean: Tensor
+    error: Tensor
+    values_error: Tensor
+
+
+def _measure_spread(results: Sequence[MethodResult], log_scale: Tensor) -> _Spread:
+    maps = torch.stack([result.rescale(log_scale).maps for result in results])
+    return _Spread(maps.mean(0), maps.std(0), torch.stack([result.values for result in results]).std(0))
