@@ -1,0 +1,336 @@
+"""Many heads on one pass: each head's maps are those of its own network; and the errors that refits tell."""
+
+import warnings
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from cases import HEADS, NETWORKS
+from pairs import choose_pairs
+from reference import gap, relative
+from scipy.stats import t as student
+from sklearn.base import clone
+from sklearn.decomposition import PCA
+from sklearn.ensemble import RandomForestClassifier
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.svm import SVC
+from torch import nn
+
+import pytorch_grad_cam_pcasvm as package
+from pytorch_grad_cam_pcasvm import (
+    BaselineCAM,
+    ClosedFormGradCAM,
+    ContributionCAM,
+    Head,
+    NoProgramError,
+    PCASVMNet,
+    PCATarget,
+    ShapCAM,
+    SignedMaps,
+    SVMTarget,
+    UnstableComponentWarning,
+    explain_heads,
+    recombined,
+    resample_heads,
+)
+from pytorch_grad_cam_pcasvm.runtime.device import traced
+
+IMAGES = torch.randn(60, 3, 8, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+METHODS = [
+    *("ClosedFormGradCAM", "ClosedFormHiResCAM", "ClosedFormXGradCAM", "ClosedFormGradCAMPlusPlus"),
+    *("ClosedFormLayerCAM", "ClosedFormShapleyCAM", "ContributionCAM", "LIFTCAM", "RelevanceCAM"),
+    *("ClosedFormAblationCAM", "ClosedFormScoreCAM", "ShapCAM"),
+]
+FOREST = make_pipeline(StandardScaler(), PCA(4), RandomForestClassifier(8, random_state=0))
+KNOWN = {name: case.pipeline for name, case in HEADS.items() if case.classes == 3} | {"forest": FOREST}
+
+
+@pytest.fixture(scope="module")
+def problems():
+    """Return backbones, and the features and labels of images, by the name of a network."""
+    made = {}
+    for name, network in NETWORKS.items():
+        torch.manual_seed(0)
+        backbone = network.make().double().eval()
+        with torch.no_grad():
+            made[name] = backbone, backbone(IMAGES).numpy(), np.arange(60) % 3
+    return made
+
+
+def refit(pipeline, features, labels, count=3):
+    """Return refits on other halves of the images."""
+    draw = np.random.default_rng(0)
+    parts = [draw.choice(60, 45, replace=False) for _ in range(count)]
+    return [clone(pipeline).fit(features[part], labels[part]) for part in parts]
+
+
+def columns_agree(maps, expected):
+    """Whether two SignedMaps have the same numbers."""
+    assert maps.columns.keys() == expected.columns.keys()
+    for name, tensor in expected.columns.items():
+        size = torch.cat([
+            tensor.flatten(),
+            expected.values.flatten() if name == "baseline_values" else tensor.flatten(),
+        ])
+        size = size.abs().max().clamp(min=1e-12) if len(size) else 1.0
+        torch.testing.assert_close(maps.columns[name] / size, tensor / size, rtol=0, atol=1e-8, msg=name)
+
+
+@pytest.mark.parametrize(("method", "network", "head"), choose_pairs(METHODS, list(NETWORKS), list(KNOWN)))
+def test_each_head_has_the_maps_of_its_own_network(method, network, head, problems):
+    (backbone, features, labels), case = problems[network], NETWORKS[network]
+    heads = refit(KNOWN[head], features, labels)
+    options = {"samples": 4} if method == "ShapCAM" else {}
+
+    def make(fitted):
+        return getattr(package, method)(PCASVMNet(backbone, fitted).eval(), case.layers, case.transform, **options)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            expected = [make(fitted).explain(IMAGES[:2]) for fitted in heads]
+        except ValueError as refusal:
+            with pytest.raises(type(refusal), match=str(refusal)[:20].replace("(", ".").replace(")", ".")):
+                explain_heads(make(heads[0]), IMAGES[:2], heads, own_starts=True)
+            return
+        found = explain_heads(make(heads[0]), IMAGES[:2], heads, own_starts=True)
+        shared = explain_heads(make(heads[0]), IMAGES[:2], heads)
+    for maps, own in zip(found, expected, strict=True):
+        columns_agree(maps, own)
+        assert maps.linear == own.linear
+        assert maps.neutral == own.neutral
+    columns_agree(shared[0], expected[0])
+    if not issubclass(getattr(package, method), BaselineCAM):
+        for maps, own in zip(shared, expected, strict=True):
+            columns_agree(maps, own)
+    if method == "ContributionCAM":
+        assert max(map(gap, shared)) < 1e-8
+
+
+@pytest.mark.parametrize("layer", ["2", "4"])
+def test_heads_start_where_the_first_one_is_undecided(layer, problems):
+    backbone, features, labels = problems["pooled"]
+    heads = refit(KNOWN["RBF"], features, labels)
+    targets = [PCATarget(0), SVMTarget(0, versus=1), SVMTarget(2)]
+    net = PCASVMNet(backbone, heads[0]).eval()
+    cam = ContributionCAM(net, [layer], mean=package.mean_activations(net, [IMAGES], layer, progress=False))
+    first, *others = explain_heads(cam, IMAGES[:3], heads, targets)
+    assert float(first.baseline_values.abs().max()) < 1e-6 * float(first.values.abs().max())
+    for maps, fitted in zip(others, heads[1:], strict=True):
+        assert gap(maps) < 1e-9
+        assert not maps.neutral
+        # The secants of the head between the same activations: the value at the start is the head's own there.
+        own = cam.model.with_head(fitted)
+        boundary = cam._starts._boundary
+        if layer == "4":
+            start = boundary.point(SVMTarget(0, versus=1))
+            expected = SVMTarget(0, versus=1)(own.of_features(start.unsqueeze(0)))
+            torch.testing.assert_close(maps.baseline_values[:, 1], expected.expand(3))
+
+
+def test_targets_without_a_list_are_those_of_each_head(problems):
+    backbone, features, labels = problems["pooled"]
+    heads = refit(KNOWN["RBF"], features, labels, 2)
+    cam = ClosedFormGradCAM(PCASVMNet(backbone, heads[0]).eval(), ["4"])
+    for maps, fitted in zip(explain_heads(cam, IMAGES[:2], heads), heads, strict=True):
+        np.testing.assert_array_equal(maps.output.labels(), fitted.predict(features[:2]))
+        assert len(maps.targets) == 5
+
+
+def test_chunks_of_heads_give_the_same_maps(problems):
+    backbone, features, labels = problems["pooled"]
+    heads = refit(KNOWN["RBF"], features, labels)
+    net = PCASVMNet(backbone, heads[0]).eval()
+    whole = explain_heads(ContributionCAM(net, ["2"], baseline="zero"), IMAGES[:2], heads)
+    parts = explain_heads(ContributionCAM(net, ["2"], baseline="zero", max_bytes=1), IMAGES[:2], heads)
+    for one, other in zip(whole, parts, strict=True):
+        columns_agree(one, other)
+
+
+def test_dense_heads_and_several_inputs(problems):
+    torch.manual_seed(0)
+    backbone = nn.Sequential(nn.Conv2d(3, 6, 3), nn.ReLU(), nn.Conv2d(6, 8, 3, 2), nn.ReLU()).double().eval()
+    with torch.no_grad():
+        rows = backbone(IMAGES).permute(0, 2, 3, 1).reshape(-1, 8)[:60].numpy()
+    heads = refit(KNOWN["RBF"], rows, np.arange(60) % 3)
+    nets = [PCASVMNet(backbone, fitted, pool="dense").eval() for fitted in heads]
+    targets = [SVMTarget(0, at=(1, 0)), SVMTarget(1), PCATarget(2, at="max")]
+    for maps, net in zip(explain_heads(ContributionCAM(nets[0], ["1"], baseline="zero"), IMAGES[:2], heads, targets),
+                         nets, strict=True):  # fmt: skip
+        columns_agree(maps, ContributionCAM(net, ["1"], baseline="zero").explain(IMAGES[:2], targets))
+
+
+def test_what_does_not_belong_together_is_refused(problems):
+    backbone, features, labels = problems["pooled"]
+    heads = refit(KNOWN["RBF"], features, labels, 2)
+    cam = ClosedFormGradCAM(PCASVMNet(backbone, heads[0]).eval(), ["4"])
+    with pytest.raises(ValueError, match="there are no heads"):
+        explain_heads(cam, IMAGES[:2], [])
+    two = clone(KNOWN["RBF"]).fit(features, labels % 2)
+    with pytest.raises(ValueError, match=r"head 1 knows the classes \[0, 1\], the first one \[0, 1, 2\]"):
+        explain_heads(cam, IMAGES[:2], [heads[0], two])
+    narrow = clone(KNOWN["RBF"]).fit(features[:, :6], labels)
+    with pytest.raises(ValueError, match="6"):
+        explain_heads(cam, IMAGES[:2], [heads[0], narrow])
+    plain = ClosedFormGradCAM(backbone, ["4"])
+    with pytest.raises(TypeError, match="needs a method for a PCASVMNet"):
+        explain_heads(plain, IMAGES[:2], heads)
+
+
+def test_many_heads_are_not_exported(problems):
+    backbone, features, labels = problems["pooled"]
+    heads = refit(KNOWN["RBF"], features, labels, 2)
+    cam = ClosedFormGradCAM(PCASVMNet(backbone, heads[0]).eval(), ["4"])
+    with traced(), pytest.raises(NoProgramError, match="export the maps of each head"):
+        explain_heads(cam, IMAGES[:2], heads)
+
+
+@pytest.fixture
+def resampled(problems):
+    """Return a network with four resampled heads, its pipeline, and these heads."""
+    backbone, features, labels = problems["pooled"]
+    pipeline = clone(KNOWN["RBF"]).fit(features, labels)
+    net = PCASVMNet(backbone, pipeline).eval()
+    refits = resample_heads(pipeline, features, labels, n=4)
+    net.head.resamples = refits
+    return net, refits
+
+
+def each_alone(net, refits, target, x, layer="4"):
+    """Return the maps of a target of every refit, from where the head is undecided, each by a pass of its own."""
+    cam = ContributionCAM(net, [layer])
+    return [explain_heads(cam, x, [net.head, one], [target])[1] for one in refits]
+
+
+@pytest.mark.filterwarnings("ignore::pytorch_grad_cam_pcasvm.UnstableComponentWarning")
+def test_errors_are_the_spread_of_the_maps_of_resampled_heads(resampled):
+    net, refits = resampled
+    targets = [SVMTarget(0, versus=1), SVMTarget(2), SVMTarget()]
+    maps = ContributionCAM(net, ["4"]).explain(IMAGES[:3], targets)
+    predicted = maps.output.labels()
+    for k, target in enumerate(targets[:2]):
+        alone = torch.stack([one.maps[:, 0] for one in each_alone(net, refits, target, IMAGES[:3])]).numpy()
+        assert relative(maps.error[:, k], alone.std(0, ddof=1)) < 1e-9
+        assert relative(maps.resampled[:, k], alone.mean(0)) < 1e-9
+    for image, label in enumerate(predicted):  # the class that the head predicts, and not that of each refit
+        x = IMAGES[image : image + 1]
+        values = [float(one.values[0, 0]) for one in each_alone(net, refits, SVMTarget(int(label)), x)]
+        assert abs(float(maps.values_error[image, 2]) - np.std(values, ddof=1)) < 1e-9
+
+
+@pytest.mark.filterwarnings("ignore::pytorch_grad_cam_pcasvm.UnstableComponentWarning")
+def test_a_sign_is_sure_where_the_interval_leaves_out_0(resampled):
+    net, _ = resampled
+    maps = ContributionCAM(net, ["4"]).explain(IMAGES[:3], [SVMTarget(0)])
+    for level in (0.5, 0.95):
+        half = student.interval(level, 3)[1] * maps.error
+        expected = (maps.maps - half > 0) | (maps.maps + half < 0)
+        assert torch.equal(maps.sure(level), expected)
+    assert 0 < maps.sure(0.5).sum() < maps.maps.numel()
+    with pytest.raises(ValueError, match="level must be between 0 and 1, got 95"):
+        maps.sure(95)
+
+
+def test_components_are_matched_by_direction_and_side(problems):
+    _, features, labels = problems["pooled"]
+    wide = (features - features.mean(0)) @ np.diag([30, 10, 3, 1, 0.3, 0.1, 0.03, 0.01]) + 1.0
+    pipeline = make_pipeline(PCA(4), SVC()).fit(wide, labels)
+    head = Head.of(pipeline)
+    turned = make_pipeline(PCA(4), SVC()).fit(wide, labels)
+    turned[0].components_ = turned[0].components_[[1, 0, 3, 2]] * np.array([[-1], [1], [1], [-1]])
+    head.resamples = [turned, pipeline]
+    assert head.resamples.matches[0] == [(1, 1.0), (0, -1.0), (3, -1.0), (2, 1.0)]
+    assert head.resamples.matches[1] == [(b, 1.0) for b in range(4)]
+    torch.testing.assert_close(head.resamples.stability, torch.ones(4, dtype=torch.float64))
+
+
+def test_components_of_equal_variance_are_said_to_be_unstable_once(problems):
+    backbone, features, labels = problems["pooled"]
+    pipeline = clone(KNOWN["RBF"]).fit(features, labels)
+    net = PCASVMNet(backbone, pipeline).eval()
+    net.head.resamples = resample_heads(pipeline, features, labels, n=4)
+    cam = ContributionCAM(net, ["4"])
+    with pytest.warns(UnstableComponentWarning, match=r"components .* are not stable: refits on other samples"):
+        maps = cam.explain(IMAGES[:2])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        cam.explain(IMAGES[:2])
+    unstable = maps.stability < 0.9
+    assert unstable.any()
+    assert maps.error[:, unstable].isnan().all()
+    assert not maps.sure()[:, unstable].any()
+    assert maps.stability[-1].isnan()  # a decision
+    assert maps.error[:, -1].isfinite().all()
+
+
+def test_the_error_of_a_stable_component_is_that_of_its_match(problems):
+    backbone, features, labels = problems["pooled"]
+    features = (features - features.mean(0)) * np.geomspace(50, 0.01, 8)
+    pipeline = make_pipeline(PCA(2), SVC()).fit(features, labels)
+    refits = resample_heads(pipeline, features, labels, n=5)
+    net = PCASVMNet(backbone, pipeline).eval()
+    net.head.resamples = refits
+    cam = ClosedFormGradCAM(net, ["4"])
+    maps = cam.explain(IMAGES[:2], [PCATarget(0), PCATarget(0, sign="-")])
+    assert (maps.stability > 0.9).all()
+    alone = []
+    for one in refits:
+        directions = one.stages[0].components, net.head.stages[0].components
+        cosines = (directions[0] @ directions[1][0]) / directions[0].norm(dim=1)
+        match = int(cosines.abs().argmax())
+        sign = float(cosines[match].sign())
+        alone.append(sign * ClosedFormGradCAM(net.with_head(one), ["4"]).explain(IMAGES[:2], PCATarget(match)).maps)
+    expected = torch.stack(alone).std(0)
+    assert relative(maps.error[:, :1], expected) < 1e-9
+    assert relative(maps.error[:, 1:], expected) < 1e-9
+    assert relative(maps.resampled[:, 1:], -torch.stack(alone).mean(0)) < 1e-9
+
+
+@pytest.mark.filterwarnings("ignore::pytorch_grad_cam_pcasvm.UnstableComponentWarning")
+def test_errors_go_where_maps_go(resampled, tmp_path):
+    net, _ = resampled
+    cam = ContributionCAM(net, ["4"])
+    maps = cam.explain(IMAGES[:3])
+    part = maps[1:, 3:]
+    torch.testing.assert_close(part.error, maps.error[1:, 3:], rtol=0, atol=0, equal_nan=True)
+    assert torch.equal(part.stability.nan_to_num(7), maps.stability[3:].nan_to_num(7))
+    assert torch.equal(part.sure(), maps.sure()[1:, 3:])
+    maps.save(tmp_path / "maps.safetensors")
+    read = SignedMaps.load(tmp_path / "maps.safetensors")
+    assert torch.equal(read.sure(0.8), maps.sure(0.8))
+    assert torch.equal(read.values_error.nan_to_num(7), maps.values_error.nan_to_num(7))
+    joined = SignedMaps.cat([maps[:1], maps[1:]])
+    assert torch.equal(joined.sure(0.8), maps.sure(0.8))
+    halved = replace(maps, log_scale=maps.log_scale)
+    assert torch.equal(halved.error.nan_to_num(7), maps.error.nan_to_num(7))
+    # The identity sums component maps, and errors of sums are no sums of errors.
+    assert recombined(maps[:, :4], net.head, SVMTarget(0)).error is None
+
+
+def test_without_resampled_heads_nothing_is_said(resampled):
+    net, _ = resampled
+    net.head.resamples = None
+    maps = ContributionCAM(net, ["4"]).explain(IMAGES[:2])
+    assert maps.error is None
+    assert maps.stability is None
+    with pytest.raises(ValueError, match=r"these maps have no errors: fit the model with resampled heads.*resample=30"):
+        maps.sure()
+
+
+def test_methods_that_run_again_and_again_have_no_errors(resampled):
+    net, _ = resampled
+    assert ShapCAM(net, ["4"], samples=4).explain(IMAGES[:1]).error is None
+
+
+def test_of_a_forest_values_tell(problems):
+    backbone, features, labels = problems["pooled"]
+    pipeline = clone(FOREST).fit(features, labels)
+    net = PCASVMNet(backbone, pipeline).eval()
+    refits = resample_heads(pipeline, features, labels, n=3)
+    net.head.resamples = refits
+    maps = ContributionCAM(net, ["4"]).explain(IMAGES[:2], [SVMTarget(1)])
+    net.head.resamples = None
+    alone = torch.stack([one.maps for one in each_alone(net, refits, SVMTarget(1), IMAGES[:2])])
+    assert relative(maps.error, alone.std(0)) < 1e-9
