@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
 from sklearn.base import clone
 from sklearn.decomposition import PCA
 from sklearn.ensemble import RandomForestClassifier
@@ -117,3 +118,24 @@ def test_what_cannot_be_resampled_is_refused():
     other = clone(PIPELINE).fit(ROWS, LABELS == "ant")
     with pytest.raises(ValueError, match="must take the same features as the head, and know the same classes"):
         head.resamples = [PIPELINE, other]
+
+
+@pytest.mark.parametrize("kind", ["svm", "forest"])
+def test_resampled_heads_are_in_the_file_of_a_head(kind, tmp_path):
+    last = SVC() if kind == "svm" else RandomForestClassifier(4, random_state=0)
+    fitted = make_pipeline(StandardScaler(), PCA(3), last).fit(ROWS, LABELS)
+    head = Head.of(fitted)
+    head.save(tmp_path / "alone.safetensors")
+    head.resamples = resample_heads(fitted, ROWS, LABELS, n=3)
+    head.save(tmp_path / "head.safetensors")
+    read = Head.load(tmp_path / "head.safetensors")
+    torch.testing.assert_close(values(read.resamples.heads), values(head.resamples.heads), rtol=1e-5, atol=1e-5)
+    assert read.resamples.matches == head.resamples.matches
+    assert torch.equal(values([read]), values([head]))
+    assert read.digest() == head.digest()
+    read.save(tmp_path / "again.safetensors")
+    assert (tmp_path / "again.safetensors").read_bytes() == (tmp_path / "head.safetensors").read_bytes()
+    # Earlier versions refuse what they would leave out.
+    with safe_open(tmp_path / "head.safetensors", framework="pt") as file:
+        assert file.metadata()["format"] == "pytorch_grad_cam_pcasvm head 4"
+    assert Head.load(tmp_path / "alone.safetensors").resamples is None

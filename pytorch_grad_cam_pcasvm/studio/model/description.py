@@ -7,7 +7,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from pytorch_grad_cam_pcasvm.runtime.formats import MODEL, check_fields, check_list, check_sides, is_count, is_number
+from pytorch_grad_cam_pcasvm.runtime.formats import (
+    MODEL,
+    MODEL_RESAMPLED,
+    check_fields,
+    check_list,
+    check_sides,
+    is_count,
+    is_number,
+)
 
 FORMS = "a backbone is a torchvision name, timm:NAME, or module:function for a network of your own"
 _TEXT, _OPTIONAL = (str,), (str, type(None))
@@ -197,7 +205,7 @@ def read_description(path: Path) -> Description | None:
     file_format = str(header.get("format", ""))
     if not file_format.startswith(MODEL[:-1]):
         return None
-    if file_format != MODEL:
+    if file_format not in (MODEL, MODEL_RESAMPLED):
         raise ValueError(f"{path} was written by a newer version, or is damaged: update pytorch_grad_cam_pcasvm")
     try:
         return Description.from_json(str(header.get("model", "")))
