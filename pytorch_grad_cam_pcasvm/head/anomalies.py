@@ -114,8 +114,7 @@ def measure_anomaly(head: Head, trace: HeadTrace) -> Tensor:
                 "detector, or a PCA alone"
             )
         return -trace.values[-1][..., 0]
-    position = head.component_position
-    assert position is not None
+    position = head.component_position or 0
     reduction = head.stages[position - 1]
     if getattr(reduction, "restoring", None) is None:
         raise ValueError(

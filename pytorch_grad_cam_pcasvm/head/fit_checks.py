@@ -40,16 +40,16 @@ def refuse_one_class(classes: Sequence[Any]) -> None:
 
 def refuse_several(fitted: Any) -> None:
     """Raise a ValueError for a list of whole heads, as of cross-validation: a list is of steps in order."""
-    if isinstance(fitted, list | tuple) and len(fitted) > 1:
-        whole = [part for part in fitted if has_values(part) and not hasattr(part, "transform")]
-        if len(whole) > 1:
-            refuse(
-                ValueError,
-                f"a list is taken for the steps of one head, in order, but {len(whole)} of its {len(fitted)} members "
-                f"predict something ({type(whole[0]).__name__} ...), as the heads of several folds do",
-                "pass one of them, heads[0]",
-                "fit one on all images",
-            )
+    steps = fitted if isinstance(fitted, list | tuple) else []
+    whole = [part for part in steps if has_values(part) and not hasattr(part, "transform")]
+    if len(whole) > 1:
+        refuse(
+            ValueError,
+            f"a list is taken for the steps of one head, in order, but {len(whole)} of its {len(steps)} members "
+            f"predict something ({type(whole[0]).__name__} ...), as the heads of several folds do",
+            "pass one of them, heads[0]",
+            "fit one on all images",
+        )
 
 
 def check_variety(steps: Sequence[Any]) -> dict[int, int]:
@@ -61,7 +61,7 @@ def check_variety(steps: Sequence[Any]) -> dict[int, int]:
     Raises:
         ValueError: no feature varies.
     """
-    varying, warned, before = dict[int, int](), set[str](), None
+    varying, warned, before = dict[int, int](), {""}, None
     for place, estimator in enumerate(steps):
         name = type(estimator).__name__
         variances = _variances(estimator)
@@ -77,8 +77,8 @@ def check_variety(steps: Sequence[Any]) -> dict[int, int]:
         if variances is not None and constant:
             varying[place] = len(variances) - len(constant)
         for part, of_part in ((estimator, constant), *_inner(estimator)):
-            message = _in_words(part, of_part)
-            if of_part and message not in warned:
+            message = _in_words(part, of_part) if of_part else ""
+            if message not in warned:
                 warned.add(message)
                 warn(message, ConstantComponentWarning)
         before = estimator
@@ -124,8 +124,6 @@ def _estimators_in(value: Any) -> Iterator[Any]:
 
 def _in_words(estimator: Any, constant: Sequence[int]) -> str:
     """Say which components do not vary, and that so many others are left."""
-    if not constant:
-        return ""
     name, several = type(estimator).__name__, len(constant) > 1
     variances = _variances(estimator)
     left = 0 if variances is None else len(variances) - len(constant)

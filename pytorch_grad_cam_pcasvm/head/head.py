@@ -134,8 +134,7 @@ class Head(Stack):
             return last.cpu().numpy()
         if self.vote.about != "classes":
             return self.vote.prediction(last).cpu().numpy()
-        assert self.classes_ is not None
-        return self.classes_[self.vote.predicted(last).cpu().numpy()]
+        return np.asarray(self.classes_)[self.vote.predicted(last).cpu().numpy()]
 
     def class_index(self, label: Any) -> int:
         """Return the position of a label in ``classes_``; raise a ValueError if it is not there."""
@@ -259,10 +258,7 @@ class Head(Stack):
     def why_blank(self, trace: HeadTrace, seed: Tensor) -> str | None:
         """Return why a row of a trace has a blank map, by the seed of its decision values; None: it is unknown."""
         place = len(self.stages) - 1
-
-        def errors() -> Tensor | None:
-            bounds = self.errors(trace, place)
-            return None if bounds is None else bounds.unsqueeze(0)
-
-        x = trace.values[place].unsqueeze(0)
-        return self.stages[place].why_blank(x, seed.reshape(1, 1, -1), Conditions(trace.eps, errors))  # type: ignore[no-any-return]
+        errors = self.errors(trace, place)
+        conditions = Conditions(trace.eps, None if errors is None else lambda: errors.unsqueeze(0))
+        last: Stage = self.stages[place]
+        return last.why_blank(trace.values[place].unsqueeze(0), seed.reshape(1, 1, -1), conditions)

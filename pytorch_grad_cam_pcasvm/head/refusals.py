@@ -137,23 +137,20 @@ def _usual(estimator: Any, registered: Iterable[Any]) -> str:
         return f"fit scikit-learn's {own}" if own == nearest[0] else f"fit {nearest[0]}"
     is_sklearn = isinstance(estimator, BaseEstimator)
     transforms, values = hasattr(estimator, "transform"), has_values(estimator)
-    scores = hasattr(estimator, "decision_function") and not hasattr(estimator, "classes_")
+    has_classes = hasattr(estimator, "classes_")
+    scores = hasattr(estimator, "decision_function") and not has_classes
     if isinstance(estimator, OutlierMixin) or (scores and not (is_sklearn and is_regressor(estimator))):
         return "fit OneClassSVM or EllipticEnvelope, or fit PCA and explain ResidualTarget() or HotellingTarget()"
     if isinstance(estimator, ClusterMixin):
         between = ", or to reduce features PCA" if transforms else ""
         return f"fit GaussianMixture, whose components are clusters{between}"
-    if (is_sklearn and is_classifier(estimator)) or (values and _tells_classes(estimator)):
+    if (is_sklearn and is_classifier(estimator)) or (values and (has_classes or hasattr(estimator, "predict_proba"))):
         return "fit SVC"
     if is_sklearn and is_regressor(estimator):
         return "fit SVR"
     if values and not transforms:
         return "fit SVC for classes, or SVR for numbers"
     return f"fit {'StandardScaler' if isinstance(estimator, OneToOneFeatureMixin) else 'PCA'}"
-
-
-def _tells_classes(estimator: Any) -> bool:
-    return hasattr(estimator, "classes_") or hasattr(estimator, "predict_proba")
 
 
 def refuse_own_method(estimator: Any, base: type, method: str, *ways_out: str) -> NoReturn:

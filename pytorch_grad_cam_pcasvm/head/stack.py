@@ -90,6 +90,7 @@ class Stack(HeadModule):
         n_features: length of a feature vector, or None if any length will do.
         linear_until: the last position in ``values`` up to which all stages are affine and nothing is explained: the
             number of linear stages at the start, or the position of the components if they come earlier.
+        enumerated: the decision, if it has no gradient; otherwise None.
         vote: how decision values become classes; None: there is no decision.
         classes_: class labels in the estimator's order, or None without a classifier.
 
@@ -134,18 +135,13 @@ class Stack(HeadModule):
     def _read_decision(self) -> None:
         """Take over vote and labels of the last stage: they are asked again and again."""
         last = self.stages[-1]
-        decision = last if isinstance(last, Decision) else None
-        self.vote: Vote | None = None if decision is None else decision.voting
-        if decision is not None:
-            self.voting = decision.voting
-        labels = None if decision is None else decision.classes
-        self.classes_: np.ndarray | None = None if labels is None else np.asarray(labels)
-
-    @property
-    def enumerated(self) -> Any:
-        """The decision, if it has no gradient; otherwise None."""
-        last = self.stages[-1]
-        return last if last.asked_estimators else None
+        self.vote: Vote | None = None
+        self.classes_: np.ndarray | None = None
+        if isinstance(last, Decision):
+            self.vote = self.voting = last.voting
+            self.classes_ = None if last.classes is None else np.asarray(last.classes)
+        # Bypass nn.Module: a second registration would double the tensors in the state dict.
+        object.__setattr__(self, "enumerated", last if last.asked_estimators else None)
 
     @cached_property
     def voting(self) -> Vote:

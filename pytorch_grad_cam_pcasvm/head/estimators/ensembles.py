@@ -73,9 +73,8 @@ def _one_vs_one(estimator: OneVsOneClassifier, convert: Convert) -> Stage:
 def _output_code(estimator: OutputCodeClassifier, convert: Convert) -> Stage:
     members, _ = _members(estimator, convert, estimator.estimators_)
     codes = tensor(estimator.code_book_)
-    return decide_largest(
-        [Union(members), Quadratic(codes, torch.ones_like(codes), 0 * codes[:, 0])], estimator.classes_
-    )
+    distances = Quadratic(codes, torch.ones_like(codes), 0 * codes[:, 0])
+    return decide_largest([Union(members), distances], estimator.classes_)
 
 
 def _calibrated(estimator: CalibratedClassifierCV, convert: Convert) -> Stage:
@@ -131,11 +130,10 @@ def _soft_vote(estimator: VotingClassifier, convert: Convert) -> Stage:
 
 
 def _bag(estimator: BaggingClassifier, convert: Convert) -> Stage:
-    if not hasattr(estimator.estimators_[0], "predict_proba"):
-        raise _refuse_member(
-            estimator, estimator.estimators_[0], "a classifier that has probabilities, or it counts votes"
-        )
-    scores = hasattr(estimator.estimators_[0], "decision_function")
+    first = estimator.estimators_[0]
+    if not hasattr(first, "predict_proba"):
+        raise _refuse_member(estimator, first, "a classifier that has probabilities, or it counts votes")
+    scores = hasattr(first, "decision_function")
     return _mean_probability(estimator, _bagged(estimator, convert), np.ones(len(estimator.estimators_)), scores=scores)
 
 
@@ -160,10 +158,8 @@ def _mean_probability(estimator: Any, members: list[Chain], weights: Any, *, sco
             )
     shares = np.asarray(weights, dtype=float) / np.sum(weights)
     members = [member for member, share in zip(members, shares, strict=True) if share]
-    votings, sizes = (
-        [member.stages[-1].voting for member in members],
-        [int(member.n_outputs or 0) for member in members],
-    )
+    votings = [member.stages[-1].voting for member in members]
+    sizes = [int(member.n_outputs or 0) for member in members]
     votes = vote.calibrated(votings, sizes, [None] * len(votings), shares[shares != 0].tolist(), scores)
     votes = replace(votes, of_sklearn=not scores or all(voting.of_sklearn for voting in votings))
     return Ensemble(members, 1.0, votes, estimator.classes_)
