@@ -105,7 +105,7 @@ def _inner(estimator: Any) -> Iterator[tuple[Any, list[int]]]:
 def holds_reduction(estimator: Any) -> bool:
     """Return whether an estimator has a fitted reduction inside."""
     for part, _ in _inner(estimator):
-        with suppress(NotFittedError):
+        with suppress(NotFittedError, TypeError):  # a kernel has parameters, too, and is no estimator
             if is_reduction(part):
                 return True
     return False

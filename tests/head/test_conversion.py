@@ -12,13 +12,14 @@ from reference import relative
 from sklearn.calibration import CalibratedClassifierCV
 from sklearn.decomposition import PCA
 from sklearn.ensemble import BaggingRegressor
+from sklearn.gaussian_process import GaussianProcessClassifier
 from sklearn.linear_model import Ridge
 from sklearn.pipeline import FeatureUnion, make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.svm import SVC
 from sklearn.tree import DecisionTreeClassifier
 
-from pytorch_grad_cam_pcasvm import Head, SVMTarget, stage_for
+from pytorch_grad_cam_pcasvm import Head, PCATarget, SVMTarget, stage_for
 from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput
 
 ROWS = np.random.default_rng(0).normal(size=(60, 5))
@@ -98,3 +99,14 @@ def test_a_decision_without_a_gradient_is_a_stage_that_says_what_is_asked_of_all
     blank = "none of its components changes the decision between the start and the image"
     assert SVMTarget(1).why_blank(output[0]) == blank
     assert SVMTarget(1).why_blank(HeadOutput.of(closed, closed(QUERY))[0]) is None
+
+
+def test_a_kernel_inside_of_a_decision_is_no_reduction():
+    # One of three classes is asked for its values; its kernels have parameters, as estimators do.
+    classes = np.arange(60) % 3
+    head = Head.of(GaussianProcessClassifier().fit(ROWS, classes))
+    assert head.enumerated is not None
+    assert not head.hides_reduction
+    with pytest.raises(ValueError, match="needs a head with a PCA, but this one has none: use SVMTarget"):
+        PCATarget(0)(HeadOutput.of(head, head(QUERY)))
+    assert Head.of(make_pipeline(PCA(3), GaussianProcessClassifier()).fit(ROWS, classes)).hides_reduction
