@@ -23,7 +23,8 @@ from sklearn.utils import all_estimators
 
 from pytorch_grad_cam_pcasvm import NoClosedFormError
 from pytorch_grad_cam_pcasvm.head import Decision, Stage, stage_for
-from pytorch_grad_cam_pcasvm.head.registry import convert_stages, transformer_for
+from pytorch_grad_cam_pcasvm.head.convert import convert
+from pytorch_grad_cam_pcasvm.head.table import transformer_for
 
 BEFORE, REDUCTION, APPROXIMATION = "scaler or selector", "reduction", "kernel approximation"
 _TWO_SVMS: Any = [("a", LinearSVC()), ("b", LinearSVC(C=0.1))]
@@ -69,7 +70,6 @@ EXAMPLES = {  # pages of the gallery: script, title and picture; other scripts h
 def estimators() -> str:
     """Return a Markdown table of every estimator of scikit-learn that a head takes; each is fitted to find out."""
     rows: dict[tuple[str, type[Stage]], list[str]] = {}
-    list(convert_stages([PCA(1).fit(np.eye(2))]))  # registers scikit-learn's
     for name, kind in all_estimators():
         for role, stage in _stages(kind):
             rows.setdefault((role, type(stage)), []).append(f"`{name}`")
@@ -100,7 +100,7 @@ def _stages(kind: type) -> Iterator[tuple[str, Stage]]:
     behind = LinearSVC().fit(np.eye(4), [0, 1, 0, 1])
     for parts in ([fitted, behind], [fitted]):
         try:
-            stages = list(convert_stages(parts))
+            stages = convert(parts)
         except (NoClosedFormError, ValueError):
             continue
         stages = stages[:-1] if len(parts) == 2 else stages

@@ -79,7 +79,7 @@ TESTS = {
     "head/stage.py": "hooks conditions secants_head output_gradients head estimators vote_and_facts enumerated",
     "head/stages.py": "conditions vote_and_facts secants_head output_gradients head estimators anomalies",
     "head/vote.py": "files_of_versions vote_and_facts targets head estimators registry options enumerated",
-    "head/distances.py": "distances secants_head registry neighbours patchcore",
+    "head/distances.py": "distances secants_head registry neighbours patchcore densities",
     "calculus/dual_numbers.py": "operations dual_numbers",
     "maps/recombination.py": (
         "recombination methods anomalies token_backward boundary figures mistake off_jump enumerated dense"

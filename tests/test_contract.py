@@ -40,6 +40,78 @@ def private_names():
     return names
 
 
+def list_imports(file, root):
+    """Return the files below a package that a file imports, at its top or inside of functions."""
+    imported = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            modules = {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{file} imports by dots"
+            members = {f"{node.module}.{alias.name}" for alias in node.names}
+            modules = {name if locate(name, root) else node.module for name in members}
+        else:
+            continue
+        imported |= {locate(module, root) for module in modules} - {None, file}
+    return imported
+
+
+def locate(module, root):
+    """Return the file of a module of a package; None if it is none."""
+    place = root.parent / module.replace(".", "/")
+    files = [place.with_suffix(".py"), place / "__init__.py"]
+    return next((file for file in files if file.is_file() and root in file.parents), None)
+
+
+def find_circles(root, files):
+    """Return the circles of imports among files, each as the names of all files that reach one another."""
+    imports = {file: list_imports(file, root) & {*files} for file in files}
+
+    def reach(file):
+        reached, waiting = set(), [file]
+        while waiting:
+            new = imports[waiting.pop()] - reached
+            reached |= new
+            waiting += new
+        return reached
+
+    reached = {file: reach(file) for file in files}
+    circles = {frozenset(other for other in reached[file] if file in reached[other]) for file in files} - {frozenset()}
+    return sorted(sorted(str(file.relative_to(root)) for file in circle) for circle in circles)
+
+
+def test_no_files_of_the_core_import_one_another():
+    files = [file for file in ROOT.rglob("*.py") if "studio" not in file.parts and file.parent != ROOT]
+    assert find_circles(ROOT, files) == []
+    # A module that is imported by its name would hide a circle.
+    by_name = [file.name for file in files if "import_module(" in file.read_text() or "__import__(" in file.read_text()]
+    assert by_name == []
+
+
+def test_the_head_is_built_by_floors():
+    floors = ["table.py", "estimators", "convert.py", "head.py"]
+    for number, floor in enumerate(floors):
+        files = [*(ROOT / "head" / floor).glob("*.py")] or [ROOT / "head" / floor]
+        below = {path for file in files for path in list_imports(file, ROOT)}
+        assert not {name for path in below for name in path.relative_to(ROOT).parts} & {*floors[number + 1 :]}, floor
+
+
+def test_a_circle_is_found_with_its_names(tmp_path):
+    root = tmp_path / "house"
+    (root / "room").mkdir(parents=True)
+    written = {
+        "top.py": "from house.room.table import row\n",
+        "room/__init__.py": "from house.room import table\n",
+        "room/table.py": "def row():\n    from house.room.convert import convert\n",
+        "room/convert.py": "import house.room.checks\n",
+        "room/checks.py": "from house.room import table\n",
+    }
+    for name, source in written.items():
+        (root / name).write_text(source)
+    circle = ["room/checks.py", "room/convert.py", "room/table.py"]
+    assert find_circles(root, [root / name for name in written]) == [circle]
+
+
 def test_the_studio_uses_public_names_but_for_the_exceptions():
     listed = [name for names in EXCEPTIONS.values() for name in names]
     assert sorted(private_names()) == sorted(listed)

@@ -1,18 +1,12 @@
 """The head: fitted estimators as stages with closed-form pullbacks. It knows nothing about images."""
 
-from pytorch_grad_cam_pcasvm.head.anomalies import (
-    anomaly_range,
-    measure_anomaly,
-    measure_reach,
-    tells_anomalies,
-    usual_reach,
-)
+from pytorch_grad_cam_pcasvm.head.anomalies import anomaly_range, measure_anomaly, tells_anomalies, usual_reach
 from pytorch_grad_cam_pcasvm.head.decisions import Decision, Ensemble, KernelSVM, LinearDecision, SupportVectorEffect
+from pytorch_grad_cam_pcasvm.head.distances import measure_reach
 from pytorch_grad_cam_pcasvm.head.elsewhere import tensor
 from pytorch_grad_cam_pcasvm.head.enumerated import Enumerated
 from pytorch_grad_cam_pcasvm.head.head import Head
 from pytorch_grad_cam_pcasvm.head.kernels import RBF, Linear, Polynomial, Sigmoid
-from pytorch_grad_cam_pcasvm.head.registry import stage_for
 from pytorch_grad_cam_pcasvm.head.resampling import resample_heads
 from pytorch_grad_cam_pcasvm.head.stack import HeadTrace
 from pytorch_grad_cam_pcasvm.head.stage import Stage
@@ -26,6 +20,7 @@ from pytorch_grad_cam_pcasvm.head.stages import (
     Select,
 )
 from pytorch_grad_cam_pcasvm.head.storage import Example, TrainingSet
+from pytorch_grad_cam_pcasvm.head.table import stage_for
 from pytorch_grad_cam_pcasvm.head.vote import Vote
 
 __all__ = [

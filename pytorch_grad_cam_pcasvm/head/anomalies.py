@@ -2,16 +2,14 @@
 
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from pytorch_grad_cam_pcasvm.head.distances import CosineDistance, LogDensity, NearestDistance, OfPoints
+from pytorch_grad_cam_pcasvm.head.distances import CosineDistance, LogDensity, NearestDistance, OfPoints, measure_reach
 from pytorch_grad_cam_pcasvm.head.head import Head
 from pytorch_grad_cam_pcasvm.head.stack import HeadTrace
 
 _TIMES = 3.0  # a scale ends at so many times what training photos reach, which is dark
-_SHARE = 0.999  # of the training rows that are below what they reach: a few may be defects
 _ROWS, _BLOCK = 1000, 100  # of a bank that are asked, and at once
 _SAME = 1e-6  # of the length of the longest row: by so much a row differs from itself in single precision
 
@@ -46,20 +44,6 @@ def usual_reach(head: Head) -> float | None:
     """
     scale = anomaly_range(head)
     return None if scale is None else scale[0] + (scale[1] - scale[0]) / _TIMES
-
-
-def measure_reach(values: np.ndarray, *, is_distance: bool) -> tuple[float, float]:
-    """Return between which numbers anomalies of training rows are; distances start at 0.
-
-    Args:
-        values: anomalies of rows, each measured by a head that was fitted without it, shape (R,).
-        is_distance: whether they are distances.
-
-    Example:
-        >>> measure_reach(np.array([1.0, 2.0, 2.0]), is_distance=True)
-        (0.0, 2.0)
-    """
-    return 0.0 if is_distance else float(values.min()), float(np.quantile(values, _SHARE))
 
 
 def _range(least: float, reach: float) -> tuple[float, float] | None:
@@ -130,8 +114,7 @@ def measure_anomaly(head: Head, trace: HeadTrace) -> Tensor:
                 "detector, or a PCA alone"
             )
         return -trace.values[-1][..., 0]
-    position = head.component_position
-    assert position is not None
+    position = head.component_position or 0
     reduction = head.stages[position - 1]
     if getattr(reduction, "restoring", None) is None:
         raise ValueError(

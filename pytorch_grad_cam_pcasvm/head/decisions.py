@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pytorch_grad_cam_pcasvm.head.kernels import At, Kernel, Linear
+from pytorch_grad_cam_pcasvm.head.kernels import RBF, At, Kernel, Linear
 from pytorch_grad_cam_pcasvm.head.stage import Conditions, Scaled, Stage
 from pytorch_grad_cam_pcasvm.head.stages import Affine, Chain, Union
 from pytorch_grad_cam_pcasvm.head.vote import Vote, pairs
@@ -128,6 +128,7 @@ class KernelSVM(Decision):
     """
 
     constants = ("_first", "_second", "_rows", "_takes_part")
+    has_poles = False  # it is smooth, and may be steep where its training set is
 
     def __init__(
         self,
@@ -185,6 +186,20 @@ class KernelSVM(Decision):
     def secant(self, saved: At, saved0: At, grad: Tensor) -> Scaled:
         """Return the same of the kernel's secants."""
         return self.kernel.secant(saved, saved0, self.support_vectors, self._coefficients(grad))
+
+    def why_blank(self, x: Tensor, seed: Tensor, conditions: Conditions) -> str | None:
+        """Return that x lies on a support vector of an RBF kernel, if it does and has no gradient; otherwise None."""
+        if not isinstance(self.kernel, RBF):
+            return None
+        _, saved = self.evaluate(x)
+        same = self.kernel.coincides(saved.x, self.support_vectors, conditions)[0].nonzero()
+        saved = self.attach_conditions(saved, conditions)
+        if not len(same) or bool(self.pullback(saved, seed)[0].any()):
+            return None
+        return (
+            f"it lies on a support vector (training image {int(self.support[same[0, 0]])}), where the kernel is "
+            "flat and its gradient nothing but rounding: use ContributionCAM"
+        )
 
     def _machines(self) -> Tensor | None:
         """Return the coefficients of all SVMs, shape (P, I); None if they are too many."""

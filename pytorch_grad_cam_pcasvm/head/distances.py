@@ -5,10 +5,13 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.head.stage import Scaled, Stage
+
+_SHARE = 0.999  # of the training rows that are below what they reach: a few may be defects
 
 
 class Quadratic(Stage):
@@ -275,6 +278,20 @@ class Centred(NamedTuple):
     def squared_distances(self, x: Tensor) -> Tensor:
         """Return the squared distances of x, (..., D), to the points, (..., I), less a number that all share."""
         return self.squares - 2 * (x - self.centre) @ self.centred.T
+
+
+def measure_reach(values: np.ndarray, *, is_distance: bool) -> tuple[float, float]:
+    """Return between which numbers anomalies of training rows are; distances start at 0.
+
+    Args:
+        values: anomalies of rows, each measured by a head that was fitted without it, shape (R,).
+        is_distance: whether they are distances.
+
+    Example:
+        >>> measure_reach(np.array([1.0, 2.0, 2.0]), is_distance=True)
+        (0.0, 2.0)
+    """
+    return 0.0 if is_distance else float(values.min()), float(np.quantile(values, _SHARE))
 
 
 def density_constant(bandwidth: float, width: int, weight: float) -> float:

@@ -62,8 +62,8 @@ def with_arrays(estimator: Any) -> Any:
 def compare_values(estimator: Any, stages: Sequence[Stage]) -> None:
     """Raise an error if an accelerated estimator computes other values than its stages, on a few rows."""
     rng, width = np.random.default_rng(0), estimator.n_features_in_
-    known = (getattr(estimator, name, None) for name in ("support_vectors_", "mean_", "_fit_X", "cluster_centers_"))
-    points = next((points for points in known if points is not None), np.zeros(width))
+    fitted = (getattr(estimator, name, None) for name in ("support_vectors_", "mean_", "_fit_X", "cluster_centers_"))
+    points = next((points for points in fitted if points is not None), np.zeros(width))
     rows = tensor(points).numpy().reshape(-1, width)[:4].mean(0) + rng.normal(size=(9, width))
     y = torch.from_numpy(rows)
     for stage in stages:

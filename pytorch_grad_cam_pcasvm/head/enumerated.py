@@ -48,6 +48,8 @@ class Enumerated(Decision):
         Enumerated(DecisionTreeClassifier without a gradient: 8 coalitions of its 3 inputs)
     """
 
+    has_poles = False  # it has jumps, on which no rounding decides
+
     def __init__(
         self,
         predictor: Predictor,
@@ -59,6 +61,7 @@ class Enumerated(Decision):
         super().__init__(voting, classes)
         self.predictor, self.reason, self.ways_out = predictor, reason, list(ways_out)
         self.n_inputs, self.n_outputs = predictor.n_inputs, predictor.n_outputs
+        self.asked_estimators, self.is_sampled = predictor.steps, predictor.n_inputs > MOST
 
     @classmethod
     def of(cls, steps: Sequence[Any], n_inputs: int | None, reason: str, ways_out: Sequence[str]) -> "Enumerated":
@@ -81,11 +84,6 @@ class Enumerated(Decision):
         if self.classes is None or own is None or isinstance(own, list) or np.array_equal(self.classes, own):
             return None
         return [str(name) for name in self.classes]
-
-    @property
-    def is_sampled(self) -> bool:
-        """Whether there are too many coalitions to evaluate all."""
-        return (self.n_inputs or 0) > MOST
 
     def evaluate(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, Conditions]]:
         """Return the values, shape (N, P); and x, with how exactly it is known."""
@@ -114,6 +112,10 @@ class Enumerated(Decision):
         phi = shapley_values(partial(self.predictor, needed=needed), _array(x), _array(x0), conditions.sampling)
         slopes = torch.from_numpy(phi).to(x) / torch.where(rounding, torch.inf, change).unsqueeze(-1)
         return grad @ slopes.mT, None
+
+    def why_blank(self, x: Tensor, seed: Tensor, conditions: Conditions) -> str:
+        """Return that no component changes the decision."""
+        return "none of its components changes the decision between the start and the image"
 
     def no_gradient(self) -> Exception:
         """Return the error for a request that needs a gradient."""

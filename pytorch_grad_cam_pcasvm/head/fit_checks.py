@@ -12,8 +12,9 @@ from sklearn.base import BaseEstimator
 from sklearn.exceptions import NotFittedError
 from torch import Tensor
 
+from pytorch_grad_cam_pcasvm.head.convert import is_reduction
 from pytorch_grad_cam_pcasvm.head.elsewhere import tensor
-from pytorch_grad_cam_pcasvm.head.registry import has_values, is_reduction, list_estimators
+from pytorch_grad_cam_pcasvm.head.refusals import has_values
 from pytorch_grad_cam_pcasvm.runtime.errors import ConstantComponentWarning, refuse, warn
 
 # Features come from networks in single precision, whose layers leave some multiples of its rounding.
@@ -39,29 +40,29 @@ def refuse_one_class(classes: Sequence[Any]) -> None:
 
 def refuse_several(fitted: Any) -> None:
     """Raise a ValueError for a list of whole heads, as of cross-validation: a list is of steps in order."""
-    if isinstance(fitted, list | tuple) and len(fitted) > 1:
-        whole = [part for part in fitted if has_values(part) and not hasattr(part, "transform")]
-        if len(whole) > 1:
-            refuse(
-                ValueError,
-                f"a list is taken for the steps of one head, in order, but {len(whole)} of its {len(fitted)} members "
-                f"predict something ({type(whole[0]).__name__} ...), as the heads of several folds do",
-                "pass one of them, heads[0]",
-                "fit one on all images",
-            )
+    steps = fitted if isinstance(fitted, list | tuple) else []
+    whole = [part for part in steps if has_values(part) and not hasattr(part, "transform")]
+    if len(whole) > 1:
+        refuse(
+            ValueError,
+            f"a list is taken for the steps of one head, in order, but {len(whole)} of its {len(steps)} members "
+            f"predict something ({type(whole[0]).__name__} ...), as the heads of several folds do",
+            "pass one of them, heads[0]",
+            "fit one on all images",
+        )
 
 
-def check_variety(fitted: Any) -> list[tuple[Any, int]]:
-    """Refuse estimators that were fitted on features which are all alike; warn of components that do not vary.
+def check_variety(steps: Sequence[Any]) -> dict[int, int]:
+    """Refuse steps that were fitted on features which are all alike; warn of components that do not vary.
 
     Returns:
-        The reductions of which some components do not vary, and the number of those that do.
+        By the number of a reduction of which some components do not vary, how many do.
 
     Raises:
         ValueError: no feature varies.
     """
-    varying, warned, before = list[tuple[Any, int]](), set[str](), None
-    for estimator in list_estimators(fitted):
+    varying, warned, before = dict[int, int](), {""}, None
+    for place, estimator in enumerate(steps):
         name = type(estimator).__name__
         variances = _variances(estimator)
         constant = constant_components(estimator, before)
@@ -74,10 +75,10 @@ def check_variety(fitted: Any) -> list[tuple[Any, int]]:
                 "that their differences reach the layer of the features",
             )
         if variances is not None and constant:
-            varying.append((estimator, len(variances) - len(constant)))
+            varying[place] = len(variances) - len(constant)
         for part, of_part in ((estimator, constant), *_inner(estimator)):
-            message = _in_words(part, of_part)
-            if of_part and message not in warned:
+            message = _in_words(part, of_part) if of_part else ""
+            if message not in warned:
                 warned.add(message)
                 warn(message, ConstantComponentWarning)
         before = estimator
@@ -104,7 +105,7 @@ def _inner(estimator: Any) -> Iterator[tuple[Any, list[int]]]:
 def holds_reduction(estimator: Any) -> bool:
     """Return whether an estimator has a fitted reduction inside."""
     for part, _ in _inner(estimator):
-        with suppress(NotFittedError):
+        with suppress(NotFittedError, TypeError):  # a kernel has parameters, too, and is no estimator
             if is_reduction(part):
                 return True
     return False
@@ -123,8 +124,6 @@ def _estimators_in(value: Any) -> Iterator[Any]:
 
 def _in_words(estimator: Any, constant: Sequence[int]) -> str:
     """Say which components do not vary, and that so many others are left."""
-    if not constant:
-        return ""
     name, several = type(estimator).__name__, len(constant) > 1
     variances = _variances(estimator)
     left = 0 if variances is None else len(variances) - len(constant)
@@ -234,23 +233,21 @@ _MOST_NUMBERS = 3  # in a name, of which any may come first in the order
 _SHOWN = 5  # names
 
 
-def warn_of_order(estimator: Any) -> None:
-    """Warn if an estimator was fitted on numbered columns in another order, such as the alphabetical one.
+def warn_of_order(steps: Sequence[Any]) -> None:
+    """Warn if the first step was fitted on numbered columns in another order, such as the alphabetical one.
 
     A network gives features by place alone: f0, f1, f2 and so on. A table that was sorted by f0, f1, f10, f11, f2 has
     others there.
     """
-    names = getattr(estimator, "feature_names_in_", None)
-    if names is None:
-        return
-    for group in _alike([str(name) for name in names]):
+    names = getattr(steps[0], "feature_names_in_", None)
+    for group in _alike([] if names is None else [str(name) for name in names]):
         if not _rises([numbers for _, numbers in group]):
             shown = [name for name, _ in group]
             first = next((i for i in range(1, len(group)) if group[i][1] < group[i - 1][1]), 1)
             start = max(0, first - _SHOWN + 1)
             listed = ("... " if start else "") + ", ".join(shown[start : start + _SHOWN])
             warn(
-                f"{type(estimator).__name__} was fitted on columns whose numbers are not in the order of their places "
+                f"{type(steps[0]).__name__} was fitted on columns whose numbers are not in the order of their places "
                 f"({listed} ...), as where names are sorted as text; but a network's features are taken by place, "
                 "whatever the names: fit it again on columns in the order of the network's features, such as "
                 "table[sorted(table.columns, key=lambda name: [*map(int, re.findall('[0-9]+', name))])], or on an "

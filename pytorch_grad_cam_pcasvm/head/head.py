@@ -1,8 +1,6 @@
 """The head: the fitted estimators behind the features, with their labels, their files and their support vectors."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
-from itertools import islice
 from os import PathLike
 from typing import Any
 
@@ -11,15 +9,12 @@ import torch
 from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.head import storage
+from pytorch_grad_cam_pcasvm.head.convert import stages_of_head, steps_of
 from pytorch_grad_cam_pcasvm.head.decisions import KernelSVM, SupportVectorEffect
-from pytorch_grad_cam_pcasvm.head.elsewhere import tensor
 from pytorch_grad_cam_pcasvm.head.fit_checks import Fit, check_variety, refuse_several, warn_of_order
-from pytorch_grad_cam_pcasvm.head.kernels import RBF
-from pytorch_grad_cam_pcasvm.head.registry import list_estimators, stages_of_head
 from pytorch_grad_cam_pcasvm.head.resamples import Resamples
 from pytorch_grad_cam_pcasvm.head.stack import HeadTrace, Stack
 from pytorch_grad_cam_pcasvm.head.stage import Conditions, Stage
-from pytorch_grad_cam_pcasvm.head.stages import Projection
 from pytorch_grad_cam_pcasvm.runtime.device import precision
 from pytorch_grad_cam_pcasvm.runtime.errors import warn
 
@@ -115,15 +110,10 @@ class Head(Stack):
     @classmethod
     def _convert(cls, fitted: Any) -> "Head":
         refuse_several(fitted)
-        varying = check_variety(fitted)
-        head = cls(stages_of_head(fitted))
-        for estimator in islice(list_estimators(fitted), 1):  # what takes the network's features
-            warn_of_order(estimator)
-        for reduction, count in varying:
-            rows = tensor(getattr(reduction, "components_", ()))
-            for stage in head.stages:
-                if isinstance(stage, Projection) and torch.equal(stage.components, rows):
-                    stage.facts = replace(stage.facts, varying=float(count))
+        steps = steps_of(fitted)
+        varying = check_variety(steps)
+        head = cls(stages_of_head(steps, varying))
+        warn_of_order(steps)
         head._fit = Fit(fitted)
         return head
 
@@ -159,8 +149,7 @@ class Head(Stack):
             return last.cpu().numpy()
         if self.vote.about != "classes":
             return self.vote.prediction(last).cpu().numpy()
-        assert self.classes_ is not None
-        return self.classes_[self.vote.predicted(last).cpu().numpy()]
+        return np.asarray(self.classes_)[self.vote.predicted(last).cpu().numpy()]
 
     def class_index(self, label: Any) -> int:
         """Return the position of a label in ``classes_``; raise a ValueError if it is not there."""
@@ -282,18 +271,9 @@ class Head(Stack):
         return machine.effect(x, machine.voting.seed(first, second))
 
     def why_blank(self, trace: HeadTrace, seed: Tensor) -> str | None:
-        """Return why a row of a trace has no gradient, if it lies on a support vector of an RBF SVM; otherwise None."""
-        machine = self.stages[-1]
-        if not isinstance(machine, KernelSVM) or not isinstance(machine.kernel, RBF):
-            return None
-        _, saved = machine.evaluate(trace.values[-2].unsqueeze(0))
-        errors = self.errors(trace, len(trace.values) - 2)
-        conditions = Conditions(trace.eps, lambda: None if errors is None else errors.unsqueeze(0))
-        same = machine.kernel.coincides(saved.x, machine.support_vectors, conditions)[0].nonzero()
-        saved = machine.attach_conditions(saved, conditions)
-        if not len(same) or bool(machine.pullback(saved, seed.reshape(1, 1, -1))[0].any()):
-            return None
-        return (
-            f"it lies on a support vector (training image {int(machine.support[same[0, 0]])}), where the kernel is "
-            "flat and its gradient nothing but rounding: use ContributionCAM"
-        )
+        """Return why a row of a trace has a blank map, by the seed of its decision values; None: it is unknown."""
+        place = len(self.stages) - 1
+        errors = self.errors(trace, place)
+        conditions = Conditions(trace.eps, None if errors is None else lambda: errors.unsqueeze(0))
+        last: Stage = self.stages[place]
+        return last.why_blank(trace.values[place].unsqueeze(0), seed.reshape(1, 1, -1), conditions)

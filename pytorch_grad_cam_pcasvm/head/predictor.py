@@ -93,10 +93,10 @@ class Predictor:
         for dtype in (np.float64, np.float32):
             self.dtype = dtype
             with _names_left_out(), np.errstate(all="ignore"), suppress(Exception):
-                made = self._transformed(rows)
+                transformed = self._transformed(rows)
                 for name in ("predict", "decision_function", "predict_proba"):
                     if hasattr(self.estimator, name):
-                        getattr(self.estimator, name)(made)
+                        getattr(self.estimator, name)(transformed)
                 return dtype
         return np.float64
 

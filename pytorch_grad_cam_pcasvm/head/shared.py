@@ -17,7 +17,7 @@ def bring_forward(stages: Iterable[Stage]) -> list[Stage]:
 
 
 def _apart(stage: Stage) -> Iterator[Stage]:
-    """Yield what the members of a decision share up to a reduction, and the decision behind it."""
+    """Yield the stages that all members of a decision share up to a reduction, and the decision behind them."""
     if type(stage) in (Union, Ensemble) and stage.decides:
         members = [bring_forward(member.stages) for member in stage.members]
         shared, facts = _count_shared(members), stage.facts

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from pytorch_grad_cam_pcasvm.head.decisions import Decision
-from pytorch_grad_cam_pcasvm.head.enumerated import Enumerated
 from pytorch_grad_cam_pcasvm.head.fit_checks import holds_reduction, refuse_one_class
 from pytorch_grad_cam_pcasvm.head.measures import Measure, list_measures
 from pytorch_grad_cam_pcasvm.head.shared import bring_forward
@@ -91,15 +90,13 @@ class Stack(HeadModule):
         n_features: length of a feature vector, or None if any length will do.
         linear_until: the last position in ``values`` up to which all stages are affine and nothing is explained: the
             number of linear stages at the start, or the position of the components if they come earlier.
-        enumerated: the decision, if it has no gradient.
+        enumerated: the decision, if it has no gradient; otherwise None.
         vote: how decision values become classes; None: there is no decision.
         classes_: class labels in the estimator's order, or None without a classifier.
 
     Raises:
         ValueError: there are no stages, nothing to explain, stages after a decision, or a decision on only one class.
     """
-
-    enumerated: Enumerated | None
 
     def __init__(self, stages: Iterable[Stage]) -> None:
         super().__init__()
@@ -138,15 +135,13 @@ class Stack(HeadModule):
     def _read_decision(self) -> None:
         """Take over vote and labels of the last stage: they are asked again and again."""
         last = self.stages[-1]
-        decision = last if isinstance(last, Decision) else None
-        self.vote: Vote | None = None if decision is None else decision.voting
-        if decision is not None:
-            self.voting = decision.voting
-        labels = None if decision is None else decision.classes
-        self.classes_: np.ndarray | None = None if labels is None else np.asarray(labels)
+        self.vote: Vote | None = None
+        self.classes_: np.ndarray | None = None
+        if isinstance(last, Decision):
+            self.vote = self.voting = last.voting
+            self.classes_ = None if last.classes is None else np.asarray(last.classes)
         # Bypass nn.Module: a second registration would double the tensors in the state dict.
-        enumerated = decision if isinstance(decision, Enumerated) else None
-        object.__setattr__(self, "enumerated", enumerated)
+        object.__setattr__(self, "enumerated", last if last.asked_estimators else None)
 
     @cached_property
     def voting(self) -> Vote:
@@ -189,19 +184,16 @@ class Stack(HeadModule):
         behind = list(takewhile(lambda stage: not stage.decides, behind))
         if behind and isinstance(behind[0], Affine):
             return ()  # the first layer of a network
-        names = [type(stage).__name__ for stage in behind]
-        if self.enumerated is not None:
-            names += [type(step).__name__ for step in self.enumerated.predictor.steps[:-1]]
+        names = [type(part).__name__ for part in (*behind, *self.stages[-1].asked_estimators[:-1])]
         width = next((stage.n_outputs for stage in reversed(behind) if stage.n_outputs is not None), None)
         components = self.stages[self.component_position - 1].n_outputs
         return tuple(names) if width in (None, components) else ()
 
     @property
     def hides_reduction(self) -> bool:
-        """Whether a reduction is inside of what decides: its components are not the head's."""
-        if self.enumerated is not None and holds_reduction(self.enumerated.predictor.estimator):
-            return True
-        return any(getattr(module, "reduces", False) for module in self.modules())
+        """Whether a reduction is inside of the decision: its components are not the head's."""
+        stages = [module for module in self.modules() if isinstance(module, Stage)]
+        return any(stage.reduces or any(map(holds_reduction, stage.asked_estimators[-1:])) for stage in stages)
 
     @property
     def feature_mean(self) -> Tensor | None:

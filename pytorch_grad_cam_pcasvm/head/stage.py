@@ -38,7 +38,7 @@ class HeadModule(nn.Module):
         raise NotImplementedError(f"{type(self).__name__} defines no evaluate(x) that returns (output, saved)")
 
     def forward(self, x: Tensor, results: list[Any] | None = None) -> Any:
-        """Return the output for x; ``results``, for :func:`run`, receives what is computed before any forward hooks."""
+        """Return the output for x; ``results``, for :func:`run`, receives the numbers before any forward hooks."""
         y, saved = self.evaluate(x)
         if results is not None:
             results += [x, y, [tensor.clone() for tensor in _tensors(y)], saved]
@@ -187,6 +187,10 @@ class Stage(HeadModule):
         reduces: whether the outputs are components, so that ``PCATarget(b)`` means output b of this stage.
         decides: whether the outputs are decision values, of which a later reduction gives no components.
         linear: whether the stage is affine, so that its secants are its derivative.
+        asked_estimators: fitted estimators that it asks for its values in place of a formula: it has no gradient, only
+            secants.
+        is_sampled: whether its secants are means over some permutations of its inputs, not over all.
+        has_poles: whether its output may be steep where the training set is not.
         constants: names of tensors that follow it to its device, but are no buffers: no state dict changes them.
         row_width: how many numbers of a row are computed at once, if its tensors do not show it.
         facts: what is known of the training set, in numbers; nothing is computed with them.
@@ -212,6 +216,9 @@ class Stage(HeadModule):
     reduces: bool = False
     decides: bool = False
     linear: bool = False
+    asked_estimators: Sequence[Any] = ()
+    is_sampled: bool = False
+    has_poles: bool = True
     constants: tuple[str, ...] = ()
     row_width: int = 1
     facts: Facts = Facts()
@@ -255,6 +262,10 @@ class Stage(HeadModule):
     def attach_conditions(self, saved: Any, conditions: Conditions) -> Any:
         """Return saved numbers together with conditions for ``pullback`` or ``secant``; here without."""
         return saved
+
+    def why_blank(self, x: Tensor, seed: Tensor, conditions: Conditions) -> str | None:
+        """Return why the map of a decision is blank at x, (1, in), by the seed of its values, (1, 1, out); or None."""
+        return None
 
     def errors(self, errors: Tensor) -> Tensor | None:
         """Return bounds on the output's errors, (N, out), given the input's errors, (N, in); None if unknown."""

@@ -179,13 +179,13 @@ def save(parts: list[Stage], path: str | PathLike[str], training: TrainingSet, m
     if training.preparation is not None:
         tensors[_PREPARATION] = _as_tensor(training.preparation)
     last = parts[-1]
-    if isinstance(last, Enumerated):
+    if last.asked_estimators:
         tensors[_ESTIMATORS] = torch.frombuffer(bytearray(_as_skops(last)), dtype=torch.uint8)
     tensors |= {_MEANS + name: means for name, means in training.means.items()}
     statistics = [stage.facts.to_numbers() for stage in _list_stages(parts)]
     if any(statistics):
         tensors[_FACTS] = _as_tensor(statistics)
-    is_new = training.preparation is not None or isinstance(last, Enumerated)
+    is_new = training.preparation is not None or last.asked_estimators
     strings = {"format": HEAD_3 if is_new else HEAD_2, "head": head}
     write(path, tensors, strings if model is None else strings | {"format": MODEL, "model": model})
 
@@ -277,14 +277,14 @@ def skops_io() -> Any:
     return io
 
 
-def _as_skops(decision: Enumerated) -> bytes:
-    return skops_io().dumps(decision.predictor.steps)  # type: ignore[no-any-return]
+def _as_skops(decision: Stage) -> bytes:
+    return skops_io().dumps(decision.asked_estimators)  # type: ignore[no-any-return]
 
 
 def own_types(parts: Sequence[Stage]) -> list[str]:
     """Return the types in a head that are read from its file only where they are ``trusted``."""
     last = parts[-1]
-    return _find_unknown_types(_as_skops(last)) if isinstance(last, Enumerated) else []
+    return _find_unknown_types(_as_skops(last)) if last.asked_estimators else []
 
 
 def _find_unknown_types(data: bytes) -> list[str]:

@@ -144,8 +144,6 @@ class SVMTarget(PlacedTarget, ClosedFormTarget):
         """Return the reason why the map of an output row is blank, or None if it is unknown."""
         if output.grid is not None:
             return None
-        if output.head.enumerated is not None:
-            return "none of its components changes the decision between the start and the image"
         return output.head.why_blank(output.head_trace, self.seed(output))
 
     def decision(self, output: OfHead) -> Tensor:

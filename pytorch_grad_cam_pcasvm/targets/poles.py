@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.head import Head
-from pytorch_grad_cam_pcasvm.head.decisions import KernelSVM
 from pytorch_grad_cam_pcasvm.head.stages import Scale
 from pytorch_grad_cam_pcasvm.network.outputs import HeadRun
 from pytorch_grad_cam_pcasvm.runtime.errors import Fix, refuse
@@ -50,8 +49,7 @@ def find_pole(head: Head, features: Tensor, eps: float, beside: float = BESIDE, 
     near = torch.maximum(beside * sizes, (_ROUNDING * eps * features.abs()).minimum(_FAR * sizes))
     rows = torch.cat([features.unsqueeze(0), features + near * signs, features + sizes * signs])
     poles = []
-    # A kernel machine is smooth everywhere, and may be steep where its training images are.
-    is_told = head.enumerated is None and not isinstance(head.stages[-1], KernelSVM)
+    is_told = head.stages[-1].has_poles
     for values in head(rows.flatten(0, 1)).values[1 : len(head.stages) + is_told]:
         numbers = values.unflatten(0, rows.shape[:2])
         changes = (numbers[1:] - numbers[:1]).abs().unflatten(0, (2, -1)).amax((1, 2))

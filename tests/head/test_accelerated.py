@@ -22,8 +22,8 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.svm import SVC
 
 from pytorch_grad_cam_pcasvm import Head, NoClosedFormError
+from pytorch_grad_cam_pcasvm.head.convert import register_originals
 from pytorch_grad_cam_pcasvm.head.elsewhere import of_sklearn
-from pytorch_grad_cam_pcasvm.head.registry import register_originals
 
 RNG = np.random.default_rng(0)
 LABELS = np.arange(60) % 3

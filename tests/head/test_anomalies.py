@@ -62,9 +62,9 @@ from pytorch_grad_cam_pcasvm import (
     SVMTarget,
     recombined,
 )
-from pytorch_grad_cam_pcasvm.head.registry import transformer_for
 from pytorch_grad_cam_pcasvm.head.stage import Stage
 from pytorch_grad_cam_pcasvm.head.stages import Projection, Scale
+from pytorch_grad_cam_pcasvm.head.table import transformer_for
 from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput
 from pytorch_grad_cam_pcasvm.targets.output_gradients import differentiate_targets
 from pytorch_grad_cam_pcasvm.targets.questions import resolve_image_targets

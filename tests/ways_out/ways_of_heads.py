@@ -105,9 +105,9 @@ def loaded_again(estimator: Any, **options: Any) -> Head:
     return Head.load(path, **options)
 
 
-BUILD, ENSEMBLES = "head/registry.py: ", "head/estimators/ensembles.py: "
+BUILD, ENSEMBLES = "head/refusals.py: ", "head/estimators/ensembles.py: "
 PREDICTORS, TRANSFORMERS = "head/estimators/predictors.py: ", "head/estimators/transformers.py: "
-UNSUPPORTED = "head/registry.py: reason, usual, *own"
+UNSUPPORTED = "head/refusals.py: reason, usual, *own"
 
 
 class Patched(SVC):

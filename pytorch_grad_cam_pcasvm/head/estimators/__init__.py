@@ -1,5 +1,9 @@
-"""What each of scikit-learn's estimators is as stages of a head; importing this registers them with ``stage_for``."""
+"""What each of scikit-learn's estimators is as stages of a head: rows of the table, registered with ``stage_for``."""
 
 from pytorch_grad_cam_pcasvm.head.estimators import ensembles, likeness, predictors, transformers
+from pytorch_grad_cam_pcasvm.head.table import Row
 
-__all__ = ["ensembles", "likeness", "predictors", "transformers"]
+# Of estimators that hold others: :mod:`.convert` registers these, with the function that converts what they hold.
+NESTED: dict[type, Row] = ensembles.NESTED | transformers.NESTED
+
+__all__ = ["NESTED", "ensembles", "likeness", "predictors", "transformers"]

@@ -34,17 +34,16 @@ from pytorch_grad_cam_pcasvm.head.elsewhere import tensor
 from pytorch_grad_cam_pcasvm.head.estimators.predictors import decide_largest, plain_voting, regression, softmax
 from pytorch_grad_cam_pcasvm.head.estimators.transformers import select_columns
 from pytorch_grad_cam_pcasvm.head.predictor import read_threshold
-from pytorch_grad_cam_pcasvm.head.registry import convert_stages, stage_for
 from pytorch_grad_cam_pcasvm.head.stage import Stage
 from pytorch_grad_cam_pcasvm.head.stages import Chain, Scale, Union
+from pytorch_grad_cam_pcasvm.head.table import Convert, Row, stage_for
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError
 
 # --- several estimators side by side ----------------------------------------------------------------------------------
 
 
-@stage_for.register(OneVsRestClassifier)
-def _one_vs_rest(estimator: OneVsRestClassifier) -> Stage:
-    members, decisions = _members(estimator, estimator.estimators_)
+def _one_vs_rest(estimator: OneVsRestClassifier, convert: Convert) -> Stage:
+    members, decisions = _members(estimator, convert, estimator.estimators_)
     if estimator.multilabel_:
         return Ensemble(members, 1.0, vote.outputs(len(members), labels=True), estimator.classes_)
     # Each member's own probability, divided by their sum, if that is a sigmoid (no curve that ends in 0 everywhere).
@@ -61,9 +60,8 @@ def _constant(estimator: _ConstantPredictor) -> Stage:
     return LinearDecision(weight, tensor(estimator.y_).reshape(1), vote.binary(), range(2))
 
 
-@stage_for.register(OneVsOneClassifier)
-def _one_vs_one(estimator: OneVsOneClassifier) -> Stage:
-    members, decisions = _members(estimator, estimator.estimators_)
+def _one_vs_one(estimator: OneVsOneClassifier, convert: Convert) -> Stage:
+    members, decisions = _members(estimator, convert, estimator.estimators_)
     zero_is_second = decisions[0].voting.zero_is_second
     if len(estimator.classes_) == 2:
         return Ensemble(members, 1.0, vote.binary_vote(zero_is_second=zero_is_second), estimator.classes_)
@@ -72,23 +70,20 @@ def _one_vs_one(estimator: OneVsOneClassifier) -> Stage:
     return Ensemble(members, -1.0, votes, estimator.classes_)
 
 
-@stage_for.register(OutputCodeClassifier)
-def _output_code(estimator: OutputCodeClassifier) -> Stage:
-    members, _ = _members(estimator, estimator.estimators_)
+def _output_code(estimator: OutputCodeClassifier, convert: Convert) -> Stage:
+    members, _ = _members(estimator, convert, estimator.estimators_)
     codes = tensor(estimator.code_book_)
-    return decide_largest(
-        [Union(members), Quadratic(codes, torch.ones_like(codes), 0 * codes[:, 0])], estimator.classes_
-    )
+    distances = Quadratic(codes, torch.ones_like(codes), 0 * codes[:, 0])
+    return decide_largest([Union(members), distances], estimator.classes_)
 
 
-@stage_for.register(CalibratedClassifierCV)
-def _calibrated(estimator: CalibratedClassifierCV) -> Stage:
+def _calibrated(estimator: CalibratedClassifierCV, convert: Convert) -> Stage:
     folds = estimator.calibrated_classifiers_
     for fold in folds:
         # Temperature scaling fits on the classes' numbers.
         if list(fold.estimator.classes_) not in (list(estimator.classes_), list(range(len(estimator.classes_)))):
             raise NoClosedFormError("a fold of CalibratedClassifierCV saw only some classes", "fit it with fewer folds")
-    members, decisions = _members(estimator, [fold.estimator for fold in folds], binary=False)
+    members, decisions = _members(estimator, convert, [fold.estimator for fold in folds], binary=False)
     votings = [decision.voting for decision in decisions]
     if folds[0].method == "temperature" and any(voting.members for voting in votings):
         raise NoClosedFormError(
@@ -99,9 +94,11 @@ def _calibrated(estimator: CalibratedClassifierCV) -> Stage:
     return Ensemble(members, 1.0, votes, estimator.classes_)
 
 
-def _members(estimator: Any, fitted: list[Any], *, binary: bool = True) -> tuple[list[Chain], list[Any]]:
+def _members(
+    estimator: Any, convert: Convert, fitted: list[Any], *, binary: bool = True
+) -> tuple[list[Chain], list[Any]]:
     """Return the members of a meta-estimator, each a decision between two classes if binary, and their decisions."""
-    members = [Chain(convert_stages(base)) for base in fitted]
+    members = [Chain(convert(base)) for base in fitted]
     decisions = [member.stages[-1] for member in members]
     for base, decision in zip(fitted, decisions, strict=True):
         # A regressor is cut at 0.5, and of probabilities scikit-learn takes the second column.
@@ -125,30 +122,25 @@ def _refuse_member(estimator: Any, member: Any, instead: str) -> NoClosedFormErr
 # --- means, thresholds and stacks of members --------------------------------------------------------------------------
 
 
-@stage_for.register(VotingClassifier)
-def _soft_vote(estimator: VotingClassifier) -> Stage:
+def _soft_vote(estimator: VotingClassifier, convert: Convert) -> Stage:
     if estimator.voting != "soft":
         raise NoClosedFormError("VotingClassifier(voting='hard') counts votes, a step", "use voting='soft'")
     weights = np.ones(len(estimator.estimators_)) if estimator.weights is None else estimator._weights_not_none
-    return _mean_probability(estimator, [Chain(convert_stages(base)) for base in estimator.estimators_], weights)
+    return _mean_probability(estimator, [Chain(convert(base)) for base in estimator.estimators_], weights)
 
 
-@stage_for.register(BaggingClassifier)
-def _bag(estimator: BaggingClassifier) -> Stage:
-    if not hasattr(estimator.estimators_[0], "predict_proba"):
-        raise _refuse_member(
-            estimator, estimator.estimators_[0], "a classifier that has probabilities, or it counts votes"
-        )
-    scores = hasattr(estimator.estimators_[0], "decision_function")
-    return _mean_probability(estimator, _bagged(estimator), np.ones(len(estimator.estimators_)), scores=scores)
+def _bag(estimator: BaggingClassifier, convert: Convert) -> Stage:
+    first = estimator.estimators_[0]
+    if not hasattr(first, "predict_proba"):
+        raise _refuse_member(estimator, first, "a classifier that has probabilities, or it counts votes")
+    scores = hasattr(first, "decision_function")
+    return _mean_probability(estimator, _bagged(estimator, convert), np.ones(len(estimator.estimators_)), scores=scores)
 
 
-def _bagged(estimator: Any) -> list[Chain]:
+def _bagged(estimator: Any, convert: Convert) -> list[Chain]:
     """Return the members of a bag, each with the features that it was given."""
     bag = zip(estimator.estimators_, estimator.estimators_features_, strict=True)
-    return [
-        select_columns(list(convert_stages(base)), columns.tolist(), estimator.n_features_in_) for base, columns in bag
-    ]
+    return [select_columns(convert(base), columns.tolist(), estimator.n_features_in_) for base, columns in bag]
 
 
 def _mean_probability(estimator: Any, members: list[Chain], weights: Any, *, scores: bool = False) -> Stage:
@@ -166,20 +158,16 @@ def _mean_probability(estimator: Any, members: list[Chain], weights: Any, *, sco
             )
     shares = np.asarray(weights, dtype=float) / np.sum(weights)
     members = [member for member, share in zip(members, shares, strict=True) if share]
-    votings, sizes = (
-        [member.stages[-1].voting for member in members],
-        [int(member.n_outputs or 0) for member in members],
-    )
+    votings = [member.stages[-1].voting for member in members]
+    sizes = [int(member.n_outputs or 0) for member in members]
     votes = vote.calibrated(votings, sizes, [None] * len(votings), shares[shares != 0].tolist(), scores)
     votes = replace(votes, of_sklearn=not scores or all(voting.of_sklearn for voting in votings))
     return Ensemble(members, 1.0, votes, estimator.classes_)
 
 
-@stage_for.register(VotingRegressor)
-@stage_for.register(BaggingRegressor)
-def _average_members(estimator: Any) -> Stage:
+def _average_members(estimator: Any, convert: Convert) -> Stage:
     bag = isinstance(estimator, BaggingRegressor)
-    members = _bagged(estimator) if bag else [Chain(convert_stages(base)) for base in estimator.estimators_]
+    members = _bagged(estimator, convert) if bag else [Chain(convert(base)) for base in estimator.estimators_]
     weights = np.ones(len(members)) if bag or estimator.weights is None else estimator._weights_not_none
     shares = tensor(weights / np.sum(weights))
     width = _plain_width(estimator, estimator.estimators_, [member.stages[-1] for member in members])
@@ -196,9 +184,7 @@ def _plain_width(estimator: Any, fitted: Sequence[Any], decisions: Sequence[Any]
     return int(decisions[0].n_outputs)
 
 
-@stage_for.register(MultiOutputRegressor)
-@stage_for.register(MultiOutputClassifier)
-def _several_outputs(estimator: Any) -> Stage:
+def _several_outputs(estimator: Any, convert: Convert) -> Stage:
     labels = isinstance(estimator, MultiOutputClassifier)
     if labels:
         for classes in estimator.classes_:
@@ -208,20 +194,18 @@ def _several_outputs(estimator: Any) -> Stage:
                     "classes, 0 and 1, are taken",
                     "fit a head for each output",
                 )
-        members, _ = _members(estimator, estimator.estimators_)
+        members, _ = _members(estimator, convert, estimator.estimators_)
     else:
-        members = [Chain(convert_stages(base)) for base in estimator.estimators_]
+        members = [Chain(convert(base)) for base in estimator.estimators_]
         _plain_width(estimator, estimator.estimators_, [member.stages[-1] for member in members])
     votes = vote.outputs(len(members), labels)
     return Ensemble(members, 1.0, votes, range(len(members)))
 
 
-@stage_for.register(StackingClassifier)
-@stage_for.register(StackingRegressor)
-def _stack(estimator: Any) -> Stage:
+def _stack(estimator: Any, convert: Convert) -> Stage:
     members = []
     for fitted, method in zip(estimator.estimators_, estimator.stack_method_, strict=True):
-        stages = list(convert_stages(fitted))
+        stages = convert(fitted)
         voting = getattr(stages[-1], "voting", None)
         match method, voting:
             case "decision_function", vote.Vote(kind="Binary" | "OneVsRest", of_sklearn=True):
@@ -238,7 +222,7 @@ def _stack(estimator: Any) -> Stage:
     if estimator.passthrough:
         n = estimator.n_features_in_
         members.append(select_columns([], range(n), n))
-    *stages, decision = convert_stages(estimator.final_estimator_)
+    *stages, decision = convert(estimator.final_estimator_)
     if not isinstance(decision, Decision):
         raise _refuse_member(
             estimator, estimator.final_estimator_, "a final estimator that decides, e.g. LogisticRegression"
@@ -265,11 +249,9 @@ def _stackable(fitted: Any, method: str, voting: Any) -> str:
     return "members that decide by their decision_function, as LinearSVC(), and stack_method='decision_function'"
 
 
-@stage_for.register(FixedThresholdClassifier)
-@stage_for.register(TunedThresholdClassifierCV)
-def _threshold(estimator: Any) -> Stage:
+def _threshold(estimator: Any, convert: Convert) -> Stage:
     fitted, method, threshold, zero_is_second = read_threshold(estimator)
-    *stages, decision = convert_stages(fitted)
+    *stages, decision = convert(fitted)
     voting = decision.voting if isinstance(decision, Decision) else None
     curve: Any = None
     if voting is not None:
@@ -290,9 +272,8 @@ def _threshold(estimator: Any) -> Stage:
     return Chain([value, LinearDecision(one, -threshold * one[0], votes, estimator.classes_)])
 
 
-@stage_for.register(TransformedTargetRegressor)
-def _transformed_target(estimator: TransformedTargetRegressor) -> Stage:
-    *stages, decision = convert_stages(estimator.regressor_)
+def _transformed_target(estimator: TransformedTargetRegressor, convert: Convert) -> Stage:
+    *stages, decision = convert(estimator.regressor_)
     _plain_width(estimator, [estimator.regressor_], [decision])
     value, after = Union([Chain([*stages, decision])]), estimator.transformer_
     if isinstance(after, FunctionTransformer):
@@ -310,10 +291,8 @@ def _transformed_target(estimator: TransformedTargetRegressor) -> Stage:
     return Chain([value, regression(scale.divisor.diag(), scale.shift - scale.offset * scale.divisor)])
 
 
-@stage_for.register(RANSACRegressor)
-@stage_for.register(SelfTrainingClassifier)
-def _convert_inner(estimator: Any) -> Stage:
-    return Chain(convert_stages(estimator.estimator_))
+def _convert_inner(estimator: Any, convert: Convert) -> Stage:
+    return Chain(convert(estimator.estimator_))
 
 
 def _calibration(calibrated: Any) -> Calibration:
@@ -326,3 +305,24 @@ def _calibration(calibrated: Any) -> Calibration:
         else Platt(float(curve.a_), float(curve.b_))
         for curve in calibrated.calibrators
     ])
+
+
+NESTED: dict[type, Row] = {
+    OneVsRestClassifier: _one_vs_rest,
+    OneVsOneClassifier: _one_vs_one,
+    OutputCodeClassifier: _output_code,
+    CalibratedClassifierCV: _calibrated,
+    VotingClassifier: _soft_vote,
+    BaggingClassifier: _bag,
+    VotingRegressor: _average_members,
+    BaggingRegressor: _average_members,
+    MultiOutputRegressor: _several_outputs,
+    MultiOutputClassifier: _several_outputs,
+    StackingClassifier: _stack,
+    StackingRegressor: _stack,
+    FixedThresholdClassifier: _threshold,
+    TunedThresholdClassifierCV: _threshold,
+    TransformedTargetRegressor: _transformed_target,
+    RANSACRegressor: _convert_inner,
+    SelfTrainingClassifier: _convert_inner,
+}

@@ -10,7 +10,6 @@ from sklearn.neighbors import KernelDensity, LocalOutlierFactor, NearestNeighbor
 from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.head import kernels, vote
-from pytorch_grad_cam_pcasvm.head.anomalies import measure_reach
 from pytorch_grad_cam_pcasvm.head.decisions import LinearDecision
 from pytorch_grad_cam_pcasvm.head.distances import (
     CosineDistance,
@@ -18,11 +17,12 @@ from pytorch_grad_cam_pcasvm.head.distances import (
     LogDensity,
     NearestDistance,
     density_constant,
+    measure_reach,
 )
 from pytorch_grad_cam_pcasvm.head.elsewhere import tensor
-from pytorch_grad_cam_pcasvm.head.registry import stage_for, transformer_for
 from pytorch_grad_cam_pcasvm.head.stage import Facts, Stage
 from pytorch_grad_cam_pcasvm.head.stages import Affine, Chain, KernelMap, Normalise, Scale, Union
+from pytorch_grad_cam_pcasvm.head.table import stage_for, transformer_for
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError
 
 # A factor, what features are divided by, and the kernel; without a kernel, a constant.

@@ -25,15 +25,14 @@ from sklearn.semi_supervised._label_propagation import BaseLabelPropagation
 from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.head import vote
-from pytorch_grad_cam_pcasvm.head.anomalies import measure_reach
 from pytorch_grad_cam_pcasvm.head.decisions import KernelSVM, LinearDecision
-from pytorch_grad_cam_pcasvm.head.distances import Neighbours, Quadratic
+from pytorch_grad_cam_pcasvm.head.distances import Neighbours, Quadratic, measure_reach
 from pytorch_grad_cam_pcasvm.head.elementwise import Calibration, Elementwise, PerClass, Platt, Temperature
 from pytorch_grad_cam_pcasvm.head.elsewhere import of_sklearn, tensor
 from pytorch_grad_cam_pcasvm.head.estimators.likeness import convert_kernel, make_decision, process
-from pytorch_grad_cam_pcasvm.head.registry import stage_for
 from pytorch_grad_cam_pcasvm.head.stage import Facts, Stage
 from pytorch_grad_cam_pcasvm.head.stages import Affine, Chain, KernelMap, Normalise
+from pytorch_grad_cam_pcasvm.head.table import stage_for
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError, warn
 
 _DRAWN = 10_000  # rows of a mixture

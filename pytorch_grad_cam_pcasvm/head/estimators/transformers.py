@@ -21,7 +21,6 @@ from torch import Tensor
 from pytorch_grad_cam_pcasvm.head.elementwise import FUNCTIONS, Elementwise, Power
 from pytorch_grad_cam_pcasvm.head.elsewhere import tensor
 from pytorch_grad_cam_pcasvm.head.estimators.likeness import convert_kernel
-from pytorch_grad_cam_pcasvm.head.registry import convert_stages, stage_for, transformer_for
 from pytorch_grad_cam_pcasvm.head.stage import Facts, Stage
 from pytorch_grad_cam_pcasvm.head.stages import (
     Affine,
@@ -34,6 +33,7 @@ from pytorch_grad_cam_pcasvm.head.stages import (
     Select,
     Union,
 )
+from pytorch_grad_cam_pcasvm.head.table import Convert, Row, stage_for, transformer_for
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError
 
 # --- scalers and selectors ------------------------------------------------------------------------------------------
@@ -93,10 +93,10 @@ def _name_normalizer(estimator: Any) -> list[str]:
     rows = np.random.default_rng(0).normal(size=(4, getattr(estimator, "n_features_in_", 3)))
     try:
         with np.errstate(all="ignore"):
-            made = np.asarray(estimator.transform(rows), dtype=float)
+            scaled = np.asarray(estimator.transform(rows), dtype=float)
     except Exception:  # what a function of the user's raises is not what is refused here
         return []
-    same = [norm for norm in ("l2", "l1", "max") if _is_close(made, preprocessing.normalize(rows, norm))]
+    same = [norm for norm in ("l2", "l1", "max") if _is_close(scaled, preprocessing.normalize(rows, norm))]
     return [f"fit Normalizer({'' if norm == 'l2' else repr(norm)}), which does the same" for norm in same]
 
 
@@ -204,30 +204,27 @@ def _nystroem(estimator: Nystroem) -> Stage:
 # --- transformers side by side ---------------------------------------------------------------------------------------
 
 
-@stage_for.register(FeatureUnion)
-def _feature_union(estimator: FeatureUnion) -> Stage:
+def _feature_union(estimator: FeatureUnion, convert: Convert) -> Stage:
     weights, pairs = estimator.transformer_weights or {}, [p for p in estimator.transformer_list if p[1] != "drop"]
     n = pairs[0][1].n_features_in_  # scikit-learn asks the first, which may be dropped
-    return beside([(part, range(n), weights.get(name, 1.0)) for name, part in pairs], n)
+    return beside([(part, range(n), weights.get(name, 1.0)) for name, part in pairs], n, convert)
 
 
-@stage_for.register(ColumnTransformer)
-def _column_transformer(estimator: ColumnTransformer) -> Stage:
+def _column_transformer(estimator: ColumnTransformer, convert: Convert) -> Stage:
     weights, columns = estimator.transformer_weights or {}, estimator._transformer_to_input_indices
     parts = [
         (part, columns[name], weights.get(name, 1.0))
         for name, part, _ in estimator.transformers_
         if part != "drop" and len(columns[name])
     ]
-    return beside(parts, estimator.n_features_in_)
+    return beside(parts, estimator.n_features_in_, convert)
 
 
-def beside(parts: Iterable[tuple[Any, Sequence[int], float]], n_features: int) -> Stage:
+def beside(parts: Iterable[tuple[Any, Sequence[int], float]], n_features: int, convert: Convert) -> Stage:
     """Return transformers side by side, each with its columns of the features and a weight."""
     chains = []
     for part, columns, weight in parts:
-        stages = list(convert_stages(part, transform=True))
-        chain = select_columns(stages, columns, n_features)
+        chain = select_columns(convert(part, transform=True), columns, n_features)
         if weight != 1:
             width = int(chain.n_outputs or 0)
             chain = Chain([*chain.stages, Affine(weight * torch.eye(width).double(), torch.zeros(width).double())])
@@ -242,6 +239,8 @@ def select_columns(stages: Sequence[Stage], columns: Sequence[int], n_features: 
         return Chain(stages)
     return Chain([Select(torch.as_tensor(list(columns), dtype=torch.long), n_features), *stages])
 
+
+NESTED: dict[type, Row] = {FeatureUnion: _feature_union, ColumnTransformer: _column_transformer}
 
 # --- all that is one expression -------------------------------------------------------------------------------------
 

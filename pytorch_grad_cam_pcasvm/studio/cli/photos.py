@@ -10,8 +10,7 @@ from sklearn.base import clone
 from sklearn.metrics import roc_auc_score
 from sklearn.model_selection import GroupKFold
 
-from pytorch_grad_cam_pcasvm.head import Head
-from pytorch_grad_cam_pcasvm.head.anomalies import measure_anomaly, measure_reach
+from pytorch_grad_cam_pcasvm.head import Head, measure_anomaly, measure_reach
 from pytorch_grad_cam_pcasvm.studio.cli.arguments import FitOptions
 from pytorch_grad_cam_pcasvm.studio.cli.training import TrainingFeatures
 from pytorch_grad_cam_pcasvm.studio.model.choices import choose_threshold, count_needed, score_left_out, split_folds
