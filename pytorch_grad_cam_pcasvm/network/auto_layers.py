@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pytorch_grad_cam_pcasvm.network.features import FeatureSource, Visit, flatten, output_of
+from pytorch_grad_cam_pcasvm.network.features import FeatureSource, flatten, output_of
 from pytorch_grad_cam_pcasvm.network.inputs import Inputs, pick_images
 from pytorch_grad_cam_pcasvm.network.keras_network import KerasNetwork, is_keras
 from pytorch_grad_cam_pcasvm.network.modules import evaluation_mode, list_modules
+from pytorch_grad_cam_pcasvm.network.runner import Visit
 from pytorch_grad_cam_pcasvm.network.tiling import Tiled
 from pytorch_grad_cam_pcasvm.runtime.rollback import hooked
 from pytorch_grad_cam_pcasvm.runtime.torch_private import tree_leaves

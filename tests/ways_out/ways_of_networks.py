@@ -736,7 +736,7 @@ ROWS = [
                 lambda given: given.module_), (Learner, "Learner", "pass its .model", lambda given: given.model),
             (lambda: torch.tanh, "builtin_function_or_method", "put what it does in the forward of a module",
                 lambda given: Stepped(Step(given)).double().eval()))),
-    Row("network/features.py: name the call whose output is meant", partial(several_calls, "body.1"),
+    Row("network/messages.py: name the call whose output is meant", partial(several_calls, "body.1"),
         "the layer 'body.1' runs 4 times in a forward pass",
         {f"'body.1#{call}'": partial(several_calls, f"body.1#{call}") for call in range(1, 5)}),
     Row("methods/method.py: is not a method itself", partial(maps_of, SVC(), method=ClosedFormCAM),
@@ -831,7 +831,7 @@ ROWS = [
         "figures.plot_volume draws those of volumes", {
         "give one of each image": lambda: of_components().overlay(np.ones((3, 6, 6))),
         "figures.plot_volume": lambda: figures.plot_volume(*of_volumes())}),
-    Row("network/features.py: does not run in a forward pass",
+    Row("network/messages.py: does not run in a forward pass",
         lambda: extract_features(seeded(Unused), [IMAGES], "unused", progress=False),
         "the layer 'unused' does not run in a forward pass", {
         "pass the original network": lambda: extract_features(seeded(Unused), [IMAGES], "step", progress=False)[0],

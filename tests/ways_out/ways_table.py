@@ -14,6 +14,7 @@ from torch import Tensor
 
 import pytorch_grad_cam_pcasvm
 from pytorch_grad_cam_pcasvm import SignedMaps
+from pytorch_grad_cam_pcasvm.network.messages import MESSAGES
 
 PACKAGE = Path(pytorch_grad_cam_pcasvm.__file__).parent
 BY_VALUES = "use ContributionCAM, which needs values alone"
@@ -139,8 +140,9 @@ def nodes() -> list[tuple[Path, ast.AST]]:
 
 @cache
 def calls() -> list[Call]:
-    """Return every call in the package that makes an error or a warning, with its source on one line."""
-    collected = []
+    """Return every call in the package that makes an error or a warning, and every message of the table of messages."""
+    told = MESSAGES.values()
+    collected = [Call("network/messages.py", 0, words, ADVICE.search(words) is not None) for words in told]
     for path, node in nodes():
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name | ast.Attribute) and path.name != "errors.py":
             name = node.func.id if isinstance(node.func, ast.Name) else node.func.attr
@@ -158,7 +160,7 @@ ON_PAGE = [
     "head/fit_checks.py: all training features are alike",
     "head/fit_checks.py: was fitted on one class only",
     "head/registry.py: which it has in scikit-learn",
-    "network/features.py: does not run in a forward pass",
+    "network/messages.py: does not run in a forward pass",
     "path/record.py: does not lead to",
     "studio/data/mask_search.py: by name, but",
     "tape/alias_tracker.py: another thread computes on the path",

@@ -1,0 +1,134 @@
+"""The runner: a network runs until some of its layers have run, and their outputs are kept."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+from torch import Tensor, nn
+
+from pytorch_grad_cam_pcasvm.network.inputs import Inputs, explained
+from pytorch_grad_cam_pcasvm.network.tiling import Tiled
+from pytorch_grad_cam_pcasvm.runtime.rollback import Hooks, called, hooked
+from pytorch_grad_cam_pcasvm.runtime.torch_private import tree_map_only
+
+Visit = Callable[[str, Any], Any]
+
+
+class Reached(BaseException):
+    """Raised when the last layer is reached; not an ``Exception``, which a network's own ``except`` might catch."""
+
+
+class LayerError(Exception):
+    """A layer does not run as is asked.
+
+    Attributes:
+        kind: what is wrong, a key of the table in ``messages.py``, which has the words.
+        layer: its name, or that of one of its calls.
+        path: its name.
+        count: how often it runs.
+        output: the type of its output, if that is wrong.
+    """
+
+    def __init__(self, kind: str, layer: str, count: int = 0, output: str | None = None) -> None:
+        super().__init__(kind, layer, count, output)
+        self.kind, self.layer, self.count, self.output = kind, layer, count, output
+        self.path = called(layer)[0]
+
+
+def run_until(
+    backbone: nn.Module,
+    x: Any,
+    layers: Sequence[str] = (),
+    visits: Mapping[str, Visit] | None = None,
+    *,
+    copied: Callable[[Tensor], Tensor] | None = None,
+    hooks: Hooks | None = None,
+) -> dict[str | None, Any]:
+    """Run a network until layers have run.
+
+    Args:
+        backbone: the network.
+        x: its input.
+        layers: dotted names of the layers, or of one of their calls, as in ``"block#2"``; none: to its end.
+        visits: for target layers on the way, by name: called with the name and the output; may return another output.
+        copied: go on to the end, to see whether the layers run again; copies what the rest of the network may write
+            into. None: stop behind the last layer.
+        hooks: those of a pass that has some already.
+
+    Returns:
+        The outputs of the layers by their names, and if it ran to its end, the network's own by None.
+
+    Raises:
+        LayerError: a layer does not run, or runs more than once and no call of it is named.
+        Reached: raised by an enclosing pass, and passed on.
+    """
+    visits = visits or {}
+    outputs: dict[str | None, Any] = {}
+    visited: set[str] = set()
+    before: Counter[str] | None = None  # how often layers have run when the last one is reached
+
+    def visit(name: str, output: Any) -> Any:
+        if before is not None or name in visited:
+            return None
+        if not isinstance(output, Tensor):
+            inner = next(backbone.get_submodule(called(name)[0]).children(), None) is not None
+            kind = "target with layers gives no tensor" if inner else "target gives no tensor"
+            raise LayerError(kind, name, output=type(output).__name__)
+        visited.add(name)
+        return visits[name](name, output)
+
+    def keep_output(name: str, output: Any) -> None:
+        nonlocal before
+        if name not in outputs:
+            outputs[name] = output if copied is None else tree_map_only(Tensor, copied, output)
+        if len(outputs) == len(layers):
+            before = before or own.runs.copy()
+            if copied is None:
+                raise Reached
+
+    with hooked() if hooks is None else nullcontext(hooks) as own:
+        for name in visits:
+            own.after_call(backbone, name, visit)
+        for name in layers:
+            own.after_call(backbone, name, keep_output)
+        try:
+            # Tiles run in blocks, unless a layer is watched, which would run once for each.
+            outputs[None] = _run(backbone, x, in_blocks=not layers and not visits)
+        except Reached:
+            if before is None:  # that of a pass around this one
+                raise
+        except Exception as error:
+            _check_once(visits, before or own.runs, "target", error)  # which may be why it fails
+            if copied is None or before is None:
+                raise
+    runs = before or own.runs
+    _check_once(visits, runs, "target")
+    if copied is not None:
+        _check_once(layers, own.runs, "layer")
+    _check_runs(layers, outputs, own.runs, "layer")  # a bare "except:" of the network's may have kept it running
+    _check_runs(visits, visited, runs, "target")
+    return outputs
+
+
+def _run(backbone: nn.Module, x: Any, *, in_blocks: bool) -> Any:
+    """Return a network's output for its input or inputs."""
+    if isinstance(x, Inputs):
+        return x.passed_to(backbone)
+    with explained(backbone, x):
+        return backbone(x, backbone.block) if in_blocks and isinstance(backbone, Tiled) else backbone(x)
+
+
+def _check_once(names: Any, runs: Mapping[str, int], role: str, cause: Exception | None = None) -> None:
+    """Refuse layers that have run more than once, of which no call is named."""
+    for name in names:
+        if runs.get(name, 0) > 1:
+            raise LayerError(f"{role} runs often", name, runs[name]) from cause
+
+
+def _check_runs(names: Any, ran: Any, runs: Mapping[str, int], role: str) -> None:
+    """Refuse layers that have not run, or a call of them that has not."""
+    for name in names:
+        if name not in ran:
+            count = runs.get(called(name)[0], 0)
+            raise LayerError(f"{role} runs less often" if count else f"{role} does not run", name, count)
