@@ -41,7 +41,7 @@ PACKAGE = "pytorch_grad_cam_pcasvm"
 
 # File: the tests that belong to it, the quickest first.
 TESTS = {
-    "path/record.py": (
+    "path/passes.py": (
         "operations facts branches secants_path recorder relevance baselines boundary_path boundary refused ways_out"
     ),
     "tape/alias_tracker.py": "ways refused changes overlapping recorder threads stem",
@@ -109,7 +109,7 @@ TESTS = {
 # Of some files only these functions are mathematics.
 ONLY = {
     "head/anomalies.py": {"residual"},
-    "path/record.py": {"ClosedFormPass"},
+    "path/passes.py": {"ClosedFormPass"},
     "tape/step.py": {"is_random", "Step", "values_in", "_map_items"},
     "tape/alias_tracker.py": {"find_value", "is_smooth"},
     "tape/aliases.py": {"written_back", "_inverse"},
@@ -123,7 +123,7 @@ ONLY = {
     "methods/method.py": {"_compute_jacobian"},
     "methods/run.py": {"gradients", "sums", "products", "contributions", "relevance", "_sum_images"},
     "network/tiles.py": {"merge", "pull_merge", "forward", "_cut_blocks"},
-    "path/blocks.py": {"pullback", "run_from", "averages", "_blocks", "_list_seeing"},
+    "path/blocks.py": {"pullback", "run_from", "averages", "_list_seeing"},
     "maps/signed_maps.py": {"_part", "positive", "negative"},
     "maps/results.py": {"signed_maps", "largest", "divided", "upsample_maps", "warn_of_blanks"},
     "targets/target.py": {"differentiate_rows", "call_at_start"},
@@ -259,7 +259,7 @@ FASTER = {
 EQUIVALENT: dict[str, str] = {
     # Tiles.
     "network/tiles.py TiledNet._cut_blocks: without is_traced()": TRACED,
-    "path/record.py ClosedFormPass.run_from: without not is_traced()": TRACED,
+    "path/passes.py ClosedFormPass.run_from: without not is_traced()": TRACED,
     "path/blocks.py BlockPass._list_seeing: without not can_sync(of_tiles)": UNSEEN,
     "path/blocks.py BlockPass._list_seeing: without not self.backbone.source.dense": "saves a look at pooled features",
     "path/blocks.py BlockPass.averages: without not self.backbone.source.dense": "is asked of pooled features alone",
@@ -525,7 +525,7 @@ EQUIVALENT: dict[str, str] = {
     "network/layout.py Layout.__call__: activations.dim() - self.dims -> -self.dims #2": "they count from behind",
     "network/layout.py Layout.split_tokens: activations.dim() - self.dims -> -self.dims": "they count from behind",
     **{
-        "path/record.py ClosedFormPass.is_isolated: {identify_memory(tensor) for tensor in (*network.parameters( "
+        "path/passes.py ClosedFormPass.is_isolated: {identify_memory(tensor) for tensor in (*network.parameters( "
         f"... work.buffers())}} - {{None}} -> {instead}": TRACED
         for instead in ("{identify_memory(tensor) for tensor in (*network.parameters(), *network.buffers())}",)
     },

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.methods.run import Run, Start
-from pytorch_grad_cam_pcasvm.path.record import ClosedFormPass
+from pytorch_grad_cam_pcasvm.path.passes import ClosedFormPass
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError
 from pytorch_grad_cam_pcasvm.runtime.torch_private import tree_leaves, tree_map
 from pytorch_grad_cam_pcasvm.targets.output_gradients import OutputGradients

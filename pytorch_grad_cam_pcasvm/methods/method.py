@@ -40,8 +40,9 @@ from pytorch_grad_cam_pcasvm.network.outputs import PlainOutput
 from pytorch_grad_cam_pcasvm.network.site import Site, TargetLayers, layout_by, refuse_repeated
 from pytorch_grad_cam_pcasvm.network.tiles import TiledNet
 from pytorch_grad_cam_pcasvm.network.tiling import look_inside
-from pytorch_grad_cam_pcasvm.path.autograd import AutogradPath, Pass
+from pytorch_grad_cam_pcasvm.path.autograd import AutogradPath
 from pytorch_grad_cam_pcasvm.path.blocks import BlockPass
+from pytorch_grad_cam_pcasvm.path.passes import Pass, need_tape
 from pytorch_grad_cam_pcasvm.path.record import Path
 from pytorch_grad_cam_pcasvm.runtime.columns import join_columns
 from pytorch_grad_cam_pcasvm.runtime.device import can_sync, is_traced
@@ -325,7 +326,7 @@ class Method(BaseCAM):
                 f"heads of {type(self).__name__} do not add up: use ClosedFormGradCAM, ClosedFormHiResCAM or "
                 "ContributionCAM"
             )
-        apart = replace(run, recorded=run.recorded.with_heads(), starts={})
+        apart = replace(run, recorded=need_tape(run.recorded, "heads").whole.with_heads(), starts={})
         columns = [self._explain_layer(apart, 0, questions.take_targets([k])).maps for k in range(len(questions))]
         return torch.stack(columns, 1)
 

@@ -15,7 +15,7 @@ from pytorch_grad_cam_pcasvm.head.stage import Sampling
 from pytorch_grad_cam_pcasvm.network.inputs import Inputs, pick_images, refuse_without_channels
 from pytorch_grad_cam_pcasvm.network.layout import Layout
 from pytorch_grad_cam_pcasvm.network.net import network_output
-from pytorch_grad_cam_pcasvm.path.autograd import Pass
+from pytorch_grad_cam_pcasvm.path.passes import Pass, need_tape
 from pytorch_grad_cam_pcasvm.rules.cotangents import Cotangent
 from pytorch_grad_cam_pcasvm.runtime.device import full_precision, is_traced
 from pytorch_grad_cam_pcasvm.runtime.errors import Fix, refuse
@@ -233,7 +233,7 @@ class Run:
     def relevance(self, output_gradients: OutputGradients, layer: int, start: PathStart) -> Tensor:
         """Return the activations' relevance for K targets: the features' contributions propagated, (N, K, T, H, W)."""
         with full_precision(output_gradients.values.device):
-            shared = self.recorded.relevance(self.cotangents(output_gradients), layer, start)
+            shared = need_tape(self.recorded, "relevance").relevance(self.cotangents(output_gradients), layer, start)
         return by_image(self.layouts[layer].of_targets(shared))
 
     def cotangents(self, output_gradients: OutputGradients) -> list[Tensor | None]:
@@ -265,7 +265,7 @@ class Run:
 
     def start_together(self, starts: Mapping[int, Tensor]) -> dict[int, Start]:
         """Return where secants start that begin at activations of one layer, or of one in each branch."""
-        path = self.recorded.run_from(starts)
+        path = need_tape(self.recorded, "secants").run_from(starts)
         output, activations = self.output_of(path.output), self.recorded.activations
         return {
             layer: Start(path, output, features, activations[layer] - features) for layer, features in starts.items()
@@ -295,7 +295,8 @@ class Run:
 
     def replay(self, layer: int, activations: Tensor) -> "Run":
         """Return the run repeated from other activations of a target layer."""
-        return self.with_pass(self.recorded.replay(activations, layer))
+        recorded = need_tape(self.recorded, "way to run its steps again").whole
+        return self.with_pass(recorded.replay(activations, layer))
 
     def isolate(self) -> "Run":
         """Return a run of one image whose steps behind the target layers do not depend on the images.

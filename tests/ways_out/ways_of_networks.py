@@ -570,12 +570,12 @@ ROWS = [
                 BY_GRADIENT: partial(stepped, step)}) for step, message
         in ((lambda x: x.exp() if x.any() else 2 * x.exp(), "is another function at the baseline"),
             (lambda x: x.exp() if x.any() else x.log(), "does not return finite numbers at the baseline of 'stem'"))),
-    secant("path/record.py: does not return finite numbers", "does not return finite numbers at the baseline of 'stem'",
+    secant("path/passes.py: does not return finite numbers", "does not return finite numbers at the baseline of 'stem'",
         lambda x: x.abs().log(), {
         "choose another baseline": another_baseline(lambda x: x.abs().log()),
         LATER: partial(stepped, lambda x: x.abs().log(), ContributionCAM, "later", baseline="zero"),
         BY_GRADIENT: partial(stepped, lambda x: x.abs().log())}),
-    Row("path/autograd.py: an autograd path has no",
+    Row("path/passes.py: an autograd path has no",
         partial(stepped, torch.tanh, ContributionCAM, jacobian="autograd", baseline="zero"),
         "an autograd path has no secants", {
         "pass jacobian='closed_form'": contributions(torch.tanh),
