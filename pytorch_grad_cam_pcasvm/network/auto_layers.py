@@ -15,7 +15,7 @@ from pytorch_grad_cam_pcasvm.network.modules import evaluation_mode, list_module
 from pytorch_grad_cam_pcasvm.network.runner import Visit
 from pytorch_grad_cam_pcasvm.network.tiling import Tiled
 from pytorch_grad_cam_pcasvm.runtime.rollback import hooked
-from pytorch_grad_cam_pcasvm.runtime.torch_private import tree_leaves
+from pytorch_grad_cam_pcasvm.runtime.torch_private import tree_leaves, tree_tensors
 
 _NAMED = 3  # layers, where another is to be chosen
 _FINE = 8, 16  # pixels of a position
@@ -218,7 +218,7 @@ class _Call:
     @property
     def tensors(self) -> list[Tensor]:
         """All tensors of the output, as an encoder returns one for each size of maps."""
-        return [leaf for leaf in tree_leaves(self.output) if isinstance(leaf, Tensor)]
+        return tree_tensors(self.output)
 
     def takes(self, tensors: Iterable[Tensor]) -> bool:
         """Return whether some of these tensors are among the arguments."""

@@ -19,9 +19,9 @@ from pytorch_grad_cam_pcasvm.runtime.torch_private import (
     DispatchMode,
     OpOverload,
     push_dispatch_mode,
-    tree_leaves,
     tree_map,
     tree_map_only,
+    tree_tensors,
     without_function_modes,
 )
 from pytorch_grad_cam_pcasvm.tape.recorder import explanation
@@ -128,7 +128,7 @@ class AutogradPass(Pass):
     def __post_init__(self) -> None:
         """Separate the graph from the visible tensors."""
         self._leaves = self.activations
-        self._graph = [leaf for leaf in tree_leaves(self.output) if isinstance(leaf, Tensor)]
+        self._graph = tree_tensors(self.output)
         self.activations = [leaf.detach() for leaf in self._leaves]
         self.output = tree_map(lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, self.output)
 

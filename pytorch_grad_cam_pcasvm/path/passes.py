@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NoReturn
 
 from torch import Tensor, nn
 
@@ -14,7 +14,7 @@ from pytorch_grad_cam_pcasvm.calculus.secants import PathStart
 from pytorch_grad_cam_pcasvm.runtime.device import can_sync, is_traced
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError
 from pytorch_grad_cam_pcasvm.runtime.log import log_since, start_clock
-from pytorch_grad_cam_pcasvm.runtime.torch_private import tree_leaves
+from pytorch_grad_cam_pcasvm.runtime.torch_private import tree_tensors
 from pytorch_grad_cam_pcasvm.tape.step import list_tensors
 from pytorch_grad_cam_pcasvm.tape.tape import Tape, has_gradient, identify_memory
 
@@ -154,24 +154,14 @@ class ClosedFormPass(TapePass):
         if self.check is not None and self.tape.branches and not is_traced():
             self.check(self.exact or self, starts)
         outputs = self.tape.list_outputs(values)
-        for leaf in outputs:
-            if can_sync(leaf) and not bool(leaf.isfinite().all()):
-                where = " and ".join(repr(self.names[target]) for target in starts)
-                raise NoClosedFormError(
-                    f"the network does not return finite numbers at the baseline of {where}",
-                    "choose another baseline",
-                    "choose a later target layer",
-                    "use a gradient method such as ClosedFormGradCAM",
-                )
+        if not all(bool(leaf.isfinite().all()) for leaf in outputs if can_sync(leaf)):
+            refuse_start([self.names[target] for target in starts], finite=False)
         return PathStart(values, self.tape.structured(outputs), tuple(by_root))
 
     def replay(self, activations: Tensor, target: int) -> "ClosedFormPass":
         """Return the pass through the same steps from other activations (N, T, ...), which may be dual numbers."""
         replayed = self.tape.replay({self._root(target): activations})
-        values = [replayed.get(index, value) for index, value in enumerate(self.tape.values)]
-        output = self.tape.structured(self.tape.list_outputs(replayed))
-        tape = replace(self.tape, values=values, output=output)
-        return ClosedFormPass(tape, self.names)
+        return ClosedFormPass(self.tape.with_values(replayed), self.names)
 
     def with_heads(self) -> "ClosedFormPass":
         """Return the same pass with the heads of its first attention kept apart."""
@@ -201,7 +191,7 @@ class ClosedFormPass(TapePass):
 
     def relevance(self, output_gradients: Sequence[Tensor | None], target: int, start: PathStart) -> Tensor:
         """Return the relevance of activations, propagated from the output's contributions, (K, *activations.shape)."""
-        pairs = zip(output_gradients, self.tape.leaves, _tensors(start.output), strict=True)
+        pairs = zip(output_gradients, self.tape.leaves, tree_tensors(start.output), strict=True)
         of_output = [None if seed is None else seed * (y - y0).to(seed.dtype) for seed, y, y0 in pairs]
         return propagate_relevance(self.tape, of_output, self._root(target))
 
@@ -209,5 +199,19 @@ class ClosedFormPass(TapePass):
         return self.tape.roots[self.names[target]]
 
 
-def _tensors(output: Any) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
+def refuse_start(layers: Sequence[str], *, finite: bool) -> NoReturn:
+    """Refuse a start of the path from target layers, from which the network returns other numbers, or none.
+
+    Raises:
+        NoClosedFormError: always.
+    """
+    names = " and ".join(map(repr, layers))
+    raise NoClosedFormError(
+        f"what follows the target layer {names} is another function at the baseline: the network branches on "
+        "values there (an if on activations), or another thread computes on them"
+        if finite
+        else f"the network does not return finite numbers at the baseline of {names}",
+        "choose another baseline",
+        "choose a later target layer",
+        "use a gradient method such as ClosedFormGradCAM",
+    )

@@ -10,11 +10,11 @@ from pytorch_grad_cam_pcasvm.calculus.backward import no_rule
 from pytorch_grad_cam_pcasvm.network.features import run_to_features
 from pytorch_grad_cam_pcasvm.network.inputs import map_input
 from pytorch_grad_cam_pcasvm.network.modules import list_modules, unchanged
-from pytorch_grad_cam_pcasvm.path.passes import ClosedFormPass
+from pytorch_grad_cam_pcasvm.path.passes import ClosedFormPass, refuse_start
 from pytorch_grad_cam_pcasvm.runtime.errors import Fix, NoClosedFormError
 from pytorch_grad_cam_pcasvm.runtime.log import LOGGER, log_since, start_clock
 from pytorch_grad_cam_pcasvm.runtime.rollback import Hooks, Rollback, hooked, set_gradients, without_inference
-from pytorch_grad_cam_pcasvm.runtime.torch_private import find_function_mode, push_dispatch_mode, tree_leaves
+from pytorch_grad_cam_pcasvm.runtime.torch_private import find_function_mode, push_dispatch_mode, tree_tensors
 from pytorch_grad_cam_pcasvm.tape.alias_tracker import unseen_write
 from pytorch_grad_cam_pcasvm.tape.python_calls import PythonCallMode
 from pytorch_grad_cam_pcasvm.tape.recorder import Recorder
@@ -193,28 +193,19 @@ class Path:
         Raises:
             NoClosedFormError: the network's output there differs.
         """
-        names = " and ".join(repr(self._names[target]) for target in starts)
+        layers = [self._names[target] for target in starts]
         rows = max(len(passed.activations[target]) for target in starts)
         starts = {target: at.expand(rows, *at.shape[1:]) if len(at) == 1 else at for target, at in starts.items()}
-        expected = [leaf for leaf in tree_leaves(passed.rerun(starts)) if _is_float(leaf)]
+        expected = list(filter(has_gradient, tree_tensors(passed.rerun(starts))))
         try:
             actual = self._at_baseline(x, starts)
         except Exception as error:
+            names = " and ".join(map(repr, layers))
             raise NoClosedFormError(
                 f"the network cannot be run from the baseline of {names} ({error})", "choose another baseline"
             ) from error
-        if len(actual) == len(expected) and all(map(_close, actual, expected)):
-            return
-        finite = all(bool(leaf.isfinite().all()) for leaf in actual)
-        raise NoClosedFormError(
-            f"what follows the target layer {names} is another function at the baseline: the network branches on "
-            "values there (an if on activations), or another thread computes on them"
-            if finite
-            else f"the network does not return finite numbers at the baseline of {names}",
-            "choose another baseline",
-            "choose a later target layer",
-            "use a gradient method such as ClosedFormGradCAM",
-        )
+        if len(actual) != len(expected) or not all(map(_close, actual, expected)):
+            refuse_start(layers, finite=all(bool(leaf.isfinite().all()) for leaf in actual))
 
     def network_at(self, x: Tensor, name: str, activations: Tensor) -> list[Tensor]:
         """Return the network's floating-point outputs for other activations of a target layer."""
@@ -231,11 +222,7 @@ class Path:
         with unchanged(self._backbone), torch.no_grad(), hooked() as hooks:
             output = run_to_features(self._backbone, self._layer, list(by_name), x, replaced, hooks)
         log_since(began, "run of the network: from a start at %s", list(by_name))
-        return [leaf.detach() for leaf in tree_leaves(output) if _is_float(leaf)]
-
-
-def _is_float(leaf: Any) -> bool:
-    return isinstance(leaf, Tensor) and has_gradient(leaf)
+        return [tensor.detach() for tensor in tree_tensors(output) if has_gradient(tensor)]
 
 
 def _close(actual: Tensor, expected: Tensor) -> bool:

@@ -564,7 +564,7 @@ ROWS = [
     Row(PATH + "the network cannot be run from the baseline", contributions(fails_at_zero),
         "cannot be run from the baseline of 'stem' (nothing to see)", {
         "choose another baseline": another_baseline(fails_at_zero)}),
-    *(Row(PATH + "is another function at the baseline", contributions(step), message,
+    *(Row("path/passes.py: is another function at the baseline", contributions(step), message,
             {"choose another baseline": another_baseline(step),
                 LATER: partial(stepped, step, ContributionCAM, "later", baseline="zero"),
                 BY_GRADIENT: partial(stepped, step)}) for step, message
