@@ -5,6 +5,7 @@ from typing import NoReturn
 from torch import nn
 
 from pytorch_grad_cam_pcasvm.network.runner import LayerError
+from pytorch_grad_cam_pcasvm.runtime.rollback import called
 
 # By the kind of error. A target layer is one that is explained; the others are those whose output is taken.
 MESSAGES = {
@@ -50,14 +51,16 @@ def refuse_layer(error: LayerError, network: nn.Module, end: str) -> NoReturn:
         TypeError: it returns no tensor.
         ValueError: it does not run as is asked.
     """
+    path, _ = called(error.layer)
+    times, calls = "once" if error.count == 1 else f"{error.count} times", list_calls(path, error.count)
     words = MESSAGES[error.kind].format(
         layer=error.layer,
-        path=error.path,
-        times="once" if error.count == 1 else f"{error.count} times",
-        calls=list_calls(error.path, error.count),
+        path=path,
+        times=times,
+        calls=calls,
         output=error.output,
-        network=type(network).__name__,
         end=end,
+        network=type(network).__name__,
     )
     raise (ValueError if error.output is None else TypeError)(words) from error.__cause__
 

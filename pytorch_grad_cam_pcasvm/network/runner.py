@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
@@ -19,21 +20,21 @@ class Reached(BaseException):
     """Raised when the last layer is reached; not an ``Exception``, which a network's own ``except`` might catch."""
 
 
+@dataclass(eq=False)
 class LayerError(Exception):
     """A layer does not run as is asked.
 
     Attributes:
-        kind: what is wrong, a key of the table in ``messages.py``, which has the words.
+        kind: of fault, a key of the table in ``messages.py``, which has the words.
         layer: its name, or that of one of its calls.
-        path: its name.
         count: how often it runs.
-        output: the type of its output, if that is wrong.
+        output: the type of its output, if that is no tensor.
     """
 
-    def __init__(self, kind: str, layer: str, count: int = 0, output: str | None = None) -> None:
-        super().__init__(kind, layer, count, output)
-        self.kind, self.layer, self.count, self.output = kind, layer, count, output
-        self.path = called(layer)[0]
+    kind: str
+    layer: str
+    count: int = 0
+    output: str | None = None
 
 
 def run_until(
