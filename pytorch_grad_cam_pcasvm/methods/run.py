@@ -8,14 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pytorch_grad_cam_pcasvm.calculus.backward import Pullback
-from pytorch_grad_cam_pcasvm.calculus.secants import PathStart
 from pytorch_grad_cam_pcasvm.head import Head
 from pytorch_grad_cam_pcasvm.head.stage import Sampling
 from pytorch_grad_cam_pcasvm.network.inputs import Inputs, pick_images, refuse_without_channels
 from pytorch_grad_cam_pcasvm.network.layout import Layout
 from pytorch_grad_cam_pcasvm.network.net import network_output
+from pytorch_grad_cam_pcasvm.path.backward import Pullback
 from pytorch_grad_cam_pcasvm.path.passes import Pass, need_tape
+from pytorch_grad_cam_pcasvm.path.secants import PathStart
 from pytorch_grad_cam_pcasvm.rules.cotangents import Cotangent
 from pytorch_grad_cam_pcasvm.runtime.device import full_precision, is_traced
 from pytorch_grad_cam_pcasvm.runtime.errors import Fix, refuse

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pytorch_grad_cam_pcasvm.calculus.backward import Pullback
 from pytorch_grad_cam_pcasvm.network.features import run_to_features
 from pytorch_grad_cam_pcasvm.network.inputs import map_input
+from pytorch_grad_cam_pcasvm.path.backward import Pullback
 from pytorch_grad_cam_pcasvm.path.passes import Pass, need_tape
 from pytorch_grad_cam_pcasvm.rules.cotangents import Cotangent
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError

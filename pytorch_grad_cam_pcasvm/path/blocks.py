@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pytorch_grad_cam_pcasvm.calculus.backward import Pullback
 from pytorch_grad_cam_pcasvm.network.features import output_of
 from pytorch_grad_cam_pcasvm.network.tiles import TiledNet
 from pytorch_grad_cam_pcasvm.network.tiling import Tiling, look_inside
+from pytorch_grad_cam_pcasvm.path.backward import Pullback
 from pytorch_grad_cam_pcasvm.path.passes import ClosedFormPass, TapePass
 from pytorch_grad_cam_pcasvm.path.record import Path
 from pytorch_grad_cam_pcasvm.rules.cotangents import Cotangent

@@ -7,10 +7,10 @@ from typing import Any, NoReturn
 
 from torch import Tensor, nn
 
-from pytorch_grad_cam_pcasvm.calculus.affine import AffineBeginning
-from pytorch_grad_cam_pcasvm.calculus.backward import Pullback, TapePullback
-from pytorch_grad_cam_pcasvm.calculus.relevance import propagate_relevance
-from pytorch_grad_cam_pcasvm.calculus.secants import PathStart
+from pytorch_grad_cam_pcasvm.path.affine import AffineBeginning
+from pytorch_grad_cam_pcasvm.path.backward import Pullback, TapePullback
+from pytorch_grad_cam_pcasvm.path.relevance import propagate_relevance
+from pytorch_grad_cam_pcasvm.path.secants import PathStart
 from pytorch_grad_cam_pcasvm.runtime.device import can_sync, is_traced
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError
 from pytorch_grad_cam_pcasvm.runtime.log import log_since, start_clock

@@ -6,10 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pytorch_grad_cam_pcasvm.calculus.backward import no_rule
 from pytorch_grad_cam_pcasvm.network.features import run_to_features
 from pytorch_grad_cam_pcasvm.network.inputs import map_input
 from pytorch_grad_cam_pcasvm.network.modules import list_modules, unchanged
+from pytorch_grad_cam_pcasvm.path.backward import no_rule
 from pytorch_grad_cam_pcasvm.path.passes import ClosedFormPass, refuse_start
 from pytorch_grad_cam_pcasvm.runtime.errors import Fix, NoClosedFormError
 from pytorch_grad_cam_pcasvm.runtime.log import LOGGER, log_since, start_clock

@@ -43,8 +43,7 @@ def recombined_at(place: Any) -> SignedMaps:
 
 
 BACKWARD, FOREIGN, PATH, RECORDER, VALUES = (
-    f"{name}.py: "
-    for name in ("calculus/backward", "calculus/foreign", "path/record", "tape/recorder", "tape/alias_tracker")
+    f"{name}.py: " for name in ("path/backward", "path/foreign", "path/record", "tape/recorder", "tape/alias_tracker")
 )
 
 
@@ -580,7 +579,7 @@ ROWS = [
         "an autograd path has no secants", {
         "pass jacobian='closed_form'": contributions(torch.tanh),
         BY_GRADIENT: partial(stepped, torch.tanh, jacobian="autograd")}),
-    Row("calculus/relevance.py: has no rule of relevance", partial(stepped, lambda x: x / (1 + x.abs()), RelevanceCAM),
+    Row("path/relevance.py: has no rule of relevance", partial(stepped, lambda x: x / (1 + x.abs()), RelevanceCAM),
         "has no rule of relevance", {
         "use ContributionCAM": contributions(lambda x: x / (1 + x.abs())),
         "LIFTCAM": partial(stepped, lambda x: x / (1 + x.abs()), LIFTCAM),
@@ -670,11 +669,11 @@ ROWS = [
         "a power with both the base and the exponent computed has no secant", lambda x: (1 + x * x) ** x, {
         "write it as torch.exp(": contributions(lambda x: torch.exp(x * torch.log(1 + x * x))),
         BY_GRADIENT: partial(stepped, lambda x: (1 + x * x) ** x)}),
-    Row("calculus/secants.py: has no secant, without which", partial(with_bessel, ContributionCAM, secant=None),
+    Row("path/secants.py: has no secant, without which", partial(with_bessel, ContributionCAM, secant=None),
         "special_i0 has no secant, without which maps do not add up", {
         LATER: partial(with_bessel, ContributionCAM, "later", secant=None),
         "register one": partial(with_bessel, ContributionCAM), BY_GRADIENT: partial(with_bessel, secant=None)}),
-    *(secant("calculus/secants.py: " + message, message, step,
+    *(secant("path/secants.py: " + message, message, step,
             {LATER: partial(stepped, step, ContributionCAM, "later", baseline="zero"),
                 BY_GRADIENT: partial(stepped, step)}) for message, step
         in (("depends on the target layer through a comparison or an index", lambda x: x.gather(1, x.argsort(1)) + 1),

@@ -88,11 +88,11 @@ WITHOUT = {
     "network/loaded.py: has NaN or infinite values, and so": "tests/network/test_loaded.py follows it",
     "head/registry.py: own interface, which knows no classes": "tests/head/test_boosters.py follows it",
     "head/storage.py: has other values than when it was written": "needs two versions of a library",
-    "calculus/backward.py: {error.reason}": "passes the message of a rule on, each of which has a row",
-    "calculus/backward.py: (advice if self.start is None": "passes a refusal on, with the way out of every path",
+    "path/backward.py: {error.reason}": "passes the message of a rule on, each of which has a row",
+    "path/backward.py: (advice if self.start is None": "passes a refusal on, with the way out of every path",
     "path/record.py: error.reason, *(other": "passes a refusal on, with the way out of every path",
     "tape/python_calls.py: was optimised for inference": "is for single precision, and here all is in double",
-    "calculus/backward.py: there is no gradient of": "as that of autograd.py",
+    "path/backward.py: there is no gradient of": "as that of autograd.py",
     "path/autograd.py: autograd has no gradient of": "is for single precision, and here all is in double",
     "network/features.py: flex_attention compiles itself": "scaled_dot_product_attention is in many tests",
     "tape/tape.py: half precision is too coarse": "no step is known here that fails in single precision",
@@ -156,7 +156,7 @@ def calls() -> list[Call]:
 
 # Messages that docs/troubleshooting.md explains: each is quoted there.
 ON_PAGE = [
-    "calculus/backward.py: closed-form rule",
+    "path/backward.py: closed-form rule",
     "head/fit_checks.py: all training features are alike",
     "head/fit_checks.py: was fitted on one class only",
     "head/registry.py: which it has in scikit-learn",

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pytorch_grad_cam_pcasvm.calculus.foreign import misfit, verify
-from pytorch_grad_cam_pcasvm.calculus.secants import PathStart, through_secant
+from pytorch_grad_cam_pcasvm.path.foreign import misfit, verify
+from pytorch_grad_cam_pcasvm.path.secants import PathStart, through_secant
 from pytorch_grad_cam_pcasvm.rules.cotangents import Cotangent, Part, Shared, added, cotangent
 from pytorch_grad_cam_pcasvm.runtime.errors import Fix, NoClosedFormError
 from pytorch_grad_cam_pcasvm.tape.step import Ref, Step, TokenRange, operation, values_in
