@@ -100,15 +100,23 @@ def run_until(
             if before is None:  # that of a pass around this one
                 raise
         except Exception as error:
-            _check_once(visits, before or own.runs, "target", error)  # which may be why it fails
+            for name in visits:
+                if (count := (before or own.runs)[name]) > 1:  # which may be why it fails
+                    raise LayerError("target runs often", name, count) from error
             if copied is None or before is None:
                 raise
     runs = before or own.runs
-    _check_once(visits, runs, "target")
+    repeated = [("target", name, runs[name]) for name in visits if runs[name] > 1]
     if copied is not None:
-        _check_once(layers, own.runs, "layer")
-    _check_runs(layers, outputs, own.runs, "layer")  # a bare "except:" of the network's may have kept it running
-    _check_runs(visits, visited, runs, "target")
+        repeated += [("layer", name, own.runs[name]) for name in layers if own.runs[name] > 1]
+    for role, name, count in repeated:
+        raise LayerError(f"{role} runs often", name, count)
+    # A bare "except:" of the network's own may have kept it running to its end.
+    missing = [("layer", name, own.runs) for name in layers if name not in outputs]
+    missing += [("target", name, runs) for name in visits if name not in visited]
+    for role, name, counts in missing:
+        count = counts[called(name)[0]]
+        raise LayerError(f"{role} runs less often" if count else f"{role} does not run", name, count)
     return outputs
 
 
@@ -118,18 +126,3 @@ def _run(backbone: nn.Module, x: Any, *, in_blocks: bool) -> Any:
         return x.passed_to(backbone)
     with explained(backbone, x):
         return backbone(x, backbone.block) if in_blocks and isinstance(backbone, Tiled) else backbone(x)
-
-
-def _check_once(names: Any, runs: Mapping[str, int], role: str, cause: Exception | None = None) -> None:
-    """Refuse layers that have run more than once, of which no call is named."""
-    for name in names:
-        if runs.get(name, 0) > 1:
-            raise LayerError(f"{role} runs often", name, runs[name]) from cause
-
-
-def _check_runs(names: Any, ran: Any, runs: Mapping[str, int], role: str) -> None:
-    """Refuse layers that have not run, or a call of them that has not."""
-    for name in names:
-        if name not in ran:
-            count = runs.get(called(name)[0], 0)
-            raise LayerError(f"{role} runs less often" if count else f"{role} does not run", name, count)
