@@ -23,7 +23,7 @@ from pytorch_grad_cam_pcasvm.network.token_layout import find_token_layout
 from pytorch_grad_cam_pcasvm.runtime.device import is_traced
 from pytorch_grad_cam_pcasvm.runtime.errors import refuse
 from pytorch_grad_cam_pcasvm.runtime.rollback import Hooks
-from pytorch_grad_cam_pcasvm.runtime.torch_private import tree_is_leaf, tree_leaves
+from pytorch_grad_cam_pcasvm.runtime.torch_private import tree_is_leaf, tree_tensors
 
 Layer = str | nn.Module
 
@@ -280,18 +280,11 @@ def run_to_features(
         )
     if isinstance(output, Mapping) and tree_is_leaf(output):
         output = dict(output)  # a class of the user's, which torch cannot take apart
-    if not any(isinstance(leaf, Tensor) for leaf in tree_leaves(output)) or any(map(_is_mapping, _items(output))):
-        items = "s, ".join(sorted({type(item).__name__ for item in _items(output)})) or "nothing"
+    items = output if isinstance(output, tuple | list) else ()
+    if not tree_tensors(output) or any(isinstance(item, Mapping) for item in items):
+        kinds = "s, ".join(sorted({type(item).__name__ for item in items})) or "nothing"
         raise TypeError(
-            f"{type(backbone).__name__} returns a {type(output).__name__} of {items}s, like a detector's boxes: only a "
+            f"{type(backbone).__name__} returns a {type(output).__name__} of {kinds}s, like a detector's boxes: only a "
             "tensor, or a dict, tuple or list of tensors, can be explained"
         )
     return output
-
-
-def _items(output: Any) -> Sequence[Any]:
-    return output if isinstance(output, tuple | list) else ()
-
-
-def _is_mapping(item: Any) -> bool:
-    return isinstance(item, Mapping)

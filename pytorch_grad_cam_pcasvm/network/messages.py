@@ -40,10 +40,10 @@ MESSAGES = {
 
 
 def refuse_layer(error: LayerError, network: nn.Module, end: str) -> NoReturn:
-    """Say in words what is wrong with a layer.
+    """Raise an error of a layer with its words.
 
     Args:
-        error: what is wrong.
+        error: the error.
         network: the network that ran.
         end: up to where it ran, as in ``"the features, 'layer4'"``.
 

@@ -1,4 +1,4 @@
-"""Passes: what every path has once it has run, and what only a tape has."""
+"""Passes: paths that have run, each with its activations, its output and pullbacks; with a tape, or without."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +20,7 @@ from pytorch_grad_cam_pcasvm.tape.tape import Tape, has_gradient, identify_memor
 
 
 class Pass(ABC):
-    """One forward pass, ready for pullbacks: what every path has.
+    """One forward pass of any path, ready for pullbacks.
 
     Output gradients are, for every tensor of the output, the derivatives of K targets with respect to it, of shape
     (K, *its shape), or None; from a start, their secants. ``target`` is the position of a target layer. What only a
@@ -63,12 +63,12 @@ class Pass(ABC):
 
 
 class TapePass(Pass):
-    """A pass whose steps are known: what only a tape has."""
+    """A pass that has a tape: it also starts elsewhere, and its steps run again."""
 
     @property
     @abstractmethod
     def whole(self) -> "ClosedFormPass":
-        """The pass on one tape; of blocks of tiles, that of all at once."""
+        """The pass on one tape, also where it runs in blocks of tiles."""
 
     @abstractmethod
     def run_from(self, starts: Mapping[int, Tensor]) -> Any:
@@ -84,7 +84,7 @@ def need_tape(passed: Pass, missing: str) -> TapePass:
 
     Args:
         passed: the pass.
-        missing: what others have not, as in ``"secants"``.
+        missing: needed here, and had by no other path, as in ``"secants"``.
 
     Raises:
         NoClosedFormError: it is none.
