@@ -41,17 +41,17 @@ PACKAGE = "pytorch_grad_cam_pcasvm"
 
 # File: the tests that belong to it, the quickest first.
 TESTS = {
-    "path/record.py": (
+    "path/passes.py": (
         "operations facts branches secants_path recorder relevance baselines boundary_path boundary refused ways_out"
     ),
     "tape/alias_tracker.py": "ways refused changes overlapping recorder threads stem",
     "tape/aliases.py": "ways refused",
     "tape/step.py": "operations recorder refused ways facts secants_path rules",
     "tape/tape.py": "operations secants_path tiles dense",
-    "calculus/relevance.py": "facts relevance baselines",
-    "calculus/secants.py": "operations secants_path",
-    "calculus/backward.py": "operations token_backward facts secants_path recorder methods rules refused",
-    "calculus/affine.py": "operations secants_path coalitions boundary baselines",
+    "path/relevance.py": "facts relevance baselines",
+    "path/secants.py": "operations secants_path",
+    "path/backward.py": "operations token_backward facts secants_path recorder methods rules refused",
+    "path/affine.py": "operations secants_path coalitions boundary baselines",
     "rules/cotangents.py": "operations cotangents facts recorder secants_path",
     "rules/rule.py": "operations facts secants_path rules token_backward secants_head output_gradients head estimators",
     "rules/registry.py": "operations rules recorder",
@@ -80,7 +80,7 @@ TESTS = {
     "head/stages.py": "conditions vote_and_facts secants_head output_gradients head estimators anomalies",
     "head/vote.py": "files_of_versions vote_and_facts targets head estimators registry options enumerated",
     "head/distances.py": "distances secants_head registry neighbours patchcore densities",
-    "calculus/dual_numbers.py": "operations dual_numbers",
+    "path/dual_numbers.py": "operations dual_numbers",
     "maps/recombination.py": (
         "recombination methods anomalies token_backward boundary figures mistake off_jump enumerated dense"
     ),
@@ -111,7 +111,7 @@ TESTS = {
 # Of some files only these functions are mathematics.
 ONLY = {
     "head/anomalies.py": {"residual"},
-    "path/record.py": {"ClosedFormPass"},
+    "path/passes.py": {"ClosedFormPass"},
     "tape/step.py": {"is_random", "Step", "values_in", "_map_items"},
     "tape/alias_tracker.py": {"find_value", "is_smooth"},
     "tape/aliases.py": {"written_back", "_inverse"},
@@ -125,7 +125,7 @@ ONLY = {
     "methods/method.py": {"_compute_jacobian"},
     "methods/run.py": {"gradients", "sums", "products", "contributions", "relevance", "_sum_images"},
     "network/tiles.py": {"merge", "pull_merge", "forward", "_cut_blocks"},
-    "path/blocks.py": {"pullback", "run_from", "averages", "_blocks", "_list_seeing"},
+    "path/blocks.py": {"pullback", "run_from", "averages", "_list_seeing"},
     "maps/signed_maps.py": {"_part", "positive", "negative"},
     "maps/results.py": {"signed_maps", "largest", "divided", "upsample_maps", "warn_of_blanks"},
     "targets/target.py": {"differentiate_rows", "call_at_start"},
@@ -193,10 +193,10 @@ FASTER = {
     "targets/dense.py _differentiate_whole": ("values.abs()", "term.abs()"),
     "targets/rows.py _at_start": ("values.abs()", "rises.abs()"),
     "targets/output_gradients.py plain_gradients": ("values.abs()", "rises.abs()"),
-    "calculus/dual_numbers.py _Constants.__torch_function__": ("_AFFINE", "is_grad_enabled"),
-    "calculus/dual_numbers.py _linear": ("without function in", "len(args)"),
-    "calculus/dual_numbers.py _with": ("place + 1",),
-    "calculus/dual_numbers.py _place_of_dual": ("type(x)", "isinstance(x, Tensor)"),
+    "path/dual_numbers.py _Constants.__torch_function__": ("_AFFINE", "is_grad_enabled"),
+    "path/dual_numbers.py _linear": ("without function in", "len(args)"),
+    "path/dual_numbers.py _with": ("place + 1",),
+    "path/dual_numbers.py _place_of_dual": ("type(x)", "isinstance(x, Tensor)"),
     # Products of all support vectors at once, or class by class.
     "head/decisions.py KernelSVM.__init__": (
         "len(dual_coef) > 1",
@@ -206,15 +206,15 @@ FASTER = {
     "head/log_ratio.py Line._at_once": (
         *("is_traced()", "self.start.shape", "images * self.start[:, 0].numel() ->", "-> _AT_ONCE", "max(1"),
     ),
-    "calculus/relevance.py _shared": ("can_sync",),
-    "calculus/backward.py TapePullback._add_cotangent": ("type(part)", "type(parts[0])"),
-    "calculus/backward.py TapePullback._pull_arguments": ("without one.shape[dim] > 1",),
-    "calculus/backward.py TapePullback._followed": ("without step.rule.same_for_all",),
-    "calculus/backward.py TapePullback._verify": ("without key in self.tape.verified",),
-    "calculus/affine.py AffineBeginning.isolate_players": ("not self.tape.keeps_numbers(step) ->",),
-    "calculus/affine.py AffineBeginning.run_rows": ("without self._interchangeable",),
-    "calculus/affine.py AffineBeginning._interchangeable": ("can_sync",),
-    "calculus/affine.py AffineBeginning._interchangeable.repeats": (
+    "path/relevance.py _shared": ("can_sync",),
+    "path/backward.py TapePullback._add_cotangent": ("type(part)", "type(parts[0])"),
+    "path/backward.py TapePullback._pull_arguments": ("without one.shape[dim] > 1",),
+    "path/backward.py TapePullback._followed": ("without step.rule.same_for_all",),
+    "path/backward.py TapePullback._verify": ("without key in self.tape.verified",),
+    "path/affine.py AffineBeginning.isolate_players": ("not self.tape.keeps_numbers(step) ->",),
+    "path/affine.py AffineBeginning.run_rows": ("without self._interchangeable",),
+    "path/affine.py AffineBeginning._interchangeable": ("can_sync",),
+    "path/affine.py AffineBeginning._interchangeable.repeats": (
         "tensor.shape[:1] != recorded.shape[:1]",
         "tensor - tensor[:1] -> ",
     ),
@@ -257,7 +257,7 @@ FASTER = {
 EQUIVALENT: dict[str, str] = {
     # Tiles.
     "network/tiles.py TiledNet._cut_blocks: without is_traced()": TRACED,
-    "path/record.py ClosedFormPass.run_from: without not is_traced()": TRACED,
+    "path/passes.py ClosedFormPass.run_from: without not is_traced()": TRACED,
     "path/blocks.py BlockPass._list_seeing: without not can_sync(of_tiles)": UNSEEN,
     "path/blocks.py BlockPass._list_seeing: without not self.backbone.source.dense": "saves a look at pooled features",
     "path/blocks.py BlockPass.averages: without not self.backbone.source.dense": "is asked of pooled features alone",
@@ -315,36 +315,36 @@ EQUIVALENT: dict[str, str] = {
     "targets/decisions.py LogRatioTarget._pull_back: "
     "log_scale.exp().unsqueeze(-1) -> log_scale.exp().unsqueeze(-2)": "K is 1",
     "head/log_ratio.py Evidence.secant: gap.abs() > rounding -> gap.abs() >= rounding": BOUND,
-    "calculus/relevance.py propagate_relevance: without output in values": UNREACHED,
-    "calculus/relevance.py _shared: x < 0 -> x <= 0": NOTHING,
-    "calculus/relevance.py _shared: without ref.index in values": UNREACHED,
-    "calculus/backward.py TapePullback.sums.keeps: without step.rule is not None": NO_RULE,
-    "calculus/backward.py TapePullback._region: without step.rule is None": NO_RULE,
-    "calculus/backward.py TapePullback._behind: without step.first != Ref(line[-1])": (
+    "path/relevance.py propagate_relevance: without output in values": UNREACHED,
+    "path/relevance.py _shared: x < 0 -> x <= 0": NOTHING,
+    "path/relevance.py _shared: without ref.index in values": UNREACHED,
+    "path/backward.py TapePullback.sums.keeps: without step.rule is not None": NO_RULE,
+    "path/backward.py TapePullback._region: without step.rule is None": NO_RULE,
+    "path/backward.py TapePullback._behind: without step.first != Ref(line[-1])": (
         "no step gives back the numbers or the sums of another argument than its first"
     ),
-    "calculus/backward.py TapePullback._pull_arguments: without isinstance(one, Cotangent)": (
+    "path/backward.py TapePullback._pull_arguments: without isinstance(one, Cotangent)": (
         "a norm is pulled back from what is one"
     ),
-    "calculus/backward.py TapePullback._tokens: without step.rule is None": NO_RULE,
-    "calculus/backward.py TapePullback._pair_cotangents: without isinstance(argument, Ref)": (
+    "path/backward.py TapePullback._tokens: without step.rule is None": NO_RULE,
+    "path/backward.py TapePullback._pair_cotangents: without isinstance(argument, Ref)": (
         "torch's tensors have a method of this name, which is no value of the tape"
     ),
-    "calculus/backward.py TapePullback._verify: self.start is None -> self.start is not None": "it tells two apart",
-    "calculus/backward.py TapePullback._verify: without self.start is not None": "what fails there, the walk refuses",
-    "calculus/backward.py TapePullback._pair_cotangents: without tokens is not None": (
+    "path/backward.py TapePullback._verify: self.start is None -> self.start is not None": "it tells two apart",
+    "path/backward.py TapePullback._verify: without self.start is not None": "what fails there, the walk refuses",
+    "path/backward.py TapePullback._pair_cotangents: without tokens is not None": (
         "without a range of tokens, no dimension is given"
     ),
-    "calculus/backward.py TapePullback._pull_arguments: one.shape[dim] > 1 -> one.shape[dim] >= 1": (
+    "path/backward.py TapePullback._pull_arguments: one.shape[dim] > 1 -> one.shape[dim] >= 1": (
         "of one token the sum is what it is"
     ),
-    "calculus/backward.py TapePullback.token_sums: self.value.narrow(dim, 0, 1) -> self.value.narrow(dim, 1, 1)": (
+    "path/backward.py TapePullback.token_sums: self.value.narrow(dim, 0, 1) -> self.value.narrow(dim, 1, 1)": (
         "its shape is asked for"
     ),
     "tape/tape.py Tape.averages_positions: without rule.secant != 'linear'": (
         "of other steps that keep sums the gradient is not the same everywhere"
     ),
-    "calculus/relevance.py _shared: sign > 0 -> sign >= 0": SIGN,
+    "path/relevance.py _shared: sign > 0 -> sign >= 0": SIGN,
     "rules/cotangents.py Cotangent.__init__: without size == 1": "of one position the sum is what it is",
     "rules/cotangents.py Cotangent.along: images < tokens -> images <= tokens": "they are two dimensions",
     "rules/cotangents.py Part.narrow: last <= first -> last < first": "no position is a part, too",
@@ -358,19 +358,19 @@ EQUIVALENT: dict[str, str] = {
         "they are the same along it"
     ),
     "rules/linear.py _subscripts: '...' * ('...' in left) -> '...'": "without an ellipsis it is for nothing",
-    "calculus/secants.py through_secant: without x is not x0": "an object is equal to itself",
-    "calculus/affine.py _is_affine: without not step.options and Ref(value) in [step.arguments[place] for place in "
+    "path/secants.py through_secant: without x is not x0": "an object is equal to itself",
+    "path/affine.py _is_affine: without not step.options and Ref(value) in [step.arguments[place] for place in "
     "places]": "the same numbers, row by row",
-    "calculus/affine.py AffineBeginning.is_output: without self.end in self.tape.outputs": (
+    "path/affine.py AffineBeginning.is_output: without self.end in self.tape.outputs": (
         "what no step takes is an output"
     ),
-    "calculus/affine.py AffineBeginning._interchangeable.repeats: torch.finfo(tensor.dtype).eps ** 0.5 * "
+    "path/affine.py AffineBeginning._interchangeable.repeats: torch.finfo(tensor.dtype).eps ** 0.5 * "
     "tensor.abs().max() -> torch.finfo(tensor.dtype).eps ** 0.5": BOUND,
-    "calculus/affine.py AffineBeginning._interchangeable.repeats: torch.finfo(tensor.dtype).eps ** 0.5 -> "
+    "path/affine.py AffineBeginning._interchangeable.repeats: torch.finfo(tensor.dtype).eps ** 0.5 -> "
     "torch.finfo(tensor.dtype).eps": BOUND,
-    "calculus/affine.py AffineBeginning._interchangeable.repeats: tensor.abs().max() -> tensor.abs().min()": BOUND,
-    "calculus/affine.py AffineBeginning._interchangeable.repeats: tensor.abs() -> tensor": BOUND,
-    "calculus/affine.py AffineBeginning._interchangeable.repeats: (tensor - tensor[:1]).abs() <= bound -> "
+    "path/affine.py AffineBeginning._interchangeable.repeats: tensor.abs().max() -> tensor.abs().min()": BOUND,
+    "path/affine.py AffineBeginning._interchangeable.repeats: tensor.abs() -> tensor": BOUND,
+    "path/affine.py AffineBeginning._interchangeable.repeats: (tensor - tensor[:1]).abs() <= bound -> "
     "(tensor - tensor[:1]).abs() < bound": BOUND,
     "tape/step.py Step.resolve.cast: without tokens is not None": "without a range of tokens, no dimension is given",
     "rules/rule.py Rule.pulled: torch.ones_like(y).unsqueeze(0) -> torch.ones_like(y).unsqueeze(1)": "ones broadcast",
@@ -390,7 +390,7 @@ EQUIVALENT: dict[str, str] = {
     "rules/rule.py quotient: (dx == 0) & ~slope.isfinite() -> ~slope.isfinite()": (
         "where x changes, no infinite slope is near the quotient"
     ),
-    "calculus/secants.py through_secant: without rule.secant == 'elementwise'": "an elementwise step has one value",
+    "path/secants.py through_secant: without rule.secant == 'elementwise'": "an elementwise step has one value",
     "tape/step.py Step.resolve: max((torch.finfo(precision).eps for precision in floats), default=0.0) -> "
     "min((torch.finfo(precision).eps for precision in floats), default=0.0)": "an elementwise step has one dtype",
     "rules/registry.py unbroadcast: extra > 1 -> extra >= 1": "flatten(1, 1) changes nothing",
@@ -463,10 +463,10 @@ EQUIVALENT: dict[str, str] = {
     "distances.amax(-2, keepdim=True)": BOUND,
     "head/distances.py Neighbours._slopes: (x.unsqueeze(-2) - points).square().sum(-1) -> "
     "(x.unsqueeze(-2) - points).square().mean(-1)": "their order is the same",
-    "calculus/dual_numbers.py _Constants.__torch_function__: without function is F.layer_norm": TRACED,
-    "calculus/dual_numbers.py _Constants.__torch_function__: function is F.layer_norm -> "
+    "path/dual_numbers.py _Constants.__torch_function__: without function is F.layer_norm": TRACED,
+    "path/dual_numbers.py _Constants.__torch_function__: function is F.layer_norm -> "
     "function is not F.layer_norm": TRACED,
-    "calculus/dual_numbers.py _Constants.__torch_function__: without is_traced()": "the same numbers, in pieces",
+    "path/dual_numbers.py _Constants.__torch_function__: without is_traced()": "the same numbers, in pieces",
     "head/kernels.py RBF.secant: x0.shape[0] > 1 -> x0.shape[0] >= 1": "around a start of one row the start is 0",
     "head/kernels.py _times_exp: largest >= _REPRESENTABLE -> largest > _REPRESENTABLE": "a limit chosen by feel",
     "head/kernels.py _along_a_line: first < 0 -> first <= 0": "at 0 both are 1",
@@ -516,14 +516,13 @@ EQUIVALENT: dict[str, str] = {
     "remainder - seeds.remainder.to(remainder)": "what Shapley values leave out is rounding",
     "methods/contributions.py ContributionCAM.compute: remainder + seeds.remainder.to(remainder) -> "
     "remainder": "what Shapley values leave out is rounding",
-    "targets/dense.py _differentiate_whole: log_scale.exp().unsqueeze(-1) -> "
-    "log_scale.exp().unsqueeze(-2)": "K is 1",
+    "targets/dense.py _differentiate_whole: log_scale.exp().unsqueeze(-1) -> log_scale.exp().unsqueeze(-2)": "K is 1",
     "targets/rows.py evaluate_question: without isinstance(target, PlacedTarget)": "regions are of these alone",
     "network/layout.py Layout.__call__: activations.dim() - self.dims -> -self.dims": "they count from behind",
     "network/layout.py Layout.__call__: activations.dim() - self.dims -> -self.dims #2": "they count from behind",
     "network/layout.py Layout.split_tokens: activations.dim() - self.dims -> -self.dims": "they count from behind",
     **{
-        "path/record.py ClosedFormPass.is_isolated: {identify_memory(tensor) for tensor in (*network.parameters( "
+        "path/passes.py ClosedFormPass.is_isolated: {identify_memory(tensor) for tensor in (*network.parameters( "
         f"... work.buffers())}} - {{None}} -> {instead}": TRACED
         for instead in ("{identify_memory(tensor) for tensor in (*network.parameters(), *network.buffers())}",)
     },

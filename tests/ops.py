@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 from torchvision.ops import FrozenBatchNorm2d, Permute, StochasticDepth
 
-from pytorch_grad_cam_pcasvm.path.record import ClosedFormPass, Path
+from pytorch_grad_cam_pcasvm.path.passes import ClosedFormPass
+from pytorch_grad_cam_pcasvm.path.record import Path
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pytorch_grad_cam_pcasvm.path.autograd import Pass
+from pytorch_grad_cam_pcasvm.path.passes import Pass, TapePass
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError
 from pytorch_grad_cam_pcasvm.runtime.torch_private import tree_leaves
 
@@ -83,7 +83,7 @@ def check_gradient(
 
 
 def check_contributions(
-    name: str, recorded: Pass, output_gradients: Sequence[Tensor | None], target: int, network_at: Any
+    name: str, recorded: TapePass, output_gradients: Sequence[Tensor | None], target: int, network_at: Any
 ) -> Comparison:
     """Compare the sum of contributions from zero activations with how far the network's output is from there.
 

@@ -1,15 +1,14 @@
 """Gaps: why contributions do not add up, found by running one image alone, and the path in double precision."""
 
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.methods.run import Run, Start
-from pytorch_grad_cam_pcasvm.path.record import ClosedFormPass
+from pytorch_grad_cam_pcasvm.path.passes import ClosedFormPass
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError
-from pytorch_grad_cam_pcasvm.runtime.torch_private import tree_leaves, tree_map
+from pytorch_grad_cam_pcasvm.runtime.torch_private import tree_leaves
 from pytorch_grad_cam_pcasvm.targets.output_gradients import OutputGradients
 
 _LOWER = torch.float16, torch.bfloat16, torch.float32
@@ -119,16 +118,7 @@ def _in_double(recorded: ClosedFormPass) -> ClosedFormPass:
             return torch.float64 if item in _LOWER else item
         return item.double() if isinstance(item, Tensor) and item.dtype in _LOWER else item
 
-    tape = recorded.tape
-    steps = [replace(step.with_arguments(double), autocast=None) for step in tape.steps]
-    values, output = [double(value) for value in tape.values], tree_map(double, tape.output)
-    tape = replace(tape, steps=steps, values=values, output=output)
-    for root in sorted(tape.roots.values()):
-        for index, value in tape.replay({root: values[root]}).items():
-            values[index] = value
-    return ClosedFormPass(
-        replace(tape, output=tape.structured(tape.list_outputs(dict(enumerate(values))))), recorded.names
-    )
+    return ClosedFormPass(recorded.tape.cast(double), recorded.names)
 
 
 def _output_of(start: Start) -> Any:

@@ -16,10 +16,10 @@ from pytorch_grad_cam import (
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from pytorch_grad_cam_pcasvm.calculus.dual_numbers import DualNumbers
 from pytorch_grad_cam_pcasvm.maps.results import MethodResult, signed_maps
 from pytorch_grad_cam_pcasvm.methods.grad_cam_protocol import ClosedFormCAM, ComponentSums, HeadSums
 from pytorch_grad_cam_pcasvm.methods.run import Run, by_image
+from pytorch_grad_cam_pcasvm.path.dual_numbers import DualNumbers
 from pytorch_grad_cam_pcasvm.rules.cotangents import Cotangent
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError
 from pytorch_grad_cam_pcasvm.targets.questions import Questions
@@ -187,7 +187,7 @@ def _run_along(run: Run, layer: int, direction: Tensor) -> Run:
     # A copy, as what was made in inference mode takes no derivative.
     activations = forward_ad.make_dual(run.recorded.activations[layer].clone(), direction)
     try:
-        recorded = run.recorded.replay(activations, layer)
+        return run.replay(layer, activations)
     except NotImplementedError as error:  # torch's own
         if "jvp" not in str(error):
             raise
@@ -196,4 +196,3 @@ def _run_along(run: Run, layer: int, direction: Tensor) -> Run:
             "define it, as in @staticmethod def jvp(ctx, x)",
             "use a method of first derivatives, as ClosedFormGradCAM",
         ) from error
-    return run.with_pass(recorded)

@@ -41,8 +41,9 @@ from pytorch_grad_cam_pcasvm.network.outputs import PlainOutput
 from pytorch_grad_cam_pcasvm.network.site import Site, TargetLayers, layout_by, refuse_repeated
 from pytorch_grad_cam_pcasvm.network.tiles import TiledNet
 from pytorch_grad_cam_pcasvm.network.tiling import look_inside
-from pytorch_grad_cam_pcasvm.path.autograd import AutogradPath, Pass
+from pytorch_grad_cam_pcasvm.path.autograd import AutogradPath
 from pytorch_grad_cam_pcasvm.path.blocks import BlockPass
+from pytorch_grad_cam_pcasvm.path.passes import Pass, need_tape
 from pytorch_grad_cam_pcasvm.path.record import Path
 from pytorch_grad_cam_pcasvm.runtime.columns import join_columns
 from pytorch_grad_cam_pcasvm.runtime.device import can_sync, is_traced
@@ -332,7 +333,7 @@ class Method(BaseCAM):
                 f"heads of {type(self).__name__} do not add up: use ClosedFormGradCAM, ClosedFormHiResCAM or "
                 "ContributionCAM"
             )
-        apart, columns = replace(run, recorded=run.recorded.with_heads()), []
+        apart, columns = replace(run, recorded=need_tape(run.recorded, "heads").whole.with_heads()), []
         for some in (questions.take_targets([k]) for k in range(len(questions))):
             (plan,) = self._plan_starts(apart, some)
             columns.append(self._explain_layer(apart, 0, some, plan, [self.sampling])[0].maps)

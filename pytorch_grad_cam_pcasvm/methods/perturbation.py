@@ -15,6 +15,7 @@ from pytorch_grad_cam_pcasvm.methods.run import Run
 from pytorch_grad_cam_pcasvm.methods.starts import BaselineCAM
 from pytorch_grad_cam_pcasvm.network.inputs import one_input
 from pytorch_grad_cam_pcasvm.network.outputs import HeadRun, OfHead, PlainOutput
+from pytorch_grad_cam_pcasvm.path.passes import need_tape
 from pytorch_grad_cam_pcasvm.runtime.device import kept_on_devices
 from pytorch_grad_cam_pcasvm.runtime.errors import refuse
 from pytorch_grad_cam_pcasvm.runtime.log import progress_bar
@@ -43,7 +44,7 @@ class Players:
 
     def __init__(self, run: Run, layer: int, x: Tensor, over: str, questions: Questions, max_bytes: int | None) -> None:
         self._run, self._questions, self._bytes = run, questions, max_bytes or _BYTES
-        self._affine = run.recorded.affine(layer)
+        self._affine = need_tape(run.recorded, "players").whole.affine(layer)
         is_rearranged = not run.layouts[layer].is_map_shaped
         self._rows = self._reshaped(layer, x, over) if is_rearranged else self._affine.isolate_players(x, over)
         self._origin = self._affine.value

@@ -9,15 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pytorch_grad_cam_pcasvm.calculus.backward import Pullback
-from pytorch_grad_cam_pcasvm.calculus.secants import PathStart
 from pytorch_grad_cam_pcasvm.head import Head
 from pytorch_grad_cam_pcasvm.head.stage import Sampling
 from pytorch_grad_cam_pcasvm.network.features import flatten
 from pytorch_grad_cam_pcasvm.network.inputs import Inputs, pick_images, refuse_without_channels
 from pytorch_grad_cam_pcasvm.network.layout import Layout
 from pytorch_grad_cam_pcasvm.network.net import network_output
-from pytorch_grad_cam_pcasvm.path.autograd import Pass
+from pytorch_grad_cam_pcasvm.path.backward import Pullback
+from pytorch_grad_cam_pcasvm.path.passes import Pass, need_tape
+from pytorch_grad_cam_pcasvm.path.secants import PathStart
 from pytorch_grad_cam_pcasvm.rules.cotangents import Cotangent
 from pytorch_grad_cam_pcasvm.runtime.device import full_precision, is_traced
 from pytorch_grad_cam_pcasvm.runtime.errors import Fix, refuse
@@ -270,7 +270,8 @@ class Run:
         assert asked.start is not None
         assert asked.start.path is not None
         with full_precision(asked.values.device):
-            shared = self.recorded.relevance(self.cotangents(asked), layer, asked.start.path)
+            tape = need_tape(self.recorded, "relevance")
+            shared = tape.relevance(self.cotangents(asked), layer, asked.start.path)
         return by_image(self.layouts[layer].of_targets(shared))
 
     def cotangents(self, output_gradients: OutputGradients) -> list[Tensor | None]:
@@ -304,7 +305,7 @@ class Run:
 
     def start_together(self, starts: Mapping[int, Tensor]) -> dict[int, Start]:
         """Return where secants start that begin at activations of one layer, or of one in each branch."""
-        path = self.recorded.run_from(starts)
+        path = need_tape(self.recorded, "secants").run_from(starts)
         output, activations = self.output_of(path.output), self.recorded.activations
         return {
             layer: Start(path, output, features, activations[layer] - features) for layer, features in starts.items()
@@ -324,7 +325,8 @@ class Run:
 
     def replay(self, layer: int, activations: Tensor) -> "Run":
         """Return the run repeated from other activations of a target layer."""
-        return self.with_pass(self.recorded.replay(activations, layer))
+        recorded = need_tape(self.recorded, "way to run its steps again").whole
+        return self.with_pass(recorded.replay(activations, layer))
 
     def isolate(self) -> "Run":
         """Return a run of one image whose steps behind the target layers do not depend on the images.

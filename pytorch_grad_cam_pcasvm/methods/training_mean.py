@@ -10,7 +10,7 @@ from torch.nn import functional as F  # noqa: N812 - torch's own habit
 from pytorch_grad_cam_pcasvm.methods.run import Run
 from pytorch_grad_cam_pcasvm.network.layer_means import average_positions
 from pytorch_grad_cam_pcasvm.network.tiling import Tiled
-from pytorch_grad_cam_pcasvm.path.record import ClosedFormPass
+from pytorch_grad_cam_pcasvm.path.passes import ClosedFormPass
 from pytorch_grad_cam_pcasvm.runtime.device import can_sync, is_traced
 from pytorch_grad_cam_pcasvm.runtime.errors import Fix, refuse
 

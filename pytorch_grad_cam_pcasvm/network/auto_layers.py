@@ -8,13 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pytorch_grad_cam_pcasvm.network.features import FeatureSource, Visit, flatten, output_of
+from pytorch_grad_cam_pcasvm.network.features import FeatureSource, flatten, output_of
 from pytorch_grad_cam_pcasvm.network.inputs import Inputs, pick_images
 from pytorch_grad_cam_pcasvm.network.keras_network import KerasNetwork, is_keras
 from pytorch_grad_cam_pcasvm.network.modules import evaluation_mode, list_modules
+from pytorch_grad_cam_pcasvm.network.runner import Visit
 from pytorch_grad_cam_pcasvm.network.tiling import Tiled
 from pytorch_grad_cam_pcasvm.runtime.rollback import hooked
-from pytorch_grad_cam_pcasvm.runtime.torch_private import tree_leaves
+from pytorch_grad_cam_pcasvm.runtime.torch_private import tree_leaves, tree_tensors
 
 _NAMED = 3  # layers, where another is to be chosen
 _FINE = 8, 16  # pixels of a position
@@ -186,8 +187,8 @@ def norms_before_attention(backbone: nn.Module) -> list[str]:
     norms = []
     for name, module in backbone.named_modules():
         children = [child for child, inner in module.named_children() if next(inner.parameters(), None) is not None]
-        attention = next((place for place, child in enumerate(children) if "att" in child), None)
-        norm = next((place for place, child in enumerate(children) if re.search("norm|ln", child)), None)
+        attention = next((number for number, child in enumerate(children) if "att" in child), None)
+        norm = next((number for number, child in enumerate(children) if re.search("norm|ln", child)), None)
         if attention is None or norm is None:
             continue
         # Declared behind it, it is in front of it all the same if it is the first of two, but for torch's own layer.
@@ -217,7 +218,7 @@ class _Call:
     @property
     def tensors(self) -> list[Tensor]:
         """All tensors of the output, as an encoder returns one for each size of maps."""
-        return [leaf for leaf in tree_leaves(self.output) if isinstance(leaf, Tensor)]
+        return tree_tensors(self.output)
 
     def takes(self, tensors: Iterable[Tensor]) -> bool:
         """Return whether some of these tensors are among the arguments."""
@@ -258,16 +259,16 @@ def _trunk(module: nn.Module, name: str, passed: dict[str, _Call], sure: bool = 
     names = _list_children(module, name, passed)
     order = [child for child in passed if child in names]  # in which they ended
     trunk = []
-    for place, child in enumerate(order):
+    for number, child in enumerate(order):
         call = passed[child]
         earlier = [
             tensor
-            for other in order[:place]
+            for other in order[:number]
             for tensor in passed[other].tensors
             if passed[other].is_tensor or tensor is not call.output  # picked out of several
         ]
         # What follows takes something from before: this is one of several ways.
-        if any(passed[followed].takes(earlier) for followed in order[place + 1 : place + 2]):
+        if any(passed[followed].takes(earlier) for followed in order[number + 1 : number + 2]):
             continue
         inner, is_tensor = names[child], call.is_tensor
         known = sure and child.rpartition(".")[0] == name

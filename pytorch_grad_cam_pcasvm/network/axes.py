@@ -28,14 +28,14 @@ class UndecidedAxesError(UnknownAxesError):
     """What moves in an output tells no reading from another."""
 
 
-def find_axes(backbone: nn.Module, place: Callable[[nn.Module, Tensor], Any], x: Any, shape: Sequence[int]) -> Layout:
+def find_axes(backbone: nn.Module, run: Callable[[nn.Module, Tensor], Any], x: Any, shape: Sequence[int]) -> Layout:
     """Return how an output of at least four dimensions lies on the image.
 
     The network runs on noise, and on the same noise with other numbers at the near and at the far end of each axis.
 
     Args:
         backbone: the network, in evaluation mode, without the hooks of others.
-        place: runs such a network on images and returns the output.
+        run: runs such a network on images and returns the output.
         x: images, shape (N, C, ...), or several inputs.
         shape: of the output, for some images.
 
@@ -48,7 +48,7 @@ def find_axes(backbone: nn.Module, place: Callable[[nn.Module, Tensor], Any], x:
     rows = next(number for number in count(_DRAWS * (1 + 2 * len(sides))) if number not in shape)
     change: Any = 0.0
     for seed in range(_TRIES):  # what a few numbers follow by chance, more noise tells
-        output = place(backbone, map_input(partial(_change_ends, rows, seed), x))
+        output = run(backbone, map_input(partial(_change_ends, rows, seed), x))
         images = [dim for dim, size in enumerate(output.shape) if size == rows]
         if len(images) != 1:
             raise UnknownAxesError(f"for {rows} images it returns {tuple(output.shape)}")

@@ -1,11 +1,9 @@
 """Features: the output of a layer of the backbone, flattened, for one batch or for a whole data loader."""
 
 import math
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NoReturn
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -13,38 +11,30 @@ from torch import Tensor, compiler, nn
 
 from pytorch_grad_cam_pcasvm.network.fields import read_field, refuse_several
 from pytorch_grad_cam_pcasvm.network.grid import Cells, on_finest
-from pytorch_grad_cam_pcasvm.network.inputs import Inputs, explained, pick_images
+from pytorch_grad_cam_pcasvm.network.inputs import pick_images
 from pytorch_grad_cam_pcasvm.network.keras_network import KerasNetwork, restore_output
 from pytorch_grad_cam_pcasvm.network.layout import Layout
+from pytorch_grad_cam_pcasvm.network.messages import refuse_layer
 from pytorch_grad_cam_pcasvm.network.modules import find_layer_name
 from pytorch_grad_cam_pcasvm.network.pools import check_pool, keeps_positions, make_pool
+from pytorch_grad_cam_pcasvm.network.runner import LayerError, Visit, run_until
 from pytorch_grad_cam_pcasvm.network.tiling import Tiled
 from pytorch_grad_cam_pcasvm.network.token_layout import find_token_layout
 from pytorch_grad_cam_pcasvm.runtime.device import is_traced
 from pytorch_grad_cam_pcasvm.runtime.errors import refuse
-from pytorch_grad_cam_pcasvm.runtime.rollback import (
-    Hooks,
-    called,
-    hooked,
-    list_calls,
-    runs_instead,
-)
-from pytorch_grad_cam_pcasvm.runtime.torch_private import tree_is_leaf, tree_leaves, tree_map_only
+from pytorch_grad_cam_pcasvm.runtime.rollback import Hooks
+from pytorch_grad_cam_pcasvm.runtime.torch_private import tree_is_leaf, tree_tensors
 
-Visit = Callable[[str, Any], Any]
-_once: "WeakKeyDictionary[nn.Module, set[Any]]" = WeakKeyDictionary()  # layers that run once, as layouts are known
+Layer = str | nn.Module
 
-
-class Reached(BaseException):
-    """Raised when the last layer is reached; not an ``Exception``, which a network's own ``except`` might catch."""
+# The layers that are known to run once, for images of these shapes.
+_run_once: "WeakKeyDictionary[nn.Module, set[Any]]" = WeakKeyDictionary()
 
 
 def ask_anew(backbone: nn.Module) -> None:
     """Forget which layers run once: the network may have been changed."""
-    _once.pop(backbone, None)
+    _run_once.pop(backbone, None)
 
-
-Layer = str | nn.Module
 
 _POOL_OF_TOKENS = "pass a function as pool, such as pool=lambda t: t[:, 0] for tokens (N, L, D)"
 _POOL_OF_SIGNALS = (
@@ -218,127 +208,27 @@ def output_of(
         The output of the layer; of several, a list of theirs; of a source, its features; of none, the network's output.
 
     Raises:
+        TypeError: a target layer returns something else than a tensor.
         ValueError: a layer does not run, or runs more than once and no call of it is named.
-        Reached: raised by an enclosing pass, and passed on.
     """
     source = layer if isinstance(layer, FeatureSource) else None
     layers: Any = layer if source is None else source.where if source.parts else source.layer
-    names, visits = list(dict.fromkeys([layers] if isinstance(layers, str) else layers or ())), visits or {}
-    unnamed, key = [name for name in names if "#" not in name], (tuple(names), tuple(x.shape[1:]), x.dtype)
-    compiled = is_traced() or compiler.is_compiling()
-    # Errors after the last wanted layer are ignored.
-    whole = bool(unnamed) and not ends and not compiled and key not in _once.setdefault(backbone, set())
-    outputs: dict[str, Any] = {}
-    visited: set[str] = set()
-    ended: list[Counter[str]] = []
-    output = None
-
-    def visit(name: str, output: Any) -> Any:
-        if ended or name in visited:
-            return None
-        if not isinstance(output, Tensor):
-            _refuse_no_tensor(backbone, name, output)
-        visited.add(name)
-        return visits[name](name, output)
-
-    def keep_output(name: str, output: Any) -> None:
-        if name not in outputs:
-            outputs[name] = tree_map_only(Tensor, copied, output) if whole else output
-        if len(outputs) == len(names):
-            ended.append(own.runs.copy())
-            if not whole:
-                raise Reached
-
-    with hooked() if hooks is None else nullcontext(hooks) as own:
-        for name in visits:
-            own.after_call(backbone, name, visit)
-        for name in names:
-            own.after_call(backbone, name, keep_output)
-        try:
-            # Tiles run in blocks, unless a layer is watched, which would run once for each.
-            output = _run(backbone, x, in_blocks=not names and not visits)
-        except Reached:
-            if not ended:  # that of a pass around this one
-                raise
-        except Exception:
-            _refuse_repeated_targets(visits, ended[0] if ended else own.runs)  # which may be why it fails
-            if not whole or not ended:
-                raise
-    _refuse_repeated_targets(visits, ended[0] if ended else own.runs)
-    if whole:
-        _refuse_repeated_layers(unnamed, own.runs)
-        _once[backbone].add(key)
-    for name in names:
-        if name not in outputs:  # a bare "except:" of the network's own may have kept the pass running to its end
-            _refuse_missing_layer(name, own.runs, backbone)
-    for name in visits:
-        if name not in visited:
-            _refuse_missing_target(name, ended[0] if ended else own.runs, layer)
-    if layers is not None:
-        output = outputs[layers] if isinstance(layers, str) else [outputs[name] for name in names]
+    names = list(dict.fromkeys([layers] if isinstance(layers, str) else layers or ()))
+    key = (tuple(names), tuple(x.shape[1:]), x.dtype)
+    ends = ends or all("#" in name for name in names) or is_traced() or compiler.is_compiling()
+    first_time = not ends and key not in _run_once.setdefault(backbone, set())
+    try:
+        outputs = run_until(backbone, x, names, visits, copied=copied if first_time else None, hooks=hooks)
+    except LayerError as error:
+        is_output = (layer if source is None else source.where) is None
+        end = "the network's output" if is_output else f"the features, {layer!r}"
+        refuse_layer(error, backbone, end)
+    if first_time:
+        _run_once[backbone].add(key)
+    output = outputs[layers] if layers is None or isinstance(layers, str) else [outputs[name] for name in names]
     if source is None:
         return output
     return source.of_output(output if layers is None else restore_output(backbone, output))
-
-
-def _run(backbone: nn.Module, x: Any, *, in_blocks: bool) -> Any:
-    """Return a network's output for its input or inputs."""
-    if isinstance(x, Inputs):
-        return x.passed_to(backbone)
-    with explained(backbone, x):
-        return backbone(x, backbone.block) if in_blocks and isinstance(backbone, Tiled) else backbone(x)
-
-
-def _refuse_no_tensor(backbone: nn.Module, name: str, output: Any) -> NoReturn:
-    """Refuse a target layer that returns something else than a tensor."""
-    inner = next(backbone.get_submodule(called(name)[0]).children(), None) is not None
-    way = "choose a layer in it" if inner else "pass its tensor on through an nn.Identity(), and choose that"
-    raise TypeError(f"the target layer {name!r} returns a {type(output).__name__}, not a tensor: {way}")
-
-
-def _refuse_repeated_layers(names: Iterable[str], runs: Mapping[str, int]) -> None:
-    """Refuse layers that have run more than once."""
-    for name in names:
-        if runs[name] > 1:
-            raise ValueError(
-                f"the layer {name!r} runs {runs[name]} times in a forward pass: name the call whose output is "
-                f"meant, {list_calls(name, runs[name])}"
-            )
-
-
-def _refuse_missing_layer(name: str, runs: Mapping[str, int], backbone: nn.Module) -> NoReturn:
-    """Refuse a layer that has not run."""
-    class_name, count = type(backbone).__name__, runs[called(name)[0]]
-    if count:
-        raise ValueError(
-            f"the layer {name!r} does not run in a forward pass of {class_name}; {runs_instead(name, count)}"
-        )
-    raise ValueError(
-        f"the layer {name!r} does not run in a forward pass of {class_name}; if that is compiled, its layers cannot be "
-        "seen: pass the original network, and compile the PCASVMNet, torch.compile(net)"
-    )
-
-
-def _refuse_missing_target(name: str, runs: Mapping[str, int], layer: Any) -> NoReturn:
-    """Refuse a target layer that has not run before a layer, or the source of the features."""
-    count, is_output = runs[called(name)[0]], (layer.where if isinstance(layer, FeatureSource) else layer) is None
-    where = "the network's output" if is_output else f"the features, {layer!r}"
-    if count:
-        raise ValueError(f"the target layer {name!r} does not run before {where}, where {runs_instead(name, count)}")
-    raise ValueError(
-        f"the target layer {name!r} does not run before {where}: choose a layer that runs before them (under fused "
-        "attention, softmax and dropout never run)"
-    )
-
-
-def _refuse_repeated_targets(names: Iterable[str], runs: Mapping[str, int]) -> None:
-    """Refuse target layers that have run more than once, of which no call is named."""
-    for name in names:
-        if runs.get(name, 0) > 1:
-            raise ValueError(
-                f"the target layer {name!r} runs {runs[name]} times: name one of its calls, "
-                f"{list_calls(name, runs[name])}, or choose the block around it"
-            )
 
 
 def flatten(output: Any) -> Tensor:
@@ -390,18 +280,11 @@ def run_to_features(
         )
     if isinstance(output, Mapping) and tree_is_leaf(output):
         output = dict(output)  # a class of the user's, which torch cannot take apart
-    if not any(isinstance(leaf, Tensor) for leaf in tree_leaves(output)) or any(map(_is_mapping, _items(output))):
-        items = "s, ".join(sorted({type(item).__name__ for item in _items(output)})) or "nothing"
+    items = output if isinstance(output, tuple | list) else ()
+    if not tree_tensors(output) or any(isinstance(item, Mapping) for item in items):
+        kinds = "s, ".join(sorted({type(item).__name__ for item in items})) or "nothing"
         raise TypeError(
-            f"{type(backbone).__name__} returns a {type(output).__name__} of {items}s, like a detector's boxes: only a "
+            f"{type(backbone).__name__} returns a {type(output).__name__} of {kinds}s, like a detector's boxes: only a "
             "tensor, or a dict, tuple or list of tensors, can be explained"
         )
     return output
-
-
-def _items(output: Any) -> Sequence[Any]:
-    return output if isinstance(output, tuple | list) else ()
-
-
-def _is_mapping(item: Any) -> bool:
-    return isinstance(item, Mapping)

@@ -24,7 +24,7 @@ def refuse_several(output: Any) -> NoReturn:
     if isinstance(output, Mapping):
         parts = {f"[{key!r}]": part for key, part in output.items()}
     elif isinstance(output, tuple | list):
-        parts = {f"[{place}]": part for place, part in enumerate(output)}
+        parts = {f"[{number}]": part for number, part in enumerate(output)}
     else:
         parts = {f".{name}": part for name, part in getattr(output, "__dict__", {}).items()}
     tensors = {name: part for name, part in parts.items() if isinstance(part, Tensor) and part.dim() > 1}

@@ -24,10 +24,10 @@ def refuse_nan(features: Tensor, images: Any, first: int, loader: Any) -> None:
     finite = features.isfinite().flatten(1).all(1)
     if bool(finite.all()):
         return
-    place = int((~finite).nonzero()[0]) * len(images) // len(features)
-    picture = f"picture {first + place}{_name_file(loader, first + place)}"
+    row = int((~finite).nonzero()[0]) * len(images) // len(features)
+    picture = f"picture {first + row}{_name_file(loader, first + row)}"
     parts = images.tensors if isinstance(images, Inputs) else [images]
-    if all(bool(part[place].isfinite().all()) for part in parts):
+    if all(bool(part[row].isfinite().all()) for part in parts):
         refuse(
             ValueError,
             f"the network makes NaN or infinity of {picture}, whose own numbers are finite",

@@ -150,8 +150,8 @@ def share_out(labels: np.ndarray, count: int) -> list[np.ndarray]:
     """
     names, sizes = np.unique(labels, return_counts=True)
     parts = []
-    for place, label in enumerate(np.argsort(sizes, kind="stable")):
-        part = min(int(sizes[label]), count // (len(names) - place))
+    for number, label in enumerate(np.argsort(sizes, kind="stable")):
+        part = min(int(sizes[label]), count // (len(names) - number))
         parts.append((labels == names[label]).nonzero()[0][:part])
         count -= part
     return parts

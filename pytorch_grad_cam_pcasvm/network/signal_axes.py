@@ -28,7 +28,7 @@ _FOLLOWS = (
 )
 _OWN = 0.99  # of the derivatives of a place, if it depends on one position alone
 
-Place = Callable[[nn.Module, Tensor], Any]
+Run = Callable[[nn.Module, Tensor], Any]
 
 
 class SignalAxis(NamedTuple):
@@ -43,22 +43,22 @@ class SignalAxis(NamedTuple):
     whole: bool = False
 
 
-def find_axis(backbone: nn.Module, place: Place, x: Any) -> SignalAxis:
+def find_axis(backbone: nn.Module, run: Run, x: Any) -> SignalAxis:
     """Return the axis of positions of an output.
 
     Args:
         backbone: the network, in evaluation mode, without the hooks of others.
-        place: runs such a network on signals and returns the output.
+        run: runs such a network on signals and returns the output.
         x: signals, shape (N, C, L), or several inputs.
     """
     try:
-        axis = _by_derivatives(backbone, place, x)
+        axis = _by_derivatives(backbone, run, x)
     except Exception:  # no derivatives: of numbers in 8 bits, in inference mode, in half precision: whatever it may be
         axis = None
-    return axis or SignalAxis(_axes_that_follow(backbone, place, x))
+    return axis or SignalAxis(_axes_that_follow(backbone, run, x))
 
 
-def _by_derivatives(backbone: nn.Module, place: Place, x: Any) -> SignalAxis | None:
+def _by_derivatives(backbone: nn.Module, run: Run, x: Any) -> SignalAxis | None:
     """Return the axis whose places depend, in order, on the positions of activations known to be (N, C, L)."""
     generator = torch.Generator().manual_seed(0)
     count = max(4, min(_MOST, _NUMBERS // pick_images(x)[0].shape[2]))
@@ -90,7 +90,7 @@ def _by_derivatives(backbone: nn.Module, place: Place, x: Any) -> SignalAxis | N
             if not isinstance(module, torch.jit.ScriptModule):
                 hooks.before(module, before)
                 hooks.after(module, after)
-        output = place(backbone, signals)
+        output = run(backbone, signals)
         if not isinstance(output, Tensor) or count not in output.shape[:2]:
             return None
         return _axis_behind(output if len(output) == count else output.transpose(0, 1), outputs, generator)
@@ -175,7 +175,7 @@ def _slope(energies: Tensor, size: int) -> float:
     return float((places @ centres) / (places @ places)) if abs(order) > _IN_ORDER else 0.0
 
 
-def _axes_that_follow(backbone: nn.Module, place: Place, x: Any) -> list[int]:
+def _axes_that_follow(backbone: nn.Module, run: Run, x: Any) -> list[int]:
     """Return which axes of an output of signals, 1 and 2 where images come first, follow a change along them.
 
     Some signals of noise are changed at one place after the other. Where the output changes most moves along with it,
@@ -195,7 +195,7 @@ def _axes_that_follow(backbone: nn.Module, place: Place, x: Any) -> list[int]:
             signals[:, number, :, first:last] = 2 * other[:, :, first:last]
         return signals.flatten(0, 1)
 
-    output = place(backbone, map_input(changed, x))
+    output = run(backbone, map_input(changed, x))
     rows = _NOISES * (1 + _WINDOWS)
     if not isinstance(output, Tensor) or output.dim() != 3 or rows not in output.shape[:2]:
         return []

@@ -119,7 +119,7 @@ def _is_at(backbone: nn.Module, name: str, layer: nn.Module | str) -> bool:
 
 
 def layout_by(
-    transform: Any, backbone: nn.Module, name: str, x: Tensor, activations: Tensor, once: Callable[[Any], bool]
+    transform: Any, backbone: nn.Module, name: str, x: Tensor, activations: Tensor, first_time: Callable[[Any], bool]
 ) -> Layout:
     """Return how the activations of a target layer are arranged.
 
@@ -129,7 +129,7 @@ def layout_by(
         name: name of the layer.
         x: images, shape (N, ...).
         activations: the layer's output for them.
-        once: whether a layer and a shape are asked for the first time, as a hint is given once.
+        first_time: whether a layer and a shape are asked for the first time, as a hint is given once.
 
     Returns:
         What brings them to the shape of maps.
@@ -140,7 +140,7 @@ def layout_by(
     tiling = backbone.find_tiling(x) if isinstance(backbone, Tiled) else None
     if tiling is not None:
         network, inner, tiles = look_inside(backbone, name, x)
-        row = layout_by(transform, network, inner, tiles, activations, once)
+        row = layout_by(transform, network, inner, tiles, activations, first_time)
         return replace(row, crops=tiling.place(row(activations[:1]).shape[2:]))
 
     def layout(fix: str | None = None) -> Layout:
@@ -164,7 +164,7 @@ def layout_by(
         if activations.dim() == 3 and pick_images(x)[0].dim() == 3:
             _refuse_tokens(layout, name, activations)
         return lay_out_maps(activations.shape)
-    if once((name, x.shape[1:], activations.shape[1:])):
+    if first_time((name, x.shape[1:], activations.shape[1:])):
         _hint_at_other_tokens(transform, name, activations, layout)
 
     def guarded(activations: Tensor) -> Tensor:

@@ -245,9 +245,9 @@ def _check_options(tiles: Any, tile: Any, overlap: Any, block: Any) -> None:
 def _find_size(net: nn.Module) -> Size:
     """Return the size of images that a network was made for, as transformers and timm know it, or the usual."""
     weights: Any = getattr(net, "pretrained_cfg", None)
-    places = [(net, "image_size"), (getattr(net, "patch_embed", None), "img_size")]
-    places += [(getattr(net, "config", None), "image_size")]
-    sizes = [getattr(place, name, None) for place, name in places]
+    holders = [(net, "image_size"), (getattr(net, "patch_embed", None), "img_size")]
+    holders += [(getattr(net, "config", None), "image_size")]
+    sizes = [getattr(holder, name, None) for holder, name in holders]
     sizes += [weights["input_size"][1:]] if isinstance(weights, dict) and weights.get("input_size") else []
     for size in sizes:
         if isinstance(size, int):

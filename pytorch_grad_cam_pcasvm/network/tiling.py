@@ -26,7 +26,7 @@ def spread_tiles(length: int, side: int, stride: int, overlap: float) -> tuple[i
     """
     rest, longest = (length - side) // stride, _longest_step(side, stride, overlap) // stride
     steps = -(-rest // longest)
-    return tuple((2 * place * rest + steps) // (2 * steps) * stride for place in range(steps + 1)) if steps else (0,)
+    return tuple((2 * number * rest + steps) // (2 * steps) * stride for number in range(steps + 1)) if steps else (0,)
 
 
 def measure_canvas(count: int, side: int, stride: int, overlap: float) -> int:

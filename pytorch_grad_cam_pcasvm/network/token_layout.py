@@ -37,7 +37,7 @@ _layouts: "WeakKeyDictionary[nn.Module, dict[Any, Layout]]" = WeakKeyDictionary(
 @torch.compiler.disable  # type: ignore[untyped-decorator]  # hooks do not run in compiled code
 def find_token_layout(
     backbone: nn.Module,
-    place: Callable[[nn.Module, Tensor], Any],
+    run: Callable[[nn.Module, Tensor], Any],
     name: str,
     x: Tensor,
     output: Tensor | None = None,
@@ -52,7 +52,7 @@ def find_token_layout(
 
     Args:
         backbone: the network.
-        place: runs such a network on images and returns the output.
+        run: runs such a network on images and returns the output.
         name: name of the layer for messages, such as ``"the output of 'norm'"``.
         x: images, shape (N, C, H, W) or (N, C, D, H, W).
         output: the layer's output for them, if known.
@@ -76,7 +76,7 @@ def find_token_layout(
         fix = fix or (_TRANSFORM_OF_SIGNALS if pick_images(x)[0].dim() == 3 else _TRANSFORM)
         with unchanged(backbone), torch.no_grad():
             try:
-                layouts[key] = _looked_at(backbone, place, x)
+                layouts[key] = _looked_at(backbone, run, x)
             except _PooledError as error:
                 shape, earlier = error.args
                 way = without + (repr(earlier) if earlier else "...")
@@ -94,12 +94,12 @@ class _PooledError(Exception):
     """The shape of an output that has no positions, and the last layer whose output has, or None."""
 
 
-def _looked_at(backbone: nn.Module, place: Callable[[nn.Module, Tensor], Any], x: Tensor) -> Layout:
+def _looked_at(backbone: nn.Module, run: Callable[[nn.Module, Tensor], Any], x: Tensor) -> Layout:
     """Return the layout that a twin of the network shows, in float32 at least if its kernels can do that."""
 
     def layout(twin: nn.Module, x: Tensor) -> Layout:
-        probe = _Probe(twin, place, x)
-        return (_Probe(twin, place, x, extra=1) if probe.ambiguous else probe).layout()
+        probe = _Probe(twin, run, x)
+        return (_Probe(twin, run, x, extra=1) if probe.ambiguous else probe).layout()
 
     device_type = x.device.type
     if (
@@ -181,9 +181,7 @@ class _Tokens:
 class _Probe:
     """One run on a few images of noise, of which two differ from the first in one corner only."""
 
-    def __init__(
-        self, backbone: nn.Module, place: Callable[[nn.Module, Tensor], Any], x: Tensor, extra: int = 0
-    ) -> None:
+    def __init__(self, backbone: nn.Module, run: Callable[[nn.Module, Tensor], Any], x: Tensor, extra: int = 0) -> None:
         self._axes = pick_images(x)[0].dim() - 2
         if self._axes not in (1, 2, 3):
             raise ValueError(f"images of shape {tuple(x.shape)} have no grid: they must be (N, C, H, W)")
@@ -193,14 +191,14 @@ class _Probe:
         self._geometry = Geometry(self._sizes[0])
         self._seen: list[_Tokens] = []
         self._positions: dict[nn.Module, bool] = {}  # whether a module's output has any, in order
-        self._backbone, self._place, self._x = backbone, place, x
+        self._backbone, self._run, self._x = backbone, run, x
         with hooked() as hooks:
             for module in list_modules(backbone):
                 if isinstance(module, torch.jit.ScriptModule):
                     continue
                 hooks.before(module, lambda module, args, kwargs: self._see((*args, *kwargs.values())))
                 hooks.after(module, self._after)
-            self._output = place(backbone, self._images)
+            self._output = run(backbone, self._images)
         self._see((self._output,))
 
     @property
@@ -229,7 +227,7 @@ class _Probe:
         if [layout.channels for layout in readings] == [1]:
             return readings[0]
         try:
-            return find_axes(self._backbone, self._place, self._x, output.shape)
+            return find_axes(self._backbone, self._run, self._x, output.shape)
         except UndecidedAxesError as error:
             readings = readings if len(readings) == 1 else self._list_readings_of_convolutions(output.shape)
             if len(readings) != 1 or len(output) != count:
@@ -250,7 +248,7 @@ class _Probe:
 
     def _lay_out_signal(self, output: Tensor, count: int) -> Layout:
         """Return the layout of activations that may have channels first, (N, T, L), or be tokens, (N, L, T)."""
-        axes, whole = find_axis(self._backbone, self._place, self._x)
+        axes, whole = find_axis(self._backbone, self._run, self._x)
         if len(axes) != 1:
             both, none = (
                 "can be read with channels first or last",

@@ -1,17 +1,16 @@
-"""The protocol of a pass, and the path by autograd: the fallback for a network, and the reference for a closed form."""
+"""The path by autograd: the fallback for a network, and the reference for a closed form."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from pytorch_grad_cam_pcasvm.calculus.affine import AffineBeginning
-from pytorch_grad_cam_pcasvm.calculus.backward import Pullback
-from pytorch_grad_cam_pcasvm.calculus.secants import PathStart
 from pytorch_grad_cam_pcasvm.network.features import run_to_features
 from pytorch_grad_cam_pcasvm.network.inputs import map_input
+from pytorch_grad_cam_pcasvm.path.backward import Pullback
+from pytorch_grad_cam_pcasvm.path.passes import Pass, need_tape
 from pytorch_grad_cam_pcasvm.rules.cotangents import Cotangent
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError
 from pytorch_grad_cam_pcasvm.runtime.log import log_since, start_clock
@@ -20,89 +19,14 @@ from pytorch_grad_cam_pcasvm.runtime.torch_private import (
     DispatchMode,
     OpOverload,
     push_dispatch_mode,
-    tree_leaves,
     tree_map,
     tree_map_only,
+    tree_tensors,
     without_function_modes,
 )
 from pytorch_grad_cam_pcasvm.tape.recorder import explanation
 from pytorch_grad_cam_pcasvm.tape.stem import RandomDraws
 from pytorch_grad_cam_pcasvm.tape.step import operation
-
-
-class Pass:
-    """One forward pass, ready for pullbacks.
-
-    Seeds are, for every tensor of the output, the derivatives of K targets with respect to it, of shape
-    (K, *its shape), or None; from a start, their secants. ``target`` is the position of a target layer.
-
-    Attributes:
-        activations: outputs of the target layers, (N, T, ...) each.
-        output: what the network, or its feature layer, gave.
-        heads: whether the heads of the first attention are kept apart.
-    """
-
-    activations: list[Tensor]
-    output: Any
-    heads: bool = False
-
-    def pullback(
-        self, output_gradients: Sequence[Tensor | None], target: int, start: PathStart | None = None
-    ) -> Pullback:
-        """Return the derivative of K targets with respect to ``activations[target]``, or its secant from a start.
-
-        From a start, ``sum pullback * (activations - theirs)`` is exactly ``sum output_gradients * (output - its
-        output)``.
-        """
-        raise NotImplementedError
-
-    def with_heads(self) -> "Pass":
-        """Return the same pass, with a target for every head of its first attention in place of each."""
-        self._refuse("heads")
-
-    def bytes_per_target(self) -> int:
-        """Return about how much memory one target takes for the batch."""
-        raise NotImplementedError
-
-    def run_from(self, starts: Mapping[int, Tensor]) -> PathStart:
-        """Run the path from a start: activations by position of their target layer, of one row for all or N."""
-        self._refuse("secants")
-
-    def replay(self, activations: Tensor, target: int) -> "Pass":
-        """Return the pass of the same steps from other activations (N, T, ...), which may be dual numbers."""
-        self._refuse("way to run its steps again")
-
-    def rerun(self, starts: Mapping[int, Tensor]) -> Any:
-        """Return the path's output for M rows of activations; row m takes the place of image ``m % N``."""
-        self._refuse("way to run its steps again")
-
-    def affine(self, target: int) -> AffineBeginning:
-        """Return the affine beginning of the path behind a target layer."""
-        self._refuse("players")
-
-    def is_isolated(self, network: nn.Module) -> bool:
-        """Return whether all that the path uses besides the target layers are parameters and buffers of a network."""
-        return False
-
-    def averages(self, target: int, tiles: int = 1) -> bool:
-        """Return whether the output is the mean over all positions of a target layer, whatever its numbers.
-
-        Args:
-            target: position of the target layer.
-            tiles: how many rows each image has there, over which it is the mean, too.
-        """
-        return False
-
-    def relevance(self, output_gradients: Sequence[Tensor | None], target: int, start: PathStart) -> Tensor:
-        """Return the relevance of activations, shares of the output's contributions, (K, *activations.shape)."""
-        self._refuse("relevance")
-
-    def _refuse(self, missing: str) -> NoReturn:
-        raise NoClosedFormError(
-            f"an autograd path has no {missing}: this method needs the closed form",
-            "pass jacobian='closed_form' to see which step has none",
-            "use a gradient method such as ClosedFormGradCAM",
-        )
 
 
 class _Differentiable(Mode):
@@ -204,7 +128,7 @@ class AutogradPass(Pass):
     def __post_init__(self) -> None:
         """Separate the graph from the visible tensors."""
         self._leaves = self.activations
-        self._graph = [leaf for leaf in tree_leaves(self.output) if isinstance(leaf, Tensor)]
+        self._graph = tree_tensors(self.output)
         self.activations = [leaf.detach() for leaf in self._leaves]
         self.output = tree_map(lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, self.output)
 
@@ -213,12 +137,10 @@ class AutogradPass(Pass):
         """Whether the output depends on a target layer, as far as autograd knows."""
         return any(tensor.requires_grad for tensor in self._graph)
 
-    def pullback(
-        self, output_gradients: Sequence[Tensor | None], target: int, start: PathStart | None = None
-    ) -> Pullback:
+    def pullback(self, output_gradients: Sequence[Tensor | None], target: int, start: Any = None) -> Pullback:
         """Return the derivative with respect to ``activations[target]``."""
         if start is not None:
-            self._refuse("secants")
+            need_tape(self, "secants")
         leaf = self._leaves[target]
         pairs = [
             (tensor, seed)

@@ -8,14 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pytorch_grad_cam_pcasvm.calculus.affine import AffineBeginning
-from pytorch_grad_cam_pcasvm.calculus.backward import Pullback
-from pytorch_grad_cam_pcasvm.calculus.secants import PathStart
 from pytorch_grad_cam_pcasvm.network.features import output_of
 from pytorch_grad_cam_pcasvm.network.tiles import TiledNet
 from pytorch_grad_cam_pcasvm.network.tiling import Tiling, look_inside
-from pytorch_grad_cam_pcasvm.path.autograd import Pass
-from pytorch_grad_cam_pcasvm.path.record import ClosedFormPass, Path
+from pytorch_grad_cam_pcasvm.path.backward import Pullback
+from pytorch_grad_cam_pcasvm.path.passes import ClosedFormPass, TapePass
+from pytorch_grad_cam_pcasvm.path.record import Path
 from pytorch_grad_cam_pcasvm.rules.cotangents import Cotangent
 from pytorch_grad_cam_pcasvm.runtime.device import can_sync, kept_on_devices
 
@@ -34,20 +32,20 @@ class BlockStart:
 
 
 @dataclass
-class BlockPass(Pass):
+class BlockPass(TapePass):
     """The pass of a network on tiles, of which only features and the activations of target layers are kept.
 
     Args:
         backbone: the network.
         x: its images.
-        whole: the path of all tiles at once, for what cannot be done in blocks.
+        all_tiles: the path of all tiles at once, for what cannot be done in blocks.
         inner: the path inside of the network that runs on tiles.
         names: dotted names of the target layers.
     """
 
     backbone: TiledNet
     x: Tensor
-    whole: Path
+    all_tiles: Path
     inner: Path
     names: Sequence[str]
     activations: list[Tensor] = field(init=False)
@@ -129,29 +127,14 @@ class BlockPass(Pass):
         return self._one.is_isolated(network)
 
     @cached_property
-    def _at_once(self) -> ClosedFormPass:
-        return self.whole.run(self.x)
-
-    def with_heads(self) -> Pass:
-        """Return the pass of all tiles at once with the heads of its first attention kept apart."""
-        return self._at_once.with_heads()
-
-    def replay(self, activations: Tensor, target: int) -> Pass:
-        """Return the pass of all tiles at once from other activations."""
-        return self._at_once.replay(activations, target)
-
-    def rerun(self, starts: Mapping[int, Tensor]) -> Any:
-        """Return the output for other activations, of all tiles at once."""
-        return self._at_once.rerun(starts)
-
-    def affine(self, target: int) -> AffineBeginning:
-        """Return the affine beginning of the path behind a target layer."""
-        return self._at_once.affine(target)
+    def whole(self) -> ClosedFormPass:  # type: ignore[override]
+        """The pass of all tiles at once."""
+        return self.all_tiles.run(self.x)
 
     def relevance(self, output_gradients: Sequence[Tensor | None], target: int, start: Any) -> Tensor:
         """Return the relevance of activations, which is propagated through the mean over tiles as well."""
-        path: PathStart = self._at_once.run_from(start.activations)
-        return self._at_once.relevance(output_gradients, target, path)
+        path = self.whole.run_from(start.activations)
+        return self.whole.relevance(output_gradients, target, path)
 
 
 def _take_rows(starts: Mapping[int, Tensor], numbers: Sequence[int]) -> dict[int, Tensor]:

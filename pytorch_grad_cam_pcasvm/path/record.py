@@ -1,141 +1,25 @@
 """The path from target layers to features: recorded in every call, pulled back in closed form."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from pytorch_grad_cam_pcasvm.calculus.affine import AffineBeginning
-from pytorch_grad_cam_pcasvm.calculus.backward import TapePullback, no_rule
-from pytorch_grad_cam_pcasvm.calculus.relevance import propagate_relevance
-from pytorch_grad_cam_pcasvm.calculus.secants import PathStart
 from pytorch_grad_cam_pcasvm.network.features import run_to_features
 from pytorch_grad_cam_pcasvm.network.inputs import map_input
 from pytorch_grad_cam_pcasvm.network.modules import list_modules, unchanged
-from pytorch_grad_cam_pcasvm.path.autograd import Pass
-from pytorch_grad_cam_pcasvm.runtime.device import can_sync, is_traced
+from pytorch_grad_cam_pcasvm.path.backward import no_rule
+from pytorch_grad_cam_pcasvm.path.passes import ClosedFormPass, refuse_start
 from pytorch_grad_cam_pcasvm.runtime.errors import Fix, NoClosedFormError
 from pytorch_grad_cam_pcasvm.runtime.log import LOGGER, log_since, start_clock
 from pytorch_grad_cam_pcasvm.runtime.rollback import Hooks, Rollback, hooked, set_gradients, without_inference
-from pytorch_grad_cam_pcasvm.runtime.torch_private import find_function_mode, push_dispatch_mode, tree_leaves
+from pytorch_grad_cam_pcasvm.runtime.torch_private import find_function_mode, push_dispatch_mode, tree_tensors
 from pytorch_grad_cam_pcasvm.tape.alias_tracker import unseen_write
 from pytorch_grad_cam_pcasvm.tape.python_calls import PythonCallMode
 from pytorch_grad_cam_pcasvm.tape.recorder import Recorder
 from pytorch_grad_cam_pcasvm.tape.stem import MustRecordAll, OtherThreads, RandomDraws, UnrecordedPart
-from pytorch_grad_cam_pcasvm.tape.step import list_tensors
-from pytorch_grad_cam_pcasvm.tape.tape import Tape, frozen, has_gradient, identify_memory
-
-
-@dataclass
-class ClosedFormPass(Pass):
-    """The pass of a tape.
-
-    Args:
-        tape: the tape.
-        names: dotted names of the target layers.
-        heads: keep the heads of the first attention apart: one target per head in place of each.
-        check: called for a network that branches on numbers, with the exact pass and the activations of a start, by
-            position of their target layer; refuses a path that is another function there. None: nothing is checked.
-        exact: the pass as it was recorded, if this is another one.
-    """
-
-    tape: Tape
-    names: Sequence[str]
-    heads: bool = False
-    check: Callable[["ClosedFormPass", Mapping[int, Tensor]], None] | None = None
-    exact: "ClosedFormPass | None" = None
-    activations: list[Tensor] = field(init=False)
-    output: Any = field(init=False)
-
-    def __post_init__(self) -> None:
-        """Look up the activations."""
-        self.activations = [self.tape.values[self._root(target)] for target in range(len(self.names))]
-        self.output = self.tape.output
-
-    def pullback(
-        self, output_gradients: Sequence[Tensor | None], target: int, start: PathStart | None = None
-    ) -> TapePullback:
-        """Return the derivative with respect to ``activations[target]``, or its secant from a start."""
-        return TapePullback(self.tape, output_gradients, self.names[target], start, heads=self.heads)
-
-    def bytes_per_target(self) -> int:
-        """Return roughly how much memory one target takes for the batch: a few times the path's widest value."""
-        floats = filter(has_gradient, self.tape.values)
-        return 4 * max(value.numel() * max(4, value.element_size()) for value in floats)
-
-    def run_from(self, starts: Mapping[int, Tensor]) -> PathStart:
-        """Run the path from the activations of a start, with one row for all images or N."""
-        by_root = {self._root(target): activations for target, activations in starts.items()}
-        names = {root: name for name, root in self.tape.roots.items()}
-        for root in by_root:
-            for other in (by_root.keys() & self.tape.following(root, switches=True)[1]) - {root}:
-                raise ValueError(f"{names[other]!r} is behind {names[root]!r}: name one target layer in each branch")
-        began = start_clock()
-        values = self.tape.replay(by_root)
-        log_since(began, "start pass from %s", [self.names[target] for target in starts])
-        # A program is traced after an explanation, which has checked.
-        if self.check is not None and self.tape.branches and not is_traced():
-            self.check(self.exact or self, starts)
-        outputs = self.tape.list_outputs(values)
-        for leaf in outputs:
-            if can_sync(leaf) and not bool(leaf.isfinite().all()):
-                where = " and ".join(repr(self.names[target]) for target in starts)
-                raise NoClosedFormError(
-                    f"the network does not return finite numbers at the baseline of {where}",
-                    "choose another baseline",
-                    "choose a later target layer",
-                    "use a gradient method such as ClosedFormGradCAM",
-                )
-        return PathStart(values, self.tape.structured(outputs), tuple(by_root))
-
-    def replay(self, activations: Tensor, target: int) -> "ClosedFormPass":
-        """Return the pass through the same steps from other activations (N, T, ...), which may be dual numbers."""
-        replayed = self.tape.replay({self._root(target): activations})
-        values = [replayed.get(index, value) for index, value in enumerate(self.tape.values)]
-        output = self.tape.structured(self.tape.list_outputs(replayed))
-        tape = replace(self.tape, values=values, output=output)
-        return ClosedFormPass(tape, self.names)
-
-    def with_heads(self) -> "ClosedFormPass":
-        """Return the same pass with the heads of its first attention kept apart."""
-        return replace(self, heads=True)
-
-    def rerun(self, starts: Mapping[int, Tensor]) -> Any:
-        """Return the path's output for M rows of activations; row m takes the place of image ``m % N``."""
-        by_root = {self._root(target): activations for target, activations in starts.items()}
-        return self.tape.structured(self.tape.in_blocks(by_root))
-
-    def affine(self, target: int) -> AffineBeginning:
-        """Return the affine beginning of the path behind a target layer."""
-        return AffineBeginning(self.tape, self._root(target))
-
-    def is_isolated(self, network: nn.Module) -> bool:
-        """Return whether all that the path uses besides the target layers are parameters and buffers of a network."""
-        parameters = {identify_memory(tensor) for tensor in (*network.parameters(), *network.buffers())} - {None}
-        return all(
-            identify_memory(tensor) in parameters
-            for step in self.tape.steps
-            for tensor in list_tensors((step.args, step.kwargs))
-        )
-
-    def averages(self, target: int, tiles: int = 1) -> bool:
-        """Return whether the output is the mean over all positions of a target layer, by the steps between them."""
-        return self.tape.is_mean(self._root(target), tiles)
-
-    def relevance(self, output_gradients: Sequence[Tensor | None], target: int, start: PathStart) -> Tensor:
-        """Return the relevance of activations, propagated from the output's contributions, (K, *activations.shape)."""
-        pairs = zip(output_gradients, self.tape.leaves, _tensors(start.output), strict=True)
-        of_output = [None if seed is None else seed * (y - y0).to(seed.dtype) for seed, y, y0 in pairs]
-        return propagate_relevance(self.tape, of_output, self._root(target))
-
-    def _root(self, target: int) -> int:
-        return self.tape.roots[self.names[target]]
-
-
-def _tensors(output: Any) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
+from pytorch_grad_cam_pcasvm.tape.tape import Tape, frozen, has_gradient
 
 
 class Path:
@@ -309,28 +193,19 @@ class Path:
         Raises:
             NoClosedFormError: the network's output there differs.
         """
-        names = " and ".join(repr(self._names[target]) for target in starts)
+        layers = [self._names[target] for target in starts]
         rows = max(len(passed.activations[target]) for target in starts)
         starts = {target: at.expand(rows, *at.shape[1:]) if len(at) == 1 else at for target, at in starts.items()}
-        expected = [leaf for leaf in tree_leaves(passed.rerun(starts)) if _is_float(leaf)]
+        expected = list(filter(has_gradient, tree_tensors(passed.rerun(starts))))
         try:
             actual = self._at_baseline(x, starts)
         except Exception as error:
+            names = " and ".join(map(repr, layers))
             raise NoClosedFormError(
                 f"the network cannot be run from the baseline of {names} ({error})", "choose another baseline"
             ) from error
-        if len(actual) == len(expected) and all(map(_close, actual, expected)):
-            return
-        finite = all(bool(leaf.isfinite().all()) for leaf in actual)
-        raise NoClosedFormError(
-            f"what follows the target layer {names} is another function at the baseline: the network branches on "
-            "values there (an if on activations), or another thread computes on them"
-            if finite
-            else f"the network does not return finite numbers at the baseline of {names}",
-            "choose another baseline",
-            "choose a later target layer",
-            "use a gradient method such as ClosedFormGradCAM",
-        )
+        if len(actual) != len(expected) or not all(map(_close, actual, expected)):
+            refuse_start(layers, finite=all(bool(leaf.isfinite().all()) for leaf in actual))
 
     def network_at(self, x: Tensor, name: str, activations: Tensor) -> list[Tensor]:
         """Return the network's floating-point outputs for other activations of a target layer."""
@@ -347,11 +222,7 @@ class Path:
         with unchanged(self._backbone), torch.no_grad(), hooked() as hooks:
             output = run_to_features(self._backbone, self._layer, list(by_name), x, replaced, hooks)
         log_since(began, "run of the network: from a start at %s", list(by_name))
-        return [leaf.detach() for leaf in tree_leaves(output) if _is_float(leaf)]
-
-
-def _is_float(leaf: Any) -> bool:
-    return isinstance(leaf, Tensor) and has_gradient(leaf)
+        return [tensor.detach() for tensor in tree_tensors(output) if has_gradient(tensor)]
 
 
 def _close(actual: Tensor, expected: Tensor) -> bool:

@@ -339,20 +339,6 @@ def called(name: str) -> tuple[str, int | None]:
     return path, int(call) if marked else None
 
 
-def list_calls(path: str, count: int) -> str:
-    """Return the names of a layer's calls as in a sentence; of many, the first three and the last."""
-    if count == 1:
-        return repr(path)
-    names = [repr(f"{path}#{call}") for call in range(1, count + 1)]
-    return f"{', '.join(names[:-1])} or {names[-1]}" if count < 5 else f"{', '.join(names[:3])}, ... {names[-1]}"
-
-
-def runs_instead(name: str, count: int) -> str:
-    """Return the message for a named call of a layer that does not happen: how often it runs, and a choice."""
-    path, _ = called(name)
-    return f"{path!r} runs {'once' if count == 1 else f'{count} times'}: choose {list_calls(path, count)}"
-
-
 def _remove(run: Any, hooks: dict[int, Any], *registries: dict[int, Any]) -> None:
     """Remove a hook from where torch keeps it; by itself, as an interrupt may come before its handle does."""
     for number in [number for number, hook in hooks.copy().items() if hook is run]:

@@ -4,8 +4,10 @@ No other file of this package takes a private name from torch. Most names are to
 every operation of a network, where a function of our own around them would be felt.
 """
 
+from typing import Any
+
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch._decomp import decomposition_table, decompositions
 from torch._dispatch.python import enable_python_dispatcher
 from torch._higher_order_ops.cond import cond_op
@@ -66,6 +68,7 @@ __all__ = [
     "tree_leaves",
     "tree_map",
     "tree_map_only",
+    "tree_tensors",
     "tree_unflatten",
     "without_dispatch_modes",
     "without_function_modes",
@@ -86,6 +89,12 @@ tree_map = _pytree.tree_map
 """Return a tree with a function of each leaf."""
 tree_map_only = _pytree.tree_map_only
 """Return a tree with a function of each leaf of a type."""
+
+
+def tree_tensors(tree: Any) -> list[Tensor]:
+    """Return the leaves of a tree that are tensors."""
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+
 
 # Modes of dispatch, which see every operation below autograd.
 DispatchMode = _python_dispatch.TorchDispatchMode

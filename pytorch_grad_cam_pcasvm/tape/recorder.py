@@ -33,8 +33,8 @@ from pytorch_grad_cam_pcasvm.runtime.torch_private import (
     find_dispatch_mode,
     pop_dispatch_mode,
     push_dispatch_mode,
-    tree_leaves,
     tree_map,
+    tree_tensors,
 )
 from pytorch_grad_cam_pcasvm.tape.alias_tracker import (
     AliasTracker,
@@ -230,8 +230,7 @@ class Recorder(DispatchMode):
             raise _scripted_function()
         self.tracker.check_exposed()
         with self.tracker.paused():
-            leaves = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
-            self.tape.outputs = [self.tracker.find_value(leaf) for leaf in leaves]
+            self.tape.outputs = [self.tracker.find_value(leaf) for leaf in tree_tensors(output)]
             self.tape.output = tree_map(lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, output)
         self.tape.drop_dead_ends()
         return self.tape

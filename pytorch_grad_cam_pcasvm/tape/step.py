@@ -330,14 +330,14 @@ class Step:
             return cast(item, dim) if isinstance(item, Tensor) else item
 
         dims = [None] * len(self.arguments) if tokens is None else tokens.dims
-        places = zip(self.arguments, self.arguments if like is None else like.args, dims, strict=True)
+        arguments = zip(self.arguments, self.arguments if like is None else like.args, dims, strict=True)
         options = (self.options if like is None else like.kwargs).values()
         kwargs = {
             name: _map_items(read, item, here) for (name, item), here in zip(self.options.items(), options, strict=True)
         }
         y_dim = None if tokens is None else tokens.dim
         y = [cast(values[index], y_dim) if index in smooth else None for index in self.outputs]  # type: ignore[index]
-        args = tuple(_map_items(read, *items) for items in places)
+        args = tuple(_map_items(read, *items) for items in arguments)
         eps = 0.0
         if like is not None:
             floats = [values[index].dtype for index in (*self.inputs, *self.outputs) if index in smooth]  # type: ignore[index]

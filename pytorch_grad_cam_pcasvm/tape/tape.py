@@ -1,6 +1,6 @@
 """The tape: a straight-line program on concrete tensors, which can be run again from other activations."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -18,6 +18,7 @@ from pytorch_grad_cam_pcasvm.runtime.torch_private import (
     tree_leaves,
     tree_map,
     tree_map_only,
+    tree_tensors,
     tree_unflatten,
     without_function_modes,
 )
@@ -214,7 +215,7 @@ class Tape:
     @property
     def leaves(self) -> list[Tensor]:
         """The tensors of the output, in the order of ``outputs``."""
-        return [leaf for leaf in tree_leaves(self.output) if isinstance(leaf, Tensor)]
+        return tree_tensors(self.output)
 
     def structured(self, tensors: Sequence[Tensor]) -> Any:
         """Return tensors in the structure of the output."""
@@ -310,18 +311,27 @@ class Tape:
         def single(item: Any) -> Any:
             return _single(self.full.get(id(item), item) if isinstance(item, Tensor) else item)
 
-        steps = [replace(step.with_arguments(single), autocast=None) for step in self.steps]
-        tape = replace(self, steps=steps, values=list(map(_single, self.values)), output=tree_map(_single, self.output))
         try:
-            for root in sorted(self.roots.values()):
-                for index, value in tape.replay({root: tape.values[root]}).items():
-                    tape.values[index] = value
+            return self.cast(single)
         except RuntimeError as error:
             raise NoClosedFormError(
                 f"half precision is too coarse for this method, and the path cannot be run in single ({error})",
                 "use net.float()",
             ) from error
-        return replace(tape, output=tape.structured(tape.list_outputs(dict(enumerate(tape.values)))))
+
+    def cast(self, convert: Callable[[Any], Any]) -> "Tape":
+        """Return the tape of the same steps with converted tensors and dtypes, run again from the target layers."""
+        steps = [replace(step.with_arguments(convert), autocast=None) for step in self.steps]
+        values, output = [convert(value) for value in self.values], tree_map(convert, self.output)
+        tape = replace(self, steps=steps, values=values, output=output)
+        for root in sorted(self.roots.values()):
+            tape = tape.with_values(tape.replay({root: tape.values[root]}))
+        return tape
+
+    def with_values(self, replayed: Mapping[int, Tensor]) -> "Tape":
+        """Return the same tape after a replay."""
+        values = [replayed.get(index, value) for index, value in enumerate(self.values)]
+        return replace(self, values=values, output=self.structured(self.list_outputs(replayed)))
 
     def called(self, step: Step, values: Mapping[int, Tensor]) -> Any:
         """Return the outputs of a step for other values."""

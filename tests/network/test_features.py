@@ -18,9 +18,10 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from pytorch_grad_cam_pcasvm import ContributionCAM, PCASVMNet, extract_features, mean_activations
-from pytorch_grad_cam_pcasvm.network.features import Reached, compute_features, output_of
+from pytorch_grad_cam_pcasvm.network.features import compute_features, output_of
 from pytorch_grad_cam_pcasvm.network.inputs import checked_images
 from pytorch_grad_cam_pcasvm.network.modules import evaluation_mode, find_layer_name
+from pytorch_grad_cam_pcasvm.network.runner import Reached
 
 X = torch.randn(11, 3, 12, 12, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(11)

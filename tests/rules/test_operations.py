@@ -11,7 +11,7 @@ from torch.autograd import forward_ad
 from torch.nn import functional as F  # noqa: N812
 
 from pytorch_grad_cam_pcasvm import NoClosedFormError
-from pytorch_grad_cam_pcasvm.calculus.dual_numbers import DualNumbers
+from pytorch_grad_cam_pcasvm.path.dual_numbers import DualNumbers
 from pytorch_grad_cam_pcasvm.rules.cotangents import cotangent
 from pytorch_grad_cam_pcasvm.tape.step import Ref, TokenRange, list_tensors
 

@@ -12,6 +12,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from pytorch_grad_cam_pcasvm import NoClosedFormError, register_jacobian
 from pytorch_grad_cam_pcasvm.path.autograd import AutogradPath
+from pytorch_grad_cam_pcasvm.path.passes import need_tape
 from pytorch_grad_cam_pcasvm.path.record import Path
 from pytorch_grad_cam_pcasvm.rules import cotangents, registry
 from pytorch_grad_cam_pcasvm.rules.cotangents import player_rows, through_products
@@ -322,13 +323,11 @@ def test_autograd_has_no_secants_but_products():
         expected = other.pullback([seeds], 0).times(other.activations[0], dims)
         assert relative(passed.pullback([seeds], 0).times(passed.activations[0], dims), expected) < 1e-12
     base = other.run_from({0: 0 * other.activations[0]})
-    for refused in (passed.run_from, passed.rerun):
-        with pytest.raises(NoClosedFormError, match="needs the closed form"):
-            refused({0: x})
-    with pytest.raises(NoClosedFormError, match="needs the closed form"):
+    with pytest.raises(NoClosedFormError, match="an autograd path has no secants: this method needs the closed form"):
         passed.pullback([seeds], 0, base)
-    with pytest.raises(NoClosedFormError, match="needs the closed form"):
-        passed.affine(0)
+    with pytest.raises(NoClosedFormError, match="an autograd path has no players: this method needs the closed form"):
+        need_tape(passed, "players")
+    assert need_tape(other, "players").whole is other
 
 
 @pytest.mark.parametrize("active", [1.0, 0.5])

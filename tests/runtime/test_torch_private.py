@@ -71,6 +71,8 @@ def test_trees_are_lists_tuples_dicts_and_named_tuples_and_none_is_a_leaf():
     assert private.tree_unflatten(leaves, spec) == tree
     assert private.tree_map(str, tree) == {"a": ["1", ("2", "None")], "b": ("3", "four")}
     assert private.tree_map_only(int, lambda n: -n, tree) == {"a": [-1, (-2, None)], "b": (-3, "four")}
+    x, y = torch.ones(2), torch.zeros(3)
+    assert [id(one) for one in private.tree_tensors({"a": [x, 1], "b": (None, y)})] == [id(x), id(y)]
     assert [private.tree_is_leaf(some) for some in (1, None, torch.ones(2), [], {}, ())] == [True] * 3 + [False] * 3
 
 

@@ -19,7 +19,7 @@ SLOW = {
     "studio/export/": [pytest.mark.slow, pytest.mark.optional],
     "studio/figures/": [pytest.mark.slow],
     "head/enumerated.py: runs outside": [pytest.mark.slow],
-    "network/features.py: does not run": [pytest.mark.slow],
+    "network/messages.py: does not run": [pytest.mark.slow],
     "maps/recombination.py: maps of": [pytest.mark.slow],
     "maps/signed_maps.py": [pytest.mark.slow],
 }

@@ -43,8 +43,7 @@ def recombined_at(place: Any) -> SignedMaps:
 
 
 BACKWARD, FOREIGN, PATH, RECORDER, VALUES = (
-    f"{name}.py: "
-    for name in ("calculus/backward", "calculus/foreign", "path/record", "tape/recorder", "tape/alias_tracker")
+    f"{name}.py: " for name in ("path/backward", "path/foreign", "path/record", "tape/recorder", "tape/alias_tracker")
 )
 
 
@@ -564,23 +563,23 @@ ROWS = [
     Row(PATH + "the network cannot be run from the baseline", contributions(fails_at_zero),
         "cannot be run from the baseline of 'stem' (nothing to see)", {
         "choose another baseline": another_baseline(fails_at_zero)}),
-    *(Row(PATH + "is another function at the baseline", contributions(step), message,
+    *(Row("path/passes.py: is another function at the baseline", contributions(step), message,
             {"choose another baseline": another_baseline(step),
                 LATER: partial(stepped, step, ContributionCAM, "later", baseline="zero"),
                 BY_GRADIENT: partial(stepped, step)}) for step, message
         in ((lambda x: x.exp() if x.any() else 2 * x.exp(), "is another function at the baseline"),
             (lambda x: x.exp() if x.any() else x.log(), "does not return finite numbers at the baseline of 'stem'"))),
-    secant("path/record.py: does not return finite numbers", "does not return finite numbers at the baseline of 'stem'",
+    secant("path/passes.py: does not return finite numbers", "does not return finite numbers at the baseline of 'stem'",
         lambda x: x.abs().log(), {
         "choose another baseline": another_baseline(lambda x: x.abs().log()),
         LATER: partial(stepped, lambda x: x.abs().log(), ContributionCAM, "later", baseline="zero"),
         BY_GRADIENT: partial(stepped, lambda x: x.abs().log())}),
-    Row("path/autograd.py: an autograd path has no",
+    Row("path/passes.py: an autograd path has no",
         partial(stepped, torch.tanh, ContributionCAM, jacobian="autograd", baseline="zero"),
         "an autograd path has no secants", {
         "pass jacobian='closed_form'": contributions(torch.tanh),
         BY_GRADIENT: partial(stepped, torch.tanh, jacobian="autograd")}),
-    Row("calculus/relevance.py: has no rule of relevance", partial(stepped, lambda x: x / (1 + x.abs()), RelevanceCAM),
+    Row("path/relevance.py: has no rule of relevance", partial(stepped, lambda x: x / (1 + x.abs()), RelevanceCAM),
         "has no rule of relevance", {
         "use ContributionCAM": contributions(lambda x: x / (1 + x.abs())),
         "LIFTCAM": partial(stepped, lambda x: x / (1 + x.abs()), LIFTCAM),
@@ -670,11 +669,11 @@ ROWS = [
         "a power with both the base and the exponent computed has no secant", lambda x: (1 + x * x) ** x, {
         "write it as torch.exp(": contributions(lambda x: torch.exp(x * torch.log(1 + x * x))),
         BY_GRADIENT: partial(stepped, lambda x: (1 + x * x) ** x)}),
-    Row("calculus/secants.py: has no secant, without which", partial(with_bessel, ContributionCAM, secant=None),
+    Row("path/secants.py: has no secant, without which", partial(with_bessel, ContributionCAM, secant=None),
         "special_i0 has no secant, without which maps do not add up", {
         LATER: partial(with_bessel, ContributionCAM, "later", secant=None),
         "register one": partial(with_bessel, ContributionCAM), BY_GRADIENT: partial(with_bessel, secant=None)}),
-    *(secant("calculus/secants.py: " + message, message, step,
+    *(secant("path/secants.py: " + message, message, step,
             {LATER: partial(stepped, step, ContributionCAM, "later", baseline="zero"),
                 BY_GRADIENT: partial(stepped, step)}) for message, step
         in (("depends on the target layer through a comparison or an index", lambda x: x.gather(1, x.argsort(1)) + 1),
@@ -736,7 +735,7 @@ ROWS = [
                 lambda given: given.module_), (Learner, "Learner", "pass its .model", lambda given: given.model),
             (lambda: torch.tanh, "builtin_function_or_method", "put what it does in the forward of a module",
                 lambda given: Stepped(Step(given)).double().eval()))),
-    Row("network/features.py: name the call whose output is meant", partial(several_calls, "body.1"),
+    Row("network/messages.py: name the call whose output is meant", partial(several_calls, "body.1"),
         "the layer 'body.1' runs 4 times in a forward pass",
         {f"'body.1#{call}'": partial(several_calls, f"body.1#{call}") for call in range(1, 5)}),
     Row("methods/method.py: is not a method itself", partial(maps_of, SVC(), method=ClosedFormCAM),
@@ -831,7 +830,7 @@ ROWS = [
         "figures.plot_volume draws those of volumes", {
         "give one of each image": lambda: of_components().overlay(np.ones((3, 6, 6))),
         "figures.plot_volume": lambda: figures.plot_volume(*of_volumes())}),
-    Row("network/features.py: does not run in a forward pass",
+    Row("network/messages.py: does not run in a forward pass",
         lambda: extract_features(seeded(Unused), [IMAGES], "unused", progress=False),
         "the layer 'unused' does not run in a forward pass", {
         "pass the original network": lambda: extract_features(seeded(Unused), [IMAGES], "step", progress=False)[0],

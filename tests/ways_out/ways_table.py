@@ -14,6 +14,7 @@ from torch import Tensor
 
 import pytorch_grad_cam_pcasvm
 from pytorch_grad_cam_pcasvm import SignedMaps
+from pytorch_grad_cam_pcasvm.network.messages import MESSAGES
 
 PACKAGE = Path(pytorch_grad_cam_pcasvm.__file__).parent
 BY_VALUES = "use ContributionCAM, which needs values alone"
@@ -87,11 +88,11 @@ WITHOUT = {
     "network/loaded.py: has NaN or infinite values, and so": "tests/network/test_loaded.py follows it",
     "head/refusals.py: own interface, which knows no classes": "tests/head/test_boosters.py follows it",
     "head/storage.py: has other values than when it was written": "needs two versions of a library",
-    "calculus/backward.py: {error.reason}": "passes the message of a rule on, each of which has a row",
-    "calculus/backward.py: (advice if self.start is None": "passes a refusal on, with the way out of every path",
+    "path/backward.py: {error.reason}": "passes the message of a rule on, each of which has a row",
+    "path/backward.py: (advice if self.start is None": "passes a refusal on, with the way out of every path",
     "path/record.py: error.reason, *(other": "passes a refusal on, with the way out of every path",
     "tape/python_calls.py: was optimised for inference": "is for single precision, and here all is in double",
-    "calculus/backward.py: there is no gradient of": "as that of autograd.py",
+    "path/backward.py: there is no gradient of": "as that of autograd.py",
     "path/autograd.py: autograd has no gradient of": "is for single precision, and here all is in double",
     "network/features.py: flex_attention compiles itself": "scaled_dot_product_attention is in many tests",
     "tape/tape.py: half precision is too coarse": "no step is known here that fails in single precision",
@@ -139,8 +140,9 @@ def nodes() -> list[tuple[Path, ast.AST]]:
 
 @cache
 def calls() -> list[Call]:
-    """Return every call in the package that makes an error or a warning, with its source on one line."""
-    collected = []
+    """Return every call in the package that makes an error or a warning, and every message of the table of messages."""
+    told = MESSAGES.values()
+    collected = [Call("network/messages.py", 0, words, ADVICE.search(words) is not None) for words in told]
     for path, node in nodes():
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name | ast.Attribute) and path.name != "errors.py":
             name = node.func.id if isinstance(node.func, ast.Name) else node.func.attr
@@ -154,11 +156,11 @@ def calls() -> list[Call]:
 
 # Messages that docs/troubleshooting.md explains: each is quoted there.
 ON_PAGE = [
-    "calculus/backward.py: closed-form rule",
+    "path/backward.py: closed-form rule",
     "head/fit_checks.py: all training features are alike",
     "head/fit_checks.py: was fitted on one class only",
     "head/refusals.py: which it has in scikit-learn",
-    "network/features.py: does not run in a forward pass",
+    "network/messages.py: does not run in a forward pass",
     "path/record.py: does not lead to",
     "studio/data/mask_search.py: by name, but",
     "tape/alias_tracker.py: another thread computes on the path",

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pytorch_grad_cam_pcasvm.calculus.foreign import misfit, verify
-from pytorch_grad_cam_pcasvm.calculus.secants import PathStart, through_secant
+from pytorch_grad_cam_pcasvm.path.foreign import misfit, verify
+from pytorch_grad_cam_pcasvm.path.secants import PathStart, through_secant
 from pytorch_grad_cam_pcasvm.rules.cotangents import Cotangent, Part, Shared, added, cotangent
 from pytorch_grad_cam_pcasvm.runtime.errors import Fix, NoClosedFormError
 from pytorch_grad_cam_pcasvm.tape.step import Ref, Step, TokenRange, operation, values_in
@@ -153,7 +153,7 @@ class TapePullback(Pullback):
 
     def token_sums(self, dim: int, start: int, length: int) -> Tensor:
         """Return the sum over some tokens, with one in their place, shape (K, ...)."""
-        inside, places = self._region({self.root: (dim,)}, linear=True)
+        inside, axes = self._region({self.root: (dim,)}, linear=True)
         self._walk_to(inside)
         sums: dict[int, Tensor] = {}
 
@@ -161,17 +161,17 @@ class TapePullback(Pullback):
             sums[index] = sums[index] + grad if index in sums else grad
 
         for index, parts in self.cotangents.items():
-            (place,) = places[index]
+            (own,) = axes[index]
             for part in parts:
-                if part.reaches(place, start, length):
-                    take(index, part.narrow(place, start, length).sum([place]))
+                if part.reaches(own, start, length):
+                    take(index, part.narrow(own, start, length).sum([own]))
         for step in reversed(inside):
             outputs = [None if output is None else sums.pop(output, None) for output in step.outputs]
             if any(output is not None for output in outputs):
-                (place,) = places[next(output for output in step.outputs if output in places)]
-                dims = self._tokens(step, place)
+                (own,) = axes[next(output for output in step.outputs if output in axes)]
+                dims = self._tokens(step, own)
                 assert dims is not None  # or it would not be inside
-                tokens = TokenRange(dims, place, 0, 1)
+                tokens = TokenRange(dims, own, 0, 1)
                 for index, part in self._pair_cotangents(step, self._pull_arguments(step, outputs, tokens), tokens):
                     assert isinstance(part, Part)
                     take(index, part.inner.dense())
@@ -182,48 +182,48 @@ class TapePullback(Pullback):
     def contributions(self, change: Tensor, dims: tuple[int, int]) -> Tensor:
         """Return the secants times the change, summed over all but images and tokens, shape (K, N, L)."""
         assert self.start is not None
-        inside, places = self._region({self.root: dims})
+        inside, axes = self._region({self.root: dims})
         self._walk_to(inside)
         total = self.like.new_zeros(self.count, *(self.value.shape[dim] for dim in dims))
         for index, parts in self.cotangents.items():
             change = self.tape.values[index] - self.start.values[index]
             for part in parts:
-                total = total + part.along(change, *places[index])
+                total = total + part.along(change, *axes[index])
         return total
 
     def _region(
-        self, places: dict[int, tuple[int, ...]], *, linear: bool = False
+        self, axes: dict[int, tuple[int, ...]], *, linear: bool = False
     ) -> tuple[list[Step], dict[int, tuple[int, ...]]]:
         """Return the steps around the root that treat every token separately, and where their values have them.
 
         Args:
-            places: dimensions of the root, which are followed.
+            axes: dimensions of the root, which are followed.
             linear: only those that are linear, and the same for all tokens.
         """
         inside = []
         for step in self.steps:
             inputs = [index for index in step.inputs if index in self.smooth]
-            if step.rule is None or any(index not in places for index in inputs):
+            if step.rule is None or any(index not in axes for index in inputs):
                 continue
             if not any(index in step.inputs for index in step.outputs):
                 followed = [
-                    self._followed(step, {index: places[index][number] for index in inputs}, linear)
-                    for number in range(len(places[self.root]))
+                    self._followed(step, {index: axes[index][number] for index in inputs}, linear)
+                    for number in range(len(axes[self.root]))
                 ]
                 if None not in followed:
                     dims = tuple(dim for dim in followed if dim is not None)
-                    places.update({output: dims for output in step.outputs if output is not None})
+                    axes.update({output: dims for output in step.outputs if output is not None})
                     inside.append(step)
-        return inside, places
+        return inside, axes
 
-    def _followed(self, step: Step, places: dict[int, int], linear: bool) -> int | None:
+    def _followed(self, step: Step, axes: dict[int, int], linear: bool) -> int | None:
         """Return the dimension of a step's outputs that is the given one of each of its inputs."""
         assert step.rule is not None
-        on_path = [isinstance(item, Ref) and item.index in places for item in step.arguments]
+        on_path = [isinstance(item, Ref) and item.index in axes for item in step.arguments]
         for dim in range(self.tape.recorded(step).y.dim()):
             dims = self._tokens(step, dim)
             if dims is not None and all(
-                own == places[item.index] for item, own, on in zip(step.arguments, dims, on_path, strict=True) if on
+                own == axes[item.index] for item, own, on in zip(step.arguments, dims, on_path, strict=True) if on
             ):
                 return dim if not linear or step.rule.same_for_all(dims, on_path) else None
         return None

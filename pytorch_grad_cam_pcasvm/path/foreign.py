@@ -104,10 +104,10 @@ def _verify_tokens(
             one.select(dim + 1, token).copy_(grad.select(dim + 1, token))
             pulled = rule.pulled(here, one, base)
             parts = pulled if isinstance(pulled, tuple) and not step.is_layer else (pulled,)
-            places = (dims or [])[len(step.arguments) - len(step.operands) :]
-            for argument, part, place in zip(step.operands, parts, places, strict=False):
+            own_dims = (dims or [])[len(step.arguments) - len(step.operands) :]
+            for argument, part, own_dim in zip(step.operands, parts, own_dims, strict=False):
                 for _, own in _pairs((argument,), (part,), path):
-                    if own is not None and place is not None and _reaches_others(own, place, token):
+                    if own is not None and own_dim is not None and _reaches_others(own, own_dim, token):
                         name = step.name
                         raise NoClosedFormError(
                             f"{name} is registered as elementwise, but its rule mixes positions"

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn import functional as F  # noqa: N812 - torch's own habit
 
-from pytorch_grad_cam_pcasvm.calculus.dual_numbers import DualNumbers, _layer_norm
+from pytorch_grad_cam_pcasvm.path.dual_numbers import DualNumbers, _layer_norm
 from pytorch_grad_cam_pcasvm.path.record import Path
 from pytorch_grad_cam_pcasvm.runtime.rollback import Rollback
 

@@ -79,8 +79,8 @@ class AffineBeginning:
         rows = []
         for player in range(parts.shape[1 if over == "channels" else 2])[chunk]:
             alone = torch.zeros_like(parts)
-            place = (slice(None), player) if over == "channels" else (slice(None), slice(None), player)
-            alone[place] = parts[place]
+            index = (slice(None), player) if over == "channels" else (slice(None), slice(None), player)
+            alone[index] = parts[index]
             rows.append(self.row(alone.reshape(x.shape)))
         return torch.stack(rows, 1)
 

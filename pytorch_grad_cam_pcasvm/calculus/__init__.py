@@ -1,1 +1,0 @@
-"""Derivatives along a tape: pullbacks, secants, relevance, dual numbers."""
