@@ -1,6 +1,7 @@
 """The head: the fitted estimators behind the features, with their labels, their files and their support vectors."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from os import PathLike
 from typing import Any
 
@@ -209,8 +210,14 @@ class Head(Stack):
             ModuleNotFoundError: skops is needed, and not installed.
         """
         stages, training_set, _ = storage.load(path, trusted)
-        head = cls(stages)
-        head.training_set = training_set
+        return cls.restore(stages, training_set)
+
+    @classmethod
+    def restore(cls, stages: Iterable[Stage], training_set: storage.TrainingSet) -> "Head":
+        """Return a head of what was read from a file."""
+        head, refits = cls(stages), training_set.resamples
+        head.training_set = replace(training_set, resamples=None)
+        head.resamples = refits and [cls(refit) for refit in refits]
         return head
 
     def get_extra_state(self) -> Tensor:

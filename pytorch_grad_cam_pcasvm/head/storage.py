@@ -28,15 +28,17 @@ from pytorch_grad_cam_pcasvm.head.enumerated import Enumerated
 from pytorch_grad_cam_pcasvm.head.stage import Facts, Stage
 from pytorch_grad_cam_pcasvm.runtime.errors import Fix, refuse, warn
 from pytorch_grad_cam_pcasvm.runtime.files import atomically
-from pytorch_grad_cam_pcasvm.runtime.formats import MODEL
+from pytorch_grad_cam_pcasvm.runtime.formats import MODEL, MODEL_RESAMPLED
 
 HEAD_2 = "pytorch_grad_cam_pcasvm head 2"
 HEAD_3 = "pytorch_grad_cam_pcasvm head 3"  # says how pictures are prepared, which earlier versions would not obey
+HEAD_4 = "pytorch_grad_cam_pcasvm head 4"  # has resampled heads
 MAPS_1 = "pytorch_grad_cam_pcasvm maps 1"  # of version 0.2
 
 # Tensors beside those of the stages, which have numbers: earlier versions read heads without them, and they are in no
 # digest of a head, as nothing is computed with them.
 _EXAMPLES, _PREPARATION, _MEANS, _FACTS, _ESTIMATORS = "examples", "preparation", "activations/", "seen", "estimators"
+_REFITS, _OF_REFIT = "resampled", "resampled/"
 _CHANNEL_MEANS = "means/"  # of files up to version 0.5: the same for all positions
 
 # Arguments that had other names in files of earlier versions.
@@ -149,6 +151,7 @@ class TrainingSet:
             their ``pool``, and of ``fit --normal`` the ``normal`` class. None: not known.
         means: of layers, by name: the means over images, in the shape of the layer's output for one image; of images
             of several sizes with one number a channel in the place of all positions. Contributions start near them.
+        resamples: the resampled heads, see :attr:`.Head.resamples`.
 
     Example:
         >>> TrainingSet(means={"layer2": torch.zeros(8, 7, 7)}).means["layer2"].shape
@@ -186,8 +189,54 @@ def save(parts: list[Stage], path: str | PathLike[str], training: TrainingSet, m
     if any(statistics):
         tensors[_FACTS] = _as_tensor(statistics)
     is_new = training.preparation is not None or last.asked_estimators
-    strings = {"format": HEAD_3 if is_new else HEAD_2, "head": head}
-    write(path, tensors, strings if model is None else strings | {"format": MODEL, "model": model})
+    file_format = (HEAD_3 if is_new else HEAD_2) if model is None else MODEL
+    if training.resamples is not None:
+        tensors |= _encode_refits([list(refit.stages) for refit in training.resamples.heads])
+        file_format = HEAD_4 if model is None else MODEL_RESAMPLED
+    strings = {"format": file_format, "head": head}
+    write(path, tensors, strings if model is None else strings | {"model": model})
+
+
+def _encode_refits(refits: Sequence[list[Stage]]) -> dict[str, Tensor]:
+    """Return resampled heads as tensors, in single precision: their spread needs no more digits."""
+    encoded, tensors = [], dict[str, Tensor]()
+    for number, parts in enumerate(refits):
+        own: dict[str, Tensor] = {}
+        encoded.append(_encode(parts, own))
+        if parts[-1].asked_estimators:
+            own[_ESTIMATORS] = torch.frombuffer(bytearray(_as_skops(parts[-1])), dtype=torch.uint8)
+        tensors |= {
+            f"{_OF_REFIT}{number}/{name}": tensor.float() if tensor.is_floating_point() else tensor
+            for name, tensor in own.items()
+        }
+    return tensors | {_REFITS: _as_tensor(encoded)}
+
+
+def _split_refits(tensors: Mapping[str, Tensor]) -> list[tuple[list[Any], dict[str, Tensor]]]:
+    """Return the entries and tensors of resampled heads in a file."""
+    refits = []
+    for number, entries in enumerate(_from_tensor(tensors.get(_REFITS), [])):
+        prefix = f"{_OF_REFIT}{number}/"
+        own = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+        refits.append((
+            entries,
+            {name: tensor.double() if tensor.is_floating_point() else tensor for name, tensor in own.items()},
+        ))
+    return refits
+
+
+def _decode_stages(entries: Any, tensors: Mapping[str, Tensor]) -> tuple[list[Stage], dict[str, Any] | None]:
+    """Return stages by their entries in a file, and the entry of estimators without a gradient behind them, or None."""
+    enumerated = None
+    match entries:
+        case [*_, {"part": "Enumerated"}]:
+            enumerated = entries.pop()
+    parts = [_decode(part, tensors) for part in entries]
+    if not all(isinstance(part, Stage) for part in parts):
+        raise ValueError("its parts are not stages")
+    if enumerated is not None and (_ESTIMATORS not in tensors or not isinstance(enumerated.get("n_inputs"), int)):
+        raise ValueError("it has no estimators")
+    return parts, enumerated
 
 
 def _as_tensor(value: Any) -> Tensor:
@@ -226,15 +275,11 @@ def load(
         ValueError: the file is damaged.
     """
     _refuse_pickles(Path(path))
-    metadata, tensors = read(path, writer, [MODEL, HEAD_2, HEAD_3])
+    metadata, tensors = read(path, writer, [MODEL, MODEL_RESAMPLED, HEAD_2, HEAD_3, HEAD_4])
     try:
-        entries, enumerated = json.loads(metadata["head"]), None
-        match entries:
-            case [*_, {"part": "Enumerated"}]:
-                enumerated = entries.pop()
-        parts = [_decode(part, tensors) for part in entries]
-        if not all(isinstance(part, Stage) for part in parts):
-            raise ValueError("its parts are not stages")
+        parts, enumerated = _decode_stages(json.loads(metadata["head"]), tensors)
+        heads = [(parts, enumerated, tensors)]
+        heads += [(*_decode_stages(entries, own), own) for entries, own in _split_refits(tensors)]
         listed = _from_tensor(tensors.get(_EXAMPLES), [])
         training = TrainingSet(
             {int(row): Example(str(name), base64.b64decode(picture)) for row, name, picture in listed},
@@ -245,8 +290,6 @@ def load(
             stage.facts = Facts.from_numbers(numbers)
         if not isinstance(training.preparation, dict | None):
             raise ValueError("its preparation is no mapping")
-        if enumerated is not None and (_ESTIMATORS not in tensors or not isinstance(enumerated.get("n_inputs"), int)):
-            raise ValueError("it has no estimators")
     except (ValueError, TypeError, KeyError, AttributeError, IndexError, RecursionError) as error:
         raise ValueError(f"{path} is damaged, or no valid head: {error}; write it again with {writer}") from error
     left_out = [name.removeprefix(_CHANNEL_MEANS) for name in tensors if name.startswith(_CHANNEL_MEANS)]
@@ -257,8 +300,10 @@ def load(
             "mean. Fit the model again, or pass mean=mean_activations(net, loader, layer)",
             UserWarning,
         )
-    if enumerated is not None:
-        parts.append(_enumerated(tensors[_ESTIMATORS], trusted, **enumerated))
+    for stages_, decision, own in heads:
+        if decision is not None:
+            stages_.append(_enumerated(own[_ESTIMATORS], trusted, **decision))
+    training.resamples = [refit for refit, _, _ in heads[1:]] or None
     return parts, training, metadata.get("model")
 
 

@@ -70,3 +70,4 @@ def _is_any(value: Any, kinds: tuple[type, ...]) -> bool:
 
 MODEL = "pytorch_grad_cam_pcasvm model 1"  # a head with its backbone's name, see model/description.py
 MODEL_RESAMPLED = "pytorch_grad_cam_pcasvm model 2"  # and with resampled heads, which earlier versions do not know
+MODEL_RESAMPLED = "pytorch_grad_cam_pcasvm model 2"  # and with resampled heads, which earlier versions do not know

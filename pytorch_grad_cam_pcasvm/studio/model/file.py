@@ -76,8 +76,8 @@ def load_model(
     try:
         described = Description.from_json(written)
         pool, stored = parse_pool(described.pool), read_preparation(training.preparation)
-        head = Head(stages)
-        head.training_set = training
+        head = Head.restore(stages, training)
+        training = head.training_set
         labels = [] if head.classes_ is None else head.classes_.tolist()
         if labels != described.classes:
             raise ValueError(f"its classes are {described.classes!r:.40}, but those of the head {labels!r:.40}")
