@@ -44,7 +44,8 @@ def resample_heads(
         ValueError: there are fewer than 8 photos, or groups, of a class, or their numbers differ; or ``n`` is below 2.
 
     Example:
-        >>> refits = resample_heads(pipeline, features, labels, n=2)
+        >>> rows, of_rows = np.tile(features, (3, 1)), np.tile(labels, 3)  # there are 4 photos of each class
+        >>> refits = resample_heads(pipeline, rows, of_rows, n=2)
         >>> [refit.n_features for refit in refits]
         [8, 8]
     """

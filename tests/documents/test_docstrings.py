@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import sklearn.base
 import torch
+from sklearn.base import clone
 from sklearn.decomposition import PCA, KernelPCA
 from sklearn.feature_selection import VarianceThreshold
 from sklearn.kernel_approximation import RBFSampler
@@ -65,7 +66,7 @@ def given(tmp_path_factory):
     estimators += (GaussianMixture, DecisionTreeClassifier, MyScaler, NearestNeighbors, VarianceThreshold)
     return THINGS | {kind.__name__: kind for kind in estimators} | {
         "atlas": atlas, "evaluation": evaluation, "export": export, "make_pipeline": make_pipeline,
-        "np": np, "torch": torch, "warnings": warnings,
+        "clone": clone, "np": np, "torch": torch, "warnings": warnings,
         "backbone": backbone, "cam": cam, "dataset": dataset, "features": features, "images": x[:2],
         "labels": animals, "loader": [(x[:6], animals[:6]), (x[6:], animals[6:])], "maps": cam.explain(x[:2]),
         "net": net, "net_of_volumes": pooled.eval(), "pipeline": pipeline, "training_images": x,
