@@ -12,6 +12,7 @@ from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.head import Head
 from pytorch_grad_cam_pcasvm.head.decisions import Ensemble, KernelSVM
+from pytorch_grad_cam_pcasvm.head.stack import HeadTrace
 from pytorch_grad_cam_pcasvm.head.stage import USUAL, Sampling
 from pytorch_grad_cam_pcasvm.head.stages import Chain
 from pytorch_grad_cam_pcasvm.head.vote import Vote
@@ -265,7 +266,8 @@ class _LentBoundary(Boundary):
 
     def __init__(self, lender: Boundary, head: Head) -> None:
         self.head, self._lender = head, lender
-        self.start = HeadRun(head, head(lender.start.features))
+        # Of the start only the features are asked: maps are moved by them.
+        self.start = HeadRun(head, HeadTrace([lender.start.features], []))
         self.components_apart = lender.components_apart
 
     def at(self, names: Sequence[Any], boundary_index: Tensor | None) -> HeadRun:
