@@ -285,6 +285,11 @@ def mistaken(started):
     }
 
 
+def resampled(started):
+    """Return what the page of methods is given: twice the images, as bootstrap samples need eight of each class."""
+    return {"features": np.tile(started["features"], (2, 1)), "labels": np.tile(started["labels"], 2)}
+
+
 def exported(started):
     """Return what the page of exporting is given: a photo, and files in the place of onnxruntime-web's."""
     Image.fromarray(np.zeros((30, 40, 3), np.uint8)).save(started["folder"] / "photo.jpg")
@@ -310,6 +315,7 @@ def test_the_snippets_of_a_page_run(page, started, estimators, rules, monkeypatc
     monkeypatch.setattr(torchvision.models, "resnet18", lambda weights: started["backbone"])
     monkeypatch.setattr(torchvision.models, "vit_b_16", lambda weights: VisionTransformer(64, 16, 12, 2, 16, 16))
     given = {"docs/evaluating.md": small, "docs/mistake.md": lambda: mistaken(started)}
+    given |= {"docs/methods.md": lambda: resampled(started)}
     given |= {"docs/export.md": lambda: exported(started), "docs/how-to/onnx.md": small}
     names = (
         dict(started) if page == START else run(page, {} if page == "README.md" else started | given.get(page, dict)())
