@@ -26,11 +26,11 @@ if TYPE_CHECKING:
         RelevanceCAM,
         ShapCAM,
     )
+    from pytorch_grad_cam_pcasvm.methods.baseline import BaselineCAM
     from pytorch_grad_cam_pcasvm.methods.grad_cam_protocol import ClosedFormCAM, ComponentSums
     from pytorch_grad_cam_pcasvm.methods.many_heads import explain_heads
     from pytorch_grad_cam_pcasvm.methods.perturbation import PerturbationCAM
     from pytorch_grad_cam_pcasvm.methods.smoothing import smoothed
-    from pytorch_grad_cam_pcasvm.methods.starts import BaselineCAM
     from pytorch_grad_cam_pcasvm.methods.warn_once import are_unlike_training
     from pytorch_grad_cam_pcasvm.network.auto_layers import find_last_blocks
     from pytorch_grad_cam_pcasvm.network.extraction import extract_features, mean_activations
@@ -80,7 +80,7 @@ _NAMES = {
     "methods.perturbation": "PerturbationCAM",
     "methods.many_heads": "explain_heads",
     "methods.smoothing": "smoothed",
-    "methods.starts": "BaselineCAM",
+    "methods.baseline": "BaselineCAM",
     "studio.model.file": "load_model",
     "studio.model.fitting": "fit_model",
     "studio.model.teaching": "choose_patches",

@@ -85,10 +85,10 @@ TESTS = {
         "recombination methods anomalies token_backward boundary figures mistake off_jump enumerated dense"
     ),
     "methods/method.py": "maps method",
-    "targets/boundary_head.py": "boundary off_jump enumerated dense",
+    "starts/boundary_head.py": "boundary off_jump enumerated dense",
     "maps/results.py": "multiscale boundary maps",
-    "methods/boundary_path.py": "boundary_path boundary off_jump enumerated enumerated_networks",
-    "methods/run.py": "maps methods method contributions token_backward boundary tiles",
+    "starts/boundary_path.py": "boundary_path boundary off_jump enumerated enumerated_networks",
+    "starts/run.py": "maps methods method contributions token_backward boundary tiles",
     "methods/gradient.py": "methods maps",
     "methods/contributions.py": (
         "contributions baselines methods multiscale token_backward enumerated enumerated_networks branches boundary"
@@ -123,7 +123,7 @@ ONLY = {
     },
     "head/stack.py": {"pullback"},
     "methods/method.py": {"_compute_jacobian"},
-    "methods/run.py": {"gradients", "sums", "products", "contributions", "relevance", "_sum_images"},
+    "starts/run.py": {"gradients", "sums", "products", "contributions", "relevance", "_sum_images"},
     "network/tiles.py": {"merge", "pull_merge", "forward", "_cut_blocks"},
     "path/blocks.py": {"pullback", "run_from", "averages", "_list_seeing"},
     "maps/signed_maps.py": {"_part", "positive", "negative"},
@@ -179,16 +179,16 @@ FASTER = {
     "methods/perturbation.py Players.__init__": ("grid is None",),
     "methods/perturbation.py Players.at_once": ("8 *", "max(self", "self._position is None"),
     # What is not kept is made again; of a head that is another one, numbers are others, too.
-    "targets/boundary_head.py Boundary.holds_for": (
+    "starts/boundary_head.py Boundary.holds_for": (
         *("head is", "start is", "len(tensors)", "_hooks", "_forward_pre_hooks", "tensor is", "count_writes"),
     ),
-    "targets/boundary_head.py Boundary.at": ("len(self._runs)",),
-    "targets/boundary_head.py Boundary._in_reach": ("point - self.", "len(way)", "float(", "facts.spread **"),
-    "targets/boundary_head.py Boundary._search": ("head is", "start.unsqueeze"),
-    "targets/boundary_head.py _Search.__init__": ("max(1", "_BYTES //"),
+    "starts/boundary_head.py Boundary.at": ("len(self._runs)",),
+    "starts/boundary_head.py Boundary._in_reach": ("point - self.", "len(way)", "float(", "facts.spread **"),
+    "starts/boundary_head.py Boundary._search": ("head is", "start.unsqueeze"),
+    "starts/boundary_head.py _Search.__init__": ("max(1", "_BYTES //"),
     # On the CPU nothing is copied to it.
-    "targets/boundary_head.py on_cpu": ("device.type", "_hooks", "isinstance(value", "for value in shared} |"),
-    "targets/boundary_head.py on_cpu.copied": ("is_floating_point",),
+    "starts/boundary_head.py on_cpu": ("device.type", "_hooks", "isinstance(value", "for value in shared} |"),
+    "starts/boundary_head.py on_cpu.copied": ("is_floating_point",),
     # Sizes of terms, of which a tolerance is a part that is far above what rounding loses.
     "targets/dense.py _differentiate_whole": ("values.abs()", "term.abs()"),
     "targets/rows.py _at_start": ("values.abs()", "rises.abs()"),
@@ -220,7 +220,7 @@ FASTER = {
     ),
     "rules/rule.py Rule.find_tokens": ("x.numel()",),
     "rules/rule.py Rule.same_for_all": ("without on", "without dim is None", "self.secant", "self.needs"),
-    "methods/boundary_path.py _solved": (
+    "starts/boundary_path.py _solved": (
         *(
             "damping",
             "nothing",
@@ -233,8 +233,8 @@ FASTER = {
         ),
         *("torch.maximum(tolerance", "torch.maximum(distance"),
     ),
-    "methods/boundary_path.py _solved.measure": ("slopes * x", "terms * scale"),
-    "methods/boundary_path.py _measure_terms": ("grad.flatten", "torch.stack(terms)"),
+    "starts/boundary_path.py _solved.measure": ("slopes * x", "terms * scale"),
+    "starts/boundary_path.py _measure_terms": ("grad.flatten", "torch.stack(terms)"),
     "rules/cotangents.py Cotangent.__init__": ("without size and (not grad.stride(dim + 1))",),
     "rules/cotangents.py Cotangent.times": (
         "without dim in self.same",
@@ -270,7 +270,7 @@ EQUIVALENT: dict[str, str] = {
     "targets/dense.py _average_positions: remainder * share -> remainder": (
         "what Shapley values leave out is rounding"
     ),
-    "methods/run.py Run.products: without not layout.has_channels_first": (
+    "starts/run.py Run.products: without not layout.has_channels_first": (
         "is for transformers on tiles, whose tests are optional"
     ),
     "maps/results.py warn_of_blanks: without hidden": "a hint in a message",
@@ -487,25 +487,25 @@ EQUIVALENT: dict[str, str] = {
     "methods/perturbation.py ClosedFormScoreCAM.compute: -count -> count": BAR,
     "methods/perturbation.py ClosedFormScoreCAM.compute: steps > 20 -> not steps > 20": BAR,
     "methods/perturbation.py ClosedFormScoreCAM.compute: steps > 20 -> steps >= 20": BAR,
-    "targets/boundary_head.py _Search._bisect: ends[low] * ends[high] > 0 -> ends[low] * ends[high] >= 0": (
+    "starts/boundary_head.py _Search._bisect: ends[low] * ends[high] > 0 -> ends[low] * ends[high] >= 0": (
         "an end at which it is 0 is the zero"
     ),
-    "targets/boundary_head.py _Search._in_rounding: 1 - lengths -> -lengths": BOUND,
-    "targets/boundary_head.py _Search._in_rounding: (self._evaluate_rows(x + lengths.unsqueeze(1) * step) - expe "
+    "starts/boundary_head.py _Search._in_rounding: 1 - lengths -> -lengths": BOUND,
+    "starts/boundary_head.py _Search._in_rounding: (self._evaluate_rows(x + lengths.unsqueeze(1) * step) - expe "
     "... s() <= expected.abs() / 2 -> (self._evaluate_rows(x + lengths.unsqueeze(1) * step) - expe "
     "... bs() < expected.abs() / 2": BOUND,
     "targets/catalogue.py _decision_meaning: without len(head.classes_) == 2": "of more, no two margins are opposite",
-    "targets/boundary_head.py _Search.find_nearest: without value": "its zero is the start, but for rounding",
-    "targets/boundary_head.py _Search.find_nearest: self._evaluate_rows(candidates) * value < 0 -> "
+    "starts/boundary_head.py _Search.find_nearest: without value": "its zero is the start, but for rounding",
+    "starts/boundary_head.py _Search.find_nearest: self._evaluate_rows(candidates) * value < 0 -> "
     "self._evaluate_rows(candidates) * value <= 0": "a sample whose value is exactly 0 is a crossing itself",
     **{
-        f"targets/boundary_head.py _Search.find_nearest: start + ways[{which}] -> {instead}": "any ways beside it do"
+        f"starts/boundary_head.py _Search.find_nearest: start + ways[{which}] -> {instead}": "any ways beside it do"
         for which in ("0", "1:")
         for instead in (f"start - ways[{which}]", f"ways[{which}]")
     },
-    "methods/boundary_path.py leave_jump: without run.head.enumerated is None": "what has a gradient has no jumps",
-    "methods/boundary_path.py leave_jump: without is_traced()": TRACED,
-    "methods/boundary_path.py leave_jump: output.head_trace.values[0].mean(0) -> "
+    "starts/boundary_path.py leave_jump: without run.head.enumerated is None": "what has a gradient has no jumps",
+    "starts/boundary_path.py leave_jump: without is_traced()": TRACED,
+    "starts/boundary_path.py leave_jump: output.head_trace.values[0].mean(0) -> "
     "output.head_trace.values[0].sum(0)": "the mean is one row",
     "methods/contributions.py ContributionCAM.compute: without can_sync(maps)": UNSEEN,
     "methods/contributions.py LIFTCAM.compute: without can_sync(weights)": UNSEEN,
@@ -526,10 +526,10 @@ EQUIVALENT: dict[str, str] = {
         f"... work.buffers())}} - {{None}} -> {instead}": TRACED
         for instead in ("{identify_memory(tensor) for tensor in (*network.parameters(), *network.buffers())}",)
     },
-    "methods/boundary_path.py PathBoundary._reused: (values - former.goal).norm() <= former.nothing -> "
+    "starts/boundary_path.py PathBoundary._reused: (values - former.goal).norm() <= former.nothing -> "
     "(values - former.goal).norm() < former.nothing": BOUND,
-    "methods/boundary_path.py PathBoundary._reused: key in self._kept -> not key in self._kept": TRACED,
-    "methods/boundary_path.py PathBoundary._by_components: output.head_trace.values[0].detach().mean(0) -> "
+    "starts/boundary_path.py PathBoundary._reused: key in self._kept -> not key in self._kept": TRACED,
+    "starts/boundary_path.py PathBoundary._by_components: output.head_trace.values[0].detach().mean(0) -> "
     "output.head_trace.values[0].detach().sum(0)": "the mean is one row",
     "methods/perturbation.py _masks: span > 0 -> span >= 0": FLAT,
     "methods/perturbation.py _masks: span > 0 -> span >= 0 #2": FLAT,

@@ -120,7 +120,7 @@ def test_the_studio_uses_public_names_but_for_the_exceptions():
 
 
 def test_every_folder_is_of_the_core_or_of_the_studio():
-    core = {"head", "maps", "methods", "network", "path", "rules", "runtime", "tape", "targets"}
+    core = {"head", "maps", "methods", "network", "path", "rules", "runtime", "starts", "tape", "targets"}
     assert {path.parent.name for path in ROOT.glob("*/__init__.py")} == {"studio", "export"} | core
     studio = {"atlas", "cli", "data", "evaluation", "export", "figures", "model", "pictures"}
     assert {path.parent.name for path in ROOT.glob("studio/*/__init__.py")} == studio

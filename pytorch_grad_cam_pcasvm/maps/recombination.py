@@ -14,9 +14,9 @@ from pytorch_grad_cam_pcasvm.maps.results import MethodResult, average_samples, 
 from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
 from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput
 from pytorch_grad_cam_pcasvm.runtime.errors import BaselineWarning, warn
+from pytorch_grad_cam_pcasvm.starts.boundary_head import Boundary
+from pytorch_grad_cam_pcasvm.starts.jumps import find_deviations
 from pytorch_grad_cam_pcasvm.targets import HotellingTarget, PCATarget, ResidualTarget, SVMTarget, Target
-from pytorch_grad_cam_pcasvm.targets.boundary_head import Boundary
-from pytorch_grad_cam_pcasvm.targets.jumps import find_deviations
 from pytorch_grad_cam_pcasvm.targets.output_gradients import OutputGradients, differentiate_targets
 from pytorch_grad_cam_pcasvm.targets.places import list_positions, take_region
 from pytorch_grad_cam_pcasvm.targets.questions import resolve_targets

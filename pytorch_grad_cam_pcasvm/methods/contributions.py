@@ -8,11 +8,11 @@ from torch import Tensor, nn
 
 from pytorch_grad_cam_pcasvm.head.stage import GROUPS, Sampling
 from pytorch_grad_cam_pcasvm.maps.results import WAYS, MethodResult, as_one, shift_baseline, signed_maps
+from pytorch_grad_cam_pcasvm.methods.baseline import BaselineCAM
 from pytorch_grad_cam_pcasvm.methods.gaps import refuse_gap
 from pytorch_grad_cam_pcasvm.methods.grad_cam_protocol import HeadSums
-from pytorch_grad_cam_pcasvm.methods.run import Run
-from pytorch_grad_cam_pcasvm.methods.starts import BaselineCAM
 from pytorch_grad_cam_pcasvm.runtime.device import can_sync
+from pytorch_grad_cam_pcasvm.starts.run import Run
 from pytorch_grad_cam_pcasvm.targets.questions import Questions
 
 

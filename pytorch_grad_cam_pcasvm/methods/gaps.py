@@ -5,10 +5,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pytorch_grad_cam_pcasvm.methods.run import Run, Start
 from pytorch_grad_cam_pcasvm.path.passes import ClosedFormPass
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError
 from pytorch_grad_cam_pcasvm.runtime.torch_private import tree_leaves
+from pytorch_grad_cam_pcasvm.starts.run import Run, Start
 from pytorch_grad_cam_pcasvm.targets.output_gradients import OutputGradients
 
 _LOWER = torch.float16, torch.bfloat16, torch.float32

@@ -18,10 +18,10 @@ from torch.autograd import forward_ad
 
 from pytorch_grad_cam_pcasvm.maps.results import MethodResult, signed_maps
 from pytorch_grad_cam_pcasvm.methods.grad_cam_protocol import ClosedFormCAM, ComponentSums, HeadSums
-from pytorch_grad_cam_pcasvm.methods.run import Run, by_image
 from pytorch_grad_cam_pcasvm.path.dual_numbers import DualNumbers
 from pytorch_grad_cam_pcasvm.rules.cotangents import Cotangent
 from pytorch_grad_cam_pcasvm.runtime.errors import NoClosedFormError
+from pytorch_grad_cam_pcasvm.starts.run import Run, by_image
 from pytorch_grad_cam_pcasvm.targets.questions import Questions
 
 

@@ -6,8 +6,8 @@ from functools import partial
 from typing import Any
 
 from pytorch_grad_cam_pcasvm.maps.results import MethodResult
-from pytorch_grad_cam_pcasvm.methods.run import Asked, Run, Start, StartPlan
 from pytorch_grad_cam_pcasvm.path.passes import Pass
+from pytorch_grad_cam_pcasvm.starts.run import Asked, Run, Start, StartPlan
 from pytorch_grad_cam_pcasvm.targets.output_gradients import join_gradients
 from pytorch_grad_cam_pcasvm.targets.questions import Questions
 

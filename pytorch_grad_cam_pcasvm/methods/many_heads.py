@@ -8,11 +8,11 @@ from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
 from pytorch_grad_cam_pcasvm.methods.grad_cam_protocol import ClosedFormCAM
 from pytorch_grad_cam_pcasvm.methods.heads_run import explain_together
 from pytorch_grad_cam_pcasvm.methods.perturbation import PerturbationCAM
-from pytorch_grad_cam_pcasvm.methods.run import Run
 from pytorch_grad_cam_pcasvm.network.inputs import Inputs, prepare_images
 from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
 from pytorch_grad_cam_pcasvm.runtime.device import is_traced
 from pytorch_grad_cam_pcasvm.runtime.errors import NoProgramError
+from pytorch_grad_cam_pcasvm.starts.run import Run
 from pytorch_grad_cam_pcasvm.targets import Target
 from pytorch_grad_cam_pcasvm.targets.questions import Questions, list_default_targets, list_targets, resolve_targets
 

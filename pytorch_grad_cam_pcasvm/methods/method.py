@@ -22,7 +22,6 @@ from pytorch_grad_cam_pcasvm.methods.check import (
     check_gradient,
     check_sums,
 )
-from pytorch_grad_cam_pcasvm.methods.run import Run, StartPlan, adds_components
 from pytorch_grad_cam_pcasvm.methods.standard_errors import add_errors
 from pytorch_grad_cam_pcasvm.methods.warn_once import WarnOnce, warn_of_blind_tokens
 from pytorch_grad_cam_pcasvm.network.features import flatten
@@ -50,6 +49,7 @@ from pytorch_grad_cam_pcasvm.runtime.device import can_sync, is_traced
 from pytorch_grad_cam_pcasvm.runtime.errors import AutogradFallbackWarning, NoClosedFormError
 from pytorch_grad_cam_pcasvm.runtime.log import log_since, start_clock
 from pytorch_grad_cam_pcasvm.runtime.rollback import set_gradients
+from pytorch_grad_cam_pcasvm.starts.run import Run, StartPlan, adds_components
 from pytorch_grad_cam_pcasvm.tape.recorder import explain_unseen
 from pytorch_grad_cam_pcasvm.targets import Target, every_class, every_component
 from pytorch_grad_cam_pcasvm.targets.questions import Questions, list_default_targets, list_targets, resolve_targets

@@ -10,15 +10,15 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - torch's own habit
 
 from pytorch_grad_cam_pcasvm.maps.results import MethodResult, signed_maps
+from pytorch_grad_cam_pcasvm.methods.baseline import BaselineCAM
 from pytorch_grad_cam_pcasvm.methods.grad_cam_protocol import ClosedFormCAM
-from pytorch_grad_cam_pcasvm.methods.run import Run
-from pytorch_grad_cam_pcasvm.methods.starts import BaselineCAM
 from pytorch_grad_cam_pcasvm.network.inputs import one_input
 from pytorch_grad_cam_pcasvm.network.outputs import HeadRun, OfHead, PlainOutput
 from pytorch_grad_cam_pcasvm.path.passes import need_tape
 from pytorch_grad_cam_pcasvm.runtime.device import kept_on_devices
 from pytorch_grad_cam_pcasvm.runtime.errors import refuse
 from pytorch_grad_cam_pcasvm.runtime.log import progress_bar
+from pytorch_grad_cam_pcasvm.starts.run import Run
 from pytorch_grad_cam_pcasvm.targets import SVMTarget
 from pytorch_grad_cam_pcasvm.targets.questions import Questions
 

@@ -14,8 +14,8 @@ from pytorch_grad_cam_pcasvm.head.resamples import STABLE, Resamples
 from pytorch_grad_cam_pcasvm.maps.results import MethodResult
 from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
 from pytorch_grad_cam_pcasvm.methods.heads_run import explain_together
-from pytorch_grad_cam_pcasvm.methods.run import Run
 from pytorch_grad_cam_pcasvm.runtime.errors import UnstableComponentWarning
+from pytorch_grad_cam_pcasvm.starts.run import Run
 from pytorch_grad_cam_pcasvm.targets import PCATarget
 from pytorch_grad_cam_pcasvm.targets.questions import Question, Questions
 

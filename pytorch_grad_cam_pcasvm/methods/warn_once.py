@@ -9,7 +9,6 @@ from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.head.measures import Measure, as_array
 from pytorch_grad_cam_pcasvm.maps.results import check_finite, warn_of_blanks
-from pytorch_grad_cam_pcasvm.methods.run import Run
 from pytorch_grad_cam_pcasvm.network.auto_layers import norms_before_attention
 from pytorch_grad_cam_pcasvm.network.extraction import find_backbone
 from pytorch_grad_cam_pcasvm.network.outputs import OfHead
@@ -22,6 +21,7 @@ from pytorch_grad_cam_pcasvm.runtime.errors import (
     OutsideTrainingWarning,
     warn,
 )
+from pytorch_grad_cam_pcasvm.starts.run import Run
 from pytorch_grad_cam_pcasvm.targets import ClosedFormTarget
 
 

@@ -39,8 +39,8 @@ from pytorch_grad_cam_pcasvm import (
     recombined,
     smoothed,
 )
-from pytorch_grad_cam_pcasvm.methods import boundary_path
 from pytorch_grad_cam_pcasvm.runtime.errors import BaselineWarning
+from pytorch_grad_cam_pcasvm.starts import boundary_path
 
 torch.manual_seed(0)
 X = torch.randn(4, 3, 16, 24, dtype=torch.float64)

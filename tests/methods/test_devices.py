@@ -27,8 +27,8 @@ from pytorch_grad_cam_pcasvm import (
 )
 from pytorch_grad_cam_pcasvm.runtime import device
 from pytorch_grad_cam_pcasvm.runtime.device import forbid_sync
-from pytorch_grad_cam_pcasvm.targets import boundary_head
-from pytorch_grad_cam_pcasvm.targets.boundary_head import Boundary
+from pytorch_grad_cam_pcasvm.starts import boundary_head
+from pytorch_grad_cam_pcasvm.starts.boundary_head import Boundary
 
 NOT_ON_TILES = ("ShapCAM", "ClosedFormScoreCAM", "ClosedFormAblationCAM", "ClosedFormCAM")
 # Every method on every path, and every head on the shortest: of methods those that ask different things of it.

@@ -18,7 +18,7 @@ from pytorch_grad_cam_pcasvm import (
     methods,
     register_jacobian,
 )
-from pytorch_grad_cam_pcasvm.methods.starts import BaselineCAM
+from pytorch_grad_cam_pcasvm.methods.baseline import BaselineCAM
 from pytorch_grad_cam_pcasvm.path.record import Path
 from pytorch_grad_cam_pcasvm.rules import registry
 from pytorch_grad_cam_pcasvm.rules.rule import Call

@@ -190,7 +190,7 @@ def at_a_place(pool: str) -> SignedMaps:
     return ContributionCAM(net_at(pool).eval(), ["0"], baseline="zero").explain(PICTURES[:2], SVMTarget(at=(1, 1)))
 
 
-RULES, CONTEXT, PROGRAM = "rules/", "methods/run.py: ", "studio/export/graph.py: "
+RULES, CONTEXT, PROGRAM = "rules/", "starts/run.py: ", "studio/export/graph.py: "
 
 
 def bessel(*, secant: Any = "elementwise", rule: Any = None) -> None:

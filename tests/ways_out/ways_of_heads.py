@@ -544,7 +544,7 @@ ROWS = [
         "name the layer that the features came from": partial(crops, "rows"),
         "if it gives 4 crops or patches of each image, (N, 4, 5), pass pool=lambda t: t.mean(1)": partial(crops,
             "pooled")}),
-    Row("targets/boundary_head.py: no decision boundary is within reach", partial(far_from_its_boundary, "neutral"),
+    Row("starts/boundary_head.py: no decision boundary is within reach", partial(far_from_its_boundary, "neutral"),
         "start at the mean instead, baseline='mean'", {"baseline='mean'": partial(far_from_its_boundary, "mean")}),
     Row("targets/target.py: is not linear in the network's scores",
         partial(stepped, nn.Tanh(), ContributionCAM, targets=[OwnTarget()], baseline="zero"),

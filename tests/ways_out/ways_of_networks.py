@@ -771,7 +771,7 @@ ROWS = [
         "ContributionCAM takes several target layers in explain only", {
         "make one ContributionCAM for each layer": partial(several, partial(ContributionCAM, baseline="zero"), one=True,
             call="jacobians")}),
-    Row("methods/starts.py: which the head knows only if", partial(stepped, nn.Tanh(), ContributionCAM, **MEAN),
+    Row("starts/baseline.py: which the head knows only if", partial(stepped, nn.Tanh(), ContributionCAM, **MEAN),
         "baseline='mean' needs the training set's mean at the target layer", {
         "pass mean=mean_activations(": another_baseline(torch.tanh)}),
     Row("network/extraction.py: features, and those of shape", partial(two_sizes, 12, 16),

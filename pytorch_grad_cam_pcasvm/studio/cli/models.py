@@ -10,7 +10,7 @@ from PIL import Image
 import pytorch_grad_cam_pcasvm as package
 from pytorch_grad_cam_pcasvm.head import storage
 from pytorch_grad_cam_pcasvm.head.anomalies import tells_anomalies
-from pytorch_grad_cam_pcasvm.methods.starts import BaselineCAM
+from pytorch_grad_cam_pcasvm.methods.baseline import BaselineCAM
 from pytorch_grad_cam_pcasvm.network.auto_layers import refuse_unmappable
 from pytorch_grad_cam_pcasvm.network.features import FeatureSource
 from pytorch_grad_cam_pcasvm.network.layer_means import BlockMeans

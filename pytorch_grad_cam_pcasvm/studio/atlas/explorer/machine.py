@@ -23,8 +23,8 @@ from pytorch_grad_cam_pcasvm.head.kernels import RBF, Linear, Polynomial, Sigmoi
 from pytorch_grad_cam_pcasvm.head.stage import Stage
 from pytorch_grad_cam_pcasvm.head.stages import Chain
 from pytorch_grad_cam_pcasvm.head.vote import Vote
+from pytorch_grad_cam_pcasvm.starts.boundary_head import Boundary
 from pytorch_grad_cam_pcasvm.targets import SVMTarget
-from pytorch_grad_cam_pcasvm.targets.boundary_head import Boundary
 
 _TYPES = ("float64", "float32", "float16", "int32", "uint16", "uint8")
 

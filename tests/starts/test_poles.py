@@ -27,7 +27,7 @@ from pytorch_grad_cam_pcasvm import (
     mean_activations,
 )
 from pytorch_grad_cam_pcasvm.head import Head
-from pytorch_grad_cam_pcasvm.targets.poles import find_pole
+from pytorch_grad_cam_pcasvm.starts.poles import find_pole
 
 LABELS = np.arange(45) % 3
 CLASSIFIERS = {

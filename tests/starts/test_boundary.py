@@ -36,12 +36,12 @@ from pytorch_grad_cam_pcasvm import (
     recombined,
 )
 from pytorch_grad_cam_pcasvm.maps.results import shared_out
-from pytorch_grad_cam_pcasvm.methods.boundary_path import PathBoundary
 from pytorch_grad_cam_pcasvm.network.outputs import HeadRun
 from pytorch_grad_cam_pcasvm.runtime.device import forbid_sync
 from pytorch_grad_cam_pcasvm.runtime.errors import NoBoundaryError
+from pytorch_grad_cam_pcasvm.starts.boundary_head import Boundary, _Search
+from pytorch_grad_cam_pcasvm.starts.boundary_path import PathBoundary
 from pytorch_grad_cam_pcasvm.targets import output_gradients, rows
-from pytorch_grad_cam_pcasvm.targets.boundary_head import Boundary, _Search
 from pytorch_grad_cam_pcasvm.targets.questions import resolve_image_targets
 
 KNOWN = [head for head in HEADS if head not in ("normalised", "no machine")]

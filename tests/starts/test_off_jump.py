@@ -22,9 +22,9 @@ from pytorch_grad_cam_pcasvm import (
     mean_activations,
     recombined,
 )
-from pytorch_grad_cam_pcasvm.methods.boundary_path import leave_jump
 from pytorch_grad_cam_pcasvm.network.inputs import Inputs
-from pytorch_grad_cam_pcasvm.targets.poles import off_jump
+from pytorch_grad_cam_pcasvm.starts.boundary_path import leave_jump
+from pytorch_grad_cam_pcasvm.starts.poles import off_jump
 
 IMAGES = torch.randn(60, 2, 9, 9, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 LABELS = np.arange(60) % 3

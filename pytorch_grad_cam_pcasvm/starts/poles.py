@@ -13,7 +13,7 @@ from pytorch_grad_cam_pcasvm.head import Head
 from pytorch_grad_cam_pcasvm.head.stages import Scale
 from pytorch_grad_cam_pcasvm.network.outputs import HeadRun
 from pytorch_grad_cam_pcasvm.runtime.errors import Fix, refuse
-from pytorch_grad_cam_pcasvm.targets.jumps import features_at, find_deviations
+from pytorch_grad_cam_pcasvm.starts.jumps import features_at, find_deviations
 from pytorch_grad_cam_pcasvm.targets.target import ClosedFormTarget
 
 MEAN = "the training mean"

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - torch's own habit
 
-from pytorch_grad_cam_pcasvm.methods.run import Run
 from pytorch_grad_cam_pcasvm.network.layer_means import average_positions
 from pytorch_grad_cam_pcasvm.network.tiling import Tiled
 from pytorch_grad_cam_pcasvm.path.passes import ClosedFormPass
 from pytorch_grad_cam_pcasvm.runtime.device import can_sync, is_traced
 from pytorch_grad_cam_pcasvm.runtime.errors import Fix, refuse
+from pytorch_grad_cam_pcasvm.starts.run import Run
 
 
 def find_training_mean(run: Run, layer: int, *, by_numbers: bool) -> Tensor | None:

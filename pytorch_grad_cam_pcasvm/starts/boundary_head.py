@@ -20,15 +20,8 @@ from pytorch_grad_cam_pcasvm.network.outputs import HeadRun
 from pytorch_grad_cam_pcasvm.runtime.device import can_sync, full_precision
 from pytorch_grad_cam_pcasvm.runtime.errors import NoBoundaryError
 from pytorch_grad_cam_pcasvm.runtime.log import LOGGER, log_since, start_clock
-from pytorch_grad_cam_pcasvm.tape.tape import count_writes
-from pytorch_grad_cam_pcasvm.targets import ClosedFormTarget
-from pytorch_grad_cam_pcasvm.targets.jumps import Jumps, features_at, find_deviations
-from pytorch_grad_cam_pcasvm.targets.output_gradients import (
-    OutputGradients,
-    differentiate_targets,
-    join_gradients,
-)
-from pytorch_grad_cam_pcasvm.targets.poles import (
+from pytorch_grad_cam_pcasvm.starts.jumps import Jumps, features_at, find_deviations
+from pytorch_grad_cam_pcasvm.starts.poles import (
     MEAN,
     find_pole,
     is_on_pole,
@@ -36,6 +29,13 @@ from pytorch_grad_cam_pcasvm.targets.poles import (
     name_other_start,
     off_jump,
     refuse_pole,
+)
+from pytorch_grad_cam_pcasvm.tape.tape import count_writes
+from pytorch_grad_cam_pcasvm.targets import ClosedFormTarget
+from pytorch_grad_cam_pcasvm.targets.output_gradients import (
+    OutputGradients,
+    differentiate_targets,
+    join_gradients,
 )
 from pytorch_grad_cam_pcasvm.targets.questions import resolve_targets
 from pytorch_grad_cam_pcasvm.targets.rows import differentiate_starts

@@ -7,18 +7,18 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pytorch_grad_cam_pcasvm.methods.run import Run, Start
 from pytorch_grad_cam_pcasvm.network.inputs import Inputs
 from pytorch_grad_cam_pcasvm.network.outputs import HeadRun
 from pytorch_grad_cam_pcasvm.runtime.device import can_sync, is_traced
 from pytorch_grad_cam_pcasvm.runtime.errors import NoBoundaryError
 from pytorch_grad_cam_pcasvm.runtime.log import log_since, start_clock
 from pytorch_grad_cam_pcasvm.runtime.torch_private import tree_leaves
+from pytorch_grad_cam_pcasvm.starts.boundary_head import Boundary, on_cpu
+from pytorch_grad_cam_pcasvm.starts.poles import find_pole, name_other_start, off_jump
+from pytorch_grad_cam_pcasvm.starts.run import Run, Start
 from pytorch_grad_cam_pcasvm.tape.tape import count_writes, identify_memory
 from pytorch_grad_cam_pcasvm.targets import every_component
-from pytorch_grad_cam_pcasvm.targets.boundary_head import Boundary, on_cpu
 from pytorch_grad_cam_pcasvm.targets.output_gradients import OutputGradients, differentiate_targets
-from pytorch_grad_cam_pcasvm.targets.poles import find_pole, name_other_start, off_jump
 
 _STEPS = 40  # of Newton's at most
 

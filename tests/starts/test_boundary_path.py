@@ -11,11 +11,11 @@ from sklearn.svm import SVC
 from torch import nn
 
 from pytorch_grad_cam_pcasvm import ContributionCAM, PCASVMNet, PCATarget, SVMTarget
-from pytorch_grad_cam_pcasvm.methods import boundary_path
-from pytorch_grad_cam_pcasvm.methods.boundary_path import PathBoundary, _solved, leave_jump
 from pytorch_grad_cam_pcasvm.runtime.device import forbid_sync
 from pytorch_grad_cam_pcasvm.runtime.errors import NoBoundaryError
-from pytorch_grad_cam_pcasvm.targets.boundary_head import Boundary
+from pytorch_grad_cam_pcasvm.starts import boundary_path
+from pytorch_grad_cam_pcasvm.starts.boundary_head import Boundary
+from pytorch_grad_cam_pcasvm.starts.boundary_path import PathBoundary, _solved, leave_jump
 
 HALVES = np.arange(40) % 2
 COMPONENTS = (PCATarget(0), PCATarget(1), PCATarget(2))

@@ -22,8 +22,8 @@ from pytorch_grad_cam_pcasvm.rules.cotangents import Cotangent
 from pytorch_grad_cam_pcasvm.runtime.device import full_precision, is_traced
 from pytorch_grad_cam_pcasvm.runtime.errors import Fix, refuse
 from pytorch_grad_cam_pcasvm.runtime.torch_private import tree_leaves
+from pytorch_grad_cam_pcasvm.starts.boundary_head import Boundary
 from pytorch_grad_cam_pcasvm.targets import PCATarget
-from pytorch_grad_cam_pcasvm.targets.boundary_head import Boundary
 from pytorch_grad_cam_pcasvm.targets.output_gradients import OutputGradients, differentiate_targets
 from pytorch_grad_cam_pcasvm.targets.questions import Questions
 
