@@ -3,7 +3,7 @@
     python benchmarks/how_sure.py
 
 Weights are random: time does not depend on them. The head is StandardScaler, PCA(16) and an RBF SVM on 300 photos of
-two classes. Each round measures both, in turn; the table has the ratio of the medians, and the seconds of thirty refits.
+two classes. Each round measures both, in turn; the table has the ratio of the medians, and those of 30 refits.
 """
 
 import argparse

@@ -85,11 +85,14 @@ TESTS = {
         "recombination methods anomalies token_backward boundary figures mistake off_jump enumerated dense"
     ),
     "methods/method.py": "maps method",
-    "starts/boundary_head.py": "boundary off_jump enumerated dense",
+    "starts/boundary_head.py": "boundary off_jump poles enumerated dense",
     "maps/results.py": "multiscale boundary maps",
-    "starts/boundary_path.py": "boundary_path boundary off_jump enumerated enumerated_networks",
+    "starts/boundary_path.py": "boundary_path boundary off_jump poles enumerated enumerated_networks",
     "starts/run.py": "maps methods method contributions token_backward boundary tiles",
     "methods/gradient.py": "methods maps",
+    "methods/heads_run.py": "many_heads",
+    "methods/standard_errors.py": "many_heads",
+    "head/resamples.py": "many_heads resampling",
     "methods/contributions.py": (
         "contributions baselines methods multiscale token_backward enumerated enumerated_networks branches boundary"
     ),
@@ -110,6 +113,7 @@ TESTS = {
 }
 # Of some files only these functions are mathematics.
 ONLY = {
+    "methods/standard_errors.py": {"add_errors", "_ask_refit", "_list_stability", "_measure_spread"},
     "head/anomalies.py": {"residual"},
     "path/passes.py": {"ClosedFormPass"},
     "tape/step.py": {"is_random", "Step", "values_in", "_map_items"},
@@ -193,6 +197,8 @@ FASTER = {
     "targets/dense.py _differentiate_whole": ("values.abs()", "term.abs()"),
     "targets/rows.py _at_start": ("values.abs()", "rises.abs()"),
     "targets/output_gradients.py plain_gradients": ("values.abs()", "rises.abs()"),
+    # Rules of the package that keep sums have linear secants: only a user's may have another.
+    "path/backward.py TapePullback.sums.keeps": ("step.rule is not None", "without linear"),
     "path/dual_numbers.py _Constants.__torch_function__": ("_AFFINE", "is_grad_enabled"),
     "path/dual_numbers.py _linear": ("without function in", "len(args)"),
     "path/dual_numbers.py _with": ("place + 1",),
@@ -512,9 +518,9 @@ EQUIVALENT: dict[str, str] = {
     "methods/contributions.py LIFTCAM.compute: torch.cat([weights, *left], -1) -> torch.cat([weights], -1)": (
         "what Shapley values leave out is rounding"
     ),
-    "methods/contributions.py ContributionCAM.compute: remainder + seeds.remainder.to(remainder) -> "
-    "remainder - seeds.remainder.to(remainder)": "what Shapley values leave out is rounding",
-    "methods/contributions.py ContributionCAM.compute: remainder + seeds.remainder.to(remainder) -> "
+    "methods/contributions.py ContributionCAM.compute: remainder + secants.remainder.to(remainder) -> "
+    "remainder - secants.remainder.to(remainder)": "what Shapley values leave out is rounding",
+    "methods/contributions.py ContributionCAM.compute: remainder + secants.remainder.to(remainder) -> "
     "remainder": "what Shapley values leave out is rounding",
     "targets/dense.py _differentiate_whole: log_scale.exp().unsqueeze(-1) -> log_scale.exp().unsqueeze(-2)": "K is 1",
     "targets/rows.py evaluate_question: without isinstance(target, PlacedTarget)": "regions are of these alone",

@@ -810,3 +810,19 @@ def test_a_stage_of_ones_own_is_checked_once():
     net = PCASVMNet(problem.backbone, Head([stages[0], Bare(), *stages[1:]]), "classifier.4")
     with pytest.raises(TypeError, match=r"evaluate of Bare must return \(output, saved\)"):
         net(problem.x)
+
+
+def test_effect_of_support_vectors_without_a_reduction():
+    pipeline = fitted([StandardScaler()], SVC(gamma=0.1), 2)
+    effect = Head.of(pipeline).support_vector_effect(torch.tensor(QUERY))
+    ways = pipeline[0].transform(QUERY)[:, None] - pipeline[1].support_vectors_
+    assert relative(effect.decision[:, 0], pipeline[1].dual_coef_ * np.exp(-0.1 * (ways**2).sum(-1))) < 1e-12
+
+
+def test_identity_seeds():
+    head = Head.of(fitted([StandardScaler(), PCA(4, whiten=True)], SVC(), 3))
+    trace = trace_of(head, QUERY)
+    for position in range(4):
+        assert relative(pulled_back(head, trace, {position: None}), by_autograd(head, QUERY, {position: None})) < 1e-10
+    both = {2: None, 3: torch.ones(1, 4, 3).double()}
+    assert relative(pulled_back(head, trace, both), by_autograd(head, QUERY, both)) < 1e-10

@@ -228,7 +228,7 @@ def sampled(p: Any, targets: Any, **options: Any) -> Any:
     return ShapCAM(p.net, [p.layer], **options).explain(p.x, targets)
 
 
-@pytest.mark.parametrize(("path", "head"), [("pooled", "poly")])
+@pytest.mark.parametrize(("path", "head"), [("relu", "rbf"), ("pooled", "poly")])
 def test_sampled_values_are_within_four_standard_errors(path: str, head: str, monkeypatch: pytest.MonkeyPatch) -> None:
     p = explained(path, head, n=3)
     targets = [SVMTarget("bee"), SVMTarget("ant", versus="cat")]

@@ -692,3 +692,18 @@ def test_other_functions_are_not_hinted_at(options, function):
         warnings.simplefilter("error", UserWarning)
         warnings.simplefilter("ignore", BlankMapWarning)
         ClosedFormGradCAM(net, ["blocks.1.norm1"], function).explain(x)
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 0), (2, 3)])
+def test_a_transform_of_ones_own_leaves_the_same_remainder(before, after):
+    net, x = net_of(tower(before=before, after=after), "cls"), images(3, 1)
+
+    def patches(tokens):
+        return tokens[:, before : before + 24].mT.unflatten(2, GRID)
+
+    cams = [ContributionCAM(net, ["blocks.1.norm1"], way) for way in ("tokens", patches)]
+    expected, actual = (cam.explain(x, [PCATarget(0), SVMTarget("ant")]) for cam in cams)
+    assert expected.remainder.abs().min() > 1e-6
+    assert relative(actual.remainder, expected.remainder) < 1e-10
+    assert relative(actual.maps, expected.maps) < 1e-10
+    assert gap(expected) < 1e-10

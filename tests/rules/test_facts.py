@@ -7,6 +7,7 @@ import torch
 from ops import Start
 from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
 from reference import relative
+from test_rules import Blend, Blended
 from torch import nn
 
 from pytorch_grad_cam_pcasvm import (
@@ -360,3 +361,37 @@ def test_values_among_arguments_come_with_what_stands_in_their_places():
     found = values_in(arguments, numbers, ("a", "b", None, {"weight": "c", "dim": "d"}))
     assert list(found) == [(one, 10, "a"), (two, 30, None), (three, 50, "c")]
     assert list(values_in([one, two], None)) == [(one, None), (two, None)]
+
+
+@pytest.mark.parametrize(
+    "take",
+    [
+        lambda x: x[:, -1],
+        lambda x: x[:, -4:-1],
+        lambda x: (x * torch.arange(9, dtype=x.dtype).unsqueeze(1))[:, -1],
+    ],
+    ids=["the last", "some before the last", "the last times a constant"],
+)
+def test_tokens_from_behind_are_reached(take):
+    x = torch.randn(2, 9, 8, dtype=torch.float64)
+    with torch.no_grad():
+        passed = Path(Start(take), None, ["start"]).record(x)
+    seeds = [torch.randn(3, *passed.output.shape, dtype=torch.float64)]
+    whole = passed.pullback(seeds, 0).dense()
+    for start, length in ((0, 4), (3, 4), (5, 4), (8, 1)):
+        found = passed.pullback(seeds, 0).token_sums(1, start, length)
+        assert relative(found + 1, whole.narrow(2, start, length).sum(2, keepdim=True) + 1) < 1e-12
+
+
+def test_an_elementwise_layer_of_two_tensors_has_no_tokens_of_its_own(rules):
+    class Third(Blended):
+        def forward(self, x):
+            return super().forward(x)[:, 3]
+
+    register_jacobian(Blend, secant="elementwise")(lambda layer, x, y, grad: (0.7 * grad, 0.3 * grad))
+    x, seed = torch.randn(2, 9, 8, dtype=torch.float64), torch.randn(3, 2, 8, dtype=torch.float64)
+    with torch.no_grad():
+        net = Third(lambda x: x, lambda x: 2 * x)
+        found = Path(net, None, ["start"]).record(x).pullback([seed], 0).dense()
+    assert relative(found[:, :, 3], 1.3 * seed) < 1e-12
+    assert torch.count_nonzero(found) == torch.count_nonzero(found[:, :, 3])

@@ -828,3 +828,32 @@ def test_both_numbers_of_a_pair_are_treated_alike():
         passed = recorded(lambda x, first=first, second=second: torch.hypot(x[:, first], x[:, second]), x)
         pulled.append(passed.pullback([seeds], 0, passed.run_from({0: x0})).dense())
     assert relative(pulled[0], pulled[1]) < 1e-12
+
+
+class Bilinear(nn.Module):
+    """Linear in each of two arguments, and written in place."""
+
+    def forward(self, a, b):
+        return torch.einsum("nchw,nchv->ncwv", a, b)
+
+
+def bilinear(layer, x, y, grad):
+    a, b = x
+    return torch.einsum("kncwv,nchv->knchw", grad, b), torch.einsum("kncwv,nchw->knchv", grad, a)
+
+
+class OfTwo(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.start, self.layer = nn.Identity(), Bilinear()
+
+    def forward(self, x):
+        x = self.start(1 * x)
+        return self.layer(x.tanh(), x)
+
+
+def test_a_users_layer_of_two_tensors(rules):
+    register_jacobian(Bilinear, secant="linear")(bilinear)
+    with torch.no_grad():
+        passed = Path(OfTwo(), None, ["start"]).run(X)
+        adds_up(passed, random(3, 3, 6, 6, seed=2))

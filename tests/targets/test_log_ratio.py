@@ -488,3 +488,12 @@ def test_against_the_predicted_class_stands_the_strongest_other_one():
         LogRatioTarget(versus=str(label)), LogRatioTarget(strongest, versus=str(label))))  # fmt: skip
     torch.testing.assert_close(one.maps, other.maps)
     assert caption(one, 0, 0, None).startswith(f"{strongest} / {label}: ")
+
+
+def test_the_secant_of_nothing_is_the_gradient():
+    for intercept in (0.0, 0.4):
+        decision, x = svm(2.0, intercept), inputs(5)
+        gradient = LogRatio(decision).pullback((x, USUAL), torch.ones(1, 1, 1).double())[0]
+        for step, tolerance in ((0.0, 1e-13), (1e-12, 1e-9)):
+            secant = LogRatio(decision).secant((x, USUAL), (x + step, USUAL), torch.ones(1, 1, 1).double())[0]
+            assert relative(secant, gradient) < tolerance

@@ -70,7 +70,7 @@ WITHOUT = {
     "head/storage.py: which kept one mean a channel": "tests/model/test_training_means.py loads such a file",
     "studio/export/outputs.py: do not add up to their values": "a guard: explain refuses what is known to end there",
     "tape/recorder.py: a function scripted by torch.jit": "tests/tape/test_scripted.py follows it",
-    "starts/poles.py: rounding decides what": "tests/methods/test_poles.py follows it",
+    "starts/poles.py: rounding decides what": "tests/starts/test_poles.py follows it",
     "starts/training_mean.py: cannot be made of it": "tests/model/test_training_means.py follows it",
     "studio/model/model.py: becomes an image is not known": "tests/model/test_model.py follows it",
     "studio/model/model.py: take the batches": "tests/model/test_model.py follows it",
