@@ -217,6 +217,8 @@ def _with_network(options: Any, bad: list[str]) -> tuple[int, Iterator[Card]]:
         sheets = Sheets(about(maps.targets, net) | ends)
         sheets.outline, sheets.good = options.outline, find_normal(images.names)
         outputs = {name: tensor.double().cpu().numpy() for name, tensor in name_outputs(maps).items()}
+        if maps.error is not None:
+            outputs |= {"sure": maps.sure().cpu().numpy(), "values_error": maps.values_error.double().cpu().numpy()}
         for place, (row, far) in enumerate(zip(batch.rows, are_unlike_training(maps.output), strict=True)):
             picture: Any = as_picture(images.picture(batch.images[place].float()))
             frame: Any = WHOLE
