@@ -35,9 +35,13 @@ def _make_card(name: str, sheets: Any, outputs: Any, row: int, sheet: Any, truth
     shares = {f"share of {name}": share for name, share in sheets.shares(outputs, row).items()}
     judged.label = None if shares else judged.label
     judged.anomaly = next((number for title, number in numbers.items() if title.startswith("anomaly")), None)
-    first = next((k for k, title in enumerate(titles) if not title.startswith("component ")), 0)
+    first = sheets.decision or 0
     said = sheets.said(outputs, row, first) if judged.anomaly is None else sheets.about.get("anomaly", "")
-    return Card(name, sheet, judged, shares | numbers, said, note)
+    card = Card(name, sheet, judged, shares | numbers, said, note)
+    if not shares and "strongest" not in sheets.about:  # whose maps are of one position, another in each picture
+        card.sure, card.paint = sheets.sure_share(outputs, row), sheets.paint
+        card.map = sheets.signed_map(outputs, row, first)
+    return card
 
 
 def explain(options: Any) -> None:

@@ -158,6 +158,13 @@ class Answers:
             return False
         return bool(abs(outputs["values"][row, k]) < 2 * outputs["values_error"][row, k])
 
+    def signed_map(self, outputs: dict[str, np.ndarray], row: int, k: int) -> np.ndarray:
+        """Return the map of a target in [-1, 1]: above 0 it speaks for the target, below 0 against it."""
+        signed = outputs["maps"][row, k]
+        if "opposite" in outputs:  # the map's positive part speaks for the target, and this one's against it
+            signed = np.maximum(signed, 0) - np.maximum(outputs["opposite"][row, k], 0)
+        return signed / (outputs["nu"][row, k] or 1.0)  # type: ignore[no-any-return]
+
     def sure_share(self, outputs: dict[str, np.ndarray], row: int = 0) -> float | None:
         """Return which share of the evidence on the map of the decision is sure; None: not known, or there is none."""
         if self.decision is None or "sure" not in outputs or "opposite" in outputs:

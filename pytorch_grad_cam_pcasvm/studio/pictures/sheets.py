@@ -273,9 +273,7 @@ class Sheets(Answers):
         self, picture: Image.Image, outputs: dict[str, np.ndarray], row: int, k: int, title: str, size: int
     ) -> Panel:
         """Return the panel of a target's map."""
-        numbers = {name: outputs[name][row, k] for name in ("maps", "values", "nu", "log_scale")}
-        if "opposite" in outputs:  # the map's positive part speaks for the target, and this one's against it
-            numbers["maps"] = np.maximum(numbers["maps"], 0) - np.maximum(outputs["opposite"][row, k], 0)
+        numbers = {name: outputs[name][row, k] for name in ("values", "nu", "log_scale")}
         end = f"{numbers['nu']:.3g}" + (f" x exp({numbers['log_scale']:.4g})" if numbers["log_scale"] else "")
         # What maps of other methods add up to is no amount of the value: their numbers have no unit.
         unit = ", from one position" if size > TILE else ""  # for which a tile is too narrow
@@ -291,7 +289,7 @@ class Sheets(Answers):
             title = f"why: what of the photo made {box} so"
             outlined = (self._boxes(outputs, row)[strongest.index(k)],), outputs["evidence"].shape[2:]
         scale = end if numbers["nu"] else "blank: all zero"
-        panel = Panel(picture, numbers["maps"] / (numbers["nu"] or 1.0), title, value, scale, size, *outlined)
+        panel = Panel(picture, self.signed_map(outputs, row, k), title, value, scale, size, *outlined)
         # Of negative parts that a method makes anew, nothing is known.
         panel.sure = None if "sure" not in outputs or "opposite" in outputs else outputs["sure"][row, k]
         return panel
