@@ -38,9 +38,9 @@ def _make_card(name: str, sheets: Any, outputs: Any, row: int, sheet: Any, truth
     first = sheets.decision or 0
     said = sheets.said(outputs, row, first) if judged.anomaly is None else sheets.about.get("anomaly", "")
     card = Card(name, sheet, judged, shares | numbers, said, note)
-    if not shares and "strongest" not in sheets.about:  # whose maps are of one position, another in each picture
-        card.sure, card.paint = sheets.sure_share(outputs, row), sheets.paint
-        card.map = sheets.signed_map(outputs, row, first)
+    card.sure = sheets.sure_share(outputs, row)
+    if "strongest" not in sheets.about:  # whose maps are of one position, another in each picture
+        card.map, card.paint = sheets.signed_map(outputs, row, first), sheets.paint
     return card
 
 
