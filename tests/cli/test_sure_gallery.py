@@ -117,6 +117,23 @@ def test_what_does_not_turn_at_0_is_never_open():
     assert not parts.judge(make_outputs(0.1, 0.5) | {"anomaly": np.array([2.0])}, 0, "cats").open
 
 
+@pytest.mark.parametrize(
+    ("title", "classes", "is_open"),
+    [
+        ("predicted class", ["cats", "dogs", "birds"], True),
+        ("log-ratio of predicted class", ["cats", "dogs", "birds"], True),
+        ("against cats", ["cats", "dogs", "birds"], True),  # the normal class
+        ("dogs / cats", ["cats", "dogs", "birds"], False),  # a bird may be far ahead of both
+        ("dogs", ["cats", "dogs", "birds"], False),
+        ("dogs / cats", ["cats", "dogs"], True),
+        ("value", None, False),
+    ],
+)
+def test_only_a_decision_about_what_is_predicted_is_open(title, classes, is_open):
+    sheets = Sheets(ABOUT | {"titles": ["component 1", title], "classes": classes, "normal": "cats"})
+    assert sheets.judge(make_outputs(0.1, 0.5), 0, "cats").open == is_open
+
+
 def test_a_sheet_has_its_legend_only_with_errors():
     sheets, outputs = Sheets(ABOUT), make_outputs(3.8, 0.9)
     plain = sheets.drawn(GREY, {name: array for name, array in outputs.items() if name != "sure"}, truth="dogs")

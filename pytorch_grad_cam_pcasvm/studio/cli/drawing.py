@@ -35,7 +35,7 @@ def _make_card(name: str, sheets: Any, outputs: Any, row: int, sheet: Any, truth
     shares = {f"share of {name}": share for name, share in sheets.shares(outputs, row).items()}
     judged.label = None if shares else judged.label
     judged.anomaly = next((number for title, number in numbers.items() if title.startswith("anomaly")), None)
-    first = sheets.decision or 0
+    first = next((k for k, title in enumerate(titles) if not title.startswith("component ")), 0)
     said = sheets.said(outputs, row, first) if judged.anomaly is None else sheets.about.get("anomaly", "")
     card = Card(name, sheet, judged, shares | numbers, said, note)
     card.sure = sheets.sure_share(outputs, row)

@@ -150,11 +150,15 @@ class Answers:
         return next((k for k, title in enumerate(self.about["titles"]) if not title.startswith("component ")), None)
 
     def is_open(self, outputs: dict[str, np.ndarray], row: int = 0) -> bool:
-        """Return whether the decision, if it turns at 0, is not two standard errors from there."""
-        k = self.decision
+        """Return whether the decision for a class, which turns at 0, is not two standard errors from there."""
+        k, classes, normal = self.decision, self.about["classes"] or (), self.about.get("normal")
         if k is None or "values_error" not in outputs or self.passes(outputs, row) is not None:
             return False
         if self.shares(outputs, row) or "above 0" not in self.about.get("meanings", [""] * (k + 1))[k]:
+            return False
+        # Between two of several classes, the value may turn while a third one is far ahead.
+        whole = "predicted class", f"against {normal}", f"for {normal}"
+        if len(classes) < 2 or (len(classes) > 2 and not self.about["titles"][k].endswith(whole)):
             return False
         return bool(abs(outputs["values"][row, k]) < 2 * outputs["values_error"][row, k])
 
