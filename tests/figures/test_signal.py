@@ -1,9 +1,12 @@
 """The figure of signals: colours, channels, titles and what is refused."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from matplotlib.collections import LineCollection
+from matplotlib.text import Text
 
 from pytorch_grad_cam_pcasvm import PCATarget, SignedMaps, SVMTarget, figures
 
@@ -80,3 +83,24 @@ def test_what_does_not_belong_together_is_refused():
         figures.plot_signal(SIGNALS, maps, components=0)
     with pytest.raises(ValueError, match=r"use figures\.plot_signal"):
         figures.plot_maps(np.zeros((2, 8, 8)), maps)
+
+
+def test_lines_are_pale_and_dashed_where_the_map_is_not_sure():
+    values = np.ones((1, 1, 600))
+    error = torch.zeros(1, 1, 600, dtype=torch.float64)
+    error[..., 300:] = 1e6
+    maps = maps_of(values)
+    known = replace(maps, error=error, values_error=torch.ones(1, 1), _resamples=30)
+    signal = np.zeros((1, 1, 600))
+    (drawn, plain), figure = (
+        [lines_of(figures.plot_signal(signal, of))[0].get_colors()[:, 1] for of in (known, maps)],
+        figures.plot_signal(signal, known),
+    )
+    np.testing.assert_array_equal(drawn[:299], plain[:299])
+    paleness = drawn[300:] - plain[300:]  # red has little green
+    assert paleness.min() > 0
+    dashes = paleness > paleness.mean()
+    assert 8 <= (np.diff(dashes.astype(int)) == 1).sum() <= 11  # half of 20 along all of it
+    text = " ".join(text.get_text() for text in figure.findobj(Text)).replace("\n", " ")
+    assert "Pale and dashed: another hundred training photos might turn it around." in text
+    assert "hatched" not in text

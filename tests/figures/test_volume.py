@@ -1,6 +1,7 @@
 """Volumes: the figure of slices, the example, and MONAI's dicts."""
 
 import sys
+from dataclasses import replace
 
 import matplotlib as mpl
 import numpy as np
@@ -374,3 +375,25 @@ def test_loaders_of_monai(net, tmp_path):
     store = atlas.build(net, dataset, ["2"], tmp_path / "atlas", progress=False)
     assert store.labels.tolist() == Y.tolist()
     assert relative(store.components, net(X).components) < 1e-5
+
+
+def test_slices_are_pale_and_hatched_where_the_map_is_not_sure(maps):
+    chosen = maps[:, -1:]
+    error = torch.zeros_like(chosen.maps)
+    error[..., error.shape[-1] // 2 :] = 1e6  # along the width, which is across each slice
+    known = replace(chosen, error=error, values_error=torch.ones_like(chosen.values), _resamples=30)
+    drawn, plain = (plot_volume(X[:3], of, slices=[3]) for of in (known, chosen))
+    numbers, expected = (
+        next(np.asarray(axis.images[-1].get_array()) for axis in figure.axes if len(axis.images) == 2)
+        for figure in (drawn, plain)
+    )
+    times = len(numbers) // SIZE[1]
+    expected = expected.repeat(times, 0).repeat(times, 1)
+    border = -(-(error.shape[-1] // 2) * SIZE[2] // error.shape[-1]) * times
+    np.testing.assert_array_equal(numbers[:, :border], expected[:, :border])
+    share = numbers[:, border:] / expected[:, border:]
+    assert set(share[np.isfinite(share)].astype(float).round(2)) == {0.2, 0.75}
+    texts = ["\n".join(text.get_text() for text in figure.findobj(mpl.text.Text)) for figure in (drawn, plain)]
+    assert "Pale and hatched" in texts[0].replace("\n", " ")
+    assert "±" in texts[0]
+    assert "hatched" not in texts[1]

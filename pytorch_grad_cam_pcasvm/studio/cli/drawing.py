@@ -37,7 +37,11 @@ def _make_card(name: str, sheets: Any, outputs: Any, row: int, sheet: Any, truth
     judged.anomaly = next((number for title, number in numbers.items() if title.startswith("anomaly")), None)
     first = next((k for k, title in enumerate(titles) if not title.startswith("component ")), 0)
     said = sheets.said(outputs, row, first) if judged.anomaly is None else sheets.about.get("anomaly", "")
-    return Card(name, sheet, judged, shares | numbers, said, note)
+    card = Card(name, sheet, judged, shares | numbers, said, note)
+    card.sure = sheets.sure_share(outputs, row)
+    if "strongest" not in sheets.about:  # whose maps are of one position, another in each picture
+        card.map, card.paint = sheets.signed_map(outputs, row, first), sheets.paint
+    return card
 
 
 def explain(options: Any) -> None:
@@ -217,6 +221,8 @@ def _with_network(options: Any, bad: list[str]) -> tuple[int, Iterator[Card]]:
         sheets = Sheets(about(maps.targets, net) | ends)
         sheets.outline, sheets.good = options.outline, find_normal(images.names)
         outputs = {name: tensor.double().cpu().numpy() for name, tensor in name_outputs(maps).items()}
+        if maps.error is not None:
+            outputs |= {"sure": maps.sure().cpu().numpy(), "values_error": maps.values_error.double().cpu().numpy()}
         for place, (row, far) in enumerate(zip(batch.rows, are_unlike_training(maps.output), strict=True)):
             picture: Any = as_picture(images.picture(batch.images[place].float()))
             frame: Any = WHOLE

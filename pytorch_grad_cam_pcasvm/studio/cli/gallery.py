@@ -7,14 +7,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+from PIL import Image
+
 from pytorch_grad_cam_pcasvm.studio.cli.folders import describe_trained, name_first
+from pytorch_grad_cam_pcasvm.studio.cli.mean_map import HABIT, average_maps, find_habit
 from pytorch_grad_cam_pcasvm.studio.pages import render
+from pytorch_grad_cam_pcasvm.studio.pictures.panels import UNSURE, Panel
 
 if TYPE_CHECKING:
     from pytorch_grad_cam_pcasvm.studio.pictures.answers import Judgement
 
 
-_WIDTH, _QUALITY = 560, 82  # pixels of a picture, and of JPEG
+_WIDTH, _MEAN, _QUALITY = 560, 224, 82  # pixels of a picture, of the mean map, and of JPEG
+_SURE = {2 / 3: "mostly sure", 1 / 3: "partly sure", 0.0: "hardly sure"}  # by the least share of its evidence
 _WHERE = """The middle picture says where: above 0, the brighter a place, the clearer; or the class of each place. The
 outlined patch is the strongest, and the last picture says what of the photo made it so. """
 _WHERE_ANOMALIES = """The middle picture says where: a place without colour is as good ones are, and one that is bright
@@ -23,11 +28,12 @@ picture says what of the photo made it so. """
 
 _SUMMARY = {  # of a page
     "explained": "{pictures} pictures. The maps explain: {explained}.",
-    "wrong": " Of the {judged} with a label, {wrong} predicted wrongly, shown first.",
-    "right": " Of the {judged} with a label, all predicted rightly.",
+    "wrong": " Of the {judged} with a label{clear}, {wrong} predicted wrongly, shown first.",
+    "right": " Of the {judged} with a label{clear}, all predicted rightly.",
     "failed": " {failed} of {tested} fail: their anomaly is above the threshold.",
     "missed": "{mistaken} of {total} photos that are not {good} {verdict}",
     "alarms": "{mistaken} of {total} {good} ones {verdict}",
+    "open": "{count} of {total} are open, neither right nor wrong: other training photos might decide otherwise",
     "unknown": "{count} of {total} are counted neither right nor wrong: the model has no class called {names}",
 }
 _VERDICTS = {  # by a threshold, or not
@@ -51,6 +57,9 @@ class Card:
         value: the value of what is explained, or None.
         file: of the large sheet, beside the page.
         trained: whether it was trained on.
+        sure: which share of the evidence on the map of what is explained is sure; None: not known.
+        map: of what is explained, signed, (h, w) in [-1, 1]; None: its place is not the same in all pictures.
+        paint: draws a panel, see :class:`.Sheets`; None: there is no map.
     """
 
     name: str
@@ -62,6 +71,9 @@ class Card:
     value: float | None = None
     file: str = ""
     trained: bool = False
+    sure: float | None = None
+    map: Any = None
+    paint: Any = None
 
 
 class Gallery:
@@ -77,7 +89,9 @@ class Gallery:
         self.dense = dense
         self._name, self._explained = name, explained
         self._cards: list[tuple[tuple[bool, float], dict[str, Any]]] = []
-        self._choices: dict[str, set[str]] = {"label": set(), "truth": set(), "verdict": set()}
+        self._choices: dict[str, set[str]] = {"label": set(), "truth": set(), "verdict": set(), "sure": set()}
+        self._maps: list[Any] = []
+        self._paint: Any = None
         self._judgements: list[Judgement] = []
         self._new: list[Judgement] = []  # of pictures that were not trained on
 
@@ -89,21 +103,23 @@ class Gallery:
         judged, wrong = card.judged, card.judged.right is False
         self._judgements.append(judged)
         self._new += [] if card.trained else [judged]
+        if card.map is not None:
+            self._maps.append(card.map)
+            self._paint = card.paint
         picture = card.sheet.crop(card.sheet.info["pictures"])
         picture.thumbnail((_WIDTH, _WIDTH))
-        file = io.BytesIO()
-        picture.save(file, "JPEG", quality=_QUALITY)
         bad = wrong or judged.passes is False or judged.outcome is not None
         is_well = judged.right or judged.is_compared or judged.passes
-        mark = "unlike" if card.note else "wrong" if bad else "right" if is_well else ""
-        order = judged.outcome is None, float(not wrong) if judged.anomaly is None else -judged.anomaly
+        mark = "unlike" if card.note else "open" if judged.open else "wrong" if bad else "right" if is_well else ""
+        place = 0.0 if wrong else 1.0 if judged.open else 2.0
+        order = judged.outcome is None, place if judged.anomaly is None else -judged.anomaly
         self._cards.append((
             order,
             {
                 "mark": mark,
                 "attributes": self._describe(card),
                 "file": quote(card.file),
-                "picture": base64.b64encode(file.getvalue()).decode(),
+                "picture": _encode_picture(picture),
                 "name": card.name,
                 "caption": _write_caption(card),
             },
@@ -116,12 +132,18 @@ class Gallery:
             attributes["label"] = str(judged.label)
         if judged.truth is not None:
             attributes["truth"] = str(judged.truth)
-        if judged.passes is not None:
+        if judged.open:
+            attributes["verdict"] = "open"
+        elif judged.passes is not None:
             attributes["verdict"] = judged.outcome or ("pass" if judged.passes else "fail")
         elif judged.right is not None or judged.is_compared:
             attributes["verdict"] = judged.outcome or ("wrong" if judged.right is False else "right")
+        if card.sure is not None:
+            attributes["sure"] = next(word for least, word in _SURE.items() if card.sure >= least)
         for name, word in attributes.items():
             self._choices[name].add(word)
+        if card.sure is not None:
+            attributes["share"] = f"{card.sure:.4f}"
         number = card.value if judged.anomaly is None else judged.anomaly
         return attributes | {"name": card.name} | ({} if number is None else {"value": f"{number:.9g}"})
 
@@ -129,15 +151,18 @@ class Gallery:
         """Return the filters and sort orders: label, name, words by value. A filter with one choice is left out."""
         value = "anomaly" if self._has_anomalies else "value"
         wrong = any(judged.right is False for judged in self._judgements)
-        first = "most anomalous first" if self._has_anomalies else "wrong first" if wrong else "as in the folder"
+        first = "open first" if any(judged.open for judged in self._judgements) else "as in the folder"
+        first = "most anomalous first" if self._has_anomalies else "wrong first" if wrong else first
         if any(judged.outcome for judged in self._judgements):
             first = "mistakes first"
         orders = {"first": first, "name": "by name", "high": f"highest {value} first", "low": f"lowest {value} first"}
         if first == "most anomalous first":
             del orders["high"]
-        names = {"label": "predicted", "truth": "folder", "verdict": "verdict"}
+        if self._choices["sure"]:
+            orders |= {"sure": "surest map first", "unsure": "least sure map first"}
+        names = {"label": "predicted", "truth": "folder", "verdict": "verdict", "sure": "map"}
         menus = [
-            (names[name], name, {"": "all"} | {f"={word}": word for word in sorted(words)})
+            (names[name], name, {"": "all"} | {f"={word}": word for word in sorted(words, key=_rank_word)})
             for name, words in self._choices.items()
             if len(words) > 1
         ]
@@ -172,6 +197,9 @@ class Gallery:
                 sentences.append(
                     _SUMMARY[clause].format(mistaken=mistaken, total=len(outcomes), good=good, verdict=verdict)
                 )
+        is_open = [one.open for one in self._counted]
+        if any(is_open):
+            sentences.append(_SUMMARY["open"].format(count=sum(is_open), total=len(is_open)))
         unknown = [one for one in self._counted if one.is_of_other_classes]
         if unknown:
             absent = sorted({str(one.truth) for one in unknown})
@@ -188,7 +216,8 @@ class Gallery:
         passes = [judged.passes for judged in self._counted if judged.passes is not None]
         if rights:
             wrong = rights.count(False)
-            summary += _SUMMARY["wrong" if wrong else "right"].format(judged=len(rights), wrong=wrong)
+            clear = " and a clear decision" * any(judged.open for judged in self._counted)
+            summary += _SUMMARY["wrong" if wrong else "right"].format(judged=len(rights), wrong=wrong, clear=clear)
         if passes:
             summary += _SUMMARY["failed"].format(failed=passes.count(False), tested=len(passes))
         summary += "".join(f" {words}." for words in self.list_outcomes())
@@ -200,9 +229,39 @@ class Gallery:
             menus=self._list_menus(),
             cards=[card for _, card in sorted(self._cards, key=lambda card: card[0])],
             where=where if self.dense else "",
+            legend=f"Pale and hatched: {UNSURE}. " if self._choices["sure"] else "",
+            mean=self._draw_mean(),
             map="last picture" if self.dense else "map",
         )
         path.write_text(page, encoding="utf-8")
+
+    def _draw_mean(self) -> dict[str, str]:
+        """Return the mean map of all pictures, and what is to be said of it; {}: there is none."""
+        mean = average_maps(self._maps) if len(self._maps) > 1 else None
+        if mean is None:
+            return {}
+        habit = find_habit(self._maps)
+        size = _MEAN, max(1, round(_MEAN * mean.shape[0] / mean.shape[1]))
+        panel = Panel(Image.new("RGB", size, "white"), mean)
+        words = f"The mean of all {len(self._maps)} maps shows what they share, whatever is in a picture."
+        if habit is not None:
+            column, columns, count, total = habit
+            panel.boxes, panel.grid = ((0, column, ""),), (1, columns)
+            words += " " + HABIT.format(count=count, total=total, columns=columns)
+        return {"picture": _encode_picture(self._paint(panel)), "words": words}
+
+
+def _encode_picture(picture: Any) -> str:
+    """Return a picture as a page has it: a JPEG, in letters."""
+    file = io.BytesIO()
+    picture.save(file, "JPEG", quality=_QUALITY)
+    return base64.b64encode(file.getvalue()).decode()
+
+
+def _rank_word(word: str) -> tuple[int, str]:
+    """Return where a word stands among the choices of a filter: how sure in order, the others by the alphabet."""
+    sure = list(_SURE.values())
+    return (sure.index(word) if word in sure else 0), word
 
 
 def _write_caption(card: Card) -> list[tuple[str, str, str]]:
@@ -210,12 +269,16 @@ def _write_caption(card: Card) -> list[tuple[str, str, str]]:
     judged, lines = card.judged, [("", card.name, "")]
     if judged.label is not None:
         verdict = f", labelled {judged.truth}" if judged.right is False else ", right" if judged.right else ""
-        lines.insert(0, ("b", f"{judged.label}{verdict}", ""))
+        if judged.open:
+            verdict = " is ahead" + (f", labelled {judged.truth}" if judged.truth is not None else "")
+        lines.insert(0, ("b", "open: " * judged.open + f"{judged.label}{verdict}", ""))
     if judged.anomaly is not None:
         verdict = "" if judged.passes is None else "pass: " if judged.passes else "fail: "
         lines.insert(0, ("b", f"{verdict}anomaly {judged.anomaly:.3g}", f" ({card.said})" if card.said else ""))
     elif card.said:
         lines.insert(len(lines) - 1, ("", card.said, ""))
+    if card.sure is not None:
+        lines.insert(len(lines) - 1, ("", f"{card.sure:.0%} of the evidence is sure", ""))
     if card.note:
         lines.insert(1, ("i", card.note, ""))
     return ([] if judged.outcome is None else [("b", judged.outcome, "")]) + lines

@@ -2,7 +2,7 @@
 
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +25,8 @@ from pytorch_grad_cam_pcasvm.studio.figures.style import (
     literal,
     number,
 )
-from pytorch_grad_cam_pcasvm.studio.pictures.panels import Panel
+from pytorch_grad_cam_pcasvm.studio.pictures.answers import write_error
+from pytorch_grad_cam_pcasvm.studio.pictures.panels import UNSTABLE, UNSURE, Panel, spread_mask
 from pytorch_grad_cam_pcasvm.targets import (
     DensityTarget,
     HotellingTarget,
@@ -75,6 +76,8 @@ class Block:
     ) -> None:
         self.title, self.group, self.k, self.signed, self.classes = title, group, k, signed, classes
         self.columns = list(self._list_columns(size))
+        sure = find_sure(group)
+        self.sure = None if sure is None else sure[:, k]
         self.captions = [caption(group, k, row, classes) for row in range(len(group.maps))]
         self.longest = max(len(self.end(row)) for row in range(len(group.maps))) + self.signed
         # Formulas are not wrapped: their letters, without what makes them one.
@@ -108,7 +111,8 @@ class Block:
     def panel(self, column: Column, row: int, picture: np.ndarray) -> Panel:
         """Return the panel of an image in one of the columns."""
         values = column.values[row] / (float(column.top[row]) or 1.0)
-        return Panel(picture, values, column.heading, self.captions[row], self.end(row))
+        sure = None if self.sure is None else self.sure[row]
+        return Panel(picture, values, column.heading, self.captions[row], self.end(row), sure=sure)
 
     def place(self, row: int, size: Sequence[int]) -> np.ndarray | None:
         """Return which pixels of an image the target is about, (H, W); None: it is about the whole of it."""
@@ -118,8 +122,7 @@ class Block:
         selection = select_positions(target, output)
         ones = torch.ones(1, len(output), selection.size, 1, device=output.device)
         mask = selection.put(ones)[0, row, :, 0].unflatten(0, output.grid.shape).cpu().numpy()
-        index = [np.arange(pixels) * positions // pixels for pixels, positions in zip(size, mask.shape, strict=True)]
-        return mask[np.ix_(*index)]
+        return spread_mask(mask, tuple(size))
 
     def is_blank(self, row: int) -> bool:
         """Return whether the map is 0 everywhere."""
@@ -206,12 +209,28 @@ def caption(group: SignedMaps, k: int, row: int, classes: Sequence[Any] | None) 
 
 def _value(group: SignedMaps, k: int, row: int) -> str:
     """Return the value of a target for an image; the rounding of a sum is 0."""
-    value = float(group.values[row, k])
+    value, errors = float(group.values[row, k]), group.values_error
     if group.baseline_values is not None:
         strongest = float(group.nu[row, k] * group.log_scale[row, k].exp())
         least = 1e-4 * max(abs(float(group.baseline_values[row, k])), strongest)
         value = value if abs(value) > least else 0.0
-    return number(value)
+    if errors is None:
+        return number(value)
+    return write_error(value, float(errors[row, k])).replace("-", "\N{MINUS SIGN}")
+
+
+def describe_sure(groups: Collection[SignedMaps], look: str = "pale and hatched") -> list[str]:
+    """Return a note that says how what is not sure looks, and what ± is; [] if nothing is known."""
+    if all(find_sure(group) is None for group in groups):
+        return []
+    note = f"{look.capitalize()}: {UNSURE}. \N{PLUS-MINUS SIGN}: how far they might move a value (one standard error)."
+    unstable = any(group.values_error is not None and bool(group.values_error.isnan().any()) for group in groups)
+    return [note + f" {UNSTABLE.capitalize()}." * unstable]
+
+
+def find_sure(group: SignedMaps) -> np.ndarray | None:
+    """Return where maps are sure, of their shape; None: not known, as of negative parts that a method makes anew."""
+    return None if group.error is None or group.opposite is not None else group.sure().cpu().numpy()
 
 
 def subject(target: Any, output: Any, row: int, classes: Sequence[Any] | None) -> str:

@@ -12,7 +12,7 @@ from pytorch_grad_cam_pcasvm.maps.recombination import decision_shares
 from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
 from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput
 from pytorch_grad_cam_pcasvm.runtime.pictures import as_pictures
-from pytorch_grad_cam_pcasvm.studio.figures.blocks import Block, list_labels
+from pytorch_grad_cam_pcasvm.studio.figures.blocks import Block, describe_sure, list_labels
 from pytorch_grad_cam_pcasvm.studio.figures.layout import FigureLayout
 from pytorch_grad_cam_pcasvm.studio.figures.style import FONT, LINES, literal
 from pytorch_grad_cam_pcasvm.targets import LogRatioTarget, PCATarget, ProbabilityTarget, SVMTarget
@@ -39,7 +39,8 @@ def plot_maps(
     P_b^+ and P_b^- share one scale, whose bar ends at the largest value of both. For every other target, the positive
     part is drawn; its bar ends at the largest value. The target's value for the image is written above the maps; one
     that is only rounding, below 1e-4 of the strongest colour, is written as 0. Maps that do not fit into the width
-    continue on another line.
+    continue on another line. With resampled heads, values have a standard error, and what is not sure of a map is pale
+    and hatched (see :meth:`.SignedMaps.sure`).
 
     Args:
         images: the pictures to draw under the maps, shape (N, H, W, 3), (N, 3, H, W), (N, 1, H, W) or (N, H, W), in
@@ -91,6 +92,8 @@ def plot_maps(
         _check_comparable(groups)
     blocks: list[Block] = []
     notes = [_how_to_read(groups, signed, outline), *_describe_sums(groups)]
+    look = "pale and hatched" if signed or outline else "dim and hatched"
+    notes += describe_sure(groups.values(), look)
     first = select_targets(next(iter(groups.values())), components)
     for title, group in groups.items():
         # Those that are compared have the same targets, and show the same components.

@@ -13,7 +13,7 @@ from torch import Tensor
 from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
 from pytorch_grad_cam_pcasvm.network.grid import upsample_maps
 from pytorch_grad_cam_pcasvm.runtime.pictures import OVER_PICTURES, as_array
-from pytorch_grad_cam_pcasvm.studio.figures.blocks import GAP, caption, write_title
+from pytorch_grad_cam_pcasvm.studio.figures.blocks import GAP, caption, describe_sure, find_sure, write_title
 from pytorch_grad_cam_pcasvm.studio.figures.grid import check_selection
 from pytorch_grad_cam_pcasvm.studio.figures.style import (
     bare,
@@ -25,7 +25,7 @@ from pytorch_grad_cam_pcasvm.studio.figures.style import (
     number,
     wrap_text,
 )
-from pytorch_grad_cam_pcasvm.studio.pictures.panels import Panel
+from pytorch_grad_cam_pcasvm.studio.pictures.panels import Panel, fade_unsure, spread_mask
 
 AXES = ("depth", "height", "width")
 COUNT = 5  # slices, where none are chosen
@@ -104,6 +104,9 @@ def plot_volume(
         axes = figure.subplots(rows, columns, squeeze=False)
         for row, k in zip(axes, [None, *shown], strict=True):
             values = None if k is None else _slices(_signed(maps[image, k], voxels.shape), axis, chosen)
+            sure = None if k is None else find_sure(maps[image, k])
+            if sure is not None:
+                sure = _slices(spread_mask(sure[0, 0], voxels.shape), axis, chosen)
             scale = "" if k is None else number(float(maps.nu[image, k]), float(maps.log_scale[image, k]))
             words = wrap_text(title, _TITLE, "medium") if k is None else _title(maps, k, image, classes)
             row[0].set_ylabel(words, rotation=0, ha="right", va="center", linespacing=1.2)
@@ -112,7 +115,8 @@ def plot_volume(
                     bare(picture).imshow(pictures[column], cmap="gray", vmin=0, vmax=1)
                     picture.set_title(chosen[column], fontsize="medium")
                 else:
-                    panel = Panel(pictures[column][..., None], values[column], scale=scale)
+                    mask = None if sure is None else sure[column]
+                    panel = Panel(pictures[column][..., None], values[column], scale=scale, sure=mask)
                     bar = (1 + 0.09 / width, 0.15 / width) if picture is row[-1] else None
                     draw_panel(picture, panel, "overlay" if overlay else "map", bar=bar)
                 if outlines is not None and outlines[column].any():
@@ -238,7 +242,7 @@ def _notes(maps: SignedMaps, image: int, how: str, left_out: Sequence[str]) -> l
         tokens = maps.remainder is not None and bool(maps.remainder[image].any())
         more = " + remainder (class tokens, other inputs)" if tokens else ""
         notes.append(f"Value at the start + everything on the map of the whole volume{more} = the value on the left.")
-    return [*notes, *left_out]
+    return [*notes, *describe_sure([maps]), *left_out]
 
 
 _PANEL, _WIDEST_SIGNAL, _CHANNEL = 4.2, 14.0, 0.55  # in inches: least and largest width of a panel, height of a channel
@@ -296,7 +300,8 @@ def plot_signal(
     down = count * -(-len(shown) // columns)
     needed = columns * (panel + 0.7) + 0.5 * bool(channels), down * (_CHANNEL * width + 0.75) + 0.3
     note = "Red raises the value above a line, blue lowers it; grey does neither. "
-    note += "\n".join(left_out)
+    note += "\n".join([*describe_sure([maps], "pale and dashed"), *left_out])
+    sure = find_sure(maps)
     signed = maps.maps if maps.opposite is None else maps.maps.relu() - maps.opposite.relu()
     colours = upsample_maps(signed.double().cpu(), (length,)).numpy()
     times = np.arange(length) * interval
@@ -311,7 +316,10 @@ def plot_signal(
                 words = words if ":" in words else f"{write_title(maps.targets[k], maps.output, classes)}: {words}"
                 title = words if rows is None else f"{literal(rows[row])}\n{words}"
                 end = number(nu, float(maps.log_scale[row, k]))
-                panel = Panel(lines[row], colours[row, k] / (nu or 1.0), title, scale=end)
+                values = colours[row, k] / (nu or 1.0)
+                if sure is not None:
+                    values = fade_unsure(values, spread_mask(sure[row, k], values.shape))
+                panel = Panel(lines[row], values, title, scale=end)
                 _draw_lines(axis, times, panel, channels)
                 frame_panel(axis, panel, bar=(1.015, 0.02), loc="left", fontsize="small")
             for place in range(len(shown), across):

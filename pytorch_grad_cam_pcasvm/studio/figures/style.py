@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from pytorch_grad_cam.utils.image import show_cam_on_image
 
 from pytorch_grad_cam_pcasvm.runtime.pictures import DIVERGING, HEAT, OVER_PICTURES, greyed
-from pytorch_grad_cam_pcasvm.studio.pictures.panels import Panel
+from pytorch_grad_cam_pcasvm.studio.pictures.panels import FADED, Panel, draw_hatching, fade_unsure, spread_mask
 
 FONT = 15  # still readable where the figure is shown at half its size
 SMALLEST = 0.6  # size of a text that is shrunk rather than broken
@@ -24,6 +24,7 @@ RED, BLUE = "#b2182b", "#2166ac"  # of the dark ends of the colours of signed ma
 LINES = "Lines surround the strongest evidence, where a map exceeds half of its own largest value of that sign"
 IMAGE_WEIGHT = 0.45
 Fix = Literal["overlay", "map", "outline"]  # in which maps are drawn
+FINE = 240  # pixels of the shorter side of a map with lines across what is not sure, at least
 FAINT = 0.1  # what is below this share of its scale is too faint to be seen
 # A marker for each class: with the colours, either alone tells the classes apart.
 MARKERS = "os^vDP*X<>"
@@ -96,15 +97,18 @@ def bare(axis: Axes) -> Axes:
     return axis
 
 
-def draw_signed(axis: Axes, picture: np.ndarray | None, values: np.ndarray) -> None:
+def draw_signed(axis: Axes, picture: np.ndarray | None, values: np.ndarray, extent: Any = None) -> None:
     """Draw a signed map (H, W) in [-1, 1], blue to red, bare or over its picture (H, W, 3) in grey."""
     if picture is not None:
-        axis.imshow(greyed(picture), cmap="gray", vmin=0, vmax=1)
-    bare(axis).imshow(values, cmap=DIVERGING if picture is None else OVER_PICTURES, vmin=-1, vmax=1)
+        axis.imshow(greyed(picture), cmap="gray", vmin=0, vmax=1, extent=extent)
+    colours = DIVERGING if picture is None else OVER_PICTURES
+    bare(axis).imshow(values, cmap=colours, vmin=-1, vmax=1, extent=extent)
 
 
-def draw_outlines(axis: Axes, picture: np.ndarray, values: np.ndarray) -> list[float]:
+def draw_outlines(axis: Axes, picture: np.ndarray, values: np.ndarray, sure: np.ndarray | None = None) -> list[float]:
     """Draw a picture (H, W, 3) and surround the strongest evidence of a signed map (H, W) in [-1, 1] by lines.
+
+    What is not sure of it is hatched, and its lines are pale.
 
     Returns:
         Where the lines are: half of the largest value, and half of the smallest, unless they are too faint.
@@ -113,8 +117,17 @@ def draw_outlines(axis: Axes, picture: np.ndarray, values: np.ndarray) -> list[f
     ends = ((float(values.max()), RED, "solid"), (float(values.min()), BLUE, "dashed"))
     lines = [(end / 2, colour, style) for end, colour, style in ends if end * (1 if colour == RED else -1) >= FAINT]
     for level, colour, style in lines:
-        for width, ink, dashes in ((3.6, "white", "solid"), (2.0, colour, style)):  # seen on dark and on light
-            axis.contour(values, [level], colors=ink, linewidths=width, linestyles=dashes)
+        axis.contour(values, [level], colors="white", linewidths=3.6)  # the lines are seen on dark and on light
+        look: dict[str, Any] = {"colors": colour, "linewidths": 2.0, "linestyles": style}
+        if sure is None:
+            axis.contour(values, [level], **look)
+        else:
+            axis.contour(np.ma.masked_where(~sure, values), [level], **look)
+            axis.contour(np.ma.masked_where(sure, values), [level], **look, alpha=FADED)
+            large, is_sure = (_enlarge(array) for array in (values, sure))
+            hatched = draw_hatching(large.shape) & ~is_sure & (large / level >= 1)
+            colours = np.array(mpl.colors.to_rgba(colour)) * hatched[..., None]
+            axis.imshow(colours, extent=_measure_extent(values), zorder=1)
     return [level for level, _, _ in lines]
 
 
@@ -139,17 +152,34 @@ def draw_panel(
         **style: of the heading.
     """
     marks: list[float] = []
-    if panel.map is None:
-        bare(axis).imshow(panel.photo)
+    photo, values, extent = panel.photo, panel.map, None
+    sure = None if values is None or panel.sure is None else spread_mask(panel.sure, values.shape)
+    if values is not None and sure is not None and way != "outline":
+        photo, extent = _enlarge(photo), _measure_extent(values)
+        values = fade_unsure(_enlarge(values), _enlarge(sure))
+    if values is None:
+        bare(axis).imshow(photo)
     elif way == "outline":
-        marks = draw_outlines(axis, panel.photo, panel.map)
+        marks = draw_outlines(axis, photo, values, sure)
     elif signed:
-        draw_signed(axis, panel.photo if way == "overlay" else None, panel.map)
+        draw_signed(axis, photo if way == "overlay" else None, values, extent)
     elif way == "overlay":
-        bare(axis).imshow(overlaid(panel.photo, panel.map))
+        bare(axis).imshow(overlaid(photo, values), extent=extent)
     else:
-        bare(axis).imshow(panel.map, cmap=HEAT, vmin=0, vmax=1)
+        bare(axis).imshow(values, cmap=HEAT, vmin=0, vmax=1, extent=extent)
     frame_panel(axis, panel, signed=signed, bar=bar, marks=marks, **style)
+
+
+def _enlarge(pixels: np.ndarray) -> np.ndarray:
+    """Return pixels (H, W, ...) repeated, so many that fine lines can be drawn with them."""
+    times = -(-FINE // min(pixels.shape[:2]))
+    return pixels.repeat(times, 0).repeat(times, 1)
+
+
+def _measure_extent(values: np.ndarray) -> tuple[float, float, float, float]:
+    """Return where matplotlib draws the pixels of a map (H, W), however often they are repeated."""
+    height, width = values.shape
+    return -0.5, width - 0.5, height - 0.5, -0.5
 
 
 def frame_panel(

@@ -7,6 +7,7 @@ import numpy as np
 
 BACKGROUND = "background"  # the class outside of masks
 MISSED, FALSE_ALARM = "missed", "false alarm"
+MOVED = "other training photos might decide otherwise"  # what is open, in words
 
 
 @dataclass
@@ -22,6 +23,8 @@ class Judgement:
         outcome: that its fault is missed, or that it raises a false alarm; None: neither, or not known.
         is_good: whether it is labelled a good one; None: not known.
         seems_good: whether it is taken for a good one; None: not known.
+        open: whether the decision's value is not two of its standard errors from 0, so that it is neither right nor
+            wrong.
     """
 
     label: Any = None
@@ -32,6 +35,7 @@ class Judgement:
     outcome: str | None = None
     is_good: bool | None = None
     seems_good: bool | None = None
+    open: bool = False
 
     @property
     def is_compared(self) -> bool:
@@ -41,7 +45,24 @@ class Judgement:
     @property
     def is_of_other_classes(self) -> bool:
         """Whether it is labelled a class that the model, which predicts one for a photo, does not have."""
-        return self.label is not None and self.truth is not None and self.right is None and not self.is_compared
+        compared = self.is_compared or self.open
+        return self.label is not None and self.truth is not None and self.right is None and not compared
+
+
+def write_error(value: float, error: float) -> str:
+    """Return a value and its standard error in words, both to the place that the error leaves; NaN: it is not stable.
+
+    Example:
+        >>> write_error(3.8123, 0.934)
+        '3.8 ± 0.9'
+    """
+    if not np.isfinite(error):
+        return f"{value:.3g} (not stable)"
+    digits = 2 if f"{error:e}".startswith("1") else 1
+    places = max(0, digits - 1 - int(f"{error:.{digits - 1}e}".split("e")[1]))
+    if not 0 < error < 1e4 or places > 4:
+        return f"{value:.3g} ± {error:.2g}"
+    return f"{round(value, places) + 0.0:.{places}f} ± {error:.{places}f}"
 
 
 class Answers:
@@ -110,16 +131,50 @@ class Answers:
 
     def judge(self, outputs: dict[str, np.ndarray], row: int = 0, truth: Any = None) -> Judgement:
         """Return the decisions about an image, and whether they are right."""
+        is_open = self.is_open(outputs, row)
         return Judgement(
             label=self.predicted(outputs, row),
             truth=truth,
-            right=self.right(outputs, row, truth),
+            right=None if is_open else self.right(outputs, row, truth),
             passes=self.passes(outputs, row),
             anomaly=self.anomaly(outputs, row) if "anomaly" in outputs else None,
-            outcome=self.outcome(outputs, row, truth),
+            outcome=None if is_open else self.outcome(outputs, row, truth),
             is_good=self.is_good(truth),
-            seems_good=self._seems_good(outputs, row, truth),
+            seems_good=None if is_open else self._seems_good(outputs, row, truth),
+            open=is_open,
         )
+
+    @property
+    def decision(self) -> int | None:
+        """The number of the first target that is no component; None: all are."""
+        return next((k for k, title in enumerate(self.about["titles"]) if not title.startswith("component ")), None)
+
+    def is_open(self, outputs: dict[str, np.ndarray], row: int = 0) -> bool:
+        """Return whether the decision for a class, which turns at 0, is not two standard errors from there."""
+        k, classes, normal = self.decision, self.about["classes"] or (), self.about.get("normal")
+        if k is None or "values_error" not in outputs or self.passes(outputs, row) is not None:
+            return False
+        if self.shares(outputs, row) or "above 0" not in self.about.get("meanings", [""] * (k + 1))[k]:
+            return False
+        # Between two of several classes, the value may turn while a third one is far ahead.
+        whole = "predicted class", f"against {normal}", f"for {normal}"
+        if len(classes) < 2 or (len(classes) > 2 and not self.about["titles"][k].endswith(whole)):
+            return False
+        return bool(abs(outputs["values"][row, k]) < 2 * outputs["values_error"][row, k])
+
+    def signed_map(self, outputs: dict[str, np.ndarray], row: int, k: int) -> np.ndarray:
+        """Return the map of a target in [-1, 1]: above 0 it speaks for the target, below 0 against it."""
+        signed = outputs["maps"][row, k]
+        if "opposite" in outputs:  # the map's positive part speaks for the target, and this one's against it
+            signed = np.maximum(signed, 0) - np.maximum(outputs["opposite"][row, k], 0)
+        return signed / (outputs["nu"][row, k] or 1.0)  # type: ignore[no-any-return]
+
+    def sure_share(self, outputs: dict[str, np.ndarray], row: int = 0) -> float | None:
+        """Return which share of the evidence on the map of the decision is sure; None: not known, or there is none."""
+        if self.decision is None or "sure" not in outputs or "opposite" in outputs:
+            return None
+        size = np.abs(outputs["maps"][row, self.decision])
+        return float(size[outputs["sure"][row, self.decision]].sum() / size.sum()) if size.any() else None
 
     def anomaly(self, outputs: dict[str, np.ndarray], row: int = 0) -> float:
         """Return how unlike good parts an image is: the highest anomaly of its positions."""
@@ -152,7 +207,8 @@ class Answers:
         least = 1e-4 * max(abs(start), outputs["nu"][row, k]) if "baseline_values" in outputs else 0.0
         value = outputs["values"][row, k] if abs(outputs["values"][row, k]) > least else 0
         meaning = self.about["meanings"][k] if "meanings" in self.about else "value {}"
-        meaning = meaning.replace("{}", f"{value:.3g}", 1)
+        error = outputs["values_error"][row, k] if "values_error" in outputs else None
+        meaning = meaning.replace("{}", f"{value:.3g}" if error is None else write_error(value, error), 1)
         if "predicted class" in meaning:
             meaning = meaning.replace("predicted class", str(self.predicted(outputs, row)))
         return meaning

@@ -10,6 +10,10 @@ from PIL import Image, ImageDraw, ImageFont
 TILE, TEXT, GAP = 224, 15, 10  # pixels of a sheet
 LARGE = 2 * TILE + GAP  # a tile of two columns
 LEAST = 12  # pixels of an outline
+STRIPES = 20  # across the shorter side of what is not sure
+BETWEEN, ON, FADED = 0.2, 0.75, 0.4  # its strength between these, and on them; that of an outline
+UNSTABLE = "not stable: they would make another component of it"
+UNSURE = "another hundred training photos might turn it around"  # of what is not sure, in words
 DARK, CLEAR, BRIGHT = 0.25, 0.3, 0.55  # of a scale: where it starts in its table, is opaque, and has its mark
 
 
@@ -56,6 +60,8 @@ class Panel:
         boxes: the positions that are outlined: row, column, and what is written beside them.
         grid: (h, w), the shape of all positions.
         colour: of the words above it on a sheet.
+        sure: where the sign of the map is sure, a mask of any resolution; the rest is pale and hatched. None: not
+            known, and nothing is.
     """
 
     photo: Any
@@ -67,6 +73,7 @@ class Panel:
     boxes: tuple[tuple[int, int, str], ...] = ()
     grid: tuple[int, ...] = (1, 1)
     colour: str = "black"
+    sure: np.ndarray | None = None
 
     def lines(self, font: Any) -> list[str]:
         """Return the text above it on a sheet, in lines of its width."""
@@ -78,6 +85,21 @@ class Panel:
         """The height of its photo on a sheet, and of the text below."""
         below = 3 * (TEXT + 2) if isinstance(self.scale, list) else 0 if self.scale is None else 3 * TEXT
         return int(self.photo.height) + 4 + below
+
+
+def spread_mask(mask: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """Return a mask at the size of a picture, each pixel as the cell that it lies in."""
+    return mask[np.ix_(*(np.arange(n) * cells // n for n, cells in zip(shape, mask.shape, strict=True)))]
+
+
+def draw_hatching(shape: tuple[int, ...]) -> np.ndarray:
+    """Return a mask of slanted lines, a third of all pixels."""
+    return (np.indices(shape).sum(0) * STRIPES / min(shape)) % 1 < 1 / 3  # type: ignore[no-any-return]
+
+
+def fade_unsure(values: np.ndarray, sure: np.ndarray) -> np.ndarray:
+    """Return the numbers of a map, pale and hatched where they are not sure; a mask of the same shape tells."""
+    return np.where(sure, values, np.where(draw_hatching(values.shape), ON, BETWEEN) * values)
 
 
 def read_colours(colours: list[str]) -> np.ndarray:

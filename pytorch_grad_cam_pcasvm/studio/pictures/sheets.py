@@ -5,16 +5,21 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageChops, ImageDraw, ImageFilter
 
-from pytorch_grad_cam_pcasvm.studio.pictures.answers import MISSED, Answers, Judgement
+from pytorch_grad_cam_pcasvm.studio.pictures.answers import MISSED, MOVED, Answers, Judgement
 from pytorch_grad_cam_pcasvm.studio.pictures.frames import WHOLE
 from pytorch_grad_cam_pcasvm.studio.pictures.panels import (
+    FADED,
     GAP,
     LARGE,
     TEXT,
     TILE,
+    UNSTABLE,
+    UNSURE,
     ColourScale,
     Panel,
     draw_boxes,
+    draw_hatching,
+    fade_unsure,
     fit_picture,
     grey_out,
     load_font,
@@ -22,12 +27,13 @@ from pytorch_grad_cam_pcasvm.studio.pictures.panels import (
     place_values,
     read_colours,
     shorten,
+    wrap_text,
 )
 
 PALE = 2 / 3  # of what good patches reach: less has no colour
 FAINT = 0.1  # of the scale of a map: less has no line around it
 BEFORE = 1e-3  # of a value: a start of less is not worth a word
-RIGHT, WRONG, UNLIKE = "#1b7837", "#b2182b", "#b45309"
+RIGHT, WRONG, UNLIKE, OPEN = "#1b7837", "#b2182b", "#b45309", "#555555"
 
 
 class Sheets(Answers):
@@ -43,36 +49,49 @@ class Sheets(Answers):
         super().__init__(about)
         self._colours = read_colours(about["colours"])
 
-    def overlay(self, picture: Image.Image, values: np.ndarray, frame: Any = WHOLE) -> Image.Image:
+    def overlay(
+        self, picture: Image.Image, values: np.ndarray, frame: Any = WHOLE, sure: np.ndarray | None = None
+    ) -> Image.Image:
         """Return a signed map (H, W) in [-1, 1] over its picture in grey: red raises the value, blue lowers it.
 
         Args:
             picture: the picture.
             values: the map.
             frame: the part of the picture that the map is of, see :func:`find_frame`.
+            sure: where its sign is sure, a mask (h, w); the rest is pale and hatched. None: not known.
         """
         values = place_values(values.astype(np.float32), picture.size, frame, Image.Resampling.BILINEAR, 0.0)
+        if sure is not None:
+            values = fade_unsure(values, _place_mask(sure, picture, frame))
         count = len(self._colours)
         place = np.clip((0.5 + 0.5 * values) * count, 0, count - 1).astype(int)
         opacity = 0.95 * np.abs(np.linspace(-1, 1, count)[place])[..., None] ** 0.7
         return mix_colours(opacity, self._colours[place], grey_out(picture))
 
-    def outlined(self, picture: Image.Image, values: np.ndarray, frame: Any = WHOLE) -> Image.Image:
+    def outlined(
+        self, picture: Image.Image, values: np.ndarray, frame: Any = WHOLE, sure: np.ndarray | None = None
+    ) -> Image.Image:
         """Return a picture with lines around where a map (H, W) exceeds half of its largest value of either sign.
 
-        What is below a tenth of the scale has no line. The arguments are those of :meth:`overlay`.
+        What is below a tenth of the scale has no line; what is not sure of the rest is hatched, and has a pale one. The
+        arguments are those of :meth:`overlay`.
         """
         values = place_values(values.astype(np.float32), picture.size, frame, Image.Resampling.BILINEAR, 0.0)
         drawn = picture.convert("RGB")
+        is_sure = np.ones(values.shape, bool) if sure is None else _place_mask(sure, picture, frame)
+        hatched = draw_hatching(values.shape) & ~is_sure
+        strength = Image.fromarray(np.where(is_sure, 255, round(255 * FADED)).astype(np.uint8))
         for signed, colour in ((values, WRONG), (-values, "#2166ac")):
             if signed.max() < FAINT:
                 continue
-            inside = Image.fromarray(np.where(signed >= signed.max() / 2, 255, 0).astype(np.uint8))
+            strong = signed >= signed.max() / 2
+            drawn.paste(colour, mask=Image.fromarray(np.where(strong & hatched, 255, 0).astype(np.uint8)))
+            inside = Image.fromarray(np.where(strong, 255, 0).astype(np.uint8))
             for width, ink in ((7, "white"), (3, colour)):  # seen on dark and on light
                 edge = ImageChops.difference(
                     inside.filter(ImageFilter.MaxFilter(width)), inside.filter(ImageFilter.MinFilter(width))
                 )
-                drawn.paste(ink, mask=edge)
+                drawn.paste(ink, mask=edge if ink == "white" else ImageChops.multiply(edge, strength))
         return drawn
 
     def positions(
@@ -127,7 +146,7 @@ class Sheets(Answers):
             drawn = self._classed(panel.photo, panel.map, frame)
         else:
             draw = self.outlined if self.outline else self.overlay
-            drawn = draw(panel.photo, panel.map, frame)
+            drawn = draw(panel.photo, panel.map, frame, panel.sure)
         return draw_boxes(drawn, panel, frame) if panel.boxes else drawn  # type: ignore[no-any-return]
 
     def _classed(self, picture: Image.Image, numbers: np.ndarray, frame: Any) -> Image.Image:
@@ -234,6 +253,9 @@ class Sheets(Answers):
     def _verdict(self, outputs: dict[str, np.ndarray], row: int, judged: Judgement) -> tuple[str, str]:
         """Return the prediction in words, whether it is right, and the colour of these words."""
         labelled = "" if judged.truth is None else f"labelled: {judged.truth}"
+        if judged.open:
+            words = f"open: {judged.label} is ahead, but {MOVED}"
+            return words + (labelled and f"; {labelled}"), OPEN
         if judged.passes is not None:
             words = "pass" if judged.passes else "fail"
             words += f": anomaly {judged.anomaly:.3g}, threshold {self.about['threshold']:.3g}"
@@ -251,9 +273,7 @@ class Sheets(Answers):
         self, picture: Image.Image, outputs: dict[str, np.ndarray], row: int, k: int, title: str, size: int
     ) -> Panel:
         """Return the panel of a target's map."""
-        numbers = {name: outputs[name][row, k] for name in ("maps", "values", "nu", "log_scale")}
-        if "opposite" in outputs:  # the map's positive part speaks for the target, and this one's against it
-            numbers["maps"] = np.maximum(numbers["maps"], 0) - np.maximum(outputs["opposite"][row, k], 0)
+        numbers = {name: outputs[name][row, k] for name in ("values", "nu", "log_scale")}
         end = f"{numbers['nu']:.3g}" + (f" x exp({numbers['log_scale']:.4g})" if numbers["log_scale"] else "")
         # What maps of other methods add up to is no amount of the value: their numbers have no unit.
         unit = ", from one position" if size > TILE else ""  # for which a tile is too narrow
@@ -269,7 +289,10 @@ class Sheets(Answers):
             title = f"why: what of the photo made {box} so"
             outlined = (self._boxes(outputs, row)[strongest.index(k)],), outputs["evidence"].shape[2:]
         scale = end if numbers["nu"] else "blank: all zero"
-        return Panel(picture, numbers["maps"] / (numbers["nu"] or 1.0), title, value, scale, size, *outlined)
+        panel = Panel(picture, self.signed_map(outputs, row, k), title, value, scale, size, *outlined)
+        # Of negative parts that a method makes anew, nothing is known.
+        panel.sure = None if "sure" not in outputs or "opposite" in outputs else outputs["sure"][row, k]
+        return panel
 
     def arrange(
         self, panels: list[Panel], title: str, colour: str = "black", frame: Any = WHOLE, most: int = 3 * (LARGE + GAP)
@@ -298,8 +321,15 @@ class Sheets(Answers):
         top = 2 * GAP + (TEXT + 10) * len(titles)
         widths = [sum(panel.size + GAP for panel in row) for row in rows]
         width = GAP + max([*widths, *(int(bold.getlength(words)) + GAP for words in titles)])
-        sheet = Image.new("RGB", (width, top + sum(heights) + GAP * len(rows)), "white")
+        notes = f"pale and hatched: {UNSURE}"
+        notes += f"; {UNSTABLE}" * any("(not stable)" in panel.caption for panel in panels)
+        legend = wrap_text(notes, font, width - 2 * GAP)
+        legend = legend if any(panel.sure is not None for panel in panels) else []
+        bottom = top + sum(heights) + GAP * len(rows)
+        sheet = Image.new("RGB", (width, bottom + (TEXT + 5) * len(legend)), "white")
         draw = ImageDraw.Draw(sheet)
+        for line, words in enumerate(legend):
+            draw.text((GAP, bottom - GAP / 2 + line * (TEXT + 3)), words, OPEN, font)
         for line, words in enumerate(titles):
             draw.text((GAP, GAP + line * (TEXT + 10)), words, colour, bold)
         y = top
@@ -349,3 +379,8 @@ class Sheets(Answers):
             draw.text((x, y), "lowers", "#2166ac", font)
             draw.text((x + size, y), "raises", WRONG, font, anchor="ra")
             draw.text((x + size // 2, y + TEXT + 2), shorten(end, font, size), "black", font, anchor="ma")
+
+
+def _place_mask(sure: np.ndarray, picture: Image.Image, frame: Any) -> np.ndarray:
+    """Return where the map of a frame is sure at the size of its picture, (H, W); there is no map in the rest."""
+    return place_values(sure.astype(np.float32), picture.size, frame, Image.Resampling.NEAREST, 1.0) > 0
