@@ -19,7 +19,7 @@ from pytorch_grad_cam_pcasvm.studio.cli.arguments import FitOptions
 from pytorch_grad_cam_pcasvm.studio.cli.folders import accuracy
 from pytorch_grad_cam_pcasvm.studio.model.backbones import call_by_name
 from pytorch_grad_cam_pcasvm.studio.model.choices import COMPONENTS, FEW, can_choose, choose_head, split_folds
-from pytorch_grad_cam_pcasvm.studio.model.fitting import fit_with_labels_encoded, name_head
+from pytorch_grad_cam_pcasvm.studio.model.encoding import fit_with_labels_encoded, name_head
 
 _COSTS = {"linear": (0.001, 0.01, 0.1, 1.0)}  # its kernel is not scaled by the number of components
 _USUAL_COSTS = 1.0, 10.0  # more is the same wherever the classes can be separated
