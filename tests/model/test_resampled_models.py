@@ -87,7 +87,7 @@ def test_a_head_that_is_fitted_has_them_on_request(network, loader):
 
 def test_too_few_photos_are_said_and_refused_on_request(network, loader):
     few = [(loader[0][0][:14], LABELS[:14])]
-    reason = r"there are 7 photos \(or groups\) of the class 0, fewer than the 8 that resampled heads need"
+    reason = r"there are 7 photos \(or groups\) of the class 0, and resampled heads need 8"
     with pytest.warns(UserWarning, match=f"maps do not say how sure they are.*: {reason}"):
         assert fit_model(network, few, HEAD, pool="mean", progress=False).net.head.resamples is None
     with pytest.raises(ValueError, match=reason):
