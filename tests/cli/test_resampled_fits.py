@@ -1,10 +1,12 @@
 """Resampled heads on the command line: of what ``fit`` makes them, what it says, and what ``explain`` writes."""
 
+import csv
 import re
 
 import numpy as np
 import pytest
 import torch
+from scipy.stats import t as student
 from sklearn.decomposition import PCA
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -12,7 +14,7 @@ from sklearn.svm import SVC
 from test_choosing import NETWORK, make_photos, read_features, run
 from test_copies_in_folds import add_copies
 
-from pytorch_grad_cam_pcasvm import load_model, resample_heads
+from pytorch_grad_cam_pcasvm import SVMTarget, explain_heads, load_model, resample_heads
 from pytorch_grad_cam_pcasvm.studio.model import resampling
 
 OPTIONS = [*NETWORK, "--components", "4", "--C", "10", "--class-weight", "none"]
@@ -126,3 +128,55 @@ def test_patches_of_a_photo_are_drawn_together(of, photos, tmp_path, capsys, mon
         assert {(group < 12, label) for group, label in zip(groups.tolist(), labels.tolist(), strict=True)} == {
             (True, "crack"), (False, "good"),
         }  # fmt: skip
+
+
+@pytest.fixture
+def explain(photos, tmp_path, capsys):
+    """Explain photos with a model of thirty refits; return the model, and the columns and rows of values.csv."""
+    file = tmp_path / "model.safetensors"
+    run(capsys, "fit", photos, *OPTIONS, "--out", file)
+    model = load_model(file, NETWORK[1])
+
+    def read(*options):
+        command = ["explain", photos / "crack", "--model", file, "--trust", NETWORK[1], "--device", "cpu"]
+        assert run(capsys, *command, *options, "--out", tmp_path / "maps")[0] == 0
+        with (tmp_path / "maps" / "values.csv").open() as values:
+            columns, *rows = csv.reader(values)
+        return model, columns, [dict(zip(columns, row, strict=True)) for row in rows]
+
+    return read
+
+
+def test_the_table_has_the_error_of_a_value_and_how_much_is_sure(explain, photos):
+    model, columns, rows = explain()
+    assert columns[2:5] == ["margin of predicted", "error", "sure"]
+    assert columns[5:] == [*(f"component {b}" for b in range(1, 5)), "note"]
+    paths = sorted((photos / "crack").iterdir())
+    for row, path in zip(rows, paths, strict=True):
+        x = model.read(path)
+        label = model.predict(x)[0]
+        targets = [SVMTarget(label)]
+        own = model.explain(x, targets)
+        heads = model.net.head.resamples.heads
+        maps = explain_heads(model.cam(), x, [model.net.head, *heads], targets)
+        spread = torch.stack([one.maps for one in maps[1:]]).std(0)
+        of_value = torch.stack([one.values for one in maps[1:]]).std(0)
+        assert float(row["error"]) == pytest.approx(float(of_value), rel=1e-4)
+        size = own.maps.abs()
+        share = size[size > float(student.ppf(0.975, 29)) * spread].sum() / size.sum()
+        assert float(row["sure"]) == pytest.approx(float(share), rel=1e-4)
+    assert len({row["sure"] for row in rows}) > 1
+
+
+def test_of_methods_that_make_negative_parts_anew_nothing_is_known(explain):
+    _, columns, rows = explain("--method", "ClosedFormLayerCAM")
+    assert columns[3:5] == ["error", "sure"]
+    assert {row["sure"] for row in rows} == {""}
+    assert all(float(row["error"]) > 0 for row in rows)
+
+
+def test_without_refits_the_table_is_as_before(photos, tmp_path, capsys):
+    file = tmp_path / "model.safetensors"
+    run(capsys, "fit", photos, *OPTIONS, "--resample", "0", "--out", file)
+    run(capsys, "explain", photos, "--model", file, "--trust", NETWORK[1], "--device", "cpu", "--out", tmp_path)
+    assert not {"error", "sure"} & {*(tmp_path / "values.csv").read_text().splitlines()[0].split(",")}
