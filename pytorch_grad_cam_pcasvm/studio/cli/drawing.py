@@ -43,9 +43,9 @@ def _make_card(name: str, sheets: Any, outputs: Any, row: int, sheet: Any, truth
 
 
 def _insert_errors(numbers: dict[str, float], title: str, outputs: Any, row: int, k: int) -> dict[str, float]:
-    """Return numbers with the standard error of one of them behind it, and the share of its map's evidence that is sure.
+    """Return numbers with the standard error of one of them behind it, and which share of its map's evidence is sure.
 
-    They are NaN where nothing is known: of a component that is not stable, and of negative parts that a method makes
+    Both are NaN where nothing is known: of a component that is not stable, and of negative parts that a method makes
     anew.
     """
     error, size = float(outputs["values_error"][row, k]), abs(outputs["maps"][row, k])
