@@ -1,6 +1,7 @@
 """Resampled heads on the command line: of what ``fit`` makes them, what it says, and what ``explain`` writes."""
 
 import csv
+import json
 import re
 
 import numpy as np
@@ -180,3 +181,22 @@ def test_without_refits_the_table_is_as_before(photos, tmp_path, capsys):
     run(capsys, "fit", photos, *OPTIONS, "--resample", "0", "--out", file)
     run(capsys, "explain", photos, "--model", file, "--trust", NETWORK[1], "--device", "cpu", "--out", tmp_path)
     assert not {"error", "sure"} & {*(tmp_path / "values.csv").read_text().splitlines()[0].split(",")}
+
+
+def test_evaluate_says_how_much_is_sure_and_whether_more_photos_would_help(photos, tmp_path, capsys):
+    file, out = tmp_path / "model.safetensors", tmp_path / "report"
+    run(capsys, "fit", photos, *OPTIONS, "--out", file)
+    new = make_photos(tmp_path / "new", {"crack": 12, "good": 12}, apart=20.0, seed=1)
+    options = ["--trust", NETWORK[1], "--device", "cpu", "--model", file, "--out", out, "--count", "24"]
+    status, told, error = run(capsys, "evaluate", new, *options)
+    assert status == 0, error
+    model = load_model(file, NETWORK[1])
+    maps = model.explain(new / "crack", SVMTarget()), model.explain(new / "good", SVMTarget())
+    size = torch.cat([one.maps for one in maps]).abs()
+    ratio = size / torch.cat([one.error for one in maps])
+    now, then = (float(size[ratio * root > float(student.ppf(0.975, 29))].sum() / size.sum()) for root in (1, 2**0.5))
+    words = "would help" if then - now >= 0.05 else "would hardly help"
+    said = f"of the evidence on these maps {now:.0%} is sure; more training photos {words}: of twice as many about "
+    assert f"{said}{then:.0%} would be, if errors fall with the root of their number\n" in told
+    assert said in (out / "index.html").read_text()
+    assert said in json.loads((out / "report.json").read_text())["note"]
