@@ -3,11 +3,12 @@
 Efron, Bootstrap methods: another look at the jackknife, Annals of Statistics 7 (1979).
 """
 
+import copy
 from typing import Any
 
 import numpy as np
 from sklearn.base import BaseEstimator, clone, is_classifier
-from sklearn.pipeline import make_pipeline
+from sklearn.pipeline import Pipeline, make_pipeline
 
 from pytorch_grad_cam_pcasvm.head.head import Head
 
@@ -69,12 +70,15 @@ def resample_heads(
 
 
 def _take_estimator(fitted: Any) -> Any:
-    """Return the estimator to refit: of a search the best one, of a list a pipeline."""
+    """Return the estimator to refit: of a search, also among steps, the best one, of a list a pipeline."""
     if isinstance(fitted, Head):
         raise TypeError("a Head does not hold the estimators that it was made of: pass the fitted pipeline")
     fitted = getattr(fitted, "best_estimator_", fitted)
     if isinstance(fitted, list | tuple):
-        return fitted[0] if len(fitted) == 1 else make_pipeline(*fitted)
+        fitted = make_pipeline(*fitted)
+    if isinstance(fitted, Pipeline):
+        fitted = copy.copy(fitted)
+        fitted.steps = [(name, getattr(step, "best_estimator_", step)) for name, step in fitted.steps]
     return fitted
 
 
@@ -86,8 +90,8 @@ def _check_count(units: np.ndarray, classes: np.ndarray | None) -> None:
         if count < LEAST:
             of_class = "" if label is None else f" of the class {label!r}"
             raise ValueError(
-                f"there are {count} photos (or groups){of_class}: bootstrap samples of fewer than {LEAST} are too "
-                "alike to say how sure a map is: add photos, or fit without resampled heads"
+                f"there are {count} photos (or groups){of_class}, and resampled heads need {LEAST}: samples of fewer "
+                "are too alike"
             )
 
 

@@ -191,13 +191,13 @@ def save(parts: list[Stage], path: str | PathLike[str], training: TrainingSet, m
     is_new = training.preparation is not None or last.asked_estimators
     file_format = (HEAD_3 if is_new else HEAD_2) if model is None else MODEL
     if training.resamples is not None:
-        tensors |= _encode_refits([list(refit.stages) for refit in training.resamples.heads])
+        tensors |= encode_refits([list(refit.stages) for refit in training.resamples.heads])
         file_format = HEAD_4 if model is None else MODEL_RESAMPLED
     strings = {"format": file_format, "head": head}
     write(path, tensors, strings if model is None else strings | {"model": model})
 
 
-def _encode_refits(refits: Sequence[list[Stage]]) -> dict[str, Tensor]:
+def encode_refits(refits: Sequence[list[Stage]]) -> dict[str, Tensor]:
     """Return resampled heads as tensors, in single precision: their spread needs no more digits."""
     encoded, tensors = [], dict[str, Tensor]()
     for number, parts in enumerate(refits):

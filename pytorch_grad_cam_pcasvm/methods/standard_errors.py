@@ -82,12 +82,12 @@ def _warn_of_unstable(cam: Any, resamples: Resamples, of_components: Sequence[in
     known = resamples.stability.tolist()
     unstable = [b for b in dict.fromkeys(of_components) if b >= 0 and known[b] < STABLE]
     if unstable:
-        listed = ", ".join(f"{b} ({known[b]:.2f})" for b in unstable[:8]) + (", ..." if len(unstable) > 8 else "")
+        listed = ", ".join(f"{b + 1} ({known[b]:.2f})" for b in unstable[:8]) + (", ..." if len(unstable) > 8 else "")
         cam._warnings.warn_once(
             UnstableComponentWarning,
-            f"components {listed} are not stable: refits on other samples of the same photos find other directions "
-            f"(mean squared cosine below {STABLE}), so their maps are those of chance. Their errors are NaN; maps of "
-            "decisions do not depend on which components these are",
+            f"components {listed}, counted from 1 as in figures, are not stable: refits on other samples of the same "
+            f"photos find other directions (mean squared cosine below {STABLE}), so their maps are those of chance. "
+            "Their errors are NaN; maps of decisions do not depend on which components these are",
         )
 
 

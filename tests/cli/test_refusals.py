@@ -37,7 +37,7 @@ def place(tmp_path_factory):
         assert main(["fit", "photos", *NETWORK, *SMALL, "--components", "3", "--no-cache"]) == 0
     strings, tensors = storage.read(root / "model.safetensors", "x", [storage.MODEL])
     del strings["sha256"]
-    storage.write(root / "newer.safetensors", tensors, strings | {"format": "pytorch_grad_cam_pcasvm model 2"})
+    storage.write(root / "newer.safetensors", tensors, strings | {"format": "pytorch_grad_cam_pcasvm model 3"})
     Head.load(root / "model.safetensors").save(root / "head.safetensors")
     return root
 

@@ -149,7 +149,7 @@ def test_a_file_that_was_edited_is_refused(file, change, message):
 
 
 def test_a_file_of_a_newer_version_is_refused(file):
-    edited(file, lambda parts: None, "pytorch_grad_cam_pcasvm head 4")
+    edited(file, lambda parts: None, "pytorch_grad_cam_pcasvm head 5")
     with pytest.raises(ValueError, match="written by a newer version, or is damaged: update"):
         Head.load(file)
 

@@ -252,7 +252,7 @@ def test_components_of_equal_variance_are_said_to_be_unstable_once(problems):
     net = PCASVMNet(backbone, pipeline).eval()
     net.head.resamples = resample_heads(pipeline, features, labels, n=4)
     cam = ContributionCAM(net, ["4"])
-    with pytest.warns(UnstableComponentWarning, match=r"components .* are not stable: refits on other samples"):
+    with pytest.warns(UnstableComponentWarning, match=r"components .*, counted from 1 as in figures, are not stable"):
         maps = cam.explain(IMAGES[:2])
     with warnings.catch_warnings():
         warnings.simplefilter("error")

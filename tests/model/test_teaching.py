@@ -13,16 +13,20 @@ from torch import nn
 from pytorch_grad_cam_pcasvm import (
     BaselineWarning,
     ContributionCAM,
+    Head,
     PCASVMNet,
     SVMTarget,
     choose_patches,
     extract_features,
     fit_model,
 )
+from pytorch_grad_cam_pcasvm.methods.boundary_path import PathBoundary
+from pytorch_grad_cam_pcasvm.runtime.errors import NoBoundaryError
 from pytorch_grad_cam_pcasvm.studio.model.choices import choose_candidate, measure_evidence, score_left_out
 from pytorch_grad_cam_pcasvm.studio.model.teaching import (
     Suspicion,
     draw_places,
+    explain_faults,
     gather_rows,
     measure_distances,
     reduce_patches,
@@ -85,6 +89,42 @@ def test_chosen_patches_show_the_faults(taught):
     assert roc_auc_score(truth != "good", (evidence[:, 1:].amax(1) - evidence[:, 0]).flatten(1).amax(1)) > 0.95
     found = decided.predict(new)
     assert np.mean([found[n][place] == truth[n] for n, place in where.items()]) > 0.8
+
+
+@pytest.mark.parametrize("start", ["neutral", "mean", "each its own", "none found"])
+def test_heads_of_folds_have_the_maps_that_each_has_alone(taught, start, monkeypatch):
+    net, model, loader, x, labels, _ = taught
+    features, _ = extract_features(net, loader, "coarse", pool="mean", progress=False)
+    cams = []
+    for part in range(3):
+        own = np.arange(len(x)) % 5 != part
+        head = Head.of(make_pipeline(StandardScaler(), PCA(6), SVC(kernel="linear")).fit(features[own], labels[own]))
+        head.training_set.means |= model.means
+        cams.append(ContributionCAM(PCASVMNet(net, head, "coarse", pool="mean").eval(), ["fine"]))
+    if start == "none found":  # by the second one
+        undecided = PathBoundary.find_point
+
+        def find(self, run, layer, target):
+            if run.model is cams[1].model:
+                raise NoBoundaryError("there are none")
+            return undecided(self, run, layer, target)
+
+        monkeypatch.setattr(PathBoundary, "find_point", find)
+    else:
+        for number, cam in enumerate(cams):
+            cam.baseline = "mean" if start == "mean" or (start == "each its own" and number) else "neutral"
+    faulty = np.flatnonzero(labels != "good")
+    wanted = torch.from_numpy(np.stack([faulty % 5 != part for part in range(3)]))
+    maps = explain_faults(cams, x[faulty], labels[faulty].tolist(), "good", (GRID, GRID), wanted)
+    assert explain_faults(cams, x[:0], [], "good", (GRID, GRID), wanted[:, :0]).shape == (3, 0, GRID, GRID)
+    at_mean = {"mean": [0, 1, 2], "each its own": [1, 2], "none found": [1]}.get(start, [])
+    monkeypatch.undo()
+    for number, cam in enumerate(cams):
+        assert cam.baseline == ("mean" if number in at_mean else "neutral")
+        for row in np.flatnonzero(wanted[number]):
+            target = SVMTarget(labels[faulty[row]], versus="good")
+            alone = ContributionCAM(cam.model, ["fine"], baseline=cam.baseline).explain(x[faulty[row]][None], [target])
+            torch.testing.assert_close(maps[number, row], alone.maps[0, 0].float(), rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.cuda

@@ -269,6 +269,11 @@ class FitOptions(EngineOptions):
         parse=parse_name("balanced", "none"),
         group=_SVM,
     )
+    resample: int | None = option(
+        "refits on other samples of the same photos, by which maps say how sure they are; 0: none (default: 30 where "
+        "they are cheap)",
+        parse=number_from(0, whole=True),
+    )
     no_pictures: bool = option(
         "do not store names and small pictures of the support vectors, and hashes of photos", False, group=_SVM
     )
@@ -320,6 +325,8 @@ class FitOptions(EngineOptions):
             raise ValueError("--search does not keep photos of one object together: leave out --search or --groups")
         if self.search and (self.C, self.gamma) != (None, None):
             raise ValueError("--search chooses C and gamma: leave out --C and --gamma")
+        if self.resample == 1:
+            raise ValueError("--resample 1: errors are a spread, which needs 2 refits or more, or 0 for none")
         if self.out.suffix != ".safetensors":
             raise ValueError(f"--out must end in .safetensors, got {self.out}")
 

@@ -1,6 +1,7 @@
 """The choices of ``fit``: the classifier by its name, settings, their score, and advice where that is poor."""
 
 import math
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -19,7 +20,8 @@ from pytorch_grad_cam_pcasvm.studio.cli.arguments import FitOptions
 from pytorch_grad_cam_pcasvm.studio.cli.folders import accuracy
 from pytorch_grad_cam_pcasvm.studio.model.backbones import call_by_name
 from pytorch_grad_cam_pcasvm.studio.model.choices import COMPONENTS, FEW, can_choose, choose_head, split_folds
-from pytorch_grad_cam_pcasvm.studio.model.fitting import fit_with_labels_encoded, name_head
+from pytorch_grad_cam_pcasvm.studio.model.encoding import fit_with_labels_encoded, name_head
+from pytorch_grad_cam_pcasvm.studio.model.resampling import COUNT, attach_resamples, measure_size
 
 _COSTS = {"linear": (0.001, 0.01, 0.1, 1.0)}  # its kernel is not scaled by the number of components
 _USUAL_COSTS = 1.0, 10.0  # more is the same wherever the classes can be separated
@@ -312,6 +314,34 @@ def fit_classifier(options: Any, features: Any, labels: Any, folds: int) -> tupl
     if fitted.classes_ is None:
         raise ValueError(f"--classifier {options.classifier} has no classes_ once it is fitted: name a classifier")
     return pipeline, fitted
+
+
+def add_resamples(options: FitOptions, fitted: Any, pipeline: Any, rows: Any, labels: Any, groups: Any) -> None:
+    """Give a head refits on bootstrap samples of its rows, having said what they cost, or why there are none.
+
+    Args:
+        options: those of ``fit``.
+        fitted: the head.
+        pipeline: its estimators.
+        rows: of features, (R, D).
+        labels: of the rows; None: there are none.
+        groups: of the rows, which are drawn together; None: each is one of its own.
+
+    Raises:
+        ValueError: they are asked for, and cannot be made.
+    """
+    began = time.monotonic()
+    reason = attach_resamples(
+        fitted, pipeline, rows, labels, options.resample, groups=groups, seed=0, ask=f"--resample {COUNT}"
+    )
+    if reason is not None:
+        print(f"maps do not say how sure they are: {reason}")
+    if fitted.resamples is not None:
+        heads, seconds = fitted.resamples.heads, time.monotonic() - began
+        print(
+            f"maps say how sure they are, by {len(heads)} refits on other samples of the same photos: {seconds:.1f} s, "
+            f"{measure_size(heads) / 1e6:.1f} MB of the file (--resample 0: none)"
+        )
 
 
 def tell_search(search: Any) -> None:

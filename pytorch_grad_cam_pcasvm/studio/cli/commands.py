@@ -4,6 +4,7 @@ import json
 import time
 import warnings
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,9 @@ from pytorch_grad_cam_pcasvm.studio.cli.refusals import refuse_few
 from pytorch_grad_cam_pcasvm.studio.data.images import Images
 from pytorch_grad_cam_pcasvm.studio.data.masks import MaskFolder
 from pytorch_grad_cam_pcasvm.studio.model.preparation import make_trials, read_steps
+from pytorch_grad_cam_pcasvm.targets import default_decision
 
+_SURE_OF = 64  # photos, whose maps say how much of the evidence is sure
 _FEWEST = 3  # photos of which anything can be measured
 
 
@@ -113,6 +116,7 @@ def evaluate(options: EvaluateOptions) -> None:
     if not dense:
         with naming_all_bad(options, folder):
             _tell_accuracy(study, trained=trained)
+            _tell_sureness(study, layer, methods)
     if study.minutes is not None:  # those of imports, of the network and of reading count, too
         study.minutes = max(0.0, study.minutes - (time.monotonic() - options.started) / 60)
     checks: dict[str, Any] = {name: {} for name in (CHECKS if options.checks else USUAL)}
@@ -242,6 +246,21 @@ def _tell_accuracy(study: Any, *, trained: bool) -> None:
         labels += true_labels
         correct += [label == guess for label, guess in zip(true_labels, study.predicted(images), strict=True)]
     print(f"{len(labels)} images: {accuracy(labels, correct)}{': training accuracy, not a test score' * trained}")
+
+
+def _tell_sureness(study: Any, layer: str, methods: Mapping[str, tuple[Any, dict[str, Any]]]) -> None:
+    """Say, also in the report, how much of the contributions is sure, if the head has resampled heads."""
+    from pytorch_grad_cam_pcasvm.studio.evaluation.sureness import describe_sureness
+
+    head = study.net.head
+    if head.resamples is None or head.decision_position is None or "ContributionCAM" not in methods:
+        return
+    method, of_method = methods["ContributionCAM"]
+    cam = method(study.net, **{"target_layers": [layer]} | of_method)
+    batches = islice((images for images, _, _ in study.batches("sure")), -(-_SURE_OF // study.batch_size))
+    words = describe_sureness(cam, batches, anomaly_target(head) or default_decision(head))
+    print(words)
+    study.note += f"{study.note and '; '}{words}"
 
 
 def explore(options: ExploreOptions) -> None:

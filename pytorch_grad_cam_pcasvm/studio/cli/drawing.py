@@ -36,12 +36,28 @@ def _make_card(name: str, sheets: Any, outputs: Any, row: int, sheet: Any, truth
     judged.label = None if shares else judged.label
     judged.anomaly = next((number for title, number in numbers.items() if title.startswith("anomaly")), None)
     first = next((k for k, title in enumerate(titles) if not title.startswith("component ")), 0)
+    if "values_error" in outputs:
+        numbers = _insert_errors(numbers, titles[first], outputs, row, first)
     said = sheets.said(outputs, row, first) if judged.anomaly is None else sheets.about.get("anomaly", "")
     card = Card(name, sheet, judged, shares | numbers, said, note)
     card.sure = sheets.sure_share(outputs, row)
     if "strongest" not in sheets.about:  # whose maps are of one position, another in each picture
         card.map, card.paint = sheets.signed_map(outputs, row, first), sheets.paint
     return card
+
+
+def _insert_errors(numbers: dict[str, float], title: str, outputs: Any, row: int, k: int) -> dict[str, float]:
+    """Return numbers with the standard error of one of them behind it, and which share of its map's evidence is sure.
+
+    Both are NaN where nothing is known: of a component that is not stable, and of negative parts that a method makes
+    anew.
+    """
+    error, size = float(outputs["values_error"][row, k]), abs(outputs["maps"][row, k])
+    known = error == error and "opposite" not in outputs and bool(size.any())
+    share = float(size[outputs["sure"][row, k]].sum() / size.sum()) if known else float("nan")
+    place = [*numbers].index(title) + 1
+    items = [*numbers.items()]
+    return dict([*items[:place], ("error", error), ("sure", share), *items[place:]])
 
 
 def explain(options: Any) -> None:
@@ -108,7 +124,8 @@ def _list_values(card: Card) -> list[str]:
     own = ["" if judged.label is None else str(judged.label)]
     own += [] if judged.truth is None else [str(judged.truth)]
     own += [] if judged.passes is None else ["pass" if judged.passes else "fail"]
-    return [card.name, *own, *(f"{number:.9g}" for number in card.numbers.values()), card.note]
+    numbers = ("" if number != number else f"{number:.9g}" for number in card.numbers.values())
+    return [card.name, *own, *numbers, card.note]
 
 
 def _with_file(options: Any, bad: list[str]) -> tuple[int, Iterator[Card]]:

@@ -20,6 +20,7 @@ from pytorch_grad_cam_pcasvm.network.modules import find_device
 from pytorch_grad_cam_pcasvm.network.pools import parse_pool
 from pytorch_grad_cam_pcasvm.studio.cli.arguments import BACKGROUND, CLASSIFIERS, FitOptions
 from pytorch_grad_cam_pcasvm.studio.cli.choosing import (
+    add_resamples,
     assemble_pipeline,
     balance,
     choose,
@@ -163,6 +164,8 @@ def _fit_head(
         pipeline = assemble_pipeline(options, len(features)).fit(features)
         fitted = package.Head.of(pipeline)
         keep_left_out(fitted, pipeline, training, groups, options)
+        photos = np.array(training.rows)
+        add_resamples(options, fitted, pipeline, features, None, photos if groups is None else groups[photos])
     else:
         names = list(classes or []) if patches is None else patches.names(classes)
         if patches is not None and patches.masks is not None:
@@ -327,6 +330,7 @@ def _with_labels(
             f"hint: calling every {'image' if unit == 'images' else 'patch'} {largest!r} would be "
             f"{count / len(labels):.0%} correct, too. Look at the balanced accuracy, and try --class-weight balanced"
         )
+    add_resamples(options, fitted, pipeline, features, labels, np.array(training.rows) if own is None else own)
     return pipeline, fitted, about
 
 

@@ -14,6 +14,7 @@ from PIL import Image
 from pytorch_grad_cam_pcasvm.runtime.pictures import colour_table
 from pytorch_grad_cam_pcasvm.studio.cli.arguments import RUN, FitOptions
 from pytorch_grad_cam_pcasvm.studio.cli.choosing import (
+    add_resamples,
     describe_candidates,
     describe_head,
     fit_classifier,
@@ -242,6 +243,7 @@ def _fit_all(options: FitOptions, own: PatchRows, photos: Photos) -> tuple[Any, 
         about["chosen"] = describe_candidates(best, candidates)
     options.components, options.C, options.class_weight = chosen.components, chosen.C, chosen.class_weight
     pipeline, head = fit_classifier(options, own.rows, own.labels, 0)
+    add_resamples(options, head, pipeline, own.rows, own.labels, photos.name_objects(own.photos))
     return head, {"estimator": describe_estimator(pipeline)} | about
 
 

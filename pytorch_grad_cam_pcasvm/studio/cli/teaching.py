@@ -142,14 +142,13 @@ class Teacher:
                 x, rows = batch.images.to(device), batch.rows
                 faulty = [place for place, row in enumerate(rows) if label_of[row] != normal]
                 good = [place for place, row in enumerate(rows) if label_of[row] == normal]
-                for lesson in taught:
-                    some = [place for place in faulty if rows[place] in lesson.fit]
-                    if some:
-                        labels = [label_of[rows[place]] for place in some]
-                        maps = explain_faults(lesson.cam, x[some], labels, normal, grid)
-                        lesson.maps |= {rows[place]: one.flatten() for place, one in zip(some, maps, strict=True)}
+                numbered, labels = [rows[place] for place in faulty], [label_of[rows[place]] for place in faulty]
+                wanted = torch.tensor([[number in one.fit for number in numbered] for one in taught], dtype=torch.bool)
+                all_maps = explain_faults([one.cam for one in taught], x[faulty], labels, normal, grid, wanted)
+                for lesson, maps in zip(taught, all_maps, strict=True):
+                    lesson.maps |= {number: one.flatten() for number, one in zip(numbered, maps, strict=True)}
                 for name in faults if good and lessons[-1].trusted else ():
-                    maps = explain_faults(lessons[-1].cam, x[good], [name] * len(good), normal, grid)
+                    (maps,) = explain_faults([lessons[-1].cam], x[good], [name] * len(good), normal, grid)
                     own = lessons[-1].good_maps.setdefault(name, {})
                     own |= {rows[place]: one.flatten() for place, one in zip(good, maps, strict=True)}
                 bar.update(len(rows))

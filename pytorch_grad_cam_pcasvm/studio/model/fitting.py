@@ -9,9 +9,8 @@ from typing import Any, NoReturn
 import numpy as np
 import sklearn
 import torch
-from sklearn.base import BaseEstimator, ClassifierMixin, clone
+from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
-from sklearn.pipeline import make_pipeline
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
@@ -31,6 +30,7 @@ from pytorch_grad_cam_pcasvm.studio.model.backbones import Backbone, make_backbo
 from pytorch_grad_cam_pcasvm.studio.model.description import Origin
 from pytorch_grad_cam_pcasvm.studio.model.model import Model
 from pytorch_grad_cam_pcasvm.studio.model.preparation import Preparation, describe_transform, record_preparation
+from pytorch_grad_cam_pcasvm.studio.model.resampling import COUNT, attach_resamples, check_count
 
 _LONGEST = 400  # letters of an estimator's description
 
@@ -52,6 +52,7 @@ def fit_model(
     purity: float = 0.0,
     coverage: float | None = None,
     background: int = 0,
+    resample: int | None = None,
     seed: int = 0,
     progress: bool = True,
 ) -> Model:
@@ -79,6 +80,11 @@ def fit_model(
         purity: the least share of a patch that its label must have.
         coverage: the least share of a patch that a label of small things needs.
         background: the label of masks where there is nothing, for ``coverage``.
+        resample: how many refits on bootstrap samples of the rows, those of a photo drawn together, the head gets (see
+            :func:`.resample_heads`): by their spread maps have errors, and the model's file holds them. 0: none; None:
+            30 of a head that is fitted here, or a warning that says why there are none: there are fewer than 8 photos
+            of a class, the head has no gradient, or they would take more than a minute, or 32 MB of the file. A head
+            that comes fitted gets them where a number is given, and these are the rows that it was fitted on.
         seed: random seed.
         progress: show a progress bar.
 
@@ -86,10 +92,12 @@ def fit_model(
         The model; see :class:`Model`.
 
     Raises:
-        TypeError: the head is no estimator; or what :func:`.extract_features` raises.
+        TypeError: the head is no estimator, or with ``resample`` a :class:`.Head`, which does not hold its estimators;
+            or what :func:`.extract_features` raises.
         ValueError: the loader is empty, the head cannot be fitted on its features, maps cannot be of one of ``layers``,
             ``normal`` is no class, or ``classes`` are not those of the labels, or given with a head that is fitted
-            already; or what :func:`.extract_features` and :class:`.PCASVMNet` raise.
+            already; there are too few photos for the resampled heads that are asked for; or what
+            :func:`.extract_features` and :class:`.PCASVMNet` raise.
 
     Example:
         >>> head = make_pipeline(StandardScaler(), PCA(3), SVC())
@@ -100,7 +108,7 @@ def fit_model(
     return fit_made(
         take_backbone(backbone, transform), loader, head, layer, pool=pool, layers=layers, classes=classes,
         normal=normal, sample=sample, coreset=coreset, ignore_index=ignore_index, purity=purity, coverage=coverage,
-        background=background, seed=seed, progress=progress,
+        background=background, resample=resample, seed=seed, progress=progress,
     )  # fmt: skip
 
 
@@ -114,16 +122,20 @@ def fit_made(
     layers: Any = None,
     classes: Sequence[Any] | None = None,
     normal: Any = None,
+    resample: int | None = None,
     **extraction: Any,
 ) -> Model:
     """Return the model of a backbone that is made already; see :func:`fit_model`."""
+    check_count(resample)
     net, is_fitted, source = network.net, _is_fitted(head), FeatureSource.of(network.net, layer, pool)
     if classes is not None and is_fitted:
         raise ValueError("classes= are names for a head that is fitted here, but this one has its own: leave them out")
     chosen = name_layers(net, layers)
     preparation = None if network.transform is None else describe_transform(network.transform)
     blocks = BlockMeans(net, source, chosen)
-    rows, labels = collect_features(net, loader, layer, pool=pool, blocks=blocks, **extraction)
+    rows, labels, *places = collect_features(
+        net, loader, layer, pool=pool, blocks=blocks, places=source.dense, **extraction
+    )
     if not (chosen or blocks.last):
         warn(
             "no layer was found that has positions, and that all on the way to the features goes through: explain has "
@@ -136,9 +148,17 @@ def fit_made(
     if not is_fitted:
         _warn_of_positions(net, source, blocks)
     fitted = head if is_fitted else fit_clone(head, rows, labels)
-    about = {"images": blocks.count, "rows": len(rows), "left_out": blocks.left_out} | describe_labels(labels)
+    own = _own_head(fitted)
+    groups = places[0][:, 0] if places else None
+    count = 0 if is_fitted and resample is None else resample
+    ask = f"fit_model(..., resample={COUNT})"
+    reason = attach_resamples(own, fitted, rows, labels, count, groups=groups, seed=extraction.get("seed", 0), ask=ask)
+    if reason:
+        warn(f"maps do not say how sure they are, as there are no resampled heads: {reason}", UserWarning)
+    about = {"estimator": describe_estimator(fitted), "images": blocks.count, "rows": len(rows)}
+    about |= {"left_out": blocks.left_out} | describe_labels(labels)
     return assemble_model(
-        network, fitted, blocks.first, layer, pool, means=blocks.means, layers=chosen or blocks.last, normal=normal,
+        network, own, blocks.first, layer, pool, means=blocks.means, layers=chosen or blocks.last, normal=normal,
         preparation=preparation, about=about,
     )  # fmt: skip
 
@@ -340,53 +360,7 @@ def _own_head(fitted: Any) -> Head:
         return head
     own = copy.copy(head)
     training = head.training_set
-    own.training_set = TrainingSet(dict(training.examples), copy.deepcopy(training.preparation), dict(training.means))
+    own.training_set = TrainingSet(
+        dict(training.examples), copy.deepcopy(training.preparation), dict(training.means), training.resamples
+    )
     return own
-
-
-class LabelEncoded(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
-    """A classifier that is fitted on 0, 1, 2, ... in place of labels, in their order.
-
-    Args:
-        classifier: what it fits.
-    """
-
-    def __init__(self, classifier: Any) -> None:
-        self.classifier = classifier
-
-    def fit(self, features: Any, labels: Any) -> "LabelEncoded":
-        """Fit a clone of the classifier."""
-        self.classes_, numbers = np.unique(labels, return_inverse=True)
-        self.classifier_ = clone(self.classifier).fit(features, numbers)
-        return self
-
-    def predict(self, features: Any) -> np.ndarray:
-        """Return the labels of its predictions."""
-        return self.classes_[np.asarray(self.classifier_.predict(features)).reshape(-1).astype(int)]  # type: ignore[no-any-return]
-
-
-def fit_with_labels_encoded(pipeline: Any, features: Any, labels: Any) -> Any:
-    """Return a pipeline fitted on words, its classifier on numbers in their place if it takes no words.
-
-    Raises:
-        TypeError: the classifier takes the features neither way.
-        ValueError: the same, in its own words.
-    """
-    *before, classifier = (step for _, step in pipeline.steps)
-    try:
-        return pipeline.fit(features, labels)
-    except (ValueError, TypeError) as error:
-        try:
-            return make_pipeline(*before, LabelEncoded(classifier)).fit(features, labels)
-        except Exception:
-            raise error from None
-
-
-def name_head(pipeline: Any) -> Any:
-    """Return the head of a fitted pipeline, whose classes have the names that stand for numbers."""
-    *before, classifier = (step for _, step in pipeline.steps)
-    if not isinstance(classifier, LabelEncoded):
-        return Head.of(pipeline)
-    head = Head.of([*before, classifier.classifier_])
-    head.name_classes(classifier.classes_)
-    return head

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from pytorch_grad_cam_pcasvm.methods import ContributionCAM
+from pytorch_grad_cam_pcasvm.methods.many_heads import explain_heads
 from pytorch_grad_cam_pcasvm.network.extraction import check_loader
 from pytorch_grad_cam_pcasvm.network.features import FeatureSource, compute_features
 from pytorch_grad_cam_pcasvm.network.grid import upsample_maps
@@ -144,7 +145,7 @@ def choose_patches(
             with evaluation_mode(dense_net), torch.no_grad():
                 features.append(compute_features(dense_net, source.at(dense_net, x), x).cpu())
             faulty = [n for n, name in enumerate(own) if name != normal]
-            explained = explain_faults(cam, x[faulty], [own[n] for n in faulty], normal, features[-1].shape[2:])
+            (explained,) = explain_faults([cam], x[faulty], [own[n] for n in faulty], normal, features[-1].shape[2:])
             maps |= {len(labels) + n: one for n, one in zip(faulty, explained, strict=True)}
             labels += own
     dense, names = torch.cat(features), np.array(labels)
@@ -192,27 +193,45 @@ def _choose_layers(net: Any, model: Any, source: FeatureSource) -> list[str]:
 
 
 def explain_faults(
-    cam: ContributionCAM, images: Tensor, labels: Sequence[Any], normal: Any, grid: Sequence[int]
+    cams: Sequence[ContributionCAM],
+    images: Tensor,
+    labels: Sequence[Any],
+    normal: Any,
+    grid: Sequence[int],
+    wanted: Tensor | None = None,
 ) -> Tensor:
-    """Return the contributions to the decision for the class of each photo, against the normal one, (n, *grid).
+    """Return the contributions to the decision for the class of each photo, against the normal one, (L, n, *grid).
 
     Args:
-        cam: of the model of photos.
+        cams: of L models of photos, which share the network.
         images: faulty ones, shape (n, ...).
         labels: the class of each.
         normal: the class of good photos.
         grid: the shape of the positions of the patches.
+        wanted: of which photos each model is asked, (L, n), boolean; the maps of others are anything. None: of all.
     """
-    maps = torch.zeros(len(images), *grid)
+    maps = torch.zeros(len(cams), len(images), *grid)
+    wanted = torch.ones(len(cams), len(images), dtype=torch.bool) if wanted is None else wanted
     for label in dict.fromkeys(labels):
-        some = [n for n, name in enumerate(labels) if name == label]
-        targets = [SVMTarget(label, versus=normal)]
-        try:
-            explained = cam.explain(images[some], targets).maps.float().cpu()
-        except NoBoundaryError:  # near the training mean, which is where it then starts
-            cam.baseline = "mean"
-            explained = cam.explain(images[some], targets).maps.float().cpu()
-        maps[some] = upsample_maps(explained, tuple(grid))[:, 0]
+        of_class, targets = torch.tensor([name == label for name in labels]), [SVMTarget(label, versus=normal)]
+        for n, cam in enumerate(cams):
+            own = of_class & wanted[n]
+            if cam.baseline != "mean" and own.any():
+                try:
+                    explained = cam.explain(images[own], targets)
+                except NoBoundaryError:  # near the training mean, which is where it then starts
+                    cam.baseline = "mean"
+                else:
+                    maps[n, own] = upsample_maps(explained.maps.float().cpu(), tuple(grid))[:, 0]
+        # Those that start at the mean have one start, and so pass the network together.
+        together = [n for n, cam in enumerate(cams) if cam.baseline == "mean"]
+        some = of_class & wanted[together].any(0)
+        if some.any():
+            heads = [cams[n].model.head for n in together]
+            for n, explained in zip(
+                together, explain_heads(cams[together[0]], images[some], heads, targets), strict=True
+            ):
+                maps[n, some] = upsample_maps(explained.maps.float().cpu(), tuple(grid))[:, 0]
     return maps
 
 
