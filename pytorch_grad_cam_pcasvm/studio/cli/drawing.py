@@ -37,7 +37,8 @@ def _make_card(name: str, sheets: Any, outputs: Any, row: int, sheet: Any, truth
     judged.anomaly = next((number for title, number in numbers.items() if title.startswith("anomaly")), None)
     first = next((k for k, title in enumerate(titles) if not title.startswith("component ")), 0)
     if "values_error" in outputs:
-        numbers = _insert_errors(numbers, titles[first], outputs, row, first)
+        error = float(outputs["values_error"][row, first])
+        numbers = _insert_errors(numbers, titles[first], error, sheets.sure_share(outputs, row, first))
     said = sheets.said(outputs, row, first) if judged.anomaly is None else sheets.about.get("anomaly", "")
     card = Card(name, sheet, judged, shares | numbers, said, note)
     card.sure = sheets.sure_share(outputs, row)
@@ -46,18 +47,16 @@ def _make_card(name: str, sheets: Any, outputs: Any, row: int, sheet: Any, truth
     return card
 
 
-def _insert_errors(numbers: dict[str, float], title: str, outputs: Any, row: int, k: int) -> dict[str, float]:
+def _insert_errors(numbers: dict[str, float], title: str, error: float, share: float | None) -> dict[str, float]:
     """Return numbers with the standard error of one of them behind it, and which share of its map's evidence is sure.
 
     Both are NaN where nothing is known: of a component that is not stable, and of negative parts that a method makes
     anew.
     """
-    error, size = float(outputs["values_error"][row, k]), abs(outputs["maps"][row, k])
-    known = error == error and "opposite" not in outputs and bool(size.any())
-    share = float(size[outputs["sure"][row, k]].sum() / size.sum()) if known else float("nan")
     place = [*numbers].index(title) + 1
     items = [*numbers.items()]
-    return dict([*items[:place], ("error", error), ("sure", share), *items[place:]])
+    known = float("nan") if share is None or error != error else share
+    return dict([*items[:place], ("error", error), ("sure", known), *items[place:]])
 
 
 def explain(options: Any) -> None:

@@ -169,12 +169,13 @@ class Answers:
             signed = np.maximum(signed, 0) - np.maximum(outputs["opposite"][row, k], 0)
         return signed / (outputs["nu"][row, k] or 1.0)  # type: ignore[no-any-return]
 
-    def sure_share(self, outputs: dict[str, np.ndarray], row: int = 0) -> float | None:
-        """Return which share of the evidence on the map of the decision is sure; None: not known, or there is none."""
-        if self.decision is None or "sure" not in outputs or "opposite" in outputs:
+    def sure_share(self, outputs: dict[str, np.ndarray], row: int = 0, k: int | None = None) -> float | None:
+        """Return which share of the evidence on a map, by default the decision's, is sure; None: it is not known."""
+        k = self.decision if k is None else k
+        if k is None or "sure" not in outputs or "opposite" in outputs:
             return None
-        size = np.abs(outputs["maps"][row, self.decision])
-        return float(size[outputs["sure"][row, self.decision]].sum() / size.sum()) if size.any() else None
+        size = np.abs(outputs["maps"][row, k])
+        return float(size[outputs["sure"][row, k]].sum() / size.sum()) if size.any() else None
 
     def anomaly(self, outputs: dict[str, np.ndarray], row: int = 0) -> float:
         """Return how unlike good parts an image is: the highest anomaly of its positions."""
