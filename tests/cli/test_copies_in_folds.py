@@ -152,7 +152,7 @@ def test_one_class_alone_names_the_way_for_good_photos(photos, tmp_path, capsys)
 
 def test_what_is_drawn_before_an_interrupt_has_a_page(photos, tmp_path, capsys, monkeypatch):
     model, maps = tmp_path / "m.safetensors", tmp_path / "maps"
-    run(capsys, "fit", photos, *OPTIONS, "--out", model)
+    run(capsys, "fit", photos, *OPTIONS, "--resample", "0", "--out", model)
     make, made = drawing._make_card, []
 
     def interrupted(*arguments):
@@ -210,7 +210,7 @@ def test_copies_that_leave_no_folds_are_told_and_may_be_apart(photos, tmp_path, 
 def test_the_report_is_of_the_photos_that_are_counted(photos, tmp_path, capsys):
     """And says which were left out, or that no number is a test score."""
     model, report = tmp_path / "m.safetensors", tmp_path / "report"
-    run(capsys, "fit", photos, *OPTIONS, "--out", model)
+    run(capsys, "fit", photos, *OPTIONS, "--resample", "0", "--out", model)
     new = make_photos(tmp_path / "new", {"crack": 2, "good": 2}, apart=30.0, seed=5)
     line = ["--model", model, *name_trusted(), "--all-images", "--method", "ContributionCAM", "--out", report]
 
