@@ -135,7 +135,9 @@ def test_good_parts_alone(parts, bank, tmp_path, capsys):
     capsys.readouterr()
     assert main([*command, "--at", "3,4", "--components", "1", "--out", str(tmp_path / "place")]) == 0
     with (tmp_path / "place" / "values.csv").open() as file:
-        assert next(csv.reader(file))[3:-1] == ["verdict", "component 1 at (3, 4)", "anomaly at (3, 4)", "threshold"]
+        assert next(csv.reader(file))[3:-1] == [
+            *("verdict", "component 1 at (3, 4)", "anomaly at (3, 4)", "error", "sure", "threshold")
+        ]
     page = (tmp_path / "maps" / "index.html").read_text()
     anomalies = [float(number) for number in re.findall(r"<b>(?:pass|fail): anomaly ([0-9.e+-]+)</b> \(distance", page)]
     assert len(anomalies) == 11
@@ -558,7 +560,7 @@ def test_a_head_knows_its_layers_and_its_pool(parts, bank, tmp_path, capsys):
     command = ["explain", str(parts / "test"), *NETWORK[:6], "--model", str(bank)]
     assert main([*command, "--out", str(tmp_path / "maps")]) == 0
     with (tmp_path / "maps" / "values.csv").open() as file:
-        assert next(csv.reader(file))[3:-1] == ["verdict", "anomaly where strongest", "threshold"]
+        assert next(csv.reader(file))[3:-1] == [*("verdict", "anomaly where strongest", "error", "sure", "threshold")]
     for options in (["--pool", "mean"], ["--pool", "dense"], ["--features", "1"]):
         assert main([*command, *options, "--out", str(tmp_path / "none")]) == 2
         assert f"{' '.join(options)}, but the model was fitted with" in capsys.readouterr().err

@@ -47,7 +47,7 @@ def test_names_of_a_report_are_text():
 def test_names_of_a_gallery_are_text():
     card = {"mark": "", "attributes": {"label": HOSTILE}, "file": "a.png", "picture": "AAAA", "name": HOSTILE}
     page = Reader(render(
-        "cli/gallery.html", title=HOSTILE, summary=HOSTILE, where="", map="map",
+        "cli/gallery.html", title=HOSTILE, summary=HOSTILE, where="", map="map", legend="", mean={},
         menus=[("predicted", "label", {f"={HOSTILE}": HOSTILE})], cards=[card | {"caption": [("b", HOSTILE, HOSTILE)]}],
     ))  # fmt: skip
     assert page.tags.count("script") == 1  # the page's own
@@ -58,4 +58,4 @@ def test_names_of_a_gallery_are_text():
 
 def test_a_value_that_a_page_lacks_is_an_error():
     with pytest.raises(UndefinedError, match="'title' is undefined"):
-        render("cli/gallery.html", summary="", where="", map="map", menus=[], cards=[])
+        render("cli/gallery.html", summary="", where="", map="map", menus=[], cards=[], legend="", mean={})

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from pytorch_grad_cam_pcasvm.methods.boundary_path import PathBoundary
 from sklearn.decomposition import PCA
 from sklearn.metrics import roc_auc_score
 from sklearn.pipeline import make_pipeline
@@ -22,6 +21,7 @@ from pytorch_grad_cam_pcasvm import (
     fit_model,
 )
 from pytorch_grad_cam_pcasvm.runtime.errors import NoBoundaryError
+from pytorch_grad_cam_pcasvm.starts.boundary_path import PathBoundary
 from pytorch_grad_cam_pcasvm.studio.model.choices import choose_candidate, measure_evidence, score_left_out
 from pytorch_grad_cam_pcasvm.studio.model.teaching import (
     Suspicion,

@@ -7,12 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from PIL import Image
-
 from pytorch_grad_cam_pcasvm.studio.cli.folders import describe_trained, name_first
-from pytorch_grad_cam_pcasvm.studio.cli.mean_map import HABIT, average_maps, find_habit
 from pytorch_grad_cam_pcasvm.studio.pages import render
-from pytorch_grad_cam_pcasvm.studio.pictures.panels import UNSURE, Panel
 
 if TYPE_CHECKING:
     from pytorch_grad_cam_pcasvm.studio.pictures.answers import Judgement
@@ -221,6 +217,8 @@ class Gallery:
         if passes:
             summary += _SUMMARY["failed"].format(failed=passes.count(False), tested=len(passes))
         summary += "".join(f" {words}." for words in self.list_outcomes())
+        from pytorch_grad_cam_pcasvm.studio.pictures.panels import UNSURE
+
         where = _WHERE_ANOMALIES if self._has_anomalies else _WHERE
         page = render(
             "cli/gallery.html",
@@ -237,6 +235,11 @@ class Gallery:
 
     def _draw_mean(self) -> dict[str, str]:
         """Return the mean map of all pictures, and what is to be said of it; {}: there is none."""
+        from PIL import Image
+
+        from pytorch_grad_cam_pcasvm.studio.cli.mean_map import HABIT, average_maps, find_habit
+        from pytorch_grad_cam_pcasvm.studio.pictures.panels import Panel
+
         mean = average_maps(self._maps) if len(self._maps) > 1 else None
         if mean is None:
             return {}
