@@ -199,6 +199,8 @@ FASTER = {
     "targets/output_gradients.py plain_gradients": ("values.abs()", "rises.abs()"),
     # Rules of the package that keep sums have linear secants: only a user's may have another.
     "path/backward.py TapePullback.sums.keeps": ("step.rule is not None", "without linear"),
+    # The directions of a linear reduction are the same everywhere.
+    "head/resamples.py _find_directions": ("mean is None", "head.n_features", "without 0"),
     "path/dual_numbers.py _Constants.__torch_function__": ("_AFFINE", "is_grad_enabled"),
     "path/dual_numbers.py _linear": ("without function in", "len(args)"),
     "path/dual_numbers.py _with": ("place + 1",),

@@ -1,5 +1,6 @@
 """Many heads on one pass: each head's maps are those of its own network; and the errors that refits tell."""
 
+import itertools
 import warnings
 from dataclasses import replace
 
@@ -246,6 +247,21 @@ def test_components_are_matched_by_direction_and_side(problems):
     torch.testing.assert_close(head.resamples.stability, torch.ones(4, dtype=torch.float64))
 
 
+def test_directions_are_those_of_the_reduction_behind_its_scaler(problems):
+    _, features, labels = problems["pooled"]
+    uneven = features * np.geomspace(0.01, 100, 8) + 1
+    pipeline = clone(KNOWN["RBF"]).fit(uneven, labels)
+    refits = refit(KNOWN["RBF"], uneven, labels)
+    head = Head.of(pipeline)
+    head.resamples = refits
+    cosines = [np.square(pipeline[1].components_ @ one[1].components_.T) for one in refits]
+    matched = [[of_refit[b, match] for b, (match, _) in enumerate(matches)] for of_refit, matches in
+               zip(cosines, head.resamples.matches, strict=True)]  # fmt: skip
+    np.testing.assert_allclose(head.resamples.stability, np.mean(matched, 0), atol=1e-9)
+    best = [max(of_refit[range(4), order].sum() for order in itertools.permutations(range(4))) for of_refit in cosines]
+    np.testing.assert_allclose(np.sum(matched, 1), best, atol=1e-9)
+
+
 def test_components_of_equal_variance_are_said_to_be_unstable_once(problems):
     backbone, features, labels = problems["pooled"]
     pipeline = clone(KNOWN["RBF"]).fit(features, labels)
@@ -286,6 +302,37 @@ def test_the_error_of_a_stable_component_is_that_of_its_match(problems):
     assert relative(maps.error[:, :1], expected) < 1e-9
     assert relative(maps.error[:, 1:], expected) < 1e-9
     assert relative(maps.resampled[:, 1:], -torch.stack(alone).mean(0)) < 1e-9
+
+
+def test_a_component_that_points_the_other_way_is_turned(problems):
+    backbone, features, _ = problems["pooled"]
+    pipeline = make_pipeline(StandardScaler(), PCA(2)).fit(features)
+    turned = make_pipeline(StandardScaler(), PCA(2)).fit(features)
+    turned[1].components_ *= -1
+    net = PCASVMNet(backbone, pipeline).eval()
+    net.head.resamples = [turned, pipeline]
+    maps = ClosedFormGradCAM(net, ["4"]).explain(IMAGES[:2], [PCATarget(1), PCATarget(1, sign="-")])
+    torch.testing.assert_close(maps.resampled, maps.maps)
+    assert float(maps.error.max()) < 1e-9 * float(maps.maps.abs().max())
+
+
+def test_errors_have_the_factor_of_maps_that_underflow(problems):
+    backbone, features, labels = problems["pooled"]
+    pipeline = make_pipeline(StandardScaler(), PCA(4), SVC(gamma=10.0)).fit(features, labels)
+    net = PCASVMNet(backbone, pipeline).eval()
+    refits = resample_heads(pipeline, features, labels, n=3)
+    net.head.resamples = refits
+    x, target = 2 * IMAGES[:2], SVMTarget(0, versus=1)
+    maps = ClosedFormGradCAM(net, ["4"]).explain(x, target)
+    assert float(maps.log_scale.max()) < -5
+    logs, alone = [], []
+    for one in refits:
+        own = ClosedFormGradCAM(net.with_head(one), ["4"]).explain(x, target)
+        logs.append(own.log_scale)
+        alone.append(own.maps)
+    factors = [(log - maps.log_scale).exp().reshape(2, 1, 1, 1) for log in logs]
+    expected = torch.stack([one * factor for one, factor in zip(alone, factors, strict=True)]).std(0)
+    assert relative(maps.error, expected) < 1e-9
 
 
 @pytest.mark.filterwarnings("ignore::pytorch_grad_cam_pcasvm.UnstableComponentWarning")
