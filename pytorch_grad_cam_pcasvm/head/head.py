@@ -214,7 +214,15 @@ class Head(Stack):
 
     @classmethod
     def restore(cls, stages: Iterable[Stage], training_set: storage.TrainingSet) -> "Head":
-        """Return a head of what was read from a file."""
+        """Return a head of what was read from a file.
+
+        Args:
+            stages: of the head.
+            training_set: what is known of its training images; its resampled heads are still lists of stages.
+
+        Raises:
+            ValueError: there are no stages; or the resampled heads have other features or classes.
+        """
         head, refits = cls(stages), training_set.resamples
         head.training_set = replace(training_set, resamples=None)
         head.resamples = refits and [cls(refit) for refit in refits]

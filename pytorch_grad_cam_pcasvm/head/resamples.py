@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import torch
 from scipy.optimize import linear_sum_assignment
-from torch import Tensor
 from torch.nn.functional import normalize
 
 from pytorch_grad_cam_pcasvm.head.stack import HeadTrace, Stack
@@ -23,12 +22,12 @@ class Resamples:
         heads: the R refits.
         matches: for each of them, and each component of the head, the number of the component of the most similar
             direction, and 1.0 or -1.0 by which side it points to.
-        stability: of each component of the head the mean squared cosine of its direction with those matched, (B,).
+        stability: of each component of the head the mean squared cosine of its direction with those matched, B numbers.
     """
 
     heads: Sequence[Any]
     matches: Sequence[Sequence[tuple[int, float]]]
-    stability: Tensor
+    stability: Sequence[float]
 
     @staticmethod
     def of(head: Stack, heads: Sequence[Any]) -> "Resamples":
@@ -44,14 +43,14 @@ class Resamples:
                 raise ValueError("resampled heads must take the same features as the head, and know the same classes")
         own, matches, cosines = _find_directions(head), [], []
         for refit in heads if own is not None else ():
-            similarity = (own @ _find_directions(refit).mT).cpu().numpy()
+            similarity = (own @ _find_directions(refit).mT).numpy()
             _, of_refit = linear_sum_assignment(-np.square(similarity))
             matched = similarity[np.arange(len(of_refit)), of_refit]
             matches.append([
                 (int(b), 1.0 if cosine >= 0 else -1.0) for b, cosine in zip(of_refit, matched, strict=True)
             ])
             cosines.append(np.square(matched))
-        stability = torch.from_numpy(np.mean(cosines, 0)) if cosines else torch.zeros(0, dtype=torch.float64)
+        stability = np.mean(cosines, 0).tolist() if cosines else []
         return Resamples(heads, matches or [[] for _ in heads], stability)
 
 
@@ -60,13 +59,17 @@ def _list_classes(head: Stack) -> list[Any] | None:
 
 
 def _find_directions(head: Stack) -> Any:
-    """Return the directions of the components in the space of the reduction's input, of length 1, (B, D); or None."""
+    """Return the directions of components in the space of the reduction's input, of length 1, (B, D); or None.
+
+    They are on the CPU, as a head may be on a GPU, and its refits not yet.
+    """
     position = head.component_position
     if position is None:
         return None
     with torch.no_grad():
         mean = head.feature_mean
-        features = torch.zeros(1, head.n_features or 0, dtype=torch.float64) if mean is None else mean.unsqueeze(0)
+        like = next(head.buffers(), torch.zeros(0, dtype=torch.float64))
+        features = like.new_zeros(1, head.n_features or 0) if mean is None else mean.unsqueeze(0)
         trace: HeadTrace = head(features)
         jacobian, _ = head.pullback(trace, {position: None}, until=position - 1)
-    return normalize(jacobian[0], dim=1)
+    return normalize(jacobian[0].cpu().double(), dim=1)

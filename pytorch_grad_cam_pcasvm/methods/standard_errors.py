@@ -3,6 +3,7 @@
 The bootstrap estimate of a standard error (Efron, Annals of Statistics 7, 1979), whose replicates share the network.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -14,6 +15,7 @@ from pytorch_grad_cam_pcasvm.head.resamples import STABLE, Resamples
 from pytorch_grad_cam_pcasvm.maps.results import MethodResult
 from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
 from pytorch_grad_cam_pcasvm.methods.heads_run import explain_together
+from pytorch_grad_cam_pcasvm.runtime.device import kept_on_devices
 from pytorch_grad_cam_pcasvm.runtime.errors import UnstableComponentWarning
 from pytorch_grad_cam_pcasvm.starts.run import Run
 from pytorch_grad_cam_pcasvm.targets import PCATarget
@@ -38,7 +40,8 @@ def add_errors(cam: Any, run: Run, questions: Questions, signed: SignedMaps) -> 
     asked = [_ask_refit(questions, matched) for matched in resamples.matches]
     results, _ = explain_together(cam, run, questions, runs, asked, [cam.sampling])
     of_components = [column.target.component if _is_component(column) else -1 for column in questions.columns]
-    stability = _list_stability(resamples, of_components, like=signed.values)
+    of_targets = [math.nan if b < 0 else resamples.stability[b] for b in of_components]
+    stability = _send_stability(*of_targets, like=signed.values)
     _warn_of_unstable(cam, resamples, of_components)
     spread = _measure_spread(results, signed.log_scale)
     # Of components that are not stable nothing is known.
@@ -72,14 +75,14 @@ def _ask_refit(questions: Questions, matched: Sequence[tuple[int, float]]) -> Qu
     return Questions(questions.targets, [match(column) for column in questions.columns])
 
 
-def _list_stability(resamples: Resamples, of_components: Sequence[int], like: Tensor) -> Tensor:
+@kept_on_devices
+def _send_stability(*of_targets: float) -> list[float]:
     """Return the stability of the component of each target, NaN of other targets, (K,)."""
-    known = resamples.stability.tolist()
-    return like.new_tensor([known[b] if b >= 0 else float("nan") for b in of_components])
+    return [*of_targets]
 
 
 def _warn_of_unstable(cam: Any, resamples: Resamples, of_components: Sequence[int]) -> None:
-    known = resamples.stability.tolist()
+    known = resamples.stability
     unstable = [b for b in dict.fromkeys(of_components) if b >= 0 and known[b] < STABLE]
     if unstable:
         listed = ", ".join(f"{b + 1} ({known[b]:.2f})" for b in unstable[:8]) + (", ..." if len(unstable) > 8 else "")

@@ -106,7 +106,19 @@ class PCASVMNet(nn.Module):
         return self.of_features(features, x)
 
     def with_head(self, head: Any) -> "PCASVMNet":
-        """Return a network of the same backbone, layer and pool, which it shares, with another head."""
+        """Return a network of the same backbone, layer and pool, which it shares, with another head.
+
+        Args:
+            head: a fitted estimator, pipeline, search or list, or a :class:`Head`, on the same features.
+
+        Raises:
+            TypeError: the head is not made of estimators.
+            NoClosedFormError: an estimator has no closed-form Jacobian.
+
+        Example:
+            >>> net.with_head(clone(pipeline).set_params(svc__C=9.0).fit(features, labels))(images).shape
+            torch.Size([2, 3])
+        """
         network = copy.copy(self)
         network._modules = dict(self._modules)
         network.head = Head.of(head).to(find_device(self.backbone))

@@ -24,6 +24,7 @@ from pytorch_grad_cam_pcasvm import (
     SVMTarget,
     mean_activations,
     methods,
+    resample_heads,
 )
 from pytorch_grad_cam_pcasvm.runtime import device
 from pytorch_grad_cam_pcasvm.runtime.device import forbid_sync
@@ -136,6 +137,37 @@ def test_maps_without_looks_are_the_same_and_nothing_stays_on_the_cpu_or_waits_f
         assert (there is None) == (here is None)
         if here is not None:
             assert (there.device.type, there.shape, there.dtype) == ("cuda", here.shape, here.dtype), name
+
+
+@pytest.mark.filterwarnings("ignore::pytorch_grad_cam_pcasvm.UnstableComponentWarning")
+@pytest.mark.parametrize("method", ["ClosedFormGradCAM", "ContributionCAM"])
+def test_errors_of_maps_do_not_wait_for_a_device_either(method):
+    rng = np.random.default_rng(0)
+    rows, labels = rng.normal(size=(60, 8)), np.arange(60) % 3
+    torch.manual_seed(0)
+    fitted = HEADS["RBF"].pipeline.fit(rows, labels)
+    net = PCASVMNet(NETWORKS["pooled"].make().eval(), fitted)
+    net.head.resamples = resample_heads(fitted, rows, labels, n=3)
+    options = {"baseline": "zero"} if method == "ContributionCAM" else {}
+    cam, x = getattr(methods, method)(net, ["4"], **options), torch.randn(2, 3, 8, 8)
+    maps = cam.explain(x)
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    fake.cache_enabled = False
+    overwrites = torch.__future__.get_overwrite_module_params_on_conversion()
+    torch.__future__.set_overwrite_module_params_on_conversion(True)
+    try:
+        with fake:
+            net.to("cuda")
+            images = torch.empty(x.shape, device="cuda")
+            found = cam.explain(images)  # refits are sent once
+            with _Copies() as copies:
+                cam.explain(images)
+    finally:
+        torch.__future__.set_overwrite_module_params_on_conversion(overwrites)
+    assert not copies.seen, "a GPU would wait for what is sent to it"
+    for name in ("error", "values_error", "resampled", "stability"):
+        there, here = getattr(found, name), getattr(maps, name)
+        assert (there.device.type, there.shape, there.dtype) == ("cuda", here.shape, here.dtype), name
 
 
 def test_constants_are_kept_on_a_device_with_each_dtype_but_not_those_of_a_trace():
