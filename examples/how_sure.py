@@ -14,6 +14,7 @@ heads, positions and test photos:
 """
 
 import argparse
+import dataclasses
 import warnings
 from pathlib import Path
 
@@ -33,7 +34,9 @@ from torchvision.models import mobilenet_v2
 from pytorch_grad_cam_pcasvm import (
     ContributionCAM,
     PCASVMNet,
+    SignedMaps,
     SVMTarget,
+    explain_heads,
     extract_features,
     mean_activations,
     resample_heads,
@@ -69,6 +72,13 @@ def prepare(photos: Tensor) -> Tensor:
     return (photos.float() / 255 - mean.reshape(-1, 1, 1)) / deviation.reshape(-1, 1, 1)
 
 
+def with_own_starts(cam: ContributionCAM, test: Tensor, maps: SignedMaps, target: SVMTarget) -> SignedMaps:
+    """Return maps whose errors are those of refits that each start where they are undecided themselves."""
+    refits = explain_heads(cam, test, cam.model.head.resamples.heads, [target], own_starts=True)
+    stacked = torch.stack([refit.maps * (refit.log_scale - maps.log_scale).exp()[..., None, None] for refit in refits])
+    return dataclasses.replace(maps, resampled=stacked.mean(0), error=stacked.std(0))
+
+
 def measure(maps: np.ndarray, means: np.ndarray, errors: np.ndarray, sure: np.ndarray) -> dict[str, float]:
     """Return the figures of S heads, whose arrays have the shape (S, photos, h, w)."""
     count = len(maps)
@@ -100,6 +110,7 @@ def main() -> None:
     parser.add_argument("--sets", type=int, default=40)
     parser.add_argument("--counts", type=int, nargs="+", default=[40, 100, 200])
     parser.add_argument("--layers", nargs="+", default=["features.18", "features.13"])
+    parser.add_argument("--own-starts", action="store_true", help="a start for each refit (default: that of the head)")
     parser.add_argument("--classifiers", nargs="+", default=list(CLASSIFIERS), choices=list(CLASSIFIERS))
     args = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -113,14 +124,14 @@ def main() -> None:
     photos, labels = read_photos(folders, most, args.size)
     loader = [(prepare(part), torch.arange(len(part))) for part in photos[TEST:].split(BATCH)]
     features, _ = extract_features(backbone, loader, "features.18", pool="mean", progress=False)
-    test = prepare(photos[:TEST])
+    test, target = prepare(photos[:TEST]), SVMTarget(args.classes[0])
     means = {layer: mean_activations(backbone, loader[:8], layer, progress=False) for layer in args.layers}
     print("layer         photos classifier  coverage  sure  right: sure  else  error/sd  correlation: one  mean")
     for count in args.counts:
         sets = min(args.sets, len(features) // count)
         parts = [slice(number * count, (number + 1) * count) for number in range(sets)]
         for name in args.classifiers:
-            pipeline = make_pipeline(StandardScaler(), PCA(16), CLASSIFIERS[name])
+            pipeline = make_pipeline(StandardScaler(), PCA(16, random_state=0), CLASSIFIERS[name])
             found: dict[str, list[list[np.ndarray]]] = {layer: [] for layer in args.layers}
             for part in parts:
                 rows, of_rows = features[part], labels[TEST:][part]
@@ -128,7 +139,10 @@ def main() -> None:
                 net = PCASVMNet(backbone, fitted, "features.18", pool="mean").eval()
                 net.head.resamples = resample_heads(fitted, rows, of_rows)
                 for layer in args.layers:
-                    maps = ContributionCAM(net, [layer], mean=means[layer]).explain(test, [SVMTarget(args.classes[0])])
+                    cam = ContributionCAM(net, [layer], mean=means[layer])
+                    maps = cam.explain(test, [target])
+                    if args.own_starts:
+                        maps = with_own_starts(cam, test, maps, target)
                     columns = (maps.maps, maps.resampled, maps.error, maps.sure())
                     found[layer].append([column[:, 0].numpy() for column in columns])
             for layer, arrays in found.items():

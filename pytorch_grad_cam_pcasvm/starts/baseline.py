@@ -1,7 +1,7 @@
 """Starts: the activations from which contributions start, and which stand in for missing parts."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -33,6 +33,21 @@ from pytorch_grad_cam_pcasvm.starts.training_mean import (
 )
 from pytorch_grad_cam_pcasvm.targets.questions import Questions
 
+_HEADS = 64  # whose boundaries are kept
+
+
+@dataclass(eq=False)
+class _Searches:
+    """What searches for boundaries of one head have found.
+
+    Attributes:
+        boundary: that among its features.
+        near_mean: those near means of the training set, by layer and kind of mean.
+    """
+
+    boundary: Boundary | None = None
+    near_mean: dict[Any, PathBoundary] = field(default_factory=dict)
+
 
 class Baseline:
     """Where the contributions of one method start.
@@ -50,8 +65,7 @@ class Baseline:
     """
 
     def __init__(self, baseline: str | Tensor, mean: Tensor | Sequence[Tensor] | None) -> None:
-        self._boundary: Boundary | None = None
-        self._near_mean: dict[Any, PathBoundary] = {}
+        self._searches: dict[Any, _Searches] = {}  # by head
         self.baseline, self.means = baseline, mean
 
     @property
@@ -83,7 +97,7 @@ class Baseline:
         if means is not None and not all(bool(one.isfinite().all()) for one in means):
             raise ValueError("the mean has NaN or infinite values")
         self._means = means
-        self._near_mean.clear()
+        self._searches.clear()
 
     def plan(self, run: Run, layer: int, questions: Questions, warnings: Any, *, moves: bool) -> StartPlan:
         """Return where K targets start at a target layer.
@@ -126,7 +140,7 @@ class Baseline:
             return Zeros()
         if is_unknown or isinstance(run.images, Inputs):  # where a value is 0 depends on the other inputs
             return TrainingMean(mean)
-        return NearMean(self._find_boundary_near(run.layers[layer], mean), mean, warnings)
+        return NearMean(self._find_boundary_near(run, layer, mean), mean, warnings)
 
     def _start_at(self, run: Run, layer: int, point: Point, questions: Questions) -> Start:
         start = run.start_at(layer, point.activations) if point.start is None else point.start
@@ -188,9 +202,10 @@ class Baseline:
                 return None
         elif not run.ends_in_mean(layer):
             return None
-        if self._boundary is None or not self._boundary.holds_for(head, mean):
-            self._boundary = Boundary(head, mean)
-        return self._boundary
+        searches = self._find_searches(head)
+        if searches.boundary is None or not searches.boundary.holds_for(head, mean):
+            searches.boundary = Boundary(head, mean)
+        return searches.boundary
 
     def _is_unknown(self, run: Run, layer: int, questions: Questions, boundary: Boundary | None, warnings: Any) -> bool:
         """Return whether nothing tells where a head without a gradient is undecided, and say so."""
@@ -212,12 +227,21 @@ class Baseline:
             )
         return not has_boundary
 
-    def _find_boundary_near(self, layer: str, mean: Tensor) -> PathBoundary:
+    def _find_searches(self, head: Any) -> "_Searches":
+        """Return what was found for a head: several are explained in turn."""
+        if head not in self._searches:
+            if len(self._searches) >= _HEADS:
+                self._searches.pop(next(iter(self._searches)))
+            self._searches[head] = _Searches()
+        return self._searches[head]
+
+    def _find_boundary_near(self, run: Run, layer: int, mean: Tensor) -> PathBoundary:
         """Return the boundary near a mean at a layer; starts that it keeps hold for this mean alone."""
-        key = layer, mean.shape, mean.dtype, mean.device
-        near = self._near_mean.get(key)
+        key = run.layers[layer], mean.shape, mean.dtype, mean.device
+        near_mean = self._find_searches(run.head).near_mean
+        near = near_mean.get(key)
         if near is None or (not is_traced() and can_sync(mean) and not torch.equal(near.mean, mean)):
-            near = self._near_mean[key] = PathBoundary(mean)
+            near = near_mean[key] = PathBoundary(mean)
         elif not is_traced():
             near.mean = mean  # on a device, what is kept is compared with it
         return near

@@ -37,6 +37,7 @@ from pytorch_grad_cam_pcasvm import (
     resample_heads,
 )
 from pytorch_grad_cam_pcasvm.runtime.device import traced
+from pytorch_grad_cam_pcasvm.starts import boundary_path
 
 IMAGES = torch.randn(60, 3, 8, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 METHODS = [
@@ -124,7 +125,7 @@ def test_heads_start_where_the_first_one_is_undecided(layer, problems):
         assert not maps.neutral
         # The secants of the head between the same activations: the value at the start is the head's own there.
         own = cam.model.with_head(fitted)
-        boundary = cam._starts._boundary
+        boundary = next(iter(cam._starts._searches.values())).boundary
         if layer == "4":
             start = boundary.point(SVMTarget(0, versus=1))
             expected = SVMTarget(0, versus=1)(own.of_features(start.unsqueeze(0)))
@@ -381,3 +382,21 @@ def test_of_a_forest_values_tell(problems):
     net.head.resamples = None
     alone = torch.stack([one.maps for one in each_alone(net, refits, SVMTarget(1), IMAGES[:2])])
     assert relative(maps.error, alone.std(0)) < 1e-9
+
+
+def test_the_starts_of_several_heads_are_kept(problems, monkeypatch):
+    backbone, features, labels = problems["pooled"]
+    net = PCASVMNet(backbone, refit(KNOWN["RBF"], features, labels, 1)[0]).eval()
+    heads = [package.Head.of(fitted) for fitted in refit(KNOWN["RBF"], features, labels)]
+    cam = ContributionCAM(net, ["2"], mean=package.mean_activations(net, [IMAGES], "2", progress=False))
+    targets = [SVMTarget(0, versus=1)]
+    before = explain_heads(cam, IMAGES[:2], heads, targets, own_starts=True)
+    searches, solve = [], boundary_path._solved
+    monkeypatch.setattr(boundary_path, "_solved", lambda *args: searches.append(args) or solve(*args))
+    after = explain_heads(cam, IMAGES[:2], heads, targets, own_starts=True)
+    assert not searches
+    for one, other in zip(before, after, strict=True):
+        assert torch.equal(one.maps, other.maps)
+    cam.mean = package.mean_activations(net, [IMAGES[1:]], "2", progress=False)
+    explain_heads(cam, IMAGES[:2], heads, targets, own_starts=True)
+    assert searches

@@ -213,26 +213,41 @@ def explain_faults(
     maps = torch.zeros(len(cams), len(images), *grid)
     wanted = torch.ones(len(cams), len(images), dtype=torch.bool) if wanted is None else wanted
     for label in dict.fromkeys(labels):
-        of_class, targets = torch.tensor([name == label for name in labels]), [SVMTarget(label, versus=normal)]
-        for n, cam in enumerate(cams):
-            own = of_class & wanted[n]
-            if cam.baseline != "mean" and own.any():
-                try:
-                    explained = cam.explain(images[own], targets)
-                except NoBoundaryError:  # near the training mean, which is where it then starts
-                    cam.baseline = "mean"
-                else:
-                    maps[n, own] = upsample_maps(explained.maps.float().cpu(), tuple(grid))[:, 0]
-        # Those that start at the mean have one start, and so pass the network together.
-        together = [n for n, cam in enumerate(cams) if cam.baseline == "mean"]
-        some = of_class & wanted[together].any(0)
-        if some.any():
-            heads = [cams[n].model.head for n in together]
-            for n, explained in zip(
-                together, explain_heads(cams[together[0]], images[some], heads, targets), strict=True
-            ):
-                maps[n, some] = upsample_maps(explained.maps.float().cpu(), tuple(grid))[:, 0]
+        own, targets = torch.tensor([name == label for name in labels]) & wanted, [SVMTarget(label, versus=normal)]
+        try:
+            _explain_from("neutral", cams, images, targets, own, maps)
+        except NoBoundaryError:
+            for cam in cams:
+                _settle_start(cam, images[own.any(0)][:1], targets)
+            _explain_from("neutral", cams, images, targets, own, maps)
+        _explain_from("mean", cams, images, targets, own, maps)
     return maps
+
+
+def _explain_from(
+    baseline: str,
+    cams: Sequence[ContributionCAM],
+    images: Tensor,
+    targets: Sequence[SVMTarget],
+    wanted: Tensor,
+    maps: Tensor,
+) -> None:
+    """Write the maps of the models that start at a baseline: they pass the network together."""
+    together = [n for n, cam in enumerate(cams) if cam.baseline == baseline]
+    some = wanted[together].any(0)
+    if some.any():
+        heads, own_starts = [cams[n].model.head for n in together], baseline == "neutral"
+        found = explain_heads(cams[together[0]], images[some], heads, targets, own_starts=own_starts)
+        for n, explained in zip(together, found, strict=True):
+            maps[n, some] = upsample_maps(explained.maps.float().cpu(), tuple(maps.shape[2:]))[:, 0]
+
+
+def _settle_start(cam: ContributionCAM, image: Tensor, targets: Sequence[SVMTarget]) -> None:
+    """Let a model start at the training mean, if it is undecided nowhere near it."""
+    try:
+        cam.explain(image, targets)
+    except NoBoundaryError:
+        cam.baseline = "mean"
 
 
 def reduce_patches(read: Read, count: int, seed: int = 0) -> Tensor:
