@@ -13,6 +13,7 @@ from pytorch_grad_cam_pcasvm.head.stage import USUAL, Sampling, split_sampling
 from pytorch_grad_cam_pcasvm.maps.results import MethodResult, average_samples, find_nu, shift_baseline
 from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
 from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput
+from pytorch_grad_cam_pcasvm.runtime.columns import join_columns
 from pytorch_grad_cam_pcasvm.runtime.errors import BaselineWarning, warn
 from pytorch_grad_cam_pcasvm.starts.boundary_head import Boundary
 from pytorch_grad_cam_pcasvm.starts.jumps import find_deviations
@@ -117,10 +118,12 @@ def at_place(components: SignedMaps, targets: Any, place: Any) -> tuple[SignedMa
 def _recombined(components: SignedMaps, reduction: Head | None, tail: Head | None, targets: list[Any]) -> SignedMaps:
     boundary = _boundary_of(components, tail, reduction)
     samplings = split_sampling(None if tail is None else tail.enumerated, USUAL.sampling)
-    output_gradients = (
-        _differentiate_components(components, reduction, tail, targets, boundary, sampling) for sampling in samplings
-    )
-    result = average_samples([compute_result(components, of_group) for of_group in output_gradients])
+    sampled = [
+        compute_result(components, _differentiate_components(components, reduction, tail, targets, boundary, sampling))
+        for sampling in samplings
+    ]
+    order = range(len(samplings) * len(targets))
+    result = average_samples(join_columns(sampled, order), len(targets))
     output = _make_output(tail, 0, components.values)
     columns: dict[str, Any] = result.columns
     return SignedMaps(
@@ -194,11 +197,11 @@ def _differentiate_components(
     for chosen, part, position in ((of_all, reduction, 1), (behind, tail, 0)):
         if chosen:
             here, start = (_make_output(part, position, p) for p in (values, at_baseline))
-            asked = [targets[k] for k in chosen]
+            asked = resolve_targets([targets[k] for k in chosen], here).sample([sampling])
             if boundary is not None and chosen is behind:
-                output_gradients = boundary.differentiate(here, asked, values.dtype, sampling=sampling)
+                output_gradients = boundary.differentiate(here, asked, values.dtype)
             else:
-                output_gradients = differentiate_targets(here, asked, values.dtype, start, sampling=sampling)
+                output_gradients = differentiate_targets(here, asked, values.dtype, start)
             grads[:, chosen] = output_gradients.by_image
             for name, column in columns.items():
                 part = getattr(output_gradients, name)

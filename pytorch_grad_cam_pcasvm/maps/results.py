@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby
 from typing import Any
 
@@ -47,10 +48,18 @@ class MethodResult(Columns):
     resampled: OptionalScaled = None
 
 
-def average_samples(samples: Sequence[MethodResult]) -> MethodResult:
-    """Return the means of independent samples of the same maps, with their standard errors; the only one as it is."""
-    if len(samples) == 1:
-        return samples[0]
+def average_samples(sampled: MethodResult, count: int) -> MethodResult:
+    """Return the means of independent samples of the same maps, with their standard errors; the only one as it is.
+
+    Args:
+        sampled: the maps of K targets, one sample after the other.
+        count: K.
+    """
+    total = sampled.maps.shape[1]
+    if total == count:
+        return sampled
+    pieces = [partial(Tensor.narrow, dim=1, start=first, length=count) for first in range(0, total, count)]
+    samples = [sampled.map_columns(piece) for piece in pieces]
     mean = average_columns(samples)
     errors = torch.stack([sample.rescale(mean.log_scale).maps for sample in samples]).std(0) / len(samples) ** 0.5
     return replace(mean, standard_errors=errors)

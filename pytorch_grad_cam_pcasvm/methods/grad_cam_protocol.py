@@ -169,13 +169,14 @@ class ClosedFormCAM(Method):
             run = self._run_network(x, modules)
             self.outputs = run.public_output  # where the host keeps it
             questions = resolve_image_targets(targets, run.output)
+            questions = questions if self.sampling is None else questions.sample([self.sampling])
             for layer, name in enumerate(run.layers):
                 if eigen_smooth and run.activations(layer)[0, 0].numel() == 1:
                     raise ValueError(
                         "eigen_smooth takes a principal component over positions, but the maps of "
                         f"{name!r} have only one position: choose a layer with more, or eigen_smooth=False"
                     )
-            (results,), plans = self._explain_layers(run, questions, [self.sampling])
+            results, plans = self._explain_layers(run, questions)
             layers = []
             for layer, (name, result, plan) in enumerate(zip(run.layers, results, plans, strict=True)):
                 self._warnings.of_layer(name, result.maps.shape[2:])
@@ -186,7 +187,7 @@ class ClosedFormCAM(Method):
                 if eigen_smooth:
                     check_finite(maps)
                     starts = {} if plan is None else {layer: plan.groups[0][1]()}
-                    terms = self.terms(replace(run, starts=starts, sampling=self.sampling), layer, questions, result)
+                    terms = self.terms(replace(run, starts=starts), layer, questions, result)
                     maps = smoothed_by_svd(run.layouts[layer].add_tiles(terms), maps, targets)
                     nu = find_nu(maps)
                 # The host adds 1e-7 when it scales, so the maps must have its size.

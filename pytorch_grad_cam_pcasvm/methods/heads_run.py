@@ -18,7 +18,6 @@ def explain_together(
     questions: Questions,
     runs: Sequence[Run],
     asked: Sequence[Questions],
-    samplings: Sequence[Any],
 ) -> tuple[list[MethodResult], list[StartPlan | None]]:
     """Return the maps of several heads' questions, from where those of the first head start.
 
@@ -28,7 +27,6 @@ def explain_together(
         questions: K questions to it.
         runs: the run of each head on the same pass.
         asked: K questions to each.
-        samplings: groups of permutations for heads without a gradient.
 
     Returns:
         The maps of each head, and the plan of the starts.
@@ -38,10 +36,10 @@ def explain_together(
     columns = [replace(column, head=number) for number, some in enumerate(asked) for column in some.columns]
     whole = Questions([target for some in asked for target in some.targets], columns)
     of_layers = [
-        cam._explain_layer(together, layer, whole, None if plan is None else _share_plan(plan, runs, count), samplings)
+        cam._explain_layer(together, layer, whole, None if plan is None else _share_plan(plan, runs, count))
         for layer, plan in enumerate(plans)
     ]
-    (joined,) = cam._join_samples(together, list(zip(*of_layers, strict=True)))
+    (joined,) = cam._join(together, of_layers)
     return [
         joined.map_columns(lambda tensor, number=number: tensor[:, number * count : (number + 1) * count])
         for number in range(len(runs))
@@ -84,7 +82,7 @@ class HeadsRun(Run):
 
         def ask(number: int, some: Questions) -> Asked:
             own = {layer: start.of_heads[number]} if isinstance(start, HeadsStart) else {}
-            return replace(self.runs[number], starts=own, sampling=self.sampling).secants(some, layer, until)
+            return replace(self.runs[number], starts=own).secants(some, layer, until)
 
         return self._ask(targets, ask, start)
 

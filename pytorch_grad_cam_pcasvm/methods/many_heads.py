@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from pytorch_grad_cam_pcasvm.maps.results import average_samples
 from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
 from pytorch_grad_cam_pcasvm.methods.grad_cam_protocol import ClosedFormCAM
 from pytorch_grad_cam_pcasvm.methods.heads_run import explain_together
@@ -74,12 +75,12 @@ def explain_heads(
         if own_starts or isinstance(cam, PerturbationCAM):
             signed = [_explain_apart(cam, *of_head) for of_head in zip(runs, questions, listed, strict=True)]
         else:
-            samplings = cam._split_sampling(runs[0], questions[0])
-            results, plans = explain_together(cam, runs[0], questions[0], runs, questions, samplings)
+            sampled = [cam._sample(runs[0], some) for some in questions]
+            results, plans = explain_together(cam, runs[0], sampled[0], runs, sampled)
             # Where another head's starts are, decisions of this one are not 0.
             others = [plan and replace(plan, boundary=None) for plan in plans]
             signed = [
-                cam._scale(run, [result], some, others if number else plans)[0]
+                cam._scale(run, [average_samples(result, len(some))], some, others if number else plans)[0]
                 for number, (run, result, some) in enumerate(zip(runs, results, listed, strict=True))
             ]
     cam._warnings.of_results(signed[:1], blind=False)
@@ -88,8 +89,9 @@ def explain_heads(
 
 def _explain_apart(cam: ClosedFormCAM, run: Run, questions: Questions, targets: Sequence[Any]) -> SignedMaps:
     """Return the maps of one head, from its own starts, on a pass that is shared."""
-    samples, plans = cam._explain_layers(run, questions, cam._split_sampling(run, questions))
-    return cam._scale(run, cam._join_samples(run, samples), targets, plans)[0]
+    results, plans = cam._explain_layers(run, cam._sample(run, questions))
+    (joined,) = cam._join(run, results)
+    return cam._scale(run, [average_samples(joined, len(questions))], targets, plans)[0]
 
 
 def _make_nets(model: PCASVMNet, heads: Sequence[Any]) -> list[PCASVMNet]:

@@ -172,8 +172,8 @@ class Method(BaseCAM):
             run = self._run_network(x, modules)
             asked = list_default_targets(run.output) if targets is None else list_targets(targets)
             questions = resolve_targets(asked, run.output)
-            samples, plans = self._explain_layers(run, questions, self._split_sampling(run, questions))
-            results = self._join_samples(run, samples)
+            results, plans = self._explain_layers(run, self._sample(run, questions))
+            results = [average_samples(result, len(questions)) for result in self._join(run, results)]
             if heads:
                 results = [replace(results[0], heads=self._explain_heads(run, questions))]
             signed = self._scale(run, results, asked, plans)
@@ -268,43 +268,27 @@ class Method(BaseCAM):
             of_margins, log_scale = _compute_jacobian(run, every_class(run.output), self._split_chunks)
         return Jacobians(of_components, of_margins, log_scale, activations, run.public_output)
 
-    def _explain_layers(
-        self, run: Run, questions: Questions, samplings: Sequence[Sampling | None]
-    ) -> tuple[list[list[MethodResult]], list[StartPlan | None]]:
-        """Return the maps of K targets at every target layer, for each sampling, and the plans of their starts."""
+    def _explain_layers(self, run: Run, questions: Questions) -> tuple[list[MethodResult], list[StartPlan | None]]:
+        """Return the maps of K targets at every target layer, and the plans of their starts."""
         plans = self._plan_starts(run, questions)
-        of_layers = [self._explain_layer(run, layer, questions, plan, samplings) for layer, plan in enumerate(plans)]
-        return [list(results) for results in zip(*of_layers, strict=True)], plans
+        return [self._explain_layer(run, layer, questions, plan) for layer, plan in enumerate(plans)], plans
 
-    def _explain_layer(
-        self,
-        run: Run,
-        layer: int,
-        questions: Questions,
-        plan: StartPlan | None,
-        samplings: Sequence[Sampling | None] = (None,),
-    ) -> list[MethodResult]:
-        """Return the maps of K targets at one layer, for each sampling."""
-        samples, order = [list[MethodResult]() for _ in samplings], list[int]()
+    def _explain_layer(self, run: Run, layer: int, questions: Questions, plan: StartPlan | None) -> MethodResult:
+        """Return the maps of K targets at one layer."""
+        parts, order = list[MethodResult](), list[int]()
         for target_indices, find_start in [(range(len(questions)), None)] if plan is None else plan.groups:
             starts = {} if find_start is None else {layer: find_start()}
             some = questions.take_targets(target_indices)
-            for parts, sampling in zip(samples, samplings, strict=True):
-                parts.append(self._explain_start(replace(run, starts=starts, sampling=sampling), layer, some))
+            parts.append(self._explain_start(replace(run, starts=starts), layer, some))
             order += target_indices
             del starts  # free this start's memory before the next one is computed
-        return [_add_tiles(run, layer, join_columns(parts, order)) for parts in samples]
+        return _add_tiles(run, layer, join_columns(parts, order))
 
-    def _split_sampling(self, run: Run, questions: Questions) -> Sequence[Sampling | None]:
-        """Return the groups of permutations whose spread tells the standard errors of a head without a gradient."""
+    def _sample(self, run: Run, questions: Questions) -> Questions:
+        """Return questions once for each group of permutations, if a head without a gradient needs these."""
         if self.sampling is None or run.head is None or questions.are_components:
-            return [self.sampling]
-        return split_sampling(run.head.enumerated, self.sampling)
-
-    def _join_samples(self, run: Run, samples: Sequence[Sequence[MethodResult]]) -> list[MethodResult]:
-        """Return the maps of several layers as one, and those of several samples as their mean."""
-        joined = [self._join(run, of_layers) for of_layers in samples]
-        return [average_samples(of_samples) for of_samples in zip(*joined, strict=True)]
+            return questions
+        return questions.sample(split_sampling(run.head.enumerated, self.sampling))
 
     def _join(self, run: Run, results: Sequence[MethodResult]) -> Sequence[MethodResult]:
         """Return the maps of several layers as one; in branches each on its own grid."""
@@ -336,7 +320,7 @@ class Method(BaseCAM):
         apart, columns = replace(run, recorded=need_tape(run.recorded, "heads").whole.with_heads()), []
         for some in (questions.take_targets([k]) for k in range(len(questions))):
             (plan,) = self._plan_starts(apart, some)
-            columns.append(self._explain_layer(apart, 0, some, plan, [self.sampling])[0].maps)
+            columns.append(self._explain_layer(apart, 0, some, plan).maps)
         return torch.stack(columns, 1)
 
     def _plan_starts(self, run: Run, questions: Questions) -> list[StartPlan | None]:

@@ -34,11 +34,12 @@ def add_errors(cam: Any, run: Run, questions: Questions, signed: SignedMaps) -> 
     resamples = None if run.head is None else run.head.resamples
     if resamples is None:
         return signed
+    questions = questions if cam.sampling is None else questions.sample([cam.sampling])
     model: Any = run.model
     nets = [model.with_head(head) for head in resamples.heads]
     runs = [replace(run, model=net, output=net.head_run(run.features, run.images)) for net in nets]
     asked = [_ask_refit(questions, matched) for matched in resamples.matches]
-    results, _ = explain_together(cam, run, questions, runs, asked, [cam.sampling])
+    results, _ = explain_together(cam, run, questions, runs, asked)
     of_components = [column.target.component if _is_component(column) else -1 for column in questions.columns]
     of_targets = [math.nan if b < 0 else resamples.stability[b] for b in of_components]
     stability = _send_stability(*of_targets, like=signed.values)

@@ -13,7 +13,6 @@ from torch import Tensor
 from pytorch_grad_cam_pcasvm.head import Head
 from pytorch_grad_cam_pcasvm.head.decisions import Ensemble, KernelSVM
 from pytorch_grad_cam_pcasvm.head.stack import HeadTrace
-from pytorch_grad_cam_pcasvm.head.stage import USUAL, Sampling
 from pytorch_grad_cam_pcasvm.head.stages import Chain
 from pytorch_grad_cam_pcasvm.head.vote import Vote
 from pytorch_grad_cam_pcasvm.network.outputs import HeadRun
@@ -130,7 +129,6 @@ class Boundary:
         targets: Sequence[Any],
         dtype: torch.dtype,
         until: int = 0,
-        sampling: Sampling = USUAL.sampling,
     ) -> OutputGradients:
         """Return the secants of K targets, each from its own point, with respect to the head's value at a position."""
         questions = resolve_targets(targets, output)
@@ -143,13 +141,10 @@ class Boundary:
         ]
         if questions.images is None:
             columns = [(some.columns, start) for some, start in asked]
-            of_starts = differentiate_starts(output, columns, until, sampling)
+            of_starts = differentiate_starts(output, columns, until)
             parts = [OutputGradients.of(rows, value_dtype) for rows in of_starts]
         else:
-            parts = [
-                differentiate_targets(output, some, value_dtype, start, until=until, sampling=sampling)
-                for some, start in asked
-            ]
+            parts = [differentiate_targets(output, some, value_dtype, start, until=until) for some, start in asked]
         moved = []
         for part, start in zip(parts, starts, strict=True):
             step = start.head_trace.values[until] - self.start.head_trace.values[until]

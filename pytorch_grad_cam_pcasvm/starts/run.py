@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from pytorch_grad_cam_pcasvm.head import Head
-from pytorch_grad_cam_pcasvm.head.stage import Sampling
 from pytorch_grad_cam_pcasvm.network.features import flatten
 from pytorch_grad_cam_pcasvm.network.inputs import Inputs, pick_images, refuse_without_channels
 from pytorch_grad_cam_pcasvm.network.layout import Layout
@@ -97,7 +96,6 @@ class Run:
         layouts: how the activations of each target layer are arranged.
         record: runs the network on other images, up to the features.
         starts: where secants start, by position of the target layer; none for gradients.
-        sampling: the permutations that stand for all coalitions of a head without a gradient; None: the usual.
     """
 
     model: nn.Module
@@ -108,7 +106,6 @@ class Run:
     layouts: Sequence[Layout]
     record: Callable[[Tensor], Pass]
     starts: Mapping[int, Start] = field(default_factory=dict)
-    sampling: Sampling | None = None
 
     @property
     def count(self) -> int:
@@ -290,14 +287,14 @@ class Run:
 
     def secants(self, targets: Sequence[Any], layer: int, until: int = 0) -> Asked:
         """Return the secants of K targets from where they start, as :meth:`output_gradients`; without one, these."""
-        start, sampling = self.starts.get(layer), self.sampling or Sampling()
+        start = self.starts.get(layer)
         if start is None:
             return self.output_gradients(targets, until)
         if start.boundary is not None:
-            secants = start.boundary.differentiate(self.output, targets, self.dtype, until, sampling)
+            secants = start.boundary.differentiate(self.output, targets, self.dtype, until)
         else:
             dtype = self._find_dtype(until)
-            secants = differentiate_targets(self.output, targets, dtype, start.output, until=until, sampling=sampling)
+            secants = differentiate_targets(self.output, targets, dtype, start.output, until=until)
         return Asked(**vars(secants), start=start)
 
     def _find_dtype(self, position: int) -> torch.dtype:

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.head.stack import HeadTrace
-from pytorch_grad_cam_pcasvm.head.stage import Sampling
 from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput, HeadRun
 from pytorch_grad_cam_pcasvm.runtime.columns import join_rows
 from pytorch_grad_cam_pcasvm.runtime.device import is_traced
@@ -27,7 +26,7 @@ def group_places(columns: Sequence[Question]) -> list[list[int]]:
 
 
 def differentiate_place(
-    output: HeadRun | HeadOutput, columns: Sequence[Question], dtype: torch.dtype, start: Any, sampling: Sampling
+    output: HeadRun | HeadOutput, columns: Sequence[Question], dtype: torch.dtype, start: Any
 ) -> RowGradients:
     """Return the gradients of K questions to one place of each of N images, with respect to all P positions.
 
@@ -36,7 +35,7 @@ def differentiate_place(
     """
     positions = columns[0].positions
     if positions is None:
-        return _differentiate_whole(output, columns[0], dtype, start, sampling)
+        return _differentiate_whole(output, columns[0], dtype, start)
     parts = list[RowGradients]()
     for block in _split_positions(output, positions, len(columns)):
         region = take_region(output, block)
@@ -47,7 +46,7 @@ def differentiate_place(
             if start.count < output.count and block.size > 1:  # one start for all
                 at_start = at_start.rows(torch.arange(block.size, device=output.device).repeat(output.count))
         repeated = [column.repeat(block.size) for column in columns]
-        of_rows = differentiate_starts(rows, [(repeated, at_start)], 0, sampling)[0]
+        of_rows = differentiate_starts(rows, [(repeated, at_start)])[0]
         of_rows = replace(of_rows, gradients=of_rows.gradients.to(dtype))  # before many rows are put together
         parts.append(of_rows.map_columns(lambda tensor: tensor.unflatten(0, (output.count, -1)).movedim(1, 0)))
     return _average_positions(output, positions, join_rows(parts))
@@ -89,7 +88,7 @@ def _anew(run: HeadRun | HeadOutput) -> HeadTrace:
 
 
 def _differentiate_whole(
-    output: HeadRun | HeadOutput, column: Question, dtype: torch.dtype, start: Any, sampling: Sampling
+    output: HeadRun | HeadOutput, column: Question, dtype: torch.dtype, start: Any
 ) -> RowGradients:
     """Return the gradient of a callable that takes all scores of an image, as of one target: K is 1."""
     values, seeds = evaluate_question(column, output, start)
@@ -105,7 +104,7 @@ def _differentiate_whole(
         at_start.head_trace = _anew(at_start)
     by_row = {place: seed.unsqueeze(1) for place, seed in seeds.items()}
     start_trace = None if at_start is None else at_start.head_trace
-    grad, log_scale = output.head.pullback(_anew(output), by_row, start_trace, sampling=sampling)
+    grad, log_scale = output.head.pullback(_anew(output), by_row, start_trace, sampling=column.sampling)
     gradients = (grad * log_scale.exp().unsqueeze(-1)).to(dtype).transpose(0, 1).unflatten(1, (output.count, -1))
     values = values.unsqueeze(1)
     return RowGradients(_arrange(output, gradients), torch.zeros_like(values), values, before)

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pytorch_grad_cam_pcasvm.head.stage import USUAL, Sampling
 from pytorch_grad_cam_pcasvm.network.outputs import PlainOutput
 from pytorch_grad_cam_pcasvm.runtime.columns import (
     Columns,
@@ -92,7 +91,6 @@ def differentiate_targets(
     start: Any = None,
     *,
     until: int = 0,
-    sampling: Sampling = USUAL.sampling,
 ) -> OutputGradients:
     """Return the gradients of K targets, or where there is a start their secants from it to the images.
 
@@ -102,31 +100,30 @@ def differentiate_targets(
         dtype: dtype of the gradients.
         start: the output at the start, of N rows, or one for all.
         until: position of the head's value that the gradients are with respect to, instead of the features.
-        sampling: the permutations of a head without a gradient that has too many coalitions.
 
     Returns:
         The gradients.
     """
     questions = resolve_targets(targets, output)
     if questions.images is None:
-        return _differentiate(output, questions.columns, dtype, start, until, sampling)
+        return _differentiate(output, questions.columns, dtype, start, until)
     parts = []
     for column, images in zip(questions.columns, questions.images, strict=True):
         at_start = start if start is None or start.count == 1 else start.rows(images)
-        parts.append(_differentiate(output.rows(images), [column], dtype, at_start, until, sampling))
+        parts.append(_differentiate(output.rows(images), [column], dtype, at_start, until))
     return _join_images(parts, [image for images in questions.images for image in images])
 
 
 def _differentiate(
-    output: Any, columns: Sequence[Question], dtype: torch.dtype, start: Any, until: int, sampling: Sampling
+    output: Any, columns: Sequence[Question], dtype: torch.dtype, start: Any, until: int
 ) -> OutputGradients:
     """Return the gradients of K questions that are asked of all images."""
     if output.head is None:
         return _differentiate_plain(output, columns, dtype, start)
     if output.grid is None:
-        return OutputGradients.of(differentiate_starts(output, [(columns, start)], until, sampling)[0], dtype)
+        return OutputGradients.of(differentiate_starts(output, [(columns, start)], until)[0], dtype)
     places = group_places(columns)
-    parts = [differentiate_place(output, [columns[k] for k in place], dtype, start, sampling) for place in places]
+    parts = [differentiate_place(output, [columns[k] for k in place], dtype, start) for place in places]
     gradients = [OutputGradients.of(part, dtype) for part in parts]
     return join_gradients(gradients, [k for target_indices in places for k in target_indices])
 

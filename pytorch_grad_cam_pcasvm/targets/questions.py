@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.head import Head
+from pytorch_grad_cam_pcasvm.head.stage import USUAL, Sampling
 from pytorch_grad_cam_pcasvm.network.outputs import OfHead
 from pytorch_grad_cam_pcasvm.runtime.device import may_choose
 from pytorch_grad_cam_pcasvm.targets.components import PCATarget, QuadraticTarget, every_component
@@ -39,6 +40,7 @@ class Question:
         at: the place of the target, as it was asked.
         own: one callable of the user for each image; None: all images share the target.
         head: which of several heads is asked.
+        sampling: the permutations of a head without a gradient that has too many coalitions.
     """
 
     target: Any
@@ -47,6 +49,7 @@ class Question:
     at: Any = None
     own: tuple[Any, ...] | None = None
     head: int = 0
+    sampling: Sampling = USUAL.sampling
 
     def repeat(self, size: int) -> "Question":
         """Return the same question to so many rows of each image."""
@@ -174,6 +177,11 @@ class Questions(Sequence[Any]):
         if self.images is not None or list(target_indices) == list(range(len(self.columns))):
             return self
         return Questions([self.targets[k] for k in target_indices], [self.columns[k] for k in target_indices])
+
+    def sample(self, samplings: Sequence[Sampling]) -> "Questions":
+        """Return the questions with each of several samplings in turn."""
+        columns = [replace(column, sampling=sampling) for sampling in samplings for column in self.columns]
+        return Questions([*self.targets] * len(samplings), columns, self.images)
 
     @property
     def are_components(self) -> bool:

@@ -62,12 +62,14 @@ class _Part:
         values: their values, shape (R, k).
         seeds: their gradients by those values, by position, shape (R or 1, k, .); None: each number of the value.
         start: where their secants start; None: gradients.
+        sampling: of their coalitions.
     """
 
     target_indices: list[int]
     values: Tensor
     seeds: Mapping[int, Any]
     start: HeadRun | HeadOutput | None
+    sampling: Sampling = USUAL.sampling
 
 
 class _Pulled(NamedTuple):
@@ -82,7 +84,6 @@ def differentiate_starts(
     rows: HeadRun | HeadOutput,
     groups: Sequence[tuple[Sequence[Question], HeadRun | HeadOutput | None]],
     until: int = 0,
-    sampling: Sampling = USUAL.sampling,
 ) -> list[RowGradients]:
     """Return the gradients of questions, or their secants from a start each, in as few passes as may be.
 
@@ -93,10 +94,9 @@ def differentiate_starts(
         rows: what a head computed for R rows, each of which is asked all questions.
         groups: questions, and the start of their secants; None: gradients.
         until: position of the head's value that the gradients are with respect to.
-        sampling: the permutations of a head without a gradient that has too many coalitions.
     """
     plans = [_plan_parts(columns, rows, start) for columns, start in groups]
-    pulled = iter(_pull_together(rows, [part for parts in plans for part in parts], until, sampling))
+    pulled = iter(_pull_together(rows, [part for parts in plans for part in parts], until))
     results = []
     for (columns, _), parts in zip(groups, plans, strict=True):
         tables = [_describe(rows, columns, part, next(pulled), until) for part in parts]
@@ -120,11 +120,12 @@ def _plan_parts(
         for k, column in enumerate(columns)
         if type(column.target) is not PCATarget
     }
-    for positions in dict.fromkeys(frozenset(seeds) for _, seeds in pairs.values()):
-        target_indices = [k for k, (_, seeds) in pairs.items() if frozenset(seeds) == positions]
+    kinds = {k: (frozenset(seeds), columns[k].sampling) for k, (_, seeds) in pairs.items()}
+    for kind in dict.fromkeys(kinds.values()):
+        (positions, sampling), target_indices = kind, [k for k, own in kinds.items() if own == kind]
         values = torch.stack([pairs[k][0] for k in target_indices], 1)
         seeds = {position: _stack([pairs[k][1][position] for k in target_indices]) for position in positions}
-        parts.append(_Part(target_indices, values, seeds, start))
+        parts.append(_Part(target_indices, values, seeds, start, sampling))
     return parts
 
 
@@ -147,7 +148,7 @@ def _describe(
     return RowGradients(gradients, log_scale, part.values, before, remainder, effects)
 
 
-def _pull_together(rows: HeadRun | HeadOutput, parts: Sequence[_Part], until: int, sampling: Sampling) -> list[_Pulled]:
+def _pull_together(rows: HeadRun | HeadOutput, parts: Sequence[_Part], until: int) -> list[_Pulled]:
     """Return the gradients of parts as :func:`_pull_back` does; parts of equal shapes in one pass."""
     head, count = rows.head, rows.count
     alike: dict[Any, list[int]] = {}
@@ -166,7 +167,7 @@ def _pull_together(rows: HeadRun | HeadOutput, parts: Sequence[_Part], until: in
         for first in range(0, len(numbers), at_once):
             block = numbers[first : first + at_once]
             if len(block) == 1:
-                pulled[block[0]] = _pull_back(rows, parts[block[0]], until, sampling)
+                pulled[block[0]] = _pull_back(rows, parts[block[0]], until)
                 continue
             some = [parts[number] for number in block]
             seeds = {
@@ -180,17 +181,17 @@ def _pull_together(rows: HeadRun | HeadOutput, parts: Sequence[_Part], until: in
     return [pulled[number] for number in range(len(parts))]
 
 
-def _pull_back(rows: HeadRun | HeadOutput, part: _Part, until: int, sampling: Sampling) -> _Pulled:
+def _pull_back(rows: HeadRun | HeadOutput, part: _Part, until: int) -> _Pulled:
     """Return the gradients of one part."""
     head, trace, start = rows.head, rows.head_trace, None if part.start is None else part.start.head_trace
     seeds, sizes = part.seeds, None
     if start is not None and head.enumerated is not None and [*seeds] == [len(head.stages)]:
         # Pull back in two steps: the gradient in between, times the change, is the Shapley value.
         place = len(head.stages) - 1
-        slopes, _ = head.pullback(trace, seeds, start, place, sampling)
+        slopes, _ = head.pullback(trace, seeds, start, place, part.sampling)
         sizes = (slopes * _change(trace, start, place)).abs().sum(-1)
         seeds = {place: slopes}
-    return _Pulled(*head.pullback(trace, seeds, start, until, sampling), sizes)
+    return _Pulled(*head.pullback(trace, seeds, start, until, part.sampling), sizes)
 
 
 def _change(trace: HeadTrace, start: HeadTrace, position: int) -> Tensor:
