@@ -217,8 +217,7 @@ def explain_faults(
         try:
             _explain_from("neutral", cams, images, targets, own, maps)
         except NoBoundaryError:
-            for cam in cams:
-                _settle_start(cam, images[own.any(0)][:1], targets)
+            _settle_starts(cams, images[own.any(0)][:1], targets)
             _explain_from("neutral", cams, images, targets, own, maps)
         _explain_from("mean", cams, images, targets, own, maps)
     return maps
@@ -242,11 +241,15 @@ def _explain_from(
             maps[n, some] = upsample_maps(explained.maps.float().cpu(), tuple(maps.shape[2:]))[:, 0]
 
 
-def _settle_start(cam: ContributionCAM, image: Tensor, targets: Sequence[SVMTarget]) -> None:
-    """Let a model start at the training mean, if it is undecided nowhere near it."""
-    try:
-        cam.explain(image, targets)
-    except NoBoundaryError:
+def _settle_starts(cams: Sequence[ContributionCAM], image: Tensor, targets: Sequence[SVMTarget]) -> None:
+    """Let models start at the training mean that are undecided nowhere near it."""
+    neutral, without = [cam for cam in cams if cam.baseline == "neutral"], list[ContributionCAM]()
+    for cam in neutral:
+        try:  # by the first one, which keeps what the searches find
+            explain_heads(neutral[0], image, [cam.model.head], targets, own_starts=True)
+        except NoBoundaryError:
+            without.append(cam)
+    for cam in without:
         cam.baseline = "mean"
 
 
