@@ -18,6 +18,8 @@ def explain_together(
     questions: Questions,
     runs: Sequence[Run],
     asked: Sequence[Questions],
+    *,
+    own_starts: bool = False,
 ) -> tuple[list[MethodResult], list[StartPlan | None]]:
     """Return the maps of several heads' questions, from where those of the first head start.
 
@@ -27,16 +29,20 @@ def explain_together(
         questions: K questions to it.
         runs: the run of each head on the same pass.
         asked: K questions to each.
+        own_starts: whether each head starts where it is undecided itself, if maps are moved there from one start.
 
     Returns:
         The maps of each head, and the plan of the starts.
     """
     plans, count = cam._plan_starts(first, questions), len(questions)
     together = HeadsRun(**{entry.name: getattr(first, entry.name) for entry in fields(Run)} | {"runs": runs})
+    find_boundary = cam._starts.find_boundary if own_starts and any(plans) else None
     columns = [replace(column, head=number) for number, some in enumerate(asked) for column in some.columns]
     whole = Questions([target for some in asked for target in some.targets], columns)
     of_layers = [
-        cam._explain_layer(together, layer, whole, None if plan is None else _share_plan(plan, runs, count))
+        cam._explain_layer(
+            together, layer, whole, None if plan is None else _share_plan(plan, layer, runs, count, find_boundary)
+        )
         for layer, plan in enumerate(plans)
     ]
     (joined,) = cam._join(together, of_layers)
@@ -102,20 +108,26 @@ class HeadsRun(Run):
         return replace(self, recorded=recorded, output=runs[0].output, starts={}, runs=runs)
 
 
-def _share_plan(plan: StartPlan, runs: Sequence[Run], count: int) -> StartPlan:
+def _share_plan(plan: StartPlan, layer: int, runs: Sequence[Run], count: int, find_boundary: Any) -> StartPlan:
     """Return the plan of one head's K targets as that of the same targets of several heads."""
     groups = [
-        ([number * count + k for number in range(len(runs)) for k in indices], partial(_share_start, find, runs))
+        (
+            [number * count + k for number in range(len(runs)) for k in indices],
+            partial(_share_start, find, layer, runs, find_boundary),
+        )
         for indices, find in plan.groups
     ]
     return StartPlan(groups, None, plan.components_apart)
 
 
-def _share_start(find: Callable[[], Start], runs: Sequence[Run]) -> HeadsStart:
-    """Return a start of one head as all heads see it."""
+def _share_start(find: Callable[[], Start], layer: int, runs: Sequence[Run], find_boundary: Any) -> HeadsStart:
+    """Return a start of one head as all heads see it; with a function that finds boundaries, each at its own."""
     start, of_heads = find(), list[Start]()
     for run in runs:
-        boundary = None if start.boundary is None else start.boundary.lend(run.output.head)
+        own = None if find_boundary is None or start.boundary is None else find_boundary(run, layer)
+        boundary = start.boundary and (
+            start.boundary.lend(run.output.head) if own is None else own.start_from(start.boundary)
+        )
         output = run.output_of(start.path.output) if start.path is not None else boundary and boundary.start
         of_heads.append(replace(start, output=output, boundary=boundary))
     return HeadsStart(start.path, start.output, start.activations, start.difference, start.boundary, of_heads)

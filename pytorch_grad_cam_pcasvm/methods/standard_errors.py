@@ -39,7 +39,7 @@ def add_errors(cam: Any, run: Run, questions: Questions, signed: SignedMaps) -> 
     nets = [model.with_head(head) for head in resamples.heads]
     runs = [replace(run, model=net, output=net.head_run(run.features, run.images)) for net in nets]
     asked = [_ask_refit(questions, matched) for matched in resamples.matches]
-    results, _ = explain_together(cam, run, questions, runs, asked)
+    results, _ = explain_together(cam, run, questions, runs, asked, own_starts=True)
     of_components = [column.target.component if _is_component(column) else -1 for column in questions.columns]
     of_targets = [math.nan if b < 0 else resamples.stability[b] for b in of_components]
     stability = _send_stability(*of_targets, like=signed.values)

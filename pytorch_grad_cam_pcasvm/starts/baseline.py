@@ -123,7 +123,7 @@ class Baseline:
             return Given(self.baseline)
         if self.baseline == "zero":
             return Zeros()
-        boundary = self._boundary_of(run, layer) if self.neutral else None
+        boundary = self.find_boundary(run, layer) if self.neutral else None
         is_unknown = self.neutral and self._is_unknown(run, layer, questions, boundary, warnings)
         if boundary is not None and not is_unknown:
             return HeadBoundary(boundary, self._given_mean(run, layer), moves and run.output.grid is None)
@@ -190,7 +190,7 @@ class Baseline:
             refuse_pole(head, poles, where, *([] if self.neutral else [neutral]))
         return start
 
-    def _boundary_of(self, run: Run, layer: int) -> Boundary | None:
+    def find_boundary(self, run: Run, layer: int) -> Boundary | None:
         """Return the boundary of targets among features that are activations, or means of these; None for others."""
         head = run.head
         mean = None if head is None else head.feature_mean

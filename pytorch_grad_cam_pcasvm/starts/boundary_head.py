@@ -1,7 +1,7 @@
 """The decision boundary: for every target a point where its value is 0, near the training mean."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache, cached_property
 from typing import Any
@@ -92,7 +92,23 @@ class Boundary:
 
     def lend(self, head: Head) -> "Boundary":
         """Return the boundary of another head whose targets start at the points of this one."""
-        return _LentBoundary(self, head)
+
+        def find(names: Sequence[Any], boundary_index: Tensor | None) -> HeadRun:
+            return HeadRun(head, head(self.at(names, boundary_index).features))
+
+        return _SharedBoundary(head, self.start.features, find, self.components_apart)
+
+    def start_from(self, other: "Boundary") -> "Boundary":
+        """Return this boundary for maps that are moved from another head's start; its points, where this has none."""
+        lent = other.lend(self.head)
+
+        def find(names: Sequence[Any], boundary_index: Tensor | None) -> HeadRun:
+            try:
+                return self.at(names, boundary_index)
+            except NoBoundaryError:
+                return lent.at(names, boundary_index)
+
+        return _SharedBoundary(self.head, other.start.features, find, self.components_apart)
 
     @cached_property
     def components_apart(self) -> bool:
@@ -256,17 +272,18 @@ class Boundary:
         return point
 
 
-class _LentBoundary(Boundary):
-    """Points of another head's targets, as a head sees them."""
+class _SharedBoundary(Boundary):
+    """Points of a head's targets, to which maps are moved from the start of another head."""
 
-    def __init__(self, lender: Boundary, head: Head) -> None:
-        self.head, self._lender = head, lender
+    def __init__(
+        self, head: Head, features: Tensor, find: Callable[[Sequence[Any], Tensor | None], HeadRun], apart: bool
+    ) -> None:
+        self.head, self._find, self.components_apart = head, find, apart
         # Of the start only the features are asked: maps are moved by them.
-        self.start = HeadRun(head, HeadTrace([lender.start.features], []))
-        self.components_apart = lender.components_apart
+        self.start = HeadRun(head, HeadTrace([features], []))
 
     def at(self, names: Sequence[Any], boundary_index: Tensor | None) -> HeadRun:
-        return HeadRun(self.head, self.head(self._lender.at(names, boundary_index).features))
+        return self._find(names, boundary_index)
 
 
 def on_cpu(head: Head, start: Tensor) -> tuple[Head, Tensor]:

@@ -37,7 +37,9 @@ from pytorch_grad_cam_pcasvm import (
     resample_heads,
 )
 from pytorch_grad_cam_pcasvm.runtime.device import traced
+from pytorch_grad_cam_pcasvm.runtime.errors import NoBoundaryError
 from pytorch_grad_cam_pcasvm.starts import boundary_path
+from pytorch_grad_cam_pcasvm.starts.boundary_head import Boundary
 
 IMAGES = torch.randn(60, 3, 8, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 METHODS = [
@@ -200,10 +202,9 @@ def resampled(problems):
     return net, refits
 
 
-def each_alone(net, refits, target, x, layer="4"):
-    """Return the maps of a target of every refit, from where the head is undecided, each by a pass of its own."""
-    cam = ContributionCAM(net, [layer])
-    return [explain_heads(cam, x, [net.head, one], [target])[1] for one in refits]
+def each_alone(net, refits, target, x):
+    """Return the maps of a target of every refit, from where it is undecided itself, each by a network of its own."""
+    return [ContributionCAM(net.with_head(one), ["4"]).explain(x, [target]) for one in refits]
 
 
 @pytest.mark.filterwarnings("ignore::pytorch_grad_cam_pcasvm.UnstableComponentWarning")
@@ -220,6 +221,30 @@ def test_errors_are_the_spread_of_the_maps_of_resampled_heads(resampled):
         x = IMAGES[image : image + 1]
         values = [float(one.values[0, 0]) for one in each_alone(net, refits, SVMTarget(int(label)), x)]
         assert abs(float(maps.values_error[image, 2]) - np.std(values, ddof=1)) < 1e-9
+
+
+def test_within_the_network_refits_start_where_the_head_does(resampled):
+    net, refits = resampled
+    cam = ContributionCAM(net, ["2"], mean=package.mean_activations(net, [IMAGES], "2", progress=False))
+    maps = cam.explain(IMAGES[:3], [SVMTarget(2)])
+    alone = torch.stack([explain_heads(cam, IMAGES[:3], [net.head, one], [SVMTarget(2)])[1].maps for one in refits])
+    assert relative(maps.error, alone.std(0)) < 1e-9
+
+
+def test_a_refit_without_a_boundary_starts_where_the_head_does(resampled, monkeypatch):
+    net, refits = resampled
+    cam, find, without = ContributionCAM(net, ["4"]), Boundary.point, net.head.resamples.heads[1]
+
+    def refuse(self, target, **options):
+        if self.head is without and target is not None:
+            raise NoBoundaryError("there is none")
+        return find(self, target, **options)
+
+    expected = each_alone(net, refits, SVMTarget(2), IMAGES[:3])
+    expected[1] = explain_heads(cam, IMAGES[:3], [net.head, refits[1]], [SVMTarget(2)])[1]
+    monkeypatch.setattr(Boundary, "point", refuse)
+    maps = cam.explain(IMAGES[:3], [SVMTarget(2)])
+    assert relative(maps.error, torch.stack([one.maps for one in expected]).std(0)) < 1e-9
 
 
 @pytest.mark.filterwarnings("ignore::pytorch_grad_cam_pcasvm.UnstableComponentWarning")
