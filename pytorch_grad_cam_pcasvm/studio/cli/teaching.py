@@ -35,8 +35,7 @@ class Lesson:
     Attributes:
         fit: the numbers of the photos that teach.
         fold: the number of the fold that is left out; None: none is.
-        cam: explains the head on their pooled features.
-        head: that head.
+        head: the head on their pooled features.
         trusted: whether that head tells faulty photos well enough; otherwise distances alone teach.
         maps: the contributions at the positions of patches, by number of a faulty photo.
         good_maps: the same of good photos, to each class of faults.
@@ -44,7 +43,6 @@ class Lesson:
 
     fit: Any
     fold: int | None
-    cam: Any
     head: Any
     trusted: bool
     maps: dict[int, Any] = field(default_factory=dict)
@@ -115,12 +113,11 @@ class Teacher:
         return replace(options, components=chosen.components, **chosen.settings), _is_trusted(chosen)
 
     def _make_lesson(self, options: FitOptions, fit: Any, fold: int | None, trusted: bool) -> Lesson:
-        """Return the head that is fitted on the pooled features of some photos, and its method."""
+        """Return the head that is fitted on the pooled features of some photos."""
         own = self._photos.index(fit)
         _, head = fit_classifier(options, self._pooled.features.numpy()[own], self._photos.labels[own], 0)
         head.training_set.means |= self._pooled.means
-        net = PCASVMNet(self._network.net, head, self._layer, pool=self._pool).eval()
-        return Lesson(fit, fold, ContributionCAM(net, list(self._layers)), head, trusted)
+        return Lesson(fit, fold, head, trusted)
 
     def _explain(self, lessons: Sequence[Lesson]) -> None:
         """Compute the maps of all lessons; each photo is read once."""
@@ -136,6 +133,9 @@ class Teacher:
                 lesson.maps = dict.fromkeys(numbers, blank)
                 lesson.good_maps = dict.fromkeys(faults, lesson.maps)
         taught = [lesson for lesson in lessons if lesson.trusted]
+        net = PCASVMNet(self._network.net, lessons[-1].head, self._layer, pool=self._pool).eval()
+        # One start for all heads, which no search on the path has to find.
+        cam = ContributionCAM(net, list(self._layers), baseline="mean")
         with tqdm(total=len(numbers), desc="maps", unit="photo", disable=not taught) as bar:
             for start in range(0, len(numbers), _BATCH) if taught else ():
                 batch = images.read(numbers[start : start + _BATCH])
@@ -143,12 +143,11 @@ class Teacher:
                 faulty = [place for place, row in enumerate(rows) if label_of[row] != normal]
                 good = [place for place, row in enumerate(rows) if label_of[row] == normal]
                 numbered, labels = [rows[place] for place in faulty], [label_of[rows[place]] for place in faulty]
-                wanted = torch.tensor([[number in one.fit for number in numbered] for one in taught], dtype=torch.bool)
-                all_maps = explain_faults([one.cam for one in taught], x[faulty], labels, normal, grid, wanted)
+                all_maps = explain_faults(cam, [one.head for one in taught], x[faulty], labels, normal, grid)
                 for lesson, maps in zip(taught, all_maps, strict=True):
                     lesson.maps |= {number: one.flatten() for number, one in zip(numbered, maps, strict=True)}
                 for name in faults if good and lessons[-1].trusted else ():
-                    (maps,) = explain_faults([lessons[-1].cam], x[good], [name] * len(good), normal, grid)
+                    (maps,) = explain_faults(cam, [lessons[-1].head], x[good], [name] * len(good), normal, grid)
                     own = lessons[-1].good_maps.setdefault(name, {})
                     own |= {rows[place]: one.flatten() for place, one in zip(good, maps, strict=True)}
                 bar.update(len(rows))

@@ -145,7 +145,9 @@ def choose_patches(
             with evaluation_mode(dense_net), torch.no_grad():
                 features.append(compute_features(dense_net, source.at(dense_net, x), x).cpu())
             faulty = [n for n, name in enumerate(own) if name != normal]
-            (explained,) = explain_faults([cam], x[faulty], [own[n] for n in faulty], normal, features[-1].shape[2:])
+            (explained,) = explain_faults(
+                cam, [net.head], x[faulty], [own[n] for n in faulty], normal, features[-1].shape[2:]
+            )
             maps |= {len(labels) + n: one for n, one in zip(faulty, explained, strict=True)}
             labels += own
     dense, names = torch.cat(features), np.array(labels)
@@ -193,64 +195,34 @@ def _choose_layers(net: Any, model: Any, source: FeatureSource) -> list[str]:
 
 
 def explain_faults(
-    cams: Sequence[ContributionCAM],
+    cam: ContributionCAM,
+    heads: Sequence[Any],
     images: Tensor,
     labels: Sequence[Any],
     normal: Any,
     grid: Sequence[int],
-    wanted: Tensor | None = None,
 ) -> Tensor:
     """Return the contributions to the decision for the class of each photo, against the normal one, (L, n, *grid).
 
     Args:
-        cams: of L models of photos, which share the network.
+        cam: a method; where its head is undecided nowhere near the training mean, it starts at this mean.
+        heads: of L models of photos, which share the network, and start where the method's head does.
         images: faulty ones, shape (n, ...).
         labels: the class of each.
         normal: the class of good photos.
         grid: the shape of the positions of the patches.
-        wanted: of which photos each model is asked, (L, n), boolean; the maps of others are anything. None: of all.
     """
-    maps = torch.zeros(len(cams), len(images), *grid)
-    wanted = torch.ones(len(cams), len(images), dtype=torch.bool) if wanted is None else wanted
+    maps = torch.zeros(len(heads), len(images), *grid)
     for label in dict.fromkeys(labels):
-        own, targets = torch.tensor([name == label for name in labels]) & wanted, [SVMTarget(label, versus=normal)]
+        own, targets = torch.tensor([name == label for name in labels]), [SVMTarget(label, versus=normal)]
         try:
-            _explain_from("neutral", cams, images, targets, own, maps)
+            explained = explain_heads(cam, images[own], heads, targets)
         except NoBoundaryError:
-            _settle_starts(cams, images[own.any(0)][:1], targets)
-            _explain_from("neutral", cams, images, targets, own, maps)
-        _explain_from("mean", cams, images, targets, own, maps)
+            cam.baseline = "mean"
+            explained = explain_heads(cam, images[own], heads, targets)
+        for of_head, found in zip(maps, explained, strict=True):
+            of_head[own] = upsample_maps(found.maps.float().cpu(), tuple(grid))[:, 0]
     return maps
-
-
-def _explain_from(
-    baseline: str,
-    cams: Sequence[ContributionCAM],
-    images: Tensor,
-    targets: Sequence[SVMTarget],
-    wanted: Tensor,
-    maps: Tensor,
-) -> None:
-    """Write the maps of the models that start at a baseline: they pass the network together."""
-    together = [n for n, cam in enumerate(cams) if cam.baseline == baseline]
-    some = wanted[together].any(0)
-    if some.any():
-        heads, own_starts = [cams[n].model.head for n in together], baseline == "neutral"
-        found = explain_heads(cams[together[0]], images[some], heads, targets, own_starts=own_starts)
-        for n, explained in zip(together, found, strict=True):
-            maps[n, some] = upsample_maps(explained.maps.float().cpu(), tuple(maps.shape[2:]))[:, 0]
-
-
-def _settle_starts(cams: Sequence[ContributionCAM], image: Tensor, targets: Sequence[SVMTarget]) -> None:
-    """Let models start at the training mean that are undecided nowhere near it."""
-    neutral, without = [cam for cam in cams if cam.baseline == "neutral"], list[ContributionCAM]()
-    for cam in neutral:
-        try:  # by the first one, which keeps what the searches find
-            explain_heads(neutral[0], image, [cam.model.head], targets, own_starts=True)
-        except NoBoundaryError:
-            without.append(cam)
-    for cam in without:
-        cam.baseline = "mean"
 
 
 def reduce_patches(read: Read, count: int, seed: int = 0) -> Tensor:
