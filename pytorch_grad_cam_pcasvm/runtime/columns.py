@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
-from functools import cache
 from typing import Annotated, Any, TypeVar
 
 import torch
@@ -17,7 +16,6 @@ OptionalScaled = Annotated[Tensor | None, "scaled"]
 OptionalPlain = Annotated[Tensor | None, "plain"]
 
 
-@cache
 def list_columns(table: type[Any]) -> dict[str, bool]:
     """Return the names of the columns of a class, and whether each is scaled."""
     kinds = {entry.name: getattr(entry.type, "__metadata__", ()) for entry in fields(table)}
