@@ -10,7 +10,8 @@ heads, positions and test photos:
 * coverage: how often the truth lies within 1.96 standard errors of the mean map of the refits (promised: 95 %),
 * how much of the maps is sure, and how often the sign is right there and elsewhere,
 * the standard error beside the true standard deviation,
-* the correlation with the truth of the map of the head, and of the mean map.
+* the correlation with the truth of the map of the head, and of the mean map,
+* with ``--masks``, a folder of masks by the names of photos of the first class: the AUROC of pixels of both.
 """
 
 import argparse
@@ -25,6 +26,7 @@ from sklearn.base import clone
 from sklearn.decomposition import PCA
 from sklearn.ensemble import RandomForestClassifier
 from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import roc_auc_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.svm import SVC
@@ -52,18 +54,26 @@ BATCH = 32
 TEST = 24
 
 
-def read_photos(folders: list[Path], per_class: int, size: int) -> tuple[Tensor, np.ndarray]:
-    """Return as many photos of each class, (N, 3, size, size), in turn, and their labels."""
+def read_photos(folders: list[Path], per_class: int, size: int) -> tuple[Tensor, np.ndarray, list[Path]]:
+    """Return as many photos of each class, (N, 3, size, size), in turn, their labels and their files."""
     lists = [sorted(path for path in folder.iterdir() if path.is_file()) for folder in folders]
     order = np.random.default_rng(0)
     lists = [[paths[k] for k in order.permutation(len(paths))[:per_class]] for paths in lists]
+    files = [path for of_classes in zip(*lists, strict=True) for path in of_classes]
     photos = [
-        np.asarray(Image.open(path).convert("RGB").resize((size, size), Image.Resampling.BILINEAR))
-        for of_classes in zip(*lists, strict=True)
-        for path in of_classes
+        np.asarray(Image.open(path).convert("RGB").resize((size, size), Image.Resampling.BILINEAR)) for path in files
     ]
     labels = np.tile([folder.name for folder in folders], len(lists[0]))
-    return torch.from_numpy(np.stack(photos)).permute(0, 3, 1, 2), labels
+    return torch.from_numpy(np.stack(photos)).permute(0, 3, 1, 2), labels, files
+
+
+def read_masks(folder: Path, files: list[Path], size: int) -> np.ndarray:
+    """Return the masks of photos, (N, size, size), boolean; of a photo without one, nothing is marked."""
+    masks = np.zeros((len(files), size, size), bool)
+    for mask, file in zip(masks, files, strict=True):
+        if (folder / f"{file.stem}.png").exists():
+            mask[:] = np.asarray(Image.open(folder / f"{file.stem}.png").convert("L").resize((size, size))) > 127
+    return masks
 
 
 def prepare(photos: Tensor) -> Tensor:
@@ -100,11 +110,18 @@ def measure(maps: np.ndarray, means: np.ndarray, errors: np.ndarray, sure: np.nd
     }
 
 
+def score_pixels(maps: np.ndarray, masks: np.ndarray) -> float:
+    """Return the AUROC of the pixels of maps, (S, photos, h, w), for masks, the mean over S heads."""
+    grown = torch.nn.functional.interpolate(torch.from_numpy(maps), masks.shape[1:], mode="bilinear").numpy()
+    return float(np.mean([roc_auc_score(masks.ravel(), of_head.ravel()) for of_head in grown]))
+
+
 def main() -> None:
     """Print a row for each classifier, number of photos and layer."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("photos", type=Path)
     parser.add_argument("classes", nargs=2)
+    parser.add_argument("--masks", type=Path)
     parser.add_argument("--weights", type=Path, help="state dict of torchvision's mobilenet_v2")
     parser.add_argument("--size", type=int, default=224)
     parser.add_argument("--sets", type=int, default=40)
@@ -121,12 +138,15 @@ def main() -> None:
     folders = [args.photos / name for name in args.classes]
     available = min(sum(1 for _ in folder.iterdir()) for folder in folders)
     most = min(args.sets * max(args.counts) // 2 + TEST // 2, available)
-    photos, labels = read_photos(folders, most, args.size)
+    photos, labels, files = read_photos(folders, most, args.size)
+    masks = None if args.masks is None else read_masks(args.masks, files[:TEST], args.size)
     loader = [(prepare(part), torch.arange(len(part))) for part in photos[TEST:].split(BATCH)]
     features, _ = extract_features(backbone, loader, "features.18", pool="mean", progress=False)
     test, target = prepare(photos[:TEST]), SVMTarget(args.classes[0])
     means = {layer: mean_activations(backbone, loader[:8], layer, progress=False) for layer in args.layers}
-    print("layer         photos classifier  coverage  sure  right: sure  else  error/sd  correlation: one  mean")
+    print(
+        "layer         photos classifier  coverage  sure  right: sure  else  error/sd  correlation: one  mean  (AUROC: one  mean)"
+    )
     for count in args.counts:
         sets = min(args.sets, len(features) // count)
         parts = [slice(number * count, (number + 1) * count) for number in range(sets)]
@@ -143,10 +163,13 @@ def main() -> None:
                     maps = cam.explain(test, [target])
                     if args.own_starts:
                         maps = with_own_starts(cam, test, maps, target)
-                    columns = (maps.maps, maps.resampled, maps.error, maps.sure())
-                    found[layer].append([column[:, 0].numpy() for column in columns])
+                    numbers = (maps.maps, maps.resampled, maps.error, maps.sure())
+                    found[layer].append([number[:, 0].numpy() for number in numbers])
             for layer, arrays in found.items():
-                figures = measure(*(np.stack(column) for column in zip(*arrays, strict=True)))
+                columns = [np.stack(column) for column in zip(*arrays, strict=True)]
+                figures = measure(*columns)
+                if masks is not None:
+                    figures |= {"AUROC": score_pixels(columns[0], masks), "of_mean": score_pixels(columns[1], masks)}
                 values = "  ".join(f"{figure:.3f}" for figure in figures.values())
                 print(f"{layer:13s} {count:6d} {name:11s} {values}  ({sets} sets)", flush=True)
 
