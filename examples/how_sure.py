@@ -144,8 +144,9 @@ def main() -> None:
     features, _ = extract_features(backbone, loader, "features.18", pool="mean", progress=False)
     test, target = prepare(photos[:TEST]), SVMTarget(args.classes[0])
     means = {layer: mean_activations(backbone, loader[:8], layer, progress=False) for layer in args.layers}
+    scores = "" if masks is None else "  AUROC: one  mean"
     print(
-        "layer         photos classifier  coverage  sure  right: sure  else  error/sd  correlation: one  mean  (AUROC: one  mean)"
+        f"layer         photos classifier  coverage  sure  right: sure  else  error/sd  correlation: one  mean{scores}"
     )
     for count in args.counts:
         sets = min(args.sets, len(features) // count)
