@@ -113,7 +113,7 @@ TESTS = {
 }
 # Of some files only these functions are mathematics.
 ONLY = {
-    "methods/standard_errors.py": {"add_errors", "_ask_refit", "_list_stability", "_measure_spread"},
+    "methods/standard_errors.py": {"add_errors", "_ask_refit", "_send_stability", "_measure_spread"},
     "head/anomalies.py": {"residual"},
     "path/passes.py": {"ClosedFormPass"},
     "tape/step.py": {"is_random", "Step", "values_in", "_map_items"},
@@ -483,6 +483,9 @@ EQUIVALENT: dict[str, str] = {
     "targets/rows.py _describe: (part.values - before - explained) / scale -> part.values - before - explained": (
         "what Shapley values leave out is rounding"
     ),
+    "methods/standard_errors.py add_errors: stability >= STABLE -> stability > STABLE": "a limit chosen by feel",
+    "methods/standard_errors.py _ask_refit.match: side > 0 -> side >= 0": "a side is 1 or -1",
+    "starts/boundary_head.py Boundary.components_apart: without 0": "without components none is apart",
     "targets/rows.py _pull_back: without start is not None": (
         "without a start the first of the two steps is refused as both are"
     ),

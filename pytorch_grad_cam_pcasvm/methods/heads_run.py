@@ -124,10 +124,10 @@ def _share_start(find: Callable[[], Start], layer: int, runs: Sequence[Run], fin
     """Return a start of one head as all heads see it; with a function that finds boundaries, each at its own."""
     start, of_heads = find(), list[Start]()
     for run in runs:
-        own = None if find_boundary is None or start.boundary is None else find_boundary(run, layer)
-        boundary = start.boundary and (
-            start.boundary.lend(run.output.head) if own is None else own.start_from(start.boundary)
-        )
-        output = run.output_of(start.path.output) if start.path is not None else boundary and boundary.start
+        boundary = start.boundary
+        if boundary is not None:
+            own = None if find_boundary is None else find_boundary(run, layer)
+            boundary = boundary.lend(run.output.head) if own is None else own.start_from(boundary)
+        output = start.path and run.output_of(start.path.output)
         of_heads.append(replace(start, output=output, boundary=boundary))
     return HeadsStart(start.path, start.output, start.activations, start.difference, start.boundary, of_heads)

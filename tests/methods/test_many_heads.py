@@ -301,7 +301,9 @@ def test_components_of_equal_variance_are_said_to_be_unstable_once(problems):
         cam.explain(IMAGES[:2])
     unstable = maps.stability < 0.9
     assert unstable.any()
-    assert maps.error[:, unstable].isnan().all()
+    for column in (maps.error, maps.values_error, maps.resampled):
+        assert column[:, unstable].isnan().all()
+        assert column[:, ~unstable].isfinite().all()
     assert not maps.sure()[:, unstable].any()
     assert maps.stability[-1].isnan()  # a decision
     assert maps.error[:, -1].isfinite().all()
@@ -407,6 +409,26 @@ def test_of_a_forest_values_tell(problems):
     net.head.resamples = None
     alone = torch.stack([one.maps for one in each_alone(net, refits, SVMTarget(1), IMAGES[:2])])
     assert relative(maps.error, alone.std(0)) < 1e-9
+
+
+def test_errors_of_a_forest_are_by_the_permutations_of_the_method():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 14, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()).double().eval()
+    features = net(IMAGES).detach().numpy()
+    labels = np.arange(len(features)) % 2
+    pipeline = make_pipeline(StandardScaler(), RandomForestClassifier(5, random_state=0)).fit(features, labels)
+    forest = PCASVMNet(net, pipeline).eval()
+    refits = [clone(pipeline).fit(features[n::2], labels[: len(features[n::2])]) for n in range(2)]
+    forest.head.resamples = refits
+    mean = package.mean_activations(forest, [IMAGES], "1", progress=False)
+    options = {"samples": 16, "seed": 3, "baseline": "mean", "mean": mean}
+    maps = ContributionCAM(forest, ["1"], **options).explain(IMAGES[:2], [SVMTarget(1)])
+    alone = [
+        ContributionCAM(PCASVMNet(net, one).eval(), ["1"], **options).explain(IMAGES[:2], [SVMTarget(1)])
+        for one in refits
+    ]
+    assert maps.standard_errors is not None
+    assert relative(maps.error, torch.stack([one.maps for one in alone]).std(0)) < 1e-9
 
 
 def test_the_starts_of_several_heads_are_kept(problems, monkeypatch):
