@@ -137,7 +137,7 @@ class PCASVMNet(nn.Module):
 
     def of_features(self, features: Tensor, x: Any = None) -> HeadOutput:
         """Return the scores for features, shape (N, D); of dense ones, (N, D, h, w), of images x."""
-        return self.head_run(features, x).output()  # type: ignore[no-any-return]
+        return self.head_run(features, x).output()
 
     def head_run(self, features: Tensor, x: Any = None) -> HeadRun:
         """Return the head's run for features, as for :meth:`of_features`."""
@@ -263,7 +263,7 @@ class PCASVMNet(nn.Module):
             if output.grid is not None:
                 count = output.grid.count
                 values = values.unflatten(0, (-1, count)).topk(min(k, count), 1).values.mean(1)
-        return values.detach().cpu().numpy()  # type: ignore[no-any-return]
+        return values.detach().cpu().numpy()
 
     def _read_output(self, x: Tensor | HeadOutput) -> HeadOutput:
         """Return the network's output for an input, or the output that it is.
@@ -277,7 +277,7 @@ class PCASVMNet(nn.Module):
             return x
         x = checked_images(x, self.backbone)
         with evaluation_mode(self), torch.no_grad():
-            return self(x)  # type: ignore[no-any-return]
+            return self(x)
 
     def _warn_of_training(self) -> None:
         """Warn once that a network in training mode gives other scores than in the evaluation mode of the fit."""

@@ -118,7 +118,7 @@ class Run:
     @property
     def head(self) -> Head | None:
         """The head, if the network has one."""
-        return self.output.head  # type: ignore[no-any-return]
+        return self.output.head
 
     @property
     def has_one_head(self) -> bool:

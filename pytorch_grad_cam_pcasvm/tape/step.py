@@ -336,11 +336,11 @@ class Step:
             name: _map_items(read, item, here) for (name, item), here in zip(self.options.items(), options, strict=True)
         }
         y_dim = None if tokens is None else tokens.dim
-        y = [cast(values[index], y_dim) if index in smooth else None for index in self.outputs]  # type: ignore[index]
+        y = [cast(values[index], y_dim) if index in smooth else None for index in self.outputs]
         args = tuple(_map_items(read, *items) for items in arguments)
         eps = 0.0
         if like is not None:
-            floats = [values[index].dtype for index in (*self.inputs, *self.outputs) if index in smooth]  # type: ignore[index]
+            floats = [values[index].dtype for index in (*self.inputs, *self.outputs) if index in smooth]
             eps = max((torch.finfo(precision).eps for precision in floats), default=0.0)
         return Call(args, kwargs, y[0] if self.single else tuple(y), eps)
 

@@ -34,7 +34,7 @@ def write(file: IO[bytes], columns: Mapping[str, Any], marks: Mapping[str, str])
         else:
             arrays[name + _LENGTHS] = np.array([len(value) for value in values])
             arrays[name] = np.frombuffer(b"".join(values), np.uint8)
-    np.savez(file, **arrays)  # type: ignore[arg-type]
+    np.savez(file, **arrays)
 
 
 class NumPyShard:

@@ -657,4 +657,4 @@ def parse_arguments(arguments: list[str]) -> Command:
     parsed, unknown = make_parser().parse_known_args(arguments)
     if unknown:
         parsed.parser.refuse_unknown(unknown)
-    return read_options(parsed.kind, parsed)  # type: ignore[no-any-return]
+    return read_options(parsed.kind, parsed)

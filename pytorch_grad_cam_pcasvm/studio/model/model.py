@@ -74,7 +74,7 @@ class Model:
     def classes(self) -> list[Any]:
         """The labels of the classes, in the head's order; empty without a classifier."""
         labels = self.net.head.classes_
-        return [] if labels is None else labels.tolist()  # type: ignore[no-any-return]
+        return [] if labels is None else labels.tolist()
 
     @property
     def normal(self) -> Any:
@@ -99,7 +99,7 @@ class Model:
         """
         return self.net.head.training_set.means
 
-    def cam(self, method: type[M] = ContributionCAM, layers: Any = "auto", **options: Any) -> M:  # type: ignore[assignment]
+    def cam(self, method: type[M] = ContributionCAM, layers: Any = "auto", **options: Any) -> M:
         """Return a method for this network.
 
         Args:
@@ -149,7 +149,7 @@ class Model:
         made_of = self.net, tuple(self.layers), self.tokens
         if self._cam is None or self._made_of != made_of:
             self._cam, self._made_of = self.cam(ContributionCAM), made_of
-        return self._cam.explain(self._images(images), targets)  # type: ignore[no-any-return]
+        return self._cam.explain(self._images(images), targets)
 
     def predict(self, images: Tensor | Paths) -> np.ndarray:
         """Return the predicted labels of images, or of pictures in files, shape (N,); see :meth:`explain`."""
