@@ -91,8 +91,8 @@ def batch_norm(
     input: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
+    running_mean: Tensor,
+    running_var: Tensor,
     training: bool = False,
     momentum: float = 0.1,
     eps: float = 1e-5,
@@ -101,7 +101,6 @@ def batch_norm(
     grad: Tensor,
 ) -> Tensor:
     """``grad weight / sqrt(var + eps)``, channel by channel."""
-    assert running_var is not None
     scale = torch.rsqrt(running_var + eps)
     scale = scale if weight is None else scale * weight
     return grad * scale.reshape(-1, *[1] * (input.dim() - 2))
@@ -241,9 +240,9 @@ def instance_norm(
     base: Call | None = None,
 ) -> Tensor:
     """``(x - mean) / sqrt(variance + eps)`` over the positions of a channel, or by its running statistics."""
-    if not use_input_stats:
-        return batch_norm(input, weight, bias, running_mean, running_var, False, momentum, eps, y=y, grad=grad)
-    return group_norm(input, input.shape[1], weight, eps=eps, y=y, grad=grad, base=base)
+    if use_input_stats or running_mean is None or running_var is None:
+        return group_norm(input, input.shape[1], weight, eps=eps, y=y, grad=grad, base=base)
+    return batch_norm(input, weight, bias, running_mean, running_var, False, momentum, eps, y=y, grad=grad)
 
 
 def _sizes(x: Tensor, p: float, dims: list[int]) -> Tensor:

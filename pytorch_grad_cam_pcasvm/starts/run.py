@@ -81,6 +81,12 @@ class Asked(OutputGradients):
     start: Start | None = None
     pullbacks: dict[int, Pullback] = field(default_factory=dict)
 
+    @property
+    def origin(self) -> Start:
+        """Where the secants start."""
+        assert self.start is not None, "these are gradients"
+        return self.start
+
 
 @dataclass(frozen=True, eq=False)
 class Run:
@@ -241,8 +247,7 @@ class Run:
         Returns:
             The maps, shape (N, K, H, W), and the contribution of positions that are not on them, (N, K).
         """
-        assert asked.start is not None
-        x, layout = asked.start.difference, self.layouts[layer]
+        x, layout = asked.origin.difference, self.layouts[layer]
         with full_precision(asked.values.device):
             pullback = self.pullback(asked, layer)
             if layout.tokens is not None:
@@ -267,11 +272,11 @@ class Run:
 
     def relevance(self, asked: Asked, layer: int) -> Tensor:
         """Return the activations' relevance for K targets: the features' contributions propagated, (N, K, T, H, W)."""
-        assert asked.start is not None
-        assert asked.start.path is not None
+        path = asked.origin.path
+        assert path is not None
         with full_precision(asked.values.device):
             tape = need_tape(self.recorded, "relevance")
-            shared = tape.relevance(self.cotangents(asked), layer, asked.start.path)
+            shared = tape.relevance(self.cotangents(asked), layer, path)
         return by_image(self.layouts[layer].of_targets(shared))
 
     def cotangents(self, output_gradients: OutputGradients) -> list[Tensor | None]:

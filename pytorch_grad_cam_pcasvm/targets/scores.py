@@ -66,9 +66,8 @@ class ProbabilityTarget(PlacedTarget):
 
     def name_question(self, head: Head, number: int) -> "ProbabilityTarget":
         """Return the target with its class named."""
-        if self.category is not None:
+        if self.category is not None or head.classes_ is None:
             return self
-        assert head.classes_ is not None
         return replace(self, category=head.classes_[number].item())
 
 

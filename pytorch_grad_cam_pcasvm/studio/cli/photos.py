@@ -178,7 +178,8 @@ def keep_left_out(head: Any, pipeline: Any, training: TrainingFeatures, groups: 
         _keep_scale(head, training, heads, [rows for _, rows in folds])
     fold_of = {number: place for place, (_, rows) in enumerate(folds) for number in own[rows].tolist()}
     scores = _score_photos(training, heads, fold_of, groups)
-    _keep_threshold(head, scores, None if groups is None else groups[[*scores]], options)
+    threshold = choose_threshold([*scores.values()], options.rate, None if groups is None else groups[[*scores]])
+    _keep_threshold(head, threshold, options)
 
 
 def split_good(groups: Any) -> list[tuple[Any, Any]]:
@@ -210,10 +211,8 @@ def _keep_scale(head: Any, training: TrainingFeatures, heads: list[Any], folds: 
     head.stages[0].facts = replace(head.stages[0].facts, least=least, reach=reach)
 
 
-def _keep_threshold(head: Any, scores: dict[int, float], groups: Any, options: FitOptions) -> None:
+def _keep_threshold(head: Any, threshold: Any, options: FitOptions) -> None:
     """Keep with a head the largest score that passes, by photos that were left out, and say so."""
-    assert options.rate is not None
-    threshold = choose_threshold([*scores.values()], options.rate, groups)
     head.training_set.preparation = (head.training_set.preparation or {}) | {"threshold": asdict(threshold)}
     _tell_threshold(threshold, options)
 

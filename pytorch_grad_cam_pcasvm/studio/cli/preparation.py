@@ -246,8 +246,7 @@ def apply_tiles(
         preparation = bring_to_size(preparation, net.canvas)
     else:
         assert options.tile is not None
-        assert preparation.steps is not None
-        steps = {name: value for name, value in preparation.steps.items() if name != "resize"}
+        steps = {name: value for name, value in preparation.known_steps.items() if name != "resize"}
         transform = Scaled(options.tile, net.size, net.stride, **steps)
         preparation = replace(preparation, transform=transform, resize="scale")
         print(f"tiles: of {options.tile} pixels of a photo, brought to {_write_size(net.size)}")

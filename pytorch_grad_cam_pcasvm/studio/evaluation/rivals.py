@@ -111,7 +111,7 @@ class Rivals:
 
     def _rotate(self, row: int) -> None:
         """Rotate the components of the randomised head by the rotation drawn for a row, uniform over all of them."""
-        original, stage = (_projection(net) for net in (self._subject.net, self.rotated))
+        original, stage = (_projection(net) for net in (self._subject.net, self.rotated) if net is not None)
         assert original is not None
         assert stage is not None
         count = len(original.components)
@@ -143,9 +143,8 @@ def _why_not(subject: Subject) -> str:
     return ""
 
 
-def _projection(net: PCASVMNet | None) -> Projection | None:
+def _projection(net: PCASVMNet) -> Projection | None:
     """Return the linear reduction of a head, or None."""
-    assert net is not None
     head = net.head
     stage = head.stages[head.component_position - 1] if head.component_position else None
     return stage if isinstance(stage, Projection) else None
