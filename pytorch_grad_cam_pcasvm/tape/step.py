@@ -407,7 +407,7 @@ def _named_in(frame: FrameType | None) -> type[Function]:
     """Return the first ``autograd.Function`` that code around a frame names: one whose forward has ended already."""
     while frame is not None:
         for name in (*frame.f_code.co_names, *frame.f_code.co_freevars):
-            value = frame.f_globals.get(name, frame.f_locals.get(name))
+            value = frame.f_locals.get(name, frame.f_globals.get(name))
             if isinstance(value, type) and issubclass(value, Function) and value is not Function:
                 return value
         frame = frame.f_back
