@@ -7,7 +7,7 @@ import functools
 import inspect
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -91,7 +91,7 @@ class CheckStep:
     decides: Callable[[Row], bool]
 
 
-Steps = Iterator[CheckStep | None]  # None: there is nothing to look at yet, such as before the first batch
+Steps = Generator[CheckStep | None, None, None]  # None: there is nothing to look at yet, such as before the first batch
 
 
 class Budget:
@@ -249,7 +249,7 @@ class RunningCheck:
 
     def _end_check(self, error: Exception | None = None) -> None:
         self.error, self.ended = error, True
-        self._steps.close()  # type: ignore[attr-defined]
+        self._steps.close()
 
 
 def take_turns(courses: Sequence[RunningCheck], budget: Budget) -> Iterator[RunningCheck | None]:
