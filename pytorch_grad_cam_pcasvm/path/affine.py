@@ -159,5 +159,6 @@ def _is_affine(step: Step, rule: Rule, value: int) -> bool:
 
 def _is_linear(step: Step) -> bool:
     """Return whether an affine step is a dense layer, whose weight is a constant."""
-    weight = step.arguments[1] if step.rule is not None and step.rule.relevance == "weighted" else None
+    assert step.rule is not None
+    weight = step.arguments[1] if step.rule.relevance == "weighted" else None
     return isinstance(weight, Tensor) and weight.dim() == 2

@@ -229,8 +229,8 @@ def instance_norm(
     input: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
+    running_mean: Any,
+    running_var: Any,
     use_input_stats: bool = True,
     momentum: float = 0.1,
     eps: float = 1e-5,
@@ -240,9 +240,9 @@ def instance_norm(
     base: Call | None = None,
 ) -> Tensor:
     """``(x - mean) / sqrt(variance + eps)`` over the positions of a channel, or by its running statistics."""
-    if use_input_stats or running_mean is None or running_var is None:
-        return group_norm(input, input.shape[1], weight, eps=eps, y=y, grad=grad, base=base)
-    return batch_norm(input, weight, bias, running_mean, running_var, False, momentum, eps, y=y, grad=grad)
+    if not use_input_stats:
+        return batch_norm(input, weight, bias, running_mean, running_var, False, momentum, eps, y=y, grad=grad)
+    return group_norm(input, input.shape[1], weight, eps=eps, y=y, grad=grad, base=base)
 
 
 def _sizes(x: Tensor, p: float, dims: list[int]) -> Tensor:

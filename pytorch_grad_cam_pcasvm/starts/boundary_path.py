@@ -102,7 +102,8 @@ class PathBoundary:
             NoBoundaryError: there are none.
         """
         components = every_component(run.output)
-        by_components = run.head is not None and run.head.enumerated is not None and target not in components
+        assert run.head is not None  # without one, targets start at the mean
+        by_components = run.head.enumerated is not None and target not in components
 
         def search(size: Tensor) -> Solution | None:
             if by_components:

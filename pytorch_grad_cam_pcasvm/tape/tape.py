@@ -168,7 +168,8 @@ class Tape:
         if not before[:2] == after[:2] == self.values[root].shape[:2] or after[2:].numel() > 1:
             return False
         rule, call = step.rule, self.recorded(step)
-        if rule is None or rule.secant != "linear" or not rule.keeps_sums(*call.args, **call.kwargs, y=call.y):
+        assert rule is not None  # or the path would have been refused
+        if rule.secant != "linear" or not rule.keeps_sums(*call.args, **call.kwargs, y=call.y):
             return False
         pulled = rule.pulled(call, torch.ones_like(call.y)[None])
         return set(range(2, len(before))) <= set(cotangent(pulled[0] if isinstance(pulled, tuple) else pulled).same)

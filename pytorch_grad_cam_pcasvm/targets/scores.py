@@ -66,8 +66,9 @@ class ProbabilityTarget(PlacedTarget):
 
     def name_question(self, head: Head, number: int) -> "ProbabilityTarget":
         """Return the target with its class named."""
-        if self.category is not None or head.classes_ is None:
+        if self.category is not None:
             return self
+        assert head.classes_ is not None
         return replace(self, category=head.classes_[number].item())
 
 

@@ -111,9 +111,8 @@ class Rivals:
 
     def _rotate(self, row: int) -> None:
         """Rotate the components of the randomised head by the rotation drawn for a row, uniform over all of them."""
-        original, stage = (_projection(net) for net in (self._subject.net, self.rotated) if net is not None)
-        assert original is not None
-        assert stage is not None
+        stages = (_projection(net) for net in (self._subject.net, self.rotated) if net is not None)
+        original, stage = (stage for stage in stages if stage is not None)
         count = len(original.components)
         random = torch.from_numpy(generator(self._subject.seed, 1, row).normal(size=(count, count)))
         q, r = torch.linalg.qr(random)
