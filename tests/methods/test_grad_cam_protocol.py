@@ -296,6 +296,7 @@ CLASSIFIERS: dict[str, Callable[[], tuple[nn.Module, list[nn.Module], Tensor]]] 
     "resnet18-both": lambda: (resnet(), [resnet().layer4[-1], resnet().layer3[-1]], draw((3, 64, 64), 2, 3, seed=3)[0]),
     "dense-end": lambda: (problem().backbone, problem().layers("features.4"), problem().x),
     "dense-end-conv": lambda: (problem().backbone, problem().layers("features.3"), problem().x),
+    "svm": lambda: (problem().net, problem().layers("features.4"), problem().x),
 }
 CLASSIFIER_TARGETS = {
     "score": ("ClassifierOutputTarget", (1,)),
@@ -314,7 +315,7 @@ def host_target(name: str, arguments: tuple[Any, ...]) -> Any:
 
 @pytest.mark.parametrize("classifier", CLASSIFIERS.values(), ids=CLASSIFIERS)
 @pytest.mark.parametrize(("name", "arguments"), CLASSIFIER_TARGETS.values(), ids=CLASSIFIER_TARGETS)
-def test_ordinary_classifiers(name: str, arguments: tuple[Any, ...], classifier: Callable[[], Any]) -> None:
+def test_targets_of_the_host(name: str, arguments: tuple[Any, ...], classifier: Callable[[], Any]) -> None:
     model, layers, x = classifier()
     targets = [host_target(name, arguments)] * len(x)
     assert_same_as_host(our_maps(model, layers, x, targets), host_maps(model, layers, x, targets))
@@ -329,13 +330,6 @@ def test_swin_with_its_norm_layer_and_a_reshape_transform() -> None:
     targets = [ClassifierOutputTarget(1), ClassifierOutputTarget(3)]
     expected = GradCAM(swin, **options)(x, targets)
     assert_same_as_host(ClosedFormGradCAM(swin, **options)(x, targets), expected)
-
-
-@pytest.mark.parametrize(("name", "arguments"), CLASSIFIER_TARGETS.values(), ids=CLASSIFIER_TARGETS)
-def test_the_host_targets_on_an_svm(name: str, arguments: tuple[Any, ...]) -> None:
-    p = problem()
-    layers, targets = p.layers("features.4"), [host_target(name, arguments)] * len(p.x)
-    assert_same_as_host(our_maps(p.net, layers, p.x, targets), host_maps(p.net, layers, p.x, targets))
 
 
 # --- the host's methods -----------------------------------------------------------------------------------------------
