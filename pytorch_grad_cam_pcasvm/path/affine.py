@@ -32,9 +32,10 @@ class AffineBeginning:
         line, steps = [root], list[Step]()
         for step in tape.line(root, self._following):
             output, rule = step.output, step.rule
+            if rule is None:
+                break
             if (
-                rule is None
-                or not _is_affine(step, rule, line[-1])
+                not _is_affine(step, rule, line[-1])
                 or not has_gradient(tape.values[output])
                 or self._mixes_images(step, rule, line[-1])
             ):

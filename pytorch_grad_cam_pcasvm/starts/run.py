@@ -81,12 +81,6 @@ class Asked(OutputGradients):
     start: Start | None = None
     pullbacks: dict[int, Pullback] = field(default_factory=dict)
 
-    @property
-    def origin(self) -> Start:
-        """Where the secants start."""
-        assert self.start is not None, "these are gradients"
-        return self.start
-
 
 @dataclass(frozen=True, eq=False)
 class Run:
@@ -247,7 +241,8 @@ class Run:
         Returns:
             The maps, shape (N, K, H, W), and the contribution of positions that are not on them, (N, K).
         """
-        x, layout = asked.origin.difference, self.layouts[layer]
+        assert asked.start is not None
+        x, layout = asked.start.difference, self.layouts[layer]
         with full_precision(asked.values.device):
             pullback = self.pullback(asked, layer)
             if layout.tokens is not None:
@@ -272,7 +267,7 @@ class Run:
 
     def relevance(self, asked: Asked, layer: int) -> Tensor:
         """Return the activations' relevance for K targets: the features' contributions propagated, (N, K, T, H, W)."""
-        path = asked.origin.path
+        path = asked.start and asked.start.path
         assert path is not None
         with full_precision(asked.values.device):
             tape = need_tape(self.recorded, "relevance")
