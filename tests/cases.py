@@ -2,18 +2,8 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from sklearn.decomposition import PCA, KernelPCA
-from sklearn.discriminant_analysis import QuadraticDiscriminantAnalysis
-from sklearn.ensemble import StackingClassifier
-from sklearn.kernel_approximation import Nystroem
-from sklearn.linear_model import LogisticRegression
-from sklearn.neighbors import KNeighborsClassifier
-from sklearn.neural_network import MLPClassifier
-from sklearn.pipeline import Pipeline, make_pipeline, make_union
-from sklearn.preprocessing import PowerTransformer, StandardScaler
-from sklearn.svm import SVC, SVR, LinearSVC, OneClassSVM
+from heads import HEADS
 from torch import Tensor, nn
 from towers import Tower
 
@@ -75,47 +65,13 @@ NETWORKS = {
 }
 
 
-@dataclass(frozen=True)
-class HeadCase:
-    """A head.
-
-    Attributes:
-        pipeline: of scikit-learn, not fitted.
-        classes: number of classes to fit it on.
-        exported: whether programs are made of it.
-    """
-
-    pipeline: Pipeline
-    classes: int = 3
-    exported: bool = True
+# Heads on their features, rows of heads.py; programs are made of the first.
+EXPORTED = [
+    *("rbf", "gamma=10", "two classes", "quadratic", "sigmoid", "one vs rest", "probable, LogisticRegression"),
+    *("one class", "regressor", "kernel pca", "Nystroem(n_components=20, random_state=0), LinearSVC"),
+]
+FITTED = [*EXPORTED, "neighbours", "likelihoods", "perceptron", "stack of components"]
 
 
-def reduced(*steps: Any, **options: Any) -> HeadCase:
-    """Return a head on four components."""
-    return HeadCase(make_pipeline(StandardScaler(), PCA(4), *steps), **options)
-
-
-HEADS = {
-    "RBF": reduced(SVC()),
-    "gamma=10": reduced(SVC(gamma=10.0)),
-    "two classes": HeadCase(make_pipeline(PCA(4, whiten=True), SVC(class_weight="balanced")), classes=2),
-    "polynomial": reduced(SVC(kernel="poly", degree=2, coef0=0.5)),
-    "sigmoid": reduced(SVC(kernel="sigmoid", gamma=0.1)),
-    "linear": reduced(LinearSVC()),
-    "logistic": reduced(LogisticRegression()),
-    "one class": reduced(OneClassSVM()),
-    "regression": reduced(SVR()),
-    "KernelPCA": HeadCase(make_pipeline(StandardScaler(), KernelPCA(4, kernel="rbf"), SVC())),
-    "Nystroem": reduced(Nystroem(n_components=10, random_state=0), LinearSVC()),
-    "neighbours": reduced(KNeighborsClassifier(3), exported=False),
-    "likelihoods": HeadCase(
-        make_pipeline(StandardScaler(), PowerTransformer(), PCA(4), QuadraticDiscriminantAnalysis()), exported=False
-    ),
-    "perceptron": reduced(MLPClassifier((5,), max_iter=20, random_state=0), exported=False),
-    "stack": HeadCase(
-        make_pipeline(
-            make_union(PCA(2), KernelPCA(2, kernel="rbf")), StackingClassifier([("a", LinearSVC())], LinearSVC(), cv=2)
-        ),
-        exported=False,
-    ),
-}
+def count_classes(head: str) -> int:
+    return 2 if HEADS[head].classes == (2,) else 3

@@ -1,7 +1,8 @@
 """One row for each estimator, and for what heads are made of them; and what all heads are asked.
 
 A row is fitted on samples of its own kind. Properties that hold for each head are functions over all rows
-(head/test_estimators.py); a test of few of them selects these by name.
+(head/test_estimators.py); a test of few of them, as on the features of a network (cases.py, problems.py), selects these
+by name.
 """
 
 import copy
@@ -127,6 +128,10 @@ class Row:
     no_slope: str | None = None
     scores: bool = True
 
+    def make(self) -> Pipeline:
+        """Return the pipeline, not fitted."""
+        return make_pipeline(*copy.deepcopy(self.parts))
+
 
 def mixed(*parts: Any, classes: tuple[int, ...] = (3,), samples: str = "mixed", **options: Any) -> Row:
     return Row(list(parts), classes, samples, **options)
@@ -134,6 +139,13 @@ def mixed(*parts: Any, classes: tuple[int, ...] = (3,), samples: str = "mixed", 
 
 def behind(*parts: Any, **options: Any) -> Row:
     return Row([StandardScaler(), PCA(5), *parts], **options)
+
+
+REDUCED = (StandardScaler(), PCA(4))
+
+
+def reduced(*parts: Any, **options: Any) -> Row:
+    return Row([*REDUCED, *parts], **options)
 
 
 SCALERS = [
@@ -145,7 +157,6 @@ SCALERS = [
     RobustScaler(),
     RobustScaler(with_centering=False, with_scaling=False),
     Normalizer("l1"),
-    Normalizer("l2"),
     Normalizer("max"),
     VarianceThreshold(0.1),
     SelectKBest(k=6),
@@ -172,7 +183,6 @@ REDUCTIONS = [
     FastICA(whiten=False, random_state=0),
     FactorAnalysis(3, random_state=0),
     KernelPCA(4),
-    KernelPCA(4, kernel="rbf", gamma=0.1),
     KernelPCA(4, kernel="rbf"),
     KernelPCA(3, kernel="poly", degree=2, gamma=0.2, coef0=0.5),
     KernelPCA(3, kernel="sigmoid", gamma=0.01),
@@ -207,7 +217,6 @@ CLASSIFIERS = [
     StackingClassifier([("a", LinearSVC())], LinearSVC(C=0.1), passthrough=True),
 ]
 REGRESSORS = [
-    SVR(),
     SVR(kernel="linear"),
     NuSVR(kernel="poly"),
     LinearSVR(),
@@ -231,7 +240,6 @@ PROBABLE = {
 }
 CALIBRATED = {
     "sigmoid": CalibratedClassifierCV(SVC(), ensemble=False),
-    "sigmoid ensemble": CalibratedClassifierCV(SVC(), ensemble=True, cv=3),
     "isotonic": CalibratedClassifierCV(LinearSVC(), method="isotonic", ensemble=False),
     "isotonic ensemble": CalibratedClassifierCV(LinearSVC(), method="isotonic", cv=3),
     "of a pipeline": CalibratedClassifierCV(make_pipeline(StandardScaler(), LinearSVC()), ensemble=False),
@@ -271,9 +279,26 @@ HEADS = {
         f"SVC {kernel}": Row([StandardScaler(), PCA(4, whiten=True), SVC(kernel=kernel, coef0=0.3)], (2, 4))
         for kernel in ("linear", "rbf", "poly", "sigmoid")
     },
+    # Those that are fitted on the features of networks, too.
+    "rbf": reduced(SVC(C=2.0)),
+    "gamma=10": reduced(SVC(gamma=10.0)),
+    "linear": reduced(SVC(kernel="linear", C=2.0)),
+    "poly": reduced(SVC(kernel="poly", coef0=0.5)),
+    "quadratic": reduced(SVC(kernel="poly", degree=2, coef0=0.5)),
+    "sigmoid": reduced(SVC(kernel="sigmoid", gamma=0.05, coef0=0.2)),
+    "whitened": Row([PCA(4, whiten=True), SVC(gamma=1.0)]),
+    "two classes": Row([PCA(4, whiten=True), SVC(class_weight="balanced")], (2,)),
+    "normalised": Row([Normalizer(), PCA(4), SVC()]),
+    "kernel pca": Row([StandardScaler(), KernelPCA(4, kernel="rbf", gamma=0.05), SVC()]),
+    "calibrated": reduced(CalibratedClassifierCV(SVC(), cv=3), classes=(2, 4), samples="mislabelled", no_slope=_CURVES),
+    "one vs rest": reduced(LinearSVC()),
+    "regressor": reduced(SVR()),
+    "one class": reduced(OneClassSVM(nu=0.3)),
+    "no reduction": Row([StandardScaler(), SVC()]),
+    "neighbours": reduced(KNeighborsClassifier(3), no_slope=_VOTES),
+    "likelihoods": Row([StandardScaler(), PowerTransformer(), PCA(4), QuadraticDiscriminantAnalysis()]),
     "break_ties": Row([PCA(4), SVC(gamma="auto", class_weight="balanced", break_ties=True)], (2, 4)),
     "without intercept": Row([StandardScaler(with_std=False), MinMaxScaler(), PCA(3), LinearSVC(fit_intercept=False)]),
-    "OneClassSVM": Row([StandardScaler(), PCA(4), OneClassSVM(nu=0.2)]),
     "OneClassSVM linear": Row([OneClassSVM(kernel="linear", nu=0.4)]),
     "fractional degree": Row([MinMaxScaler(clip=True), KernelPCA(2, kernel="poly", degree=2.5), SVC()]),
     "arpack": Row([PCA(2, svd_solver="arpack"), TruncatedSVD(1, algorithm="arpack", random_state=0), SVC()]),

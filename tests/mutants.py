@@ -181,7 +181,7 @@ FASTER = {
     ),
     "targets/scores.py DensityTarget.seeds": ("y.abs()", "y0.abs()"),
     "methods/perturbation.py Players.__init__": ("grid is None",),
-    "methods/perturbation.py Players.at_once": ("8 *", "max(self", "self._position is None"),
+    "methods/perturbation.py Players.at_once": ("8 *", "max(self", "self._resumed is None"),
     # What is not kept is made again; of a head that is another one, numbers are others, too.
     "starts/boundary_head.py Boundary.holds_for": (
         *("head is", "start is", "len(tensors)", "_hooks", "_forward_pre_hooks", "tensor is", "count_writes"),
@@ -217,7 +217,7 @@ FASTER = {
     "path/relevance.py _shared": ("can_sync",),
     "path/backward.py TapePullback._add_cotangent": ("type(part)", "type(parts[0])"),
     "path/backward.py TapePullback._pull_arguments": ("without one.shape[dim] > 1",),
-    "path/backward.py TapePullback._followed": ("without step.rule.same_for_all",),
+    "path/backward.py TapePullback._followed": ("without rule.same_for_all",),
     "path/backward.py TapePullback._verify": ("without key in self.tape.verified",),
     "path/affine.py AffineBeginning.isolate_players": ("not self.tape.keeps_numbers(step) ->",),
     "path/affine.py AffineBeginning.run_rows": ("without self._interchangeable",),

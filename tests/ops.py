@@ -743,7 +743,7 @@ def frozen(make: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
 
 
 FUTURE = torch.ones(8, 8, dtype=torch.bool).triu(1)
-HEADS = partial(nn.MultiheadAttention, 6, 2, batch_first=True)
+ATTENTION = partial(nn.MultiheadAttention, 6, 2, batch_first=True)
 ENCODER = partial(nn.TransformerEncoderLayer, 6, 2, 12, batch_first=True)
 SEQUENCES: dict[str, tuple[Callable[[], nn.Module], Callable[[Any, Tensor], Any]]] = {
     "nn.LSTM, state": (partial(nn.LSTM, 6, 4), lambda m, s: m(s.transpose(0, 1))[1][1].movedim(1, 0)),
@@ -754,18 +754,19 @@ SEQUENCES: dict[str, tuple[Callable[[], nn.Module], Callable[[Any, Tensor], Any]
     "nn.LSTMCell": (partial(nn.LSTMCell, 6, 4), loop),
     "nn.GRUCell": (partial(nn.GRUCell, 6, 4), loop),
     "nn.RNNCell": (partial(nn.RNNCell, 6, 4), loop),
-    "attention, trained": (HEADS, lambda m, s: m(s, s, s)[0]),
-    "attention, trained, no weights": (HEADS, lambda m, s: m(s, 2 * s, s.tanh(), need_weights=False)[0]),
-    "attention, frozen": (frozen(HEADS), lambda m, s: m(s, s, s)[0]),
-    "attention, frozen, no weights": (frozen(HEADS), lambda m, s: m(s, s, s, need_weights=False)[0]),
-    "attention, weights": (HEADS, lambda m, s: m(s, s, s, average_attn_weights=False)),
-    "attention, mask": (HEADS, lambda m, s: m(s, s, s, attn_mask=FUTURE, need_weights=False)[0]),
-    "attention, numbers for a mask": (HEADS, lambda m, s: m(s, s, s, attn_mask=const(6, 8, 8), need_weights=False)[0]),
-    "attention, padding": (HEADS, lambda m, s: m(s, s, s, key_padding_mask=torch.arange(8).expand(3, 8) > 5)[0]),
+    "attention, trained": (ATTENTION, lambda m, s: m(s, s, s)[0]),
+    "attention, trained, no weights": (ATTENTION, lambda m, s: m(s, 2 * s, s.tanh(), need_weights=False)[0]),
+    "attention, frozen": (frozen(ATTENTION), lambda m, s: m(s, s, s)[0]),
+    "attention, frozen, no weights": (frozen(ATTENTION), lambda m, s: m(s, s, s, need_weights=False)[0]),
+    "attention, weights": (ATTENTION, lambda m, s: m(s, s, s, average_attn_weights=False)),
+    "attention, mask": (ATTENTION, lambda m, s: m(s, s, s, attn_mask=FUTURE, need_weights=False)[0]),
+    "attention, numbers for a mask": (
+        ATTENTION, lambda m, s: m(s, s, s, attn_mask=const(6, 8, 8), need_weights=False)[0]),
+    "attention, padding": (ATTENTION, lambda m, s: m(s, s, s, key_padding_mask=torch.arange(8).expand(3, 8) > 5)[0]),
     "attention, sequence first": (
         partial(nn.MultiheadAttention, 6, 3, bias=False, add_zero_attn=True),
         lambda m, s: m(s.transpose(0, 1), s.sin().transpose(0, 1), s.transpose(0, 1))[0].transpose(0, 1)),
-    "attention, other widths": (partial(HEADS, kdim=2, vdim=4), lambda m, s: m(s, s[..., :2], s[..., 2:])[0]),
+    "attention, other widths": (partial(ATTENTION, kdim=2, vdim=4), lambda m, s: m(s, s[..., :2], s[..., 2:])[0]),
     "encoder layer": (ENCODER, lambda m, s: m(s)),
     "encoder layer, frozen": (frozen(ENCODER), lambda m, s: m(s)),
     "encoder layer, norm first": (frozen(partial(ENCODER, activation="gelu", norm_first=True)), lambda m, s: m(s)),

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from heads import HEADS, REDUCED
 from sklearn.base import clone
-from sklearn.calibration import CalibratedClassifierCV
-from sklearn.decomposition import PCA, KernelPCA
+from sklearn.decomposition import PCA
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import Normalizer, StandardScaler
-from sklearn.svm import SVC, SVR, LinearSVC, OneClassSVM
+from sklearn.preprocessing import StandardScaler
+from sklearn.svm import SVC
 from torch import Tensor, nn
 
 from pytorch_grad_cam_pcasvm import Head, PCASVMNet, PCATarget, SVMTarget, extract_features
@@ -177,28 +177,16 @@ class Tailed(nn.Module):
         return self.tail(self.features(x))
 
 
-REDUCED = (StandardScaler(), PCA(4))
-HEADS: dict[str, Any] = {
-    "linear": (*REDUCED, SVC(kernel="linear", C=2.0)),
-    "rbf": (*REDUCED, SVC(C=2.0)),
-    "poly": (*REDUCED, SVC(kernel="poly", coef0=0.5)),
-    "sigmoid": (*REDUCED, SVC(kernel="sigmoid", gamma=0.05, coef0=0.2)),
-    "whitened": (PCA(4, whiten=True), SVC(gamma=1.0)),
-    "normalised": (Normalizer(), PCA(4), SVC()),
-    "kernel pca": (StandardScaler(), KernelPCA(4, kernel="rbf", gamma=0.05), SVC()),
-    "calibrated": (*REDUCED, CalibratedClassifierCV(SVC(), cv=3)),
-    "one vs rest": (*REDUCED, LinearSVC()),
-    "regressor": (*REDUCED, SVR()),
-    "one class": (*REDUCED, OneClassSVM(nu=0.3)),
-    "no reduction": (StandardScaler(), SVC()),
-    "no machine": REDUCED,
-    "quadratic": (*REDUCED, SVC(kernel="poly", degree=2, coef0=0.5)),
-}
+# Rows of heads.py, and a reduction alone.
+FITTED = [
+    *("linear", "rbf", "poly", "sigmoid", "whitened", "normalised", "kernel pca", "calibrated", "one vs rest"),
+    *("regressor", "one class", "no reduction", "no machine", "quadratic"),
+]
 
 
 @dataclass(frozen=True)
 class Explained:
-    """A network of PATHS with a head of HEADS, fitted on what its features are, and images to explain."""
+    """A network of PATHS with a head of FITTED, fitted on what its features are, and images to explain."""
 
     path: str = "relu"
     head: str = "rbf"
@@ -245,7 +233,8 @@ class Explained:
         known = np.array(self.labels)[index]
         if self.head in ("regressor", "one class", "no machine"):
             known = features[:, 0] + index
-        return clone(make_pipeline(*HEADS[self.head])).fit(features, known)
+        pipeline = clone(make_pipeline(*REDUCED)) if self.head == "no machine" else HEADS[self.head].make()
+        return pipeline.fit(features, known)
 
     @cached_property
     def net(self) -> PCASVMNet:

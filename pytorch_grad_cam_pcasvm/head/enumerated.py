@@ -92,7 +92,7 @@ class Enumerated(Decision):
                 f"{self.predictor.name} runs outside of PyTorch, and cannot be part of a program",
                 "make one without it, PCASVMNet(backbone, pipeline[:-1], ...), of the components and their maps",
             )
-        return _Values.apply(x, self), (x, USUAL)  # type: ignore[no-untyped-call]
+        return _Values.apply(x, self), (x, USUAL)
 
     def attach_conditions(self, saved: Any, conditions: Conditions) -> Any:
         """Return x, with how exactly it is known and which permutations stand for all."""

@@ -88,7 +88,7 @@ def check_variety(steps: Sequence[Any]) -> dict[int, int]:
 def constant_components(estimator: Any, before: Any = None) -> list[int]:
     """Return the components of a reduction that vary by rounding alone, behind an estimator; of others none."""
     variances = _variances(estimator)
-    return [] if variances is None else (variances <= _noise(estimator, variances, before)).nonzero()[:, 0].tolist()  # type: ignore[no-any-return]
+    return [] if variances is None else (variances <= _noise(estimator, variances, before)).nonzero()[:, 0].tolist()
 
 
 def _inner(estimator: Any) -> Iterator[tuple[Any, list[int]]]:

@@ -78,7 +78,7 @@ class Head(Stack):
             >>> net.head.resamples = resample_heads(pipeline, features, labels, n=4)  # doctest: +SKIP
             >>> net.head.resamples = None
         """
-        return self.training_set.resamples  # type: ignore[no-any-return]
+        return self.training_set.resamples
 
     @resamples.setter
     def resamples(self, refits: Sequence[Any] | None) -> None:

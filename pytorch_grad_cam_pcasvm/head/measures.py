@@ -247,38 +247,38 @@ def _measure_norms(step: MeasuredStep, points: np.ndarray) -> Iterator[Measure]:
 
 
 def _share_beyond(middle: float, half: float, x: np.ndarray) -> np.ndarray:
-    return (abs(x - middle) > half).mean(-1)  # type: ignore[no-any-return]
+    return (abs(x - middle) > half).mean(-1)
 
 
 def _root_mean_square(x: np.ndarray, variances: Any = 1.0, inflation: float = 1.0) -> np.ndarray:
-    return np.sqrt((x**2 / variances).mean(-1)) / inflation  # type: ignore[no-any-return]
+    return np.sqrt((x**2 / variances).mean(-1)) / inflation
 
 
 def _to_nearest(centres: np.ndarray, spread: float, x: np.ndarray) -> np.ndarray:
-    return np.sqrt(((x[:, None] - centres) ** 2).sum(-1).min(1) / spread)  # type: ignore[no-any-return]
+    return np.sqrt(((x[:, None] - centres) ** 2).sum(-1).min(1) / spread)
 
 
 def _from_mean(mean: np.ndarray, spread: float, x: np.ndarray) -> np.ndarray:
-    return np.sqrt(((x - mean) ** 2).sum(-1) / spread)  # type: ignore[no-any-return]
+    return np.sqrt(((x - mean) ** 2).sum(-1) / spread)
 
 
 def _beside(mean: np.ndarray, axes: np.ndarray, share: float, x: np.ndarray) -> np.ndarray:
     rest = ((x - mean) ** 2).sum(-1) - (((x - mean) @ axes.T) ** 2).sum(-1)
-    return np.sqrt(np.maximum(rest, 0.0) / share)  # type: ignore[no-any-return]
+    return np.sqrt(np.maximum(rest, 0.0) / share)
 
 
 def _measure_along(mean: np.ndarray, direction: np.ndarray, deviation: float, x: np.ndarray) -> np.ndarray:
-    return abs((x - mean) @ direction) / deviation  # type: ignore[no-any-return]
+    return abs((x - mean) @ direction) / deviation
 
 
 def _out_of_sizes(zeros: np.ndarray, sizes: np.ndarray, x: np.ndarray) -> np.ndarray:
     size = np.sqrt(((x - zeros) ** 2).sum(-1))
     smaller = np.divide(sizes.min(), size, out=np.zeros_like(size), where=size > 0)  # dead features are no size
-    return np.maximum(size / max(sizes.max(), np.finfo(float).tiny), smaller)  # type: ignore[no-any-return]
+    return np.maximum(size / max(sizes.max(), np.finfo(float).tiny), smaller)
 
 
 def _off_norm(order: float, norm: float, x: np.ndarray) -> np.ndarray:
-    return abs(np.linalg.norm(x, order, axis=1) / norm - 1)  # type: ignore[no-any-return]
+    return abs(np.linalg.norm(x, order, axis=1) / norm - 1)
 
 
 def _sample_points(points: Tensor) -> np.ndarray:

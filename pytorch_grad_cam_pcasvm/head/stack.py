@@ -198,7 +198,7 @@ class Stack(HeadModule):
     @property
     def feature_mean(self) -> Tensor | None:
         """The mean of the training set's features, shape (D,), if the first stage has it; otherwise None."""
-        return self.stages[0].input_mean  # type: ignore[no-any-return]
+        return self.stages[0].input_mean
 
     def __call__(self, features: Tensor) -> HeadTrace:
         """Return the trace of features, shape (N, D). Hooks on the head run."""

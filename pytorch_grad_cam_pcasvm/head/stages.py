@@ -382,7 +382,7 @@ class Chain(Stage):
     @property
     def output_deviations(self) -> Tensor | None:  # type: ignore[override]
         """Those of the last stage."""
-        return self.stages[-1].output_deviations  # type: ignore[no-any-return]
+        return self.stages[-1].output_deviations
 
     def evaluate(self, x: Tensor) -> tuple[Tensor, list[Any]]:
         """Return the last stage's output, and the numbers saved for each pullback."""
@@ -457,7 +457,7 @@ class Union(Stage):
     def output_deviations(self) -> Tensor | None:  # type: ignore[override]
         """Those of all members."""
         parts = [member.output_deviations for member in self.members]
-        return None if any(part is None for part in parts) else torch.cat(parts)  # type: ignore[arg-type]
+        return None if any(part is None for part in parts) else torch.cat(parts)
 
     def evaluate(self, x: Tensor) -> tuple[Tensor, list[Any]]:
         """Return the outputs of all members, shape (N, P), times ``sign``, and the numbers saved for each pullback."""

@@ -323,7 +323,7 @@ def skops_io() -> Any:
 
 
 def _as_skops(decision: Stage) -> bytes:
-    return skops_io().dumps(decision.asked_estimators)  # type: ignore[no-any-return]
+    return skops_io().dumps(decision.asked_estimators)
 
 
 def own_types(parts: Sequence[Stage]) -> list[str]:

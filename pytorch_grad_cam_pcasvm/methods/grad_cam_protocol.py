@@ -128,7 +128,7 @@ class ClosedFormCAM(Method):
         """Return the size of maps as the host orders it; of signals (N, C, L) their length, (L,)."""
         if input_tensor.dim() == 3:
             return tuple(input_tensor.shape[2:])
-        return super().get_target_width_height(input_tensor)  # type: ignore[no-any-return]
+        return super().get_target_width_height(input_tensor)
 
     def compute_cam_per_layer(
         self, input_tensor: Tensor, targets: Sequence[Target] | Target | None, eigen_smooth: bool = False

@@ -305,9 +305,8 @@ class Method(BaseCAM):
         asked = resolve_targets(components, run.output) if together else questions
         parts = [self.compute(run, layer, chunk) for chunk in self._split_chunks(asked, run)]
         result = join_columns(parts, range(len(asked)))
-        if not together:
+        if not together or run.head is None:  # whose components they are
             return result
-        assert run.head is not None
         return compute_result(result, run.secants(questions, layer, run.head.component_position or 0))
 
     def _explain_heads(self, run: Run, questions: Questions) -> Tensor:
@@ -486,12 +485,12 @@ def _compute_jacobian(
 
 def _add_tiles(run: Run, layer: int, result: MethodResult) -> MethodResult:
     """Return maps of tiles that are side by side as one on their common grid, where they are added."""
-    maps, opposite, errors = (
-        None if columns is None else run.layouts[layer].add_tiles(columns)
-        for columns in (result.maps, result.opposite, result.standard_errors)  # errors of a sum are these at most
+    add = run.layouts[layer].add_tiles
+    opposite, errors = (
+        None if columns is None else add(columns)
+        for columns in (result.opposite, result.standard_errors)  # errors of a sum are these at most
     )
-    assert maps is not None
-    return replace(result, maps=maps, opposite=opposite, standard_errors=errors)
+    return replace(result, maps=add(result.maps), opposite=opposite, standard_errors=errors)
 
 
 def refuse_wrappers_and_hooks(model: nn.Module) -> None:

@@ -9,6 +9,7 @@ from pytorch_grad_cam import AblationCAM, ScoreCAM
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - torch's own habit
 
+from pytorch_grad_cam_pcasvm.head import Head
 from pytorch_grad_cam_pcasvm.maps.results import MethodResult, signed_maps
 from pytorch_grad_cam_pcasvm.methods.baseline import BaselineCAM
 from pytorch_grad_cam_pcasvm.methods.grad_cam_protocol import ClosedFormCAM
@@ -48,15 +49,15 @@ class Players:
         is_rearranged = not run.layouts[layer].is_map_shaped
         self._rows = self._reshaped(layer, x, over) if is_rearranged else self._affine.isolate_players(x, over)
         self._origin = self._affine.value
-        self._position: int | None = None
+        self._resumed: tuple[Head, int] | None = None
         one_row = run.output.grid is None
         if self._affine.is_output and run.head is not None and one_row and questions.are_closed_form:
             # The head's linear beginning, too, is passed once, by every player's row.
-            head, trace = run.head, run.output.head_trace
-            self._position, self._origin = head.linear_until, trace.values[head.linear_until]
+            head, trace, position = run.head, run.output.head_trace, run.head.linear_until
+            self._resumed, self._origin = (head, position), trace.values[position]
             self._rows = self._rows.flatten(2).to(self._origin.dtype)
-            if self._position:
-                jacobian, _ = head.pullback(trace, {self._position: None})
+            if position:
+                jacobian, _ = head.pullback(trace, {position: None})
                 self._rows = self._rows @ jacobian.mT
 
     def _reshaped(self, layer: int, x: Tensor, over: str) -> Tensor:
@@ -87,20 +88,19 @@ class Players:
         """Return how many changed versions of an image, with their lists of players, fit into the memory."""
         head = self._run.head
         row = 8 * max(self._origin[image].numel(), len(self._rows[image]))
-        if self._position is None:
+        if self._resumed is None:
             row *= self._run.count  # what goes around the path may be that of every image
         return max(1, self._bytes // (row + (0 if head is None else head.bytes_per_target(1))))
 
     def evaluate_images(self, image: int, rows: Tensor) -> Tensor:
         """Return the values of the targets for changed versions (M, D) of an image, shape (M, K)."""
-        run, head = self._run, self._run.head
         parts = []
         for part in rows.split(self.at_once(image)):
-            if self._position is None:
-                changed = run.output_of(self._affine.run_rows(part, image), len(part))
+            if self._resumed is None:
+                changed = self._run.output_of(self._affine.run_rows(part, image), len(part))
             else:
-                assert head is not None
-                changed = HeadRun(head, head.resume(self._position, part))
+                head, position = self._resumed
+                changed = HeadRun(head, head.resume(position, part))
             parts.append(self._questions.evaluate_changed(image, changed))
         return torch.cat(parts)
 

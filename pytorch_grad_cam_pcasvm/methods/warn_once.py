@@ -215,7 +215,7 @@ def _is_decision(target: Any, output: Any) -> bool:
 
 def _is_ruled(values: np.ndarray, at_baseline: np.ndarray) -> np.ndarray:
     """Return where the baseline contributes more to a value than the image."""
-    return abs(at_baseline) > abs(values - at_baseline)  # type: ignore[no-any-return]
+    return abs(at_baseline) > abs(values - at_baseline)
 
 
 def warn_of_blind_tokens(run: Run, layer: int, nu: Tensor) -> bool:

@@ -253,7 +253,7 @@ def collect_features(
     if coreset is not None:
         chosen = np.sort(coreset_of(stacked.cpu().numpy(), coreset, seed, progress=progress))
         stacked = stacked[torch.from_numpy(chosen).to(stacked.device)]
-        joined, where = (None if part is None else part[chosen] for part in (joined, where))  # type: ignore[assignment]
+        joined, where = (None if part is None else part[chosen] for part in (joined, where))
     result = stacked.numpy() if as_numpy else stacked, joined
     return (*result, where) if places else result
 

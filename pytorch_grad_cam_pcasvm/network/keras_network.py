@@ -63,8 +63,7 @@ class KerasNetwork(nn.Module):
         """Return a layer's output behind its tap."""
         if not isinstance(output, Tensor):
             return None
-        tap = self._modules[name]
-        assert tap is not None
+        tap = self.get_submodule(name)
         return self.restore(tap(_first(output) if self.channels_last else output))
 
     def arrange(self, x: Any) -> Any:

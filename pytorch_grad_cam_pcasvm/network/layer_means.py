@@ -191,20 +191,20 @@ class BlockMeans:
         Yields:
             Nothing.
         """
-        self.begin_batch(x)
+        means = self.begin_batch(x)
         self.count += len(x)
-        assert self._means is not None
-        with self._means.counting():
+        with means.counting():
             yield
 
-    def begin_batch(self, x: Any) -> None:
-        """Find the blocks for images of the kind of x, unless that was done."""
+    def begin_batch(self, x: Any) -> LayerMeans:
+        """Find the blocks for images of the kind of x, unless that was done, and return their means so far."""
         if self._means is not None:
-            return
+            return self._means
         x = arrange_images(self._backbone, x)
         self.first, x = x[:1].to(torch.device("cpu")), x[:2].to(find_device(self._backbone))
         with evaluation_mode(self._backbone), torch.no_grad():
             self._means = self._find(x)
+        return self._means
 
     def _find(self, x: Any) -> LayerMeans:
         backbone, source, prefix, whole = self._backbone, self._source, "", x

@@ -99,7 +99,7 @@ class Layout:
         channels_first = activations.movedim((first + self.batch, first + self.channels), (first, first + 1)).flatten(
             first + 2
         )
-        return channels_first.split([self.before, channels_first.shape[-1] - self.extra_tokens, self.after], -1)  # type: ignore[return-value]
+        return channels_first.split([self.before, channels_first.shape[-1] - self.extra_tokens, self.after], -1)
 
     def of_targets(self, pulled: Tensor) -> Tensor:
         """Return numbers for each of K targets, (K, *activations), in the shape of maps, (K, N, T, H, W)."""
@@ -128,7 +128,7 @@ class Layout:
         elif self.has_channels_first:
             whole = pullback.sums()
         else:
-            return self.gradients(pullback).over_positions()  # type: ignore[no-any-return]
+            return self.gradients(pullback).over_positions()
         return whole if self.crops is None else self.crops.sum_tiles(whole, 1)
 
 

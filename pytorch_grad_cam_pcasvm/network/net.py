@@ -27,7 +27,7 @@ from pytorch_grad_cam_pcasvm.network.modules import (
     refuse_parallel,
     uncompiled,
 )
-from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput, HeadRun, PlainOutput
+from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput, HeadRun, PlainOutput, find_grid
 from pytorch_grad_cam_pcasvm.network.pools import keeps_positions
 from pytorch_grad_cam_pcasvm.runtime.errors import warn
 
@@ -137,7 +137,7 @@ class PCASVMNet(nn.Module):
 
     def of_features(self, features: Tensor, x: Any = None) -> HeadOutput:
         """Return the scores for features, shape (N, D); of dense ones, (N, D, h, w), of images x."""
-        return self.head_run(features, x).output()  # type: ignore[no-any-return]
+        return self.head_run(features, x).output()
 
     def head_run(self, features: Tensor, x: Any = None) -> HeadRun:
         """Return the head's run for features, as for :meth:`of_features`."""
@@ -200,13 +200,13 @@ class PCASVMNet(nn.Module):
         if not self.is_dense:
             raise ValueError("anomaly_map needs a head on positions, pool='dense': use anomaly_score")
         output = self._read_output(x)
-        assert output.grid is not None
-        if size is not None and (not isinstance(size, list | tuple) or len(size) != len(output.grid.shape)):
-            raise ValueError(f"size must have {len(output.grid.shape)} numbers, those of the pictures, got {size!r}")
-        maps = measure_anomaly(self.head, output.head_trace).unflatten(0, (-1, 1, *output.grid.shape))
-        maps = maps if size is None else output.grid.spread(maps, size)
+        grid = find_grid(output)
+        if size is not None and (not isinstance(size, list | tuple) or len(size) != len(grid.shape)):
+            raise ValueError(f"size must have {len(grid.shape)} numbers, those of the pictures, got {size!r}")
+        maps = measure_anomaly(self.head, output.head_trace).unflatten(0, (-1, 1, *grid.shape))
+        maps = maps if size is None else grid.spread(maps, size)
         maps = maps if blur is None else blurred(maps, blur)
-        return AnomalyMaps.of(maps[:, 0].detach().cpu().numpy(), self.head, output.grid.cells if size is None else None)
+        return AnomalyMaps.of(maps[:, 0].detach().cpu().numpy(), self.head, grid.cells if size is None else None)
 
     def anomaly_range(self) -> tuple[float, float] | None:
         """Return where the colours of anomalies start and end, whatever pictures are drawn.
@@ -263,7 +263,7 @@ class PCASVMNet(nn.Module):
             if output.grid is not None:
                 count = output.grid.count
                 values = values.unflatten(0, (-1, count)).topk(min(k, count), 1).values.mean(1)
-        return values.detach().cpu().numpy()  # type: ignore[no-any-return]
+        return values.detach().cpu().numpy()
 
     def _read_output(self, x: Tensor | HeadOutput) -> HeadOutput:
         """Return the network's output for an input, or the output that it is.
@@ -277,7 +277,7 @@ class PCASVMNet(nn.Module):
             return x
         x = checked_images(x, self.backbone)
         with evaluation_mode(self), torch.no_grad():
-            return self(x)  # type: ignore[no-any-return]
+            return self(x)
 
     def _warn_of_training(self) -> None:
         """Warn once that a network in training mode gives other scores than in the evaluation mode of the fit."""

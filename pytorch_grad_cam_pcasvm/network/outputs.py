@@ -234,6 +234,12 @@ class HeadOutput(OfHead, Tensor):
         return result
 
 
+def find_grid(output: OfHead) -> Grid:
+    """Return the positions of dense features; whether they are dense was asked before."""
+    assert output.grid is not None
+    return output.grid
+
+
 def _take_images(output: Any, index: Any) -> HeadTrace:
     """Return the trace of some images: of dense features all their rows."""
     trace: HeadTrace = output.head_trace

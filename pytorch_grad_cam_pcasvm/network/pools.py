@@ -90,8 +90,8 @@ def _dense(size: int, layout: Layout, output: Tensor) -> Tensor:
     pool: Any = (F.avg_pool1d, F.avg_pool2d, F.avg_pool3d)[len(layout.grid) - 1]
     beyond = size // 2
     if len(layout.grid) == 3 and min(layout.grid) < size:  # which torch takes only if the zeros are there already
-        return pool(F.pad(features, [beyond] * 6), size, stride=1)  # type: ignore[no-any-return]
-    return pool(features, size, stride=1, padding=beyond)  # type: ignore[no-any-return]
+        return pool(F.pad(features, [beyond] * 6), size, stride=1)
+    return pool(features, size, stride=1, padding=beyond)
 
 
 def _check_tokens(layout: Layout, output: Tensor) -> None:

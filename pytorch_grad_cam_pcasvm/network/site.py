@@ -1,5 +1,6 @@
 """The site: where a network is explained, and how ``reshape_transform`` arranges the output of its layers."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -235,9 +236,8 @@ def _tokens(layout: Callable[[], Layout]) -> Layout | None:
 
 
 def _words(layout: Layout) -> str:
-    assert layout.tokens is not None
-    _, before, patches = layout.tokens
-    words = f"{before + patches + layout.after} tokens: {patches} patches"
+    before, patches = layout.before, math.prod(layout.grid)
+    words = f"{layout.extra_tokens + patches} tokens: {patches} patches"
     words += f" after {before} other{'s' if before > 1 else ''}" if before else ""
     return words + (f", and {layout.after} after them" if layout.after else "")
 

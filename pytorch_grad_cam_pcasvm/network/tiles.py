@@ -225,7 +225,7 @@ def tile_network(net: nn.Module, described: Mapping[str, Any]) -> TiledNet:
         return net
     written = dict(described)
     tiles, size, pool = written.pop("tiles"), tuple(written.pop("size")), parse_pool(written.pop("pool"))
-    return TiledNet(net, pool=pool, tiles=tiles and tuple(tiles), size=size, **written).eval()  # type: ignore[arg-type]
+    return TiledNet(net, pool=pool, tiles=tiles and tuple(tiles), size=size, **written).eval()
 
 
 def _check_options(tiles: Any, tile: Any, overlap: Any, block: Any) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - torch's own habit
 
 from pytorch_grad_cam_pcasvm.rules.cotangents import player_rows
-from pytorch_grad_cam_pcasvm.rules.rule import mixes_images
+from pytorch_grad_cam_pcasvm.rules.rule import Rule, mixes_images
 from pytorch_grad_cam_pcasvm.runtime.device import can_sync
 from pytorch_grad_cam_pcasvm.tape.step import Ref, Step
 from pytorch_grad_cam_pcasvm.tape.tape import Tape, has_gradient
@@ -31,11 +31,13 @@ class AffineBeginning:
         self._following = tape.following(root, switches=True)[0]
         line, steps = [root], list[Step]()
         for step in tape.line(root, self._following):
-            output = step.output
+            output, rule = step.output, step.rule
+            if rule is None:
+                break
             if (
-                not _is_affine(step, line[-1])
+                not _is_affine(step, rule, line[-1])
                 or not has_gradient(tape.values[output])
-                or self._mixes_images(step, line[-1])
+                or self._mixes_images(step, rule, line[-1])
             ):
                 break
             line.append(output)
@@ -52,11 +54,10 @@ class AffineBeginning:
         """Whether this is the path's output itself."""
         return self.end in self.tape.outputs and all(self.end not in step.inputs for step in self._following)
 
-    def _mixes_images(self, step: Step, value: int) -> bool:
-        assert step.rule is not None
+    def _mixes_images(self, step: Step, rule: Rule, value: int) -> bool:
         if Ref(value) not in step.arguments:  # one of a list, as of cat: it may be joined to other images
             return True
-        return mixes_images(step.rule, step.arguments.index(Ref(value)), self.tape.recorded(step))
+        return mixes_images(rule, step.arguments.index(Ref(value)), self.tape.recorded(step))
 
     def isolate_players(self, x: Tensor, over: str, chunk: slice = slice(None)) -> Tensor:
         """Return the image of each player alone under the linear map, shape (N, J, *value.shape[1:]).
@@ -151,11 +152,9 @@ class AffineBeginning:
         return torch.stack(results, 1).to(rows.dtype)
 
 
-def _is_affine(step: Step, value: int) -> bool:
+def _is_affine(step: Step, rule: Rule, value: int) -> bool:
     """Return whether a step is affine in a value, if nothing else of it changes."""
-    if step.rule is None:
-        return False
-    places = step.rule.affine
+    places = rule.affine
     return places is None or (not step.options and Ref(value) in [step.arguments[place] for place in places])
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from pytorch_grad_cam_pcasvm.path.foreign import misfit, verify
 from pytorch_grad_cam_pcasvm.path.secants import PathStart, through_secant
 from pytorch_grad_cam_pcasvm.rules.cotangents import Cotangent, Part, Shared, added, cotangent
+from pytorch_grad_cam_pcasvm.rules.rule import Rule
 from pytorch_grad_cam_pcasvm.runtime.errors import Fix, NoClosedFormError
 from pytorch_grad_cam_pcasvm.tape.step import Ref, Step, TokenRange, operation, values_in
 from pytorch_grad_cam_pcasvm.tape.tape import Tape
@@ -207,7 +208,7 @@ class TapePullback(Pullback):
                 continue
             if not any(index in step.inputs for index in step.outputs):
                 followed = [
-                    self._followed(step, {index: axes[index][number] for index in inputs}, linear)
+                    self._followed(step, step.rule, {index: axes[index][number] for index in inputs}, linear)
                     for number in range(len(axes[self.root]))
                 ]
                 if None not in followed:
@@ -216,16 +217,15 @@ class TapePullback(Pullback):
                     inside.append(step)
         return inside, axes
 
-    def _followed(self, step: Step, axes: dict[int, int], linear: bool) -> int | None:
+    def _followed(self, step: Step, rule: Rule, axes: dict[int, int], linear: bool) -> int | None:
         """Return the dimension of a step's outputs that is the given one of each of its inputs."""
-        assert step.rule is not None
         on_path = [isinstance(item, Ref) and item.index in axes for item in step.arguments]
         for dim in range(self.tape.recorded(step).y.dim()):
             dims = self._tokens(step, dim)
             if dims is not None and all(
                 own == axes[item.index] for item, own, on in zip(step.arguments, dims, on_path, strict=True) if on
             ):
-                return dim if not linear or step.rule.same_for_all(dims, on_path) else None
+                return dim if not linear or rule.same_for_all(dims, on_path) else None
         return None
 
     def _tokens(self, step: Step, dim: int) -> list[int | None] | None:
@@ -261,7 +261,7 @@ class TapePullback(Pullback):
                 tokens, outputs = TokenRange(dims, *one.place), [one.inner]
         pulled = self._pull_arguments(step, outputs, tokens)
         for index, part in self._pair_cotangents(
-            step, self._split_heads(pulled) if step is self.attention else pulled, tokens
+            step, self._split_heads(step, pulled) if step is self.attention else pulled, tokens
         ):
             self._add_cotangent(index, part)
 
@@ -373,15 +373,14 @@ class TapePullback(Pullback):
             "leave heads=False",
         )
 
-    def _split_heads(self, pulled: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _split_heads(self, attention: Step, pulled: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return the cotangents of attention's arguments, head by head: K targets become K times as many."""
         if self.cotangents:
             raise NoClosedFormError(
                 "not everything after the target layer goes through one attention whose heads could be separated",
                 "choose the norm before the attention of the last block",
             )
-        assert self.attention is not None
-        shape = self.tape.values[self.attention.output].shape
+        shape = self.tape.values[attention.output].shape
         if len(shape) != 4:
             raise NoClosedFormError(
                 f"heads and images cannot be told apart in attention's output {tuple(shape)}", "leave heads=False"

@@ -127,7 +127,7 @@ class BlockPass(TapePass):
         return self._one.is_isolated(network)
 
     @cached_property
-    def whole(self) -> ClosedFormPass:  # type: ignore[override]
+    def whole(self) -> ClosedFormPass:
         """The pass of all tiles at once."""
         return self.all_tiles.run(self.x)
 

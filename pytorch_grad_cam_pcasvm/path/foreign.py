@@ -47,7 +47,7 @@ def verify(tape: Tape, step: Step, path: set[int], here: Call, base: Call | None
     _verify_tokens(step, rule, tape, path, here, grad, base)
     terms = [(ref, torch.zeros(tape.values[ref.index].shape) if part is None else part) for ref, part in pairs]
     if base is not None:
-        _verify_secant(step, terms, here, base, output_gradients, eps)  # type: ignore[arg-type]
+        _verify_secant(step, terms, here, base, output_gradients, eps)
         return
     leaves = {ref.index: tape.values[ref.index].clone() for ref, _ in terms}
     try:

@@ -91,8 +91,8 @@ def batch_norm(
     input: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
+    running_mean: Tensor,
+    running_var: Tensor,
     training: bool = False,
     momentum: float = 0.1,
     eps: float = 1e-5,
@@ -101,7 +101,6 @@ def batch_norm(
     grad: Tensor,
 ) -> Tensor:
     """``grad weight / sqrt(var + eps)``, channel by channel."""
-    assert running_var is not None
     scale = torch.rsqrt(running_var + eps)
     scale = scale if weight is None else scale * weight
     return grad * scale.reshape(-1, *[1] * (input.dim() - 2))
@@ -230,8 +229,8 @@ def instance_norm(
     input: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
+    running_mean: Any,
+    running_var: Any,
     use_input_stats: bool = True,
     momentum: float = 0.1,
     eps: float = 1e-5,

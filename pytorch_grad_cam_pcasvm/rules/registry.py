@@ -187,7 +187,7 @@ def _be_seen(function: type[Function]) -> None:
         return super(function, cls).apply(*args, **kwargs)  # type: ignore[misc]
 
     _functions[run] = function
-    function.apply = classmethod(apply)  # type: ignore[method-assign, assignment]
+    function.apply = classmethod(apply)
 
 
 def find_rule(call: Any) -> Rule | None:

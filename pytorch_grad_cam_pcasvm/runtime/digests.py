@@ -23,7 +23,7 @@ def _digest_of_state(module: nn.Module, digest: Any) -> str:
         if isinstance(tensor, Tensor):
             digest.update(f"{name}{tensor.dtype}{tuple(tensor.shape)}".encode())
             digest.update(digest_of_tensor(tensor).encode())
-    return digest.hexdigest()  # type: ignore[no-any-return]
+    return digest.hexdigest()
 
 
 def digest_of_tensor(tensor: Tensor) -> str:

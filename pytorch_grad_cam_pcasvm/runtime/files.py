@@ -81,7 +81,7 @@ def with_reason(number: int | None, reason: str, *ways_out: str) -> OSError:
     message = compose_message(reason, ways_out)
     error: Any = OSError(message) if number is None else OSError(number, message)
     error.reason, error.ways_out = reason, ways_out
-    return error  # type: ignore[no-any-return]
+    return error
 
 
 def check_writable(path: Path, *, folder: bool) -> None:

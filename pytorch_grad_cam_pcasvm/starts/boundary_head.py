@@ -248,11 +248,11 @@ class Boundary:
         if not value:
             return near.features[0]
         position, deviations = self._deviations or find_deviations(near.head) or (0, None)
-        jumps = None if deviations is None else Jumps(near.head, target, position, deviations.to(values[0]))
-        goal = None if jumps is None else jumps.find_jump(values[position][0])
+        if deviations is None:
+            return near.features[0]
+        goal = Jumps(near.head, target, position, deviations.to(values[0])).find_jump(values[position][0])
         if goal is None:
             return near.features[0]  # no sample is known to be decided otherwise: baseline_values say what is there
-        assert deviations is not None
         point = features_at(near.head, values[0][0], position, goal, deviations.to(values[0]))
         if point is None:
             raise NoBoundaryError

@@ -101,8 +101,8 @@ class PathBoundary:
         Raises:
             NoBoundaryError: there are none.
         """
-        assert run.head is not None  # without one, targets start at the mean
         components = every_component(run.output)
+        assert run.head is not None  # without one, targets start at the mean
         by_components = run.head.enumerated is not None and target not in components
 
         def search(size: Tensor) -> Solution | None:
@@ -203,12 +203,12 @@ def _is_on_pole(run: Run, layer: int, activations: Tensor, mean: Tensor) -> bool
 
 def _read_state(run: Run) -> Any:
     """Return a mark of a network's state, without a look at its numbers; it does not see writes to ``.data``."""
-    assert run.head is not None
+    means = {} if run.head is None else run.head.training_set.means
     modules = [
         (id(module), type(module), module.training, len(module._forward_hooks), len(module._forward_pre_hooks))
         for module in run.model.modules()
     ]
-    tensors = chain(run.model.parameters(), run.model.buffers(), run.head.training_set.means.values())
+    tensors = chain(run.model.parameters(), run.model.buffers(), means.values())
     return modules, [(id(tensor), count_writes(tensor), identify_memory(tensor)) for tensor in tensors]
 
 

@@ -153,4 +153,4 @@ class Jumps:
 
     def _evaluate_rows(self, points: Tensor) -> Tensor:
         """Return the target's values at points (M, B), shape (M,)."""
-        return self._target(HeadRun(self._head, self._head.resume(self._position, points)))  # type: ignore[no-any-return]
+        return self._target(HeadRun(self._head, self._head.resume(self._position, points)))

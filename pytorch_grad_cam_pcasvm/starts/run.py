@@ -115,7 +115,7 @@ class Run:
     @property
     def head(self) -> Head | None:
         """The head, if the network has one."""
-        return self.output.head  # type: ignore[no-any-return]
+        return self.output.head
 
     @property
     def has_one_head(self) -> bool:
@@ -264,11 +264,11 @@ class Run:
 
     def relevance(self, asked: Asked, layer: int) -> Tensor:
         """Return the activations' relevance for K targets: the features' contributions propagated, (N, K, T, H, W)."""
-        assert asked.start is not None
-        assert asked.start.path is not None
+        path = asked.start and asked.start.path
+        assert path is not None
         with full_precision(asked.values.device):
             tape = need_tape(self.recorded, "relevance")
-            shared = tape.relevance(self.cotangents(asked), layer, asked.start.path)
+            shared = tape.relevance(self.cotangents(asked), layer, path)
         return by_image(self.layouts[layer].of_targets(shared))
 
     def cotangents(self, output_gradients: OutputGradients) -> list[Tensor | None]:

@@ -73,7 +73,7 @@ class AliasTracker:
             return
         memory = identify_memory(tensor)
         if memory in self.memories:
-            raise unseen_write(self.memories[memory].by)  # type: ignore[index]
+            raise unseen_write(self.memories[memory].by)
         if memory in self.sharing and type(tensor) not in _PLAIN and self.shares_memory(tensor):
             raise NoClosedFormError(
                 "the network makes another tensor of one on the path where that cannot be seen, as a Parameter or a "

@@ -54,7 +54,7 @@ class View:
         if name in _OTHER_NUMBERS:
             refuse(NoClosedFormError, f"{name} of a tensor is written into", "write the real and imaginary parts apart")
         numbers = torch.arange(self.parent.numel(), device=self.parent.device).reshape(self.parent.shape)
-        return self.function(numbers, *self.args, **self.kwargs)  # type: ignore[no-any-return]
+        return self.function(numbers, *self.args, **self.kwargs)
 
     def through(self, inner: "View") -> "View":
         """Return how a view of this one is a view of its parent."""

@@ -27,6 +27,9 @@ _READING = {
     *(Tensor.numpy, Tensor.tolist, Tensor.__array__, Tensor.__dlpack__, Tensor.__deepcopy__),
     *(Tensor.storage, Tensor.untyped_storage, Tensor.data_ptr, Tensor.__reduce_ex__, torch.tensor, torch.as_tensor),
 }
+_DATA: Any = Tensor.data
+_IS_LEAF: Any = Tensor.is_leaf
+_GRAD_FN: Any = Tensor.grad_fn
 _DIFFERENTIATING = {torch.autograd.grad, torch.autograd.backward, Tensor.backward}
 _CHECKPOINT = CheckpointFunction.forward.__code__
 
@@ -68,7 +71,7 @@ class PythonCallMode(Mode):
             # Not in the forward of an autograd.Function, or in a hook of saved tensors, which end without a word.
             if allows_forward_gradients() and torch.is_grad_enabled() == self._recorder.enabled:
                 self._recorder.enabled = args[0]
-        elif func == Tensor.data.__get__:  # type: ignore[attr-defined]
+        elif func == _DATA.__get__:
             func = Tensor.detach
         elif func in _READING:
             self._recorder.check_functions(args[:1])
@@ -78,13 +81,13 @@ class PythonCallMode(Mode):
             refuse(NoClosedFormError, "the network calls autograd itself", "compute it before the network runs")
         elif func is Tensor.retain_grad:
             return None  # of what has no graph
-        elif func == Tensor.data.__set__ and self._tracker.depends(args[:1]):  # type: ignore[attr-defined]
+        elif func == _DATA.__set__ and self._tracker.depends(args[:1]):
             raise unseen_write("x.data = ...")
         elif func is Tensor.register_hook and self._tracker.depends(args[:1]):
             raise gradient_hook("the network registers a hook on a tensor")
-        elif func == Tensor.is_leaf.__get__ and self._tracker.depends(args):  # type: ignore[attr-defined]
+        elif func == _IS_LEAF.__get__ and self._tracker.depends(args):
             return False  # nor would it be one with a graph
-        elif func == Tensor.grad_fn.__get__ and self._tracker.depends(args):  # type: ignore[union-attr]
+        elif func == _GRAD_FN.__get__ and self._tracker.depends(args):
             return _Graph()
         call = whole_of(func)
         composite = None if call is None else self._recorder.begin_composite(call, tuple(args), kwargs)

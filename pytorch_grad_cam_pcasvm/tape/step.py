@@ -336,11 +336,11 @@ class Step:
             name: _map_items(read, item, here) for (name, item), here in zip(self.options.items(), options, strict=True)
         }
         y_dim = None if tokens is None else tokens.dim
-        y = [cast(values[index], y_dim) if index in smooth else None for index in self.outputs]  # type: ignore[index]
+        y = [cast(values[index], y_dim) if index in smooth else None for index in self.outputs]
         args = tuple(_map_items(read, *items) for items in arguments)
         eps = 0.0
         if like is not None:
-            floats = [values[index].dtype for index in (*self.inputs, *self.outputs) if index in smooth]  # type: ignore[index]
+            floats = [values[index].dtype for index in (*self.inputs, *self.outputs) if index in smooth]
             eps = max((torch.finfo(precision).eps for precision in floats), default=0.0)
         return Call(args, kwargs, y[0] if self.single else tuple(y), eps)
 
@@ -407,7 +407,7 @@ def _named_in(frame: FrameType | None) -> type[Function]:
     """Return the first ``autograd.Function`` that code around a frame names: one whose forward has ended already."""
     while frame is not None:
         for name in (*frame.f_code.co_names, *frame.f_code.co_freevars):
-            value = frame.f_globals.get(name, frame.f_locals.get(name))
+            value = frame.f_locals.get(name, frame.f_globals.get(name))
             if isinstance(value, type) and issubclass(value, Function) and value is not Function:
                 return value
         frame = frame.f_back

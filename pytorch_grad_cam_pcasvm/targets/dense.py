@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.head.stack import HeadTrace
-from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput, HeadRun
+from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput, HeadRun, find_grid
 from pytorch_grad_cam_pcasvm.runtime.columns import join_rows
 from pytorch_grad_cam_pcasvm.runtime.device import is_traced
 from pytorch_grad_cam_pcasvm.targets.places import OwnPositions, RegionRun, SharedPositions, take_region
@@ -112,5 +112,4 @@ def _differentiate_whole(
 
 def _arrange(output: HeadRun | HeadOutput, gradients: Tensor) -> Tensor:
     """Return gradients at P positions, (K, N, P, D), as dense features are arranged, (N, K, D, h, w)."""
-    assert output.grid is not None
-    return gradients.mT.unflatten(-1, output.grid.shape).transpose(0, 1)
+    return gradients.mT.unflatten(-1, find_grid(output).shape).transpose(0, 1)

@@ -73,7 +73,7 @@ def join_gradients(parts: Sequence[OutputGradients], target_indices: Sequence[in
         return parts[0]
     grads: Any = [
         order_columns(pieces, target_indices, 0) for pieces in zip(*(part.grads for part in parts), strict=True)
-    ]  # type: ignore[arg-type]
+    ]
     return replace(join_columns(parts, target_indices), grads=grads)
 
 
@@ -139,7 +139,7 @@ def _differentiate_plain(
         stacked = [torch.zeros_like(like) if grad is None else grad for grad in column] if like is not None else []
         grads.append(torch.stack(stacked).to(dtype) if stacked else None)
     stacked_values = torch.stack(values, 1)
-    before = None if start is None else torch.stack(at_start, 1)  # type: ignore[arg-type]
+    before = None if start is None else torch.stack(at_start, 1)
     return OutputGradients(grads, torch.zeros_like(stacked_values), stacked_values, before)
 
 

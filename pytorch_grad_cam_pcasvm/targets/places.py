@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.head.stack import HeadTrace
 from pytorch_grad_cam_pcasvm.network.grid import Grid
-from pytorch_grad_cam_pcasvm.network.outputs import HeadRun, OfHead
+from pytorch_grad_cam_pcasvm.network.outputs import HeadRun, OfHead, find_grid
 
 
 @dataclass(frozen=True)
@@ -262,14 +262,14 @@ class RegionRun(HeadRun):
 
 def select_positions(target: Any, output: OfHead) -> SharedPositions | OwnPositions:
     """Return the positions that a target is about."""
-    assert output.grid is not None
+    grid = find_grid(output)
     if isinstance(target.at, ImagePositions):
-        index = np.ravel_multi_index(np.array(target.at.places).T, output.grid.shape)
-        return OwnPositions(torch.from_numpy(index).to(output.head_trace.values[0].device), output.grid.count)
+        index = np.ravel_multi_index(np.array(target.at.places).T, grid.shape)
+        return OwnPositions(torch.from_numpy(index).to(output.head_trace.values[0].device), grid.count)
     if target.at != "max":
-        return list_positions(target.at, output.grid)
+        return list_positions(target.at, grid)
     values = target.unplaced.value(HeadRun(output.head, output.head_trace))
-    return OwnPositions(values.unflatten(0, (-1, output.grid.count)).argmax(1), output.grid.count)
+    return OwnPositions(values.unflatten(0, (-1, grid.count)).argmax(1), grid.count)
 
 
 def take_region(output: OfHead, selection: SharedPositions | OwnPositions) -> RegionRun:

@@ -225,23 +225,24 @@ class Questions(Sequence[Any]):
         """
         groups: dict[Any, tuple[list[int], list[Any], Tensor | None]] = {}
         if self.images is not None:
-            return [([0], *self._merge_boundaries(head, device, apart))]
+            return [([0], *self._merge_boundaries(self.images, head, device, apart))]
         for k, column in enumerate(self.columns):
             boundaries, question_index = column.list_boundaries(head, apart=apart)
             key = tuple(boundaries) if question_index is None else k
             groups.setdefault(key, ([], boundaries, question_index))[0].append(k)
         return list(groups.values())
 
-    def _merge_boundaries(self, head: Head | None, device: torch.device, apart: bool) -> tuple[list[Any], Tensor]:
+    def _merge_boundaries(
+        self, images_of: Sequence[Sequence[int]], head: Head | None, device: torch.device, apart: bool
+    ) -> tuple[list[Any], Tensor]:
         """Return the boundaries of all images' own questions, and which of them each image has."""
-        assert self.images is not None
         parts = [column.list_boundaries(head, apart=apart) for column in self.columns]
         merged = list(dict.fromkeys(boundary for boundaries, _ in parts for boundary in boundaries))
         question_index = []
-        for (boundaries, numbers), images in zip(parts, self.images, strict=True):
+        for (boundaries, numbers), images in zip(parts, images_of, strict=True):
             places = torch.tensor([merged.index(boundary) for boundary in boundaries], device=device)
             question_index.append(places.expand(len(images)) if numbers is None else places[numbers])
-        order = torch.tensor([image for images in self.images for image in images], device=device).argsort()
+        order = torch.tensor([image for images in images_of for image in images], device=device).argsort()
         return merged, torch.cat(question_index)[order]
 
 

@@ -137,7 +137,7 @@ def _describe(
     log_scale = pulled.log_scale.expand(rows.count, -1)
     if part.start is None:
         return RowGradients(gradients, log_scale, part.values)
-    before = _at_start([columns[k] for k in part.target_indices], part, rows)
+    before = _at_start([columns[k] for k in part.target_indices], part, part.start, rows)
     if rows.head.enumerated is None:
         return RowGradients(gradients, log_scale, part.values, before)
     remainder = effects = torch.zeros_like(before)
@@ -199,10 +199,11 @@ def _change(trace: HeadTrace, start: HeadTrace, position: int) -> Tensor:
     return (trace.values[position] - start.values[position]).unsqueeze(1)
 
 
-def _at_start(columns: Sequence[Question], part: _Part, rows: HeadRun | HeadOutput) -> Tensor:
+def _at_start(
+    columns: Sequence[Question], part: _Part, start: HeadRun | HeadOutput, rows: HeadRun | HeadOutput
+) -> Tensor:
     """Return the values of a part's questions at its start, shape (R, k), by their values and gradients at the rows."""
-    assert part.start is not None
-    here, at_start, values = rows.head_trace.values, part.start.head_trace.values, part.values
+    here, at_start, values = rows.head_trace.values, start.head_trace.values, part.values
     at, terms = values, values.abs()
     for position, seed in part.seeds.items():
         if seed is None:  # each number of that value itself
@@ -211,7 +212,7 @@ def _at_start(columns: Sequence[Question], part: _Part, rows: HeadRun | HeadOutp
         at, terms = at - rises.sum(-1), terms + rises.abs().sum(-1)
     for k, column in enumerate(columns):
         if not isinstance(column.target, ClosedFormTarget):
-            of_rows = part.start.target_rows()
+            of_rows = start.target_rows()
             of_rows = of_rows * len(values) if len(of_rows) == 1 else of_rows
             at[:, k] = call_at_start(column.callables(len(values)), of_rows, terms[:, k], at[:, k])
     return at

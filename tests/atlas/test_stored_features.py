@@ -150,6 +150,26 @@ def test_images_that_cannot_be_read_are_listed(tmp_path):
     assert f"cat/{broken.name}" in stored.manifest["bad"]
 
 
+@pytest.mark.parametrize(
+    ("columns", "why"),
+    [
+        (None, "is not a shard, or is truncated"),
+        ({"row": np.arange(3)}, "is not a shard, or is truncated"),
+        ({"marks": np.array("[]"), "row": np.arange(3)}, "is not a shard, or is truncated"),
+        ({"marks": np.array("{}")}, "was changed since it was written"),
+    ],
+    ids=["one array", "no marks", "marks of another kind", "no rows"],
+)
+def test_a_file_that_is_no_shard_is_closed_again(tmp_path, monkeypatch, columns, why):
+    path, load, loaded = tmp_path / "part-00000.npz", np.load, []
+    with path.open("wb") as file:
+        np.save(file, np.arange(3)) if columns is None else np.savez(file, **columns)
+    monkeypatch.setattr(np, "load", lambda path: loaded.append(load(path)) or loaded[-1])
+    with pytest.raises(ValueError, match=f"part-00000.npz {why}"), shards.open_shard(path):
+        pass
+    assert [getattr(each, "zip", None) for each in loaded] == [None]  # as NpzFile.close leaves it
+
+
 def test_features_of_version_0_5_are_read_from_parquet(tmp_path):
     net = backbone()
     stored = extracted(tmp_path / "old", net)

@@ -544,8 +544,8 @@ def test_a_file_for_the_line(parts, bank, tmp_path, capsys):
     ("options", "message"),
     [
         (["--classifier", "neighbours"], "learns from good parts alone, but"),
-        (["--classifier", "neighbours", "--masks", "masks"], "--masks are for heads that decide at every position"),
-        (["--masks", "masks", "--pool", "mean"], "--masks are for heads that decide at every position"),
+        (["--classifier", "neighbours", "--masks", "masks"], "--masks is for heads that decide at every position"),
+        (["--masks", "masks", "--pool", "mean"], "--masks is for heads that decide at every position"),
         (["--pool", "dense", "--masks", "nowhere"], "there is no folder of masks"),
     ],
 )

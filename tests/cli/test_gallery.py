@@ -81,32 +81,6 @@ def test_missed_faults_and_false_alarms_come_first_and_are_counted(tmp_path):
     assert sheets.outcome({"anomaly": np.array([1.0])}, 0, "crack") is None
 
 
-def test_names_that_differ_by_capitals_are_told():
-    sheets = Sheets({"classes": ["Good", "Crack"], "titles": [], "colours": [], "normal": "Good"})
-    gallery, sheet = Gallery("parts", "Crack"), Image.new("RGB", (60, 40), "white")
-    sheet.info["pictures"] = (0, 0, 60, 40)
-    for truth, label in (("Good", 0), ("Crack", 1), ("Crack", 1), ("good", 0)):
-        gallery.add(Card("a.png", sheet, sheets.judge({"label": np.array([label])}, 0, truth), file="a.png"))
-    assert gallery.list_outcomes() == [
-        "0 of 2 photos that are not good are taken for good",
-        "0 of 1 good ones are taken for another class",
-        "1 of 4 are counted neither right nor wrong: the model has no class called good (did you mean Good?)",
-    ]
-
-
-def test_the_normal_class_has_its_name_and_photos_of_other_classes_are_counted():
-    sheets = Sheets({"classes": ["Normal", "Viral"], "titles": [], "colours": [], "normal": "Normal"})
-    gallery, sheet = Gallery("x-rays", "Viral"), Image.new("RGB", (60, 40), "white")
-    sheet.info["pictures"] = (0, 0, 60, 40)
-    for truth, label in (("Normal", 0), ("Normal", 1), ("Viral", 0), ("Covid", 1), ("Covid", 0), (None, 1)):
-        gallery.add(Card("a.png", sheet, sheets.judge({"label": np.array([label])}, 0, truth), file="a.png"))
-    assert gallery.list_outcomes() == [
-        "1 of 1 photos that are not Normal are taken for Normal",
-        "1 of 2 Normal ones are taken for another class",
-        "2 of 6 are counted neither right nor wrong: the model has no class called Covid",
-    ]
-
-
 @pytest.mark.parametrize("normal", ["good", "background"])  # of masks, what lies outside of them
 def test_without_a_threshold_the_classes_of_positions_tell_mistakes(tmp_path, normal):
     sheets = Sheets({
@@ -183,3 +157,34 @@ def test_pictures_are_filtered_sorted_and_opened(page):
         assert sum(url.endswith(".png") for url in requests) == 2
         assert not complaints(tab)
         browser.close()
+
+
+OUTCOMES = {
+    "names that differ by capitals": (
+        *(["Good", "Crack"], [("Good", 0), ("Crack", 1), ("Crack", 1), ("good", 0)]),
+        [
+            "0 of 2 photos that are not good are taken for good",
+            "0 of 1 good ones are taken for another class",
+            "1 of 4 are counted neither right nor wrong: the model has no class called good (did you mean Good?)",
+        ],
+    ),
+    "a normal class of another name, and photos of another class": (
+        *(["Normal", "Viral"], [("Normal", 0), ("Normal", 1), ("Viral", 0), ("Covid", 1), ("Covid", 0), (None, 1)]),
+        [
+            "1 of 1 photos that are not Normal are taken for Normal",
+            "1 of 2 Normal ones are taken for another class",
+            "2 of 6 are counted neither right nor wrong: the model has no class called Covid",
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", OUTCOMES)
+def test_what_came_out_is_counted_and_told(case):
+    classes, photos, lines = OUTCOMES[case]
+    sheets = Sheets({"classes": classes, "titles": [], "colours": [], "normal": classes[0]})
+    gallery, sheet = Gallery("parts", classes[1]), Image.new("RGB", (60, 40), "white")
+    sheet.info["pictures"] = (0, 0, 60, 40)
+    for truth, label in photos:
+        gallery.add(Card("a.png", sheet, sheets.judge({"label": np.array([label])}, 0, truth), file="a.png"))
+    assert gallery.list_outcomes() == lines

@@ -542,8 +542,9 @@ def test_an_interrupted_fit_goes_on_where_it_stopped(fitted, run, tmp_path, monk
 
 
 @pytest.mark.slow
-def test_processes_extract_the_same(fitted):
-    one, two = fitted("--no-cache")[0], fitted("--no-cache", "--processes", "2", name="two.safetensors")[0]
+@pytest.mark.parametrize("option", ["--processes", "--workers"])
+def test_processes_and_workers_extract_the_same(fitted, option):
+    one, two = fitted("--no-cache")[0], fitted("--no-cache", option, "2", name="two.safetensors")[0]
     assert one.read_bytes() == two.read_bytes()
 
 
@@ -639,12 +640,6 @@ def test_a_full_disk_is_no_reason_to_fail(fitted, tmp_path, monkeypatch):
     monkeypatch.setattr(importlib.import_module("pytorch_grad_cam_pcasvm.studio.atlas.run"), "write_shard", full)
     assert fitted()[1].endswith("(leave out with --no-pictures)\n")
     assert not list((tmp_path / "cache").glob("*/"))
-
-
-@pytest.mark.slow
-def test_workers_read_the_same(fitted):
-    one, two = fitted("--no-cache")[0], fitted("--no-cache", "--workers", "2", name="two.safetensors")[0]
-    assert one.read_bytes() == two.read_bytes()
 
 
 # --- what is said of a head ------------------------------------------------------------------------------------------

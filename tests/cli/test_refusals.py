@@ -1,5 +1,6 @@
 """What is refused by names and by headers of files, before anything heavy is imported, and options without a use."""
 
+import re
 import shutil
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from golden import transcript
 from pytorch_grad_cam_pcasvm import Head, load_model
 from pytorch_grad_cam_pcasvm.head import storage
 from pytorch_grad_cam_pcasvm.studio.cli import main
+from pytorch_grad_cam_pcasvm.studio.cli.arguments import parse_arguments
 
 NETWORK = ["--backbone", "lines_backbone:make", "--device", "cpu"]
 SMALL = ["--size", "64"]
@@ -103,7 +105,40 @@ def test_what_cannot_work_is_refused_before_anything_heavy_is_imported(place, to
 @pytest.mark.usefixtures("here")
 def test_a_file_takes_no_options_that_it_has_decided(options, capsys):
     assert main(["explain", "photos", "--model", "model.onnx", *options.split()]) == 2
-    assert f"{options.split()[0]} but model.onnx says what is explained, and how" in capsys.readouterr().err
+    assert (
+        f"{options.split()[0]} is not for model.onnx, which says what is explained, and how: leave it out\n"
+        in capsys.readouterr().err
+    )
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message", "other"),
+    [
+        ("--overlap 0.5", "--overlap is for tiles: leave it out, or add --tiles 3x2 or --tile 512", "--tiles 3x2"),
+        ("--overlap 0.5", "--overlap is for tiles: leave it out, or add --tiles 3x2 or --tile 512", "--tile 512"),
+        (
+            "--search --kernel rbf",
+            "--kernel and --search are for SVMs: leave them out, or fit one, --classifier svm",
+            "--classifier svm",
+        ),
+        (
+            "--coreset 5",
+            "--coreset is for heads that decide at every position: leave it out, or add --pool dense",
+            "--pool dense",
+        ),
+        (
+            "--pool dense --purity 0.9",
+            "--purity is for patches of masks: leave it out, or add --masks DIR",
+            "--masks DIR",
+        ),
+    ],
+)
+def test_each_way_out_of_an_option_that_does_nothing_is_one(wrong, message, other):
+    line = ["fit", "photos", "--classifier", "forest"]
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        parse_arguments([*line, *wrong.split()]).check()
+    parse_arguments(line).check()
+    parse_arguments([*line, *wrong.split(), *other.split()]).check()
 
 
 @pytest.mark.usefixtures("here")

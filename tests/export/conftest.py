@@ -12,7 +12,7 @@ from test_program import made
 
 from pytorch_grad_cam_pcasvm import export
 
-PLAIN = ("pooled", "RBF", "ClosedFormGradCAM", "default")
+PLAIN = ("pooled", "rbf", "ClosedFormGradCAM", "default")
 
 
 @pytest.fixture(scope="session")

@@ -32,7 +32,7 @@ pytest.importorskip("onnxscript")
 
 REGION = np.zeros((8, 12), bool)
 REGION[2:5, 3:9] = True
-HEADS = {
+QUESTIONS = {
     "classes": (SVC(gamma=0.15), None),
     "places": (
         SVC(gamma=0.15),
@@ -50,14 +50,14 @@ def explained(name):
     x = torch.randn(4, 3, 16, 24)
     rows, _ = extract_features(backbone, [x], pool="dense", progress=False)
     labels = np.array(["crack", "fine", "hole"])[(rows[:, 0] > 0.7).astype(int) + (rows[:, 3] > 0.7)]
-    estimator, targets = HEADS[name]
+    estimator, targets = QUESTIONS[name]
     pipeline = make_pipeline(StandardScaler(), PCA(3), *([] if estimator is None else [estimator])).fit(rows, labels)
     net = PCASVMNet(backbone, pipeline, pool="dense").eval()
     return ContributionCAM(net, ["1"]), x, targets
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if name != "residual" else ()) for name in HEADS]
+    "name", [pytest.param(name, marks=pytest.mark.slow if name != "residual" else ()) for name in QUESTIONS]
 )
 def test_a_file_gives_scores_and_maps_of_every_position(name, tmp_path):
     cam, x, targets = explained(name)

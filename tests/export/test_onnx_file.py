@@ -45,14 +45,14 @@ onnx = pytest.importorskip("onnx")
 
 # One of each kind; tests/matrix.py runs all, in other processes.
 CASES = [
-    ("pooled", "RBF", "ContributionCAM", "classes"),
-    ("tokens", "RBF", "ContributionCAM", "default"),
-    ("several layers", "RBF", "ContributionCAM", "components"),
+    ("pooled", "rbf", "ContributionCAM", "classes"),
+    ("tokens", "rbf", "ContributionCAM", "default"),
+    ("several layers", "rbf", "ContributionCAM", "components"),
     ("pooled", "two classes", "ContributionCAM", "log-ratios"),
     ("dense", "one class", "ContributionCAM", "default"),
-    ("dense", "Nystroem", "ClosedFormGradCAM", "default"),
-    ("dense", "RBF", "ClosedFormShapleyCAM", "components"),
-    ("tokens", "RBF", "ClosedFormShapleyCAM", "components"),
+    ("dense", "Nystroem(n_components=20, random_state=0), LinearSVC", "ClosedFormGradCAM", "default"),
+    ("dense", "rbf", "ClosedFormShapleyCAM", "components"),
+    ("tokens", "rbf", "ClosedFormShapleyCAM", "components"),
 ]
 
 
@@ -125,7 +125,7 @@ def test_a_limit_on_the_path_is_no_decision_by_a_number(tmp_path):
 
 
 def test_a_file_says_what_it_is_of_and_a_changed_network_has_another_digest(tmp_path):
-    cam, x, _ = made("pooled", "RBF", "ContributionCAM", "default")
+    cam, x, _ = made("pooled", "rbf", "ContributionCAM", "default")
     told = export.onnx(cam, x, tmp_path / "a.onnx", size=(8, 8), mean=[0.5, 0.5, 0.5])
     session = onnxruntime.InferenceSession(tmp_path / "a.onnx")
     about = json.loads(session.get_modelmeta().custom_metadata_map[KEY])
@@ -149,7 +149,7 @@ def test_a_file_says_what_it_is_of_and_a_changed_network_has_another_digest(tmp_
 
 
 def test_a_file_that_gives_other_numbers_is_not_written(tmp_path, monkeypatch):
-    cam, x, _ = made("pooled", "RBF", "ClosedFormGradCAM", "default")
+    cam, x, _ = made("pooled", "rbf", "ClosedFormGradCAM", "default")
     table = files.decompositions()
     monkeypatch.setattr(files, "decompositions", lambda: table | {torch.ops.aten.exp.default: lambda x: 1 + x})
     with pytest.raises(NoProgramError, match="differ from explain"):
@@ -196,7 +196,7 @@ def test_the_reader_is_copied_and_draws_what_the_figures_draw(written, tmp_path)
 
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
 def test_the_reader_prepares_pictures_as_torchvision_does(tmp_path, interpolation):
-    cam, x, _ = made("pooled", "RBF", "ClosedFormGradCAM", "default")
+    cam, x, _ = made("pooled", "rbf", "ClosedFormGradCAM", "default")
     norm = {"mean": [0.4, 0.5, 0.6], "std": [0.2, 0.3, 0.4]}
     export.onnx(cam, x, tmp_path / "cut.onnx", resize=11, interpolation=interpolation, **norm)
     export.onnx(cam, x, tmp_path / "whole.onnx", interpolation=interpolation, **norm)
@@ -246,7 +246,7 @@ def test_titles_say_what_a_map_is_of():
 
 
 def test_checking_a_file_raises_no_doubts_about_noise(tmp_path):
-    cam, x, _ = made("pooled", "RBF", "ClosedFormGradCAM", "default")
+    cam, x, _ = made("pooled", "rbf", "ClosedFormGradCAM", "default")
     before = cam._warnings
     export.onnx(cam, x, tmp_path / "explainer.onnx")
     assert cam._warnings is before
@@ -254,7 +254,7 @@ def test_checking_a_file_raises_no_doubts_about_noise(tmp_path):
 
 
 def test_without_onnxruntime_what_to_install_is_said(tmp_path, monkeypatch):
-    cam, x, _ = made("pooled", "RBF", "ClosedFormGradCAM", "default")
+    cam, x, _ = made("pooled", "rbf", "ClosedFormGradCAM", "default")
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(ImportError, match=r"pip install 'pytorch_grad_cam_pcasvm\[export\]'"):
         export.onnx(cam, x, tmp_path / "explainer.onnx")

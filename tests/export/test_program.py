@@ -6,7 +6,9 @@ import threading
 import numpy as np
 import pytest
 import torch
-from cases import HEADS, NETWORKS, convolutions
+from cams import METHODS
+from cases import EXPORTED, NETWORKS, convolutions, count_classes
+from heads import HEADS
 from reference import relative
 from sklearn.decomposition import PCA
 from sklearn.pipeline import make_pipeline
@@ -28,7 +30,6 @@ from pytorch_grad_cam_pcasvm import (
     mean_activations,
     methods,
 )
-from pytorch_grad_cam_pcasvm.methods.perturbation import PerturbationCAM
 from pytorch_grad_cam_pcasvm.studio.export import graph
 from pytorch_grad_cam_pcasvm.studio.export.graph import erfcx
 from pytorch_grad_cam_pcasvm.studio.export.outputs import compared, name_outputs
@@ -39,26 +40,26 @@ TARGETS = {
     "log-ratios": [LogRatioTarget(), LogRatioTarget(1, versus=0)],
     "components": [HotellingTarget(), ResidualTarget(), PCATarget(2, sign="-")],
 }
-METHODS = [name for name in methods.__all__ if not issubclass(getattr(methods, name), PerturbationCAM)]
 # A norm has no rule of relevance; and what it pulls back, times what it was given, sums up to rounding.
 BEFORE_A_NORM = ("RelevanceCAM", "ClosedFormHiResCAM", "ClosedFormXGradCAM")
 # Every method on every path, every head, every kind of target.
 CASES = [
-    (backbone, "RBF", method, "default")
+    (backbone, "rbf", method, "default")
     for backbone in NETWORKS
     if NETWORKS[backbone].exported
     for method in METHODS
+    if not METHODS[method].runs_again
     if method == "ContributionCAM" or backbone != "several layers"
     if backbone != "tokens" or method not in BEFORE_A_NORM
 ]
 CASES += [
     ("dense", head, method, "default")
-    for head in HEADS
-    if head != "RBF" and HEADS[head].exported
+    for head in EXPORTED
+    if head != "rbf"
     for method in ("ClosedFormGradCAM", "ContributionCAM", "ClosedFormShapleyCAM")
 ]
 CASES += [
-    (backbone, "RBF", method, targets)
+    (backbone, "rbf", method, targets)
     for backbone in ("pooled", "dense")
     for targets in TARGETS
     if targets != "default"
@@ -73,14 +74,14 @@ def made(backbone, head, method, targets):
     net, x = network.make().eval(), torch.randn(60, 3, 8, 8)
     rows = extract_features(net, [x], progress=False)[0]
     rows = rows + np.random.default_rng(0).normal(size=rows.shape) * rows.std()
-    labels = rows.sum(1).argsort().argsort() * HEADS[head].classes // 60
-    net = PCASVMNet(net, HEADS[head].pipeline.fit(rows, labels))
+    labels = rows.sum(1).argsort().argsort() * count_classes(head) // 60
+    net = PCASVMNet(net, HEADS[head].make().fit(rows, labels))
     options = {}
     if method in ("ContributionCAM", "ShapCAM") and backbone != "pooled":
         options["mean"] = mean_activations(net, [x], layers if len(layers) > 1 else layers[0], progress=False)
-        if head == "linear":  # one of its classes is nowhere undecided behind a ReLU
+        if head == "one vs rest":  # one of its classes is nowhere undecided behind a ReLU
             options["baseline"] = "mean"
-    cam = getattr(methods, method)(net.eval(), layers, network.transform, **options)
+    cam = METHODS[method](net.eval(), layers, network.transform, **options)
     return cam, torch.randn(4, 3, 8, 8), TARGETS[targets]
 
 
@@ -100,7 +101,7 @@ def test_a_program_gives_what_explain_gives_for_any_number_of_images(case):
 
 @pytest.mark.slow
 def test_what_a_program_gives_has_names_and_the_size_asked_for():
-    cam, x, _ = made("pooled", "RBF", "ContributionCAM", "default")
+    cam, x, _ = made("pooled", "rbf", "ContributionCAM", "default")
     program = export.program(cam, x, size=(8, 8))
     expected = cam.explain(x)
     found = program.module()(x)
@@ -116,7 +117,7 @@ def test_what_a_program_gives_has_names_and_the_size_asked_for():
 
 @pytest.mark.slow
 def test_a_program_is_of_the_network_as_it_was_and_leaves_it_alone():
-    cam, x, _ = made("dense", "RBF", "ClosedFormGradCAM", "default")
+    cam, x, _ = made("dense", "rbf", "ClosedFormGradCAM", "default")
     before = {name: value.clone() for name, value in cam.model.state_dict().items()}
     explained = export.program(cam, x).module()
     assert all(torch.equal(value, before[name]) for name, value in cam.model.state_dict().items())
@@ -131,7 +132,7 @@ def test_a_program_is_of_the_network_as_it_was_and_leaves_it_alone():
 
 @pytest.mark.slow
 def test_a_program_can_be_saved_and_compiled(tmp_path):
-    cam, x, _ = made("pooled", "RBF", "ClosedFormGradCAM", "default")
+    cam, x, _ = made("pooled", "rbf", "ClosedFormGradCAM", "default")
     program = export.program(cam, x)
     torch.export.save(program, tmp_path / "explainer.pt2")
     loaded = torch.export.load(tmp_path / "explainer.pt2").module()
@@ -140,9 +141,9 @@ def test_a_program_can_be_saved_and_compiled(tmp_path):
     assert relative(compiled(x)["maps"], cam.explain(x).maps) < 1e-5
 
 
-@pytest.mark.parametrize("method", [name for name in methods.__all__ if name not in METHODS])
+@pytest.mark.parametrize("method", [name for name in METHODS if METHODS[name].runs_again])
 def test_methods_that_run_each_image_are_refused_by_name(method):
-    cam, x, _ = made("pooled", "RBF", method, "default")
+    cam, x, _ = made("pooled", "rbf", method, "default")
     with pytest.raises(NoProgramError, match=rf"{method} runs each image.*export ContributionCAM"):
         export.program(cam, x)
 
@@ -181,7 +182,7 @@ def test_the_softmax_of_attention_is_plain_where_there_is_no_mask(masked):
 
 @pytest.mark.slow
 def test_no_program_repeats_a_number_to_keep_one_of_it():
-    cam, x, targets = made("pooled", "RBF", "ContributionCAM", "default")
+    cam, x, targets = made("pooled", "rbf", "ContributionCAM", "default")
     traced = export.program(cam, x[:2], targets).graph
     narrowed = [node.args for node in traced.find_nodes(op="call_function", target=torch.ops.aten.slice.Tensor)]
     repeated = [args for args in narrowed if args[0].target is torch.ops.aten.expand.default]
@@ -197,7 +198,7 @@ def test_a_program_that_gives_other_numbers_is_not_returned(monkeypatch):
 
     monkeypatch.setattr(graph, "plain_zeros", wrong)
     with pytest.raises(NoProgramError, match=r"the program gives \w+ that differ from explain by"):
-        export.program(*made("pooled", "RBF", "ContributionCAM", "default"))
+        export.program(*made("pooled", "rbf", "ContributionCAM", "default"))
 
 
 class OnDevice(torch.Tensor):
@@ -208,7 +209,7 @@ class OnDevice(torch.Tensor):
 
 
 def test_outputs_are_compared_on_any_device_and_with_their_labels():
-    cam, x, targets = made("pooled", "RBF", "ClosedFormGradCAM", "default")
+    cam, x, targets = made("pooled", "rbf", "ClosedFormGradCAM", "default")
     expected = name_outputs(cam.explain(x, targets))
     found = {name: numbers.clone().as_subclass(OnDevice) for name, numbers in expected.items()}
     assert set(compared(found, expected).values()) == {0.0}
@@ -286,7 +287,7 @@ class Counting(nn.Module):
 
 def test_what_a_network_decides_by_a_number_is_refused_with_its_place():
     for part, match in ((Branching(), r"test_program.py:\d+ \(return x if x.mean\(\)"), (Counting(), "61 images only")):
-        cam, x, _ = made("pooled", "RBF", "ClosedFormGradCAM", "default")
+        cam, x, _ = made("pooled", "rbf", "ClosedFormGradCAM", "default")
         cam.model.backbone.insert(0, part)
         cam = ClosedFormGradCAM(cam.model, ["5"])
         with pytest.raises(NoProgramError, match=match):
@@ -294,7 +295,7 @@ def test_what_a_network_decides_by_a_number_is_refused_with_its_place():
 
 
 def test_what_needs_autograd_or_another_precision_is_refused():
-    cam, x, _ = made("pooled", "logistic", "ClosedFormGradCAM", "default")
+    cam, x, _ = made("pooled", "probable, LogisticRegression", "ClosedFormGradCAM", "default")
     with pytest.raises(NoProgramError, match=r"ProbabilityTarget\(1\) is a function of your own"):
         export.program(cam, x, [ProbabilityTarget(1)])
     with pytest.raises(NoProgramError, match="no autograd"):
@@ -322,7 +323,7 @@ def largest(found, expected):
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
 def test_a_program_is_compiled_by_torch_and_ahead_of_time_for_cpp(tmp_path):
-    cam, x, targets = made("dense", "RBF", "ClosedFormGradCAM", "default")
+    cam, x, targets = made("dense", "rbf", "ClosedFormGradCAM", "default")
     program = export.program(cam, x, targets)
     images = torch.randn(5, 3, 8, 8)
     expected = name_outputs(cam.explain(images, targets))
@@ -335,7 +336,7 @@ def test_a_program_is_compiled_by_torch_and_ahead_of_time_for_cpp(tmp_path):
 @pytest.mark.slow
 def test_a_program_is_made_while_another_thread_runs():
     """As of a notebook or a server: its results may not be told from constants, so that explanations check more."""
-    cam, x, targets = made("dense", "RBF", "ContributionCAM", "default")
+    cam, x, targets = made("dense", "rbf", "ContributionCAM", "default")
     ends = threading.Event()
 
     def wait():
@@ -357,7 +358,7 @@ def test_a_program_is_made_while_another_thread_runs():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 @pytest.mark.parametrize("method", ["ClosedFormGradCAM", "ContributionCAM"])
 def test_a_program_is_captured_as_a_cuda_graph(method):
-    cam, x, targets = made("pooled", "RBF", method, "default")
+    cam, x, targets = made("pooled", "rbf", method, "default")
     cam.model.cuda()
     explained, images = export.program(cam, x.cuda(), targets).module(), x.cuda()
     stream = torch.cuda.Stream()

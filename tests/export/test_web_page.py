@@ -47,11 +47,11 @@ def chosen(page, picture, name="photo.png"):
 @pytest.mark.parametrize(
     ("case", "options"),
     [
-        (("dense", "RBF", "ContributionCAM", "default"), {"mean": [0.4, 0.5, 0.6], "std": [0.2, 0.3, 0.4]}),
+        (("dense", "rbf", "ContributionCAM", "default"), {"mean": [0.4, 0.5, 0.6], "std": [0.2, 0.3, 0.4]}),
         (("pooled", "two classes", "ClosedFormLayerCAM", "default"), {"resize": 11, "interpolation": "bicubic"}),
-        (("pooled", "RBF", "ClosedFormGradCAM", "default"), {"resize": "pad", "mean": [0.4, 0.5, 0.6], "exif": True}),
+        (("pooled", "rbf", "ClosedFormGradCAM", "default"), {"resize": "pad", "mean": [0.4, 0.5, 0.6], "exif": True}),
         pytest.param(
-            ("tokens", "RBF", "ClosedFormGradCAM", "classes"), {"interpolation": "bicubic"}, marks=pytest.mark.slow
+            ("tokens", "rbf", "ClosedFormGradCAM", "classes"), {"interpolation": "bicubic"}, marks=pytest.mark.slow
         ),
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else "",

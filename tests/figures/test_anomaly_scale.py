@@ -21,7 +21,7 @@ GENERATOR = torch.Generator().manual_seed(0)
 GOOD = torch.rand(16, 3, 32, 48, generator=GENERATOR) / 8 + 0.5
 DEFECT = GOOD[15:].clone()
 DEFECT[:, :, 8:24, 8:32] = (torch.rand(1, 3, 16, 24, generator=GENERATOR) > 0.5).float()
-HEADS = {
+ANOMALIES = {
     "nearest": NearestNeighbors(n_neighbors=1),
     "several": NearestNeighbors(n_neighbors=4),
     "behind a PCA": make_pipeline(StandardScaler(), PCA(4), NearestNeighbors(n_neighbors=1)),
@@ -52,9 +52,9 @@ def panel(figure, number):
     return np.asarray([axis for axis in figure.axes if axis.images][2 * number + 1].images[0].get_array())
 
 
-@pytest.mark.parametrize("name", HEADS)
+@pytest.mark.parametrize("name", ANOMALIES)
 def test_a_good_photo_is_as_dark_alone_as_beside_a_defect(name, backbone, rows):
-    net = network(backbone, HEADS[name], rows)
+    net = network(backbone, ANOMALIES[name], rows)
     both = torch.cat([GOOD[12:13], DEFECT])
     alone = panel(plot_positions(GOOD[12:13], net.anomaly_map(GOOD[12:13]), anomaly=True), 0)
     figure = plot_positions(both, net.anomaly_map(both), anomaly=True)

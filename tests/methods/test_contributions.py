@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from problems import HEADS, PATHS, explained
+from problems import FITTED, PATHS, explained
 from pytorch_grad_cam.utils.model_targets import ClassifierOutputSoftmaxTarget, ClassifierOutputTarget
 from reference import (
     activations_of,
@@ -39,7 +39,7 @@ from pytorch_grad_cam_pcasvm.methods import grad_cam_protocol
 
 CASES = [
     *((path, "rbf", 3, "plane") for path in PATHS if path != "max pool apart"),
-    *(("gelu", head, 2 + n % 2, "plane") for n, head in enumerate(HEADS) if head != "rbf"),
+    *(("gelu", head, 2 + n % 2, "plane") for n, head in enumerate(FITTED) if head != "rbf"),
     ("pooled", "poly", 5, "volume"),
 ]
 

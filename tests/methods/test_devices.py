@@ -6,7 +6,9 @@ import traceback
 import numpy as np
 import pytest
 import torch
-from cases import HEADS, NETWORKS
+from cams import METHODS
+from cases import FITTED, NETWORKS, count_classes
+from heads import HEADS
 from meta import NoLooks
 from problems import Problem
 from reference import relative
@@ -23,7 +25,6 @@ from pytorch_grad_cam_pcasvm import (
     PCATarget,
     SVMTarget,
     mean_activations,
-    methods,
     resample_heads,
 )
 from pytorch_grad_cam_pcasvm.runtime import device
@@ -31,7 +32,6 @@ from pytorch_grad_cam_pcasvm.runtime.device import forbid_sync
 from pytorch_grad_cam_pcasvm.starts import boundary_head
 from pytorch_grad_cam_pcasvm.starts.boundary_head import Boundary
 
-NOT_ON_TILES = ("ShapCAM", "ClosedFormScoreCAM", "ClosedFormAblationCAM", "ClosedFormCAM")
 # Every method on every path, and every head on the shortest: of methods those that ask different things of it.
 LONG = ("ShapCAM", "ClosedFormScoreCAM")
 OF_HEADS = ("ClosedFormGradCAM", "ContributionCAM", "ClosedFormShapleyCAM", "ShapCAM")
@@ -41,18 +41,18 @@ CASES = [
         head,
         method,
         None,
-        marks=() if (backbone, head) == ("pooled", "RBF") and method not in LONG else pytest.mark.slow,
+        marks=() if (backbone, head) == ("pooled", "rbf") and method not in LONG else pytest.mark.slow,
     )
     for backbone in NETWORKS
     if backbone != "several layers"
-    for head in HEADS
-    for method in methods.__all__
-    if (head == "RBF" or (backbone == "pooled" and method in OF_HEADS))
-    and not (backbone == "tiles" and method in NOT_ON_TILES)
+    for head in FITTED
+    for method in METHODS
+    if (head == "rbf" or (backbone == "pooled" and method in OF_HEADS))
+    and not (backbone == "tiles" and METHODS[method].runs_again)
 ]
 OF_CLASSES = [LogRatioTarget(), LogRatioTarget(1), LogRatioTarget(0, versus="runner-up")]
 CASES += [("pooled", "two classes", "ClosedFormGradCAM", OF_CLASSES)]
-CASES += [pytest.param("pooled", head, method, OF_CLASSES, marks=pytest.mark.slow) for head in ("RBF", "two classes")
+CASES += [pytest.param("pooled", head, method, OF_CLASSES, marks=pytest.mark.slow) for head in ("rbf", "two classes")
           for method in OF_HEADS if (head, method) != ("two classes", "ClosedFormGradCAM")]  # fmt: skip
 CASES += [("pooled", "one class", "ContributionCAM", [LogRatioTarget(sign="-")])]
 
@@ -77,12 +77,11 @@ class _Copies(TorchDispatchMode):
 def explained(backbone, head, method, targets):
     """Return what a method explains a network with, images, and their maps: a first call, which checks everything."""
     torch.manual_seed(0)
-    network, case = NETWORKS[backbone], HEADS[head]
+    network = NETWORKS[backbone]
     rng = np.random.default_rng(0)
-    fitted = case.pipeline.fit(rng.normal(size=(60, 8)), np.arange(60) % case.classes)
-    options = {"samples": 4} if method == "ShapCAM" else {}
+    fitted = HEADS[head].make().fit(rng.normal(size=(60, 8)), np.arange(60) % count_classes(head))
     net = PCASVMNet(network.make().eval(), fitted)
-    cam = getattr(methods, method)(net, network.layers, network.transform, **options)
+    cam = METHODS[method](net, network.layers, network.transform)
     x = torch.randn(2, 3, 8, 8)
     try:
         return cam, x, cam.explain(x, targets)
@@ -130,7 +129,7 @@ def test_maps_without_looks_are_the_same_and_nothing_stays_on_the_cpu_or_waits_f
         torch.__future__.set_overwrite_module_params_on_conversion(overwrites)
     assert not copies.seen, "a GPU would wait for what is sent to it"
     assert all(not isinstance(point, FakeTensor) and bool(point.isfinite().all()) for point in searched)
-    if (backbone, head, method, targets) == ("pooled", "RBF", "ContributionCAM", None):
+    if (backbone, head, method, targets) == ("pooled", "rbf", "ContributionCAM", None):
         assert len(searched) == 3  # of each class
     for name in ("maps", "weights", "values", "nu", "log_scale", "baseline_values", "remainder", "opposite"):
         there, here = (getattr(result, name) for result in (found, maps))
@@ -145,11 +144,11 @@ def test_errors_of_maps_do_not_wait_for_a_device_either(method):
     rng = np.random.default_rng(0)
     rows, labels = rng.normal(size=(60, 8)), np.arange(60) % 3
     torch.manual_seed(0)
-    fitted = HEADS["RBF"].pipeline.fit(rows, labels)
+    fitted = HEADS["rbf"].make().fit(rows, labels)
     net = PCASVMNet(NETWORKS["pooled"].make().eval(), fitted)
     net.head.resamples = resample_heads(fitted, rows, labels, n=3)
     options = {"baseline": "zero"} if method == "ContributionCAM" else {}
-    cam, x = getattr(methods, method)(net, ["4"], **options), torch.randn(2, 3, 8, 8)
+    cam, x = METHODS[method](net, ["4"], **options), torch.randn(2, 3, 8, 8)
     maps = cam.explain(x)
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     fake.cache_enabled = False
@@ -260,7 +259,7 @@ def test_starts_that_were_found_are_kept_on_a_device_until_the_network_changes(c
 
 def test_boundaries_are_looked_for_on_the_cpu_with_the_numbers_of_the_head():
     """A head on a device is copied, without what is no number; the search asks nothing of the device."""
-    cam, _, _ = explained("pooled", "RBF", "ContributionCAM", None)
+    cam, _, _ = explained("pooled", "rbf", "ContributionCAM", None)
     head = cam.model.head
     head.register_forward_hook(lambda *_: None)
     here, start = boundary_head.on_cpu(head, head.feature_mean)

@@ -296,6 +296,7 @@ CLASSIFIERS: dict[str, Callable[[], tuple[nn.Module, list[nn.Module], Tensor]]] 
     "resnet18-both": lambda: (resnet(), [resnet().layer4[-1], resnet().layer3[-1]], draw((3, 64, 64), 2, 3, seed=3)[0]),
     "dense-end": lambda: (problem().backbone, problem().layers("features.4"), problem().x),
     "dense-end-conv": lambda: (problem().backbone, problem().layers("features.3"), problem().x),
+    "svm": lambda: (problem().net, problem().layers("features.4"), problem().x),
 }
 CLASSIFIER_TARGETS = {
     "score": ("ClassifierOutputTarget", (1,)),
@@ -314,7 +315,7 @@ def host_target(name: str, arguments: tuple[Any, ...]) -> Any:
 
 @pytest.mark.parametrize("classifier", CLASSIFIERS.values(), ids=CLASSIFIERS)
 @pytest.mark.parametrize(("name", "arguments"), CLASSIFIER_TARGETS.values(), ids=CLASSIFIER_TARGETS)
-def test_ordinary_classifiers(name: str, arguments: tuple[Any, ...], classifier: Callable[[], Any]) -> None:
+def test_targets_of_the_host(name: str, arguments: tuple[Any, ...], classifier: Callable[[], Any]) -> None:
     model, layers, x = classifier()
     targets = [host_target(name, arguments)] * len(x)
     assert_same_as_host(our_maps(model, layers, x, targets), host_maps(model, layers, x, targets))
@@ -331,18 +332,11 @@ def test_swin_with_its_norm_layer_and_a_reshape_transform() -> None:
     assert_same_as_host(ClosedFormGradCAM(swin, **options)(x, targets), expected)
 
 
-@pytest.mark.parametrize(("name", "arguments"), CLASSIFIER_TARGETS.values(), ids=CLASSIFIER_TARGETS)
-def test_the_host_targets_on_an_svm(name: str, arguments: tuple[Any, ...]) -> None:
-    p = problem()
-    layers, targets = p.layers("features.4"), [host_target(name, arguments)] * len(p.x)
-    assert_same_as_host(our_maps(p.net, layers, p.x, targets), host_maps(p.net, layers, p.x, targets))
-
-
 # --- the host's methods -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Method:
+class HostMethod:
     """A method of the host; whether its map depends on the target; what it is called with."""
 
     name: str
@@ -363,29 +357,29 @@ class Method:
         return maps
 
 
-METHODS = {
-    "GradCAM": Method("GradCAM"),
-    "HiResCAM": Method("HiResCAM"),
-    "XGradCAM": Method("XGradCAM"),
-    "GradCAMPlusPlus": Method("GradCAMPlusPlus"),
-    "LayerCAM": Method("LayerCAM"),
-    "GradCAMElementWise": Method("GradCAMElementWise"),
-    "ScoreCAM": Method("ScoreCAM"),
-    "AblationCAM": Method("AblationCAM"),
-    "EigenCAM": Method("EigenCAM", uses_target=False),
-    "EigenGradCAM": Method("EigenGradCAM"),
-    "RandomCAM": Method("RandomCAM", uses_target=False),
-    "FullGrad": Method("FullGrad"),
-    "ShapleyCAM": Method("ShapleyCAM"),
-    "FinerCAM": Method("FinerCAM"),
-    "FEM": Method("FEM", uses_target=False),
-    "KPCA_CAM": Method("KPCA_CAM", uses_target=False),
-    "SegEigenCAM": Method("SegEigenCAM"),
-    "RefineCAM": Method("RefineCAM", layers=("features.1", "features.4")),
-    "SESS": Method("SESS", arguments=(("num_scales", 2),)),
-    "SESS-raw-scores": Method("SESS", arguments=(("num_scales", 2), ("use_softmax_scores", False))),
+OF_HOST = {
+    "GradCAM": HostMethod("GradCAM"),
+    "HiResCAM": HostMethod("HiResCAM"),
+    "XGradCAM": HostMethod("XGradCAM"),
+    "GradCAMPlusPlus": HostMethod("GradCAMPlusPlus"),
+    "LayerCAM": HostMethod("LayerCAM"),
+    "GradCAMElementWise": HostMethod("GradCAMElementWise"),
+    "ScoreCAM": HostMethod("ScoreCAM"),
+    "AblationCAM": HostMethod("AblationCAM"),
+    "EigenCAM": HostMethod("EigenCAM", uses_target=False),
+    "EigenGradCAM": HostMethod("EigenGradCAM"),
+    "RandomCAM": HostMethod("RandomCAM", uses_target=False),
+    "FullGrad": HostMethod("FullGrad"),
+    "ShapleyCAM": HostMethod("ShapleyCAM"),
+    "FinerCAM": HostMethod("FinerCAM"),
+    "FEM": HostMethod("FEM", uses_target=False),
+    "KPCA_CAM": HostMethod("KPCA_CAM", uses_target=False),
+    "SegEigenCAM": HostMethod("SegEigenCAM"),
+    "RefineCAM": HostMethod("RefineCAM", layers=("features.1", "features.4")),
+    "SESS": HostMethod("SESS", arguments=(("num_scales", 2),)),
+    "SESS-raw-scores": HostMethod("SESS", arguments=(("num_scales", 2), ("use_softmax_scores", False))),
 }
-META_METHODS = {name: method for name, method in METHODS.items() if method.name in ("FinerCAM", "RefineCAM", "SESS")}
+META_METHODS = {name: method for name, method in OF_HOST.items() if method.name in ("FinerCAM", "RefineCAM", "SESS")}
 METHOD_TARGETS = {
     "component": PCATarget(0),
     "component-minus": PCATarget(1, sign="-"),
@@ -395,7 +389,7 @@ METHOD_TARGETS = {
 }
 
 
-def skip_what_the_host_cannot(method: Method, target: Any) -> None:
+def skip_what_the_host_cannot(method: HostMethod, target: Any) -> None:
     if method.name == "FinerCAM" and target is None and Version(version("grad-cam")) < Version("1.5.6"):
         pytest.skip("this grad-cam's FinerCAM needs more classes than three")
 
@@ -409,8 +403,8 @@ def assert_is_a_map(maps: np.ndarray, x: Tensor) -> None:
 
 
 @pytest.mark.parametrize("target", METHOD_TARGETS.values(), ids=METHOD_TARGETS)
-@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
-def test_every_method_of_the_host_runs(method: Method, target: Any) -> None:
+@pytest.mark.parametrize("method", OF_HOST.values(), ids=OF_HOST)
+def test_every_method_of_the_host_runs(method: HostMethod, target: Any) -> None:
     skip_what_the_host_cannot(method, target)
     p = problem()
     x = p.x[:2]
@@ -419,7 +413,7 @@ def test_every_method_of_the_host_runs(method: Method, target: Any) -> None:
 
 @pytest.mark.parametrize("target", METHOD_TARGETS.values(), ids=METHOD_TARGETS)
 @pytest.mark.parametrize("method", META_METHODS.values(), ids=META_METHODS)
-def test_meta_methods_run_with_closed_form_maps(method: Method, target: Any) -> None:
+def test_meta_methods_run_with_closed_form_maps(method: HostMethod, target: Any) -> None:
     skip_what_the_host_cannot(method, target)
     p = problem()
     x = p.x[::2]  # none of their patches' maps is blank
@@ -432,14 +426,14 @@ def test_meta_methods_run_with_closed_form_maps(method: Method, target: Any) -> 
 
 
 @pytest.mark.parametrize("sign", ["+", "-"])
-@pytest.mark.parametrize("method", [m for m in METHODS if m != "SESS"])
+@pytest.mark.parametrize("method", [m for m in OF_HOST if m != "SESS"])
 def test_every_method_explains_components_as_on_a_network_that_ends_in_them(method: str, sign: str) -> None:
     # Not SESS with softmax scores: a softmax over components is not what a PCATarget is a target of.
     p = problem()
     x = p.x[:2]
     factor = 1.0 if sign == "+" else -1.0
-    actual = METHODS[method].maps(p.net, p, x, [PCATarget(1, sign)] * len(x))
-    expected = METHODS[method].maps(Components(p.backbone, p.head), p, x, [lambda output: factor * output[..., 1]] * 2)
+    actual = OF_HOST[method].maps(p.net, p, x, [PCATarget(1, sign)] * len(x))
+    expected = OF_HOST[method].maps(Components(p.backbone, p.head), p, x, [lambda output: factor * output[..., 1]] * 2)
     np.testing.assert_allclose(actual, expected, rtol=0, atol=HOST_TOLERANCE)
 
 

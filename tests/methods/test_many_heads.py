@@ -7,7 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from cases import HEADS, NETWORKS
+from cams import METHODS
+from cases import FITTED, NETWORKS, count_classes
+from heads import HEADS
 from pairs import choose_pairs
 from reference import gap, relative
 from scipy.stats import t as student
@@ -21,7 +23,6 @@ from torch import nn
 
 import pytorch_grad_cam_pcasvm as package
 from pytorch_grad_cam_pcasvm import (
-    BaselineCAM,
     ClosedFormGradCAM,
     ContributionCAM,
     Head,
@@ -42,13 +43,8 @@ from pytorch_grad_cam_pcasvm.starts import boundary_path
 from pytorch_grad_cam_pcasvm.starts.boundary_head import Boundary
 
 IMAGES = torch.randn(60, 3, 8, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-METHODS = [
-    *("ClosedFormGradCAM", "ClosedFormHiResCAM", "ClosedFormXGradCAM", "ClosedFormGradCAMPlusPlus"),
-    *("ClosedFormLayerCAM", "ClosedFormShapleyCAM", "ContributionCAM", "LIFTCAM", "RelevanceCAM"),
-    *("ClosedFormAblationCAM", "ClosedFormScoreCAM", "ShapCAM"),
-]
 FOREST = make_pipeline(StandardScaler(), PCA(4), RandomForestClassifier(8, random_state=0))
-KNOWN = {name: case.pipeline for name, case in HEADS.items() if case.classes == 3} | {"forest": FOREST}
+KNOWN = {name: HEADS[name].make() for name in FITTED if count_classes(name) == 3} | {"forest": FOREST}
 
 
 @pytest.fixture(scope="module")
@@ -82,14 +78,13 @@ def columns_agree(maps, expected):
         torch.testing.assert_close(maps.columns[name] / size, tensor / size, rtol=0, atol=1e-8, msg=name)
 
 
-@pytest.mark.parametrize(("method", "network", "head"), choose_pairs(METHODS, list(NETWORKS), list(KNOWN)))
+@pytest.mark.parametrize(("method", "network", "head"), choose_pairs(list(METHODS), list(NETWORKS), list(KNOWN)))
 def test_each_head_has_the_maps_of_its_own_network(method, network, head, problems):
     (backbone, features, labels), case = problems[network], NETWORKS[network]
     heads = refit(KNOWN[head], features, labels)
-    options = {"samples": 4} if method == "ShapCAM" else {}
 
     def make(fitted):
-        return getattr(package, method)(PCASVMNet(backbone, fitted).eval(), case.layers, case.transform, **options)
+        return METHODS[method](PCASVMNet(backbone, fitted).eval(), case.layers, case.transform)
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -106,7 +101,7 @@ def test_each_head_has_the_maps_of_its_own_network(method, network, head, proble
         assert maps.linear == own.linear
         assert maps.neutral == own.neutral
     columns_agree(shared[0], expected[0])
-    if not issubclass(getattr(package, method), BaselineCAM):
+    if not METHODS[method].has_start:
         for maps, own in zip(shared, expected, strict=True):
             columns_agree(maps, own)
     if method == "ContributionCAM":
@@ -116,7 +111,7 @@ def test_each_head_has_the_maps_of_its_own_network(method, network, head, proble
 @pytest.mark.parametrize("layer", ["2", "4"])
 def test_heads_start_where_the_first_one_is_undecided(layer, problems):
     backbone, features, labels = problems["pooled"]
-    heads = refit(KNOWN["RBF"], features, labels)
+    heads = refit(KNOWN["rbf"], features, labels)
     targets = [PCATarget(0), SVMTarget(0, versus=1), SVMTarget(2)]
     net = PCASVMNet(backbone, heads[0]).eval()
     cam = ContributionCAM(net, [layer], mean=package.mean_activations(net, [IMAGES], layer, progress=False))
@@ -136,7 +131,7 @@ def test_heads_start_where_the_first_one_is_undecided(layer, problems):
 
 def test_targets_without_a_list_are_those_of_each_head(problems):
     backbone, features, labels = problems["pooled"]
-    heads = refit(KNOWN["RBF"], features, labels, 2)
+    heads = refit(KNOWN["rbf"], features, labels, 2)
     cam = ClosedFormGradCAM(PCASVMNet(backbone, heads[0]).eval(), ["4"])
     for maps, fitted in zip(explain_heads(cam, IMAGES[:2], heads), heads, strict=True):
         np.testing.assert_array_equal(maps.output.labels(), fitted.predict(features[:2]))
@@ -145,7 +140,7 @@ def test_targets_without_a_list_are_those_of_each_head(problems):
 
 def test_chunks_of_heads_give_the_same_maps(problems):
     backbone, features, labels = problems["pooled"]
-    heads = refit(KNOWN["RBF"], features, labels)
+    heads = refit(KNOWN["rbf"], features, labels)
     net = PCASVMNet(backbone, heads[0]).eval()
     whole = explain_heads(ContributionCAM(net, ["2"], baseline="zero"), IMAGES[:2], heads)
     parts = explain_heads(ContributionCAM(net, ["2"], baseline="zero", max_bytes=1), IMAGES[:2], heads)
@@ -158,7 +153,7 @@ def test_dense_heads_and_several_inputs(problems):
     backbone = nn.Sequential(nn.Conv2d(3, 6, 3), nn.ReLU(), nn.Conv2d(6, 8, 3, 2), nn.ReLU()).double().eval()
     with torch.no_grad():
         rows = backbone(IMAGES).permute(0, 2, 3, 1).reshape(-1, 8)[:60].numpy()
-    heads = refit(KNOWN["RBF"], rows, np.arange(60) % 3)
+    heads = refit(KNOWN["rbf"], rows, np.arange(60) % 3)
     nets = [PCASVMNet(backbone, fitted, pool="dense").eval() for fitted in heads]
     targets = [SVMTarget(0, at=(1, 0)), SVMTarget(1), PCATarget(2, at="max")]
     for maps, net in zip(explain_heads(ContributionCAM(nets[0], ["1"], baseline="zero"), IMAGES[:2], heads, targets),
@@ -168,14 +163,14 @@ def test_dense_heads_and_several_inputs(problems):
 
 def test_what_does_not_belong_together_is_refused(problems):
     backbone, features, labels = problems["pooled"]
-    heads = refit(KNOWN["RBF"], features, labels, 2)
+    heads = refit(KNOWN["rbf"], features, labels, 2)
     cam = ClosedFormGradCAM(PCASVMNet(backbone, heads[0]).eval(), ["4"])
     with pytest.raises(ValueError, match="there are no heads"):
         explain_heads(cam, IMAGES[:2], [])
-    two = clone(KNOWN["RBF"]).fit(features, labels % 2)
+    two = clone(KNOWN["rbf"]).fit(features, labels % 2)
     with pytest.raises(ValueError, match=r"head 1 knows the classes \[0, 1\], the first one \[0, 1, 2\]"):
         explain_heads(cam, IMAGES[:2], [heads[0], two])
-    narrow = clone(KNOWN["RBF"]).fit(features[:, :6], labels)
+    narrow = clone(KNOWN["rbf"]).fit(features[:, :6], labels)
     with pytest.raises(ValueError, match="6"):
         explain_heads(cam, IMAGES[:2], [heads[0], narrow])
     plain = ClosedFormGradCAM(backbone, ["4"])
@@ -185,7 +180,7 @@ def test_what_does_not_belong_together_is_refused(problems):
 
 def test_many_heads_are_not_exported(problems):
     backbone, features, labels = problems["pooled"]
-    heads = refit(KNOWN["RBF"], features, labels, 2)
+    heads = refit(KNOWN["rbf"], features, labels, 2)
     cam = ClosedFormGradCAM(PCASVMNet(backbone, heads[0]).eval(), ["4"])
     with traced(), pytest.raises(NoProgramError, match="export the maps of each head"):
         explain_heads(cam, IMAGES[:2], heads)
@@ -195,7 +190,7 @@ def test_many_heads_are_not_exported(problems):
 def resampled(problems):
     """Return a network with four resampled heads, its pipeline, and these heads."""
     backbone, features, labels = problems["pooled"]
-    pipeline = clone(KNOWN["RBF"]).fit(features, labels)
+    pipeline = clone(KNOWN["rbf"]).fit(features, labels)
     net = PCASVMNet(backbone, pipeline).eval()
     refits = resample_heads(pipeline, features, labels, n=4)
     net.head.resamples = refits
@@ -276,8 +271,8 @@ def test_components_are_matched_by_direction_and_side(problems):
 def test_directions_are_those_of_the_reduction_behind_its_scaler(problems):
     _, features, labels = problems["pooled"]
     uneven = features * np.geomspace(0.01, 100, 8) + 1
-    pipeline = clone(KNOWN["RBF"]).fit(uneven, labels)
-    refits = refit(KNOWN["RBF"], uneven, labels)
+    pipeline = clone(KNOWN["rbf"]).fit(uneven, labels)
+    refits = refit(KNOWN["rbf"], uneven, labels)
     head = Head.of(pipeline)
     head.resamples = refits
     cosines = [np.square(pipeline[1].components_ @ one[1].components_.T) for one in refits]
@@ -290,7 +285,7 @@ def test_directions_are_those_of_the_reduction_behind_its_scaler(problems):
 
 def test_components_of_equal_variance_are_said_to_be_unstable_once(problems):
     backbone, features, labels = problems["pooled"]
-    pipeline = clone(KNOWN["RBF"]).fit(features, labels)
+    pipeline = clone(KNOWN["rbf"]).fit(features, labels)
     net = PCASVMNet(backbone, pipeline).eval()
     net.head.resamples = resample_heads(pipeline, features, labels, n=4)
     cam = ContributionCAM(net, ["4"])

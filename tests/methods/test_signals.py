@@ -6,6 +6,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+from cams import METHODS
 from sklearn.decomposition import PCA
 from sklearn.neighbors import NearestNeighbors
 from sklearn.pipeline import make_pipeline
@@ -24,7 +25,6 @@ from pytorch_grad_cam_pcasvm import (
     SVMTarget,
     extract_features,
     mean_activations,
-    methods,
     recombined,
     smoothed,
 )
@@ -106,14 +106,13 @@ TARGETS = [PCATarget(1), SVMTarget("sinus"), SVMTarget(), SVMTarget("noise", ver
 )
 def test_every_way_gives_the_maps_of_a_picture_one_pixel_high(name, layer):
     (line, flat), x, _ = nets(SVC(gamma=0.2))
-    method, options = getattr(methods, name), [{}, {}]
-    few = {"samples": 4} if name == "ShapCAM" else {}
-    if issubclass(method, ContributionCAM) or name in ("ShapCAM", "LIFTCAM"):
+    method, options = METHODS[name], [{}, {}]
+    if method.has_start:
         options = [
             {"mean": mean_activations(net, [images], layer, progress=False)}
             for net, images in ((line, x), (flat, x.unsqueeze(2)))
         ]
-    with method(line, [layer], **options[0], **few) as ours, method(flat, [layer], **options[1], **few) as theirs:
+    with method(line, [layer], **options[0]) as ours, method(flat, [layer], **options[1]) as theirs:
         maps, expected = ours.explain(X, TARGETS), theirs.explain(X.unsqueeze(2), TARGETS)
         same(maps, expected)
         if maps.baseline_values is not None:

@@ -76,14 +76,6 @@ EVEN = {
 
 
 @pytest.mark.parametrize("case", FOUND)
-def test_where_patches_lie_is_found(case):
-    backbone, picture, axes, grid = FOUND[case]
-    found, shape = cells(backbone, "norm", picture)
-    assert shape == grid
-    assert found.axes == tuple(axes)
-
-
-@pytest.mark.parametrize("case", FOUND)
 def test_a_position_is_moved_by_the_pixels_of_its_cell_alone(case):
     backbone, picture, axes, grid = FOUND[case]
     x = torch.randn(1, 3, *picture, generator=torch.Generator().manual_seed(0))
@@ -265,6 +257,9 @@ PLACED = {
         *("embed", (100, 70), [(-6, 16), (-5, 16)], (7, 5)),
     ),
 }
+
+
+PLACED |= {f"patches {name}": (backbone, "norm", *row) for name, (backbone, *row) in FOUND.items()}
 
 
 @pytest.mark.parametrize("case", PLACED)

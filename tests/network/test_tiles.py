@@ -5,6 +5,7 @@ import copy
 import numpy as np
 import pytest
 import torch
+from cams import METHODS
 from reference import gap, keep_leaves, map_of_paper, margins_by_formula, relative
 from sklearn.decomposition import PCA
 from sklearn.neighbors import NearestNeighbors
@@ -29,7 +30,6 @@ from pytorch_grad_cam_pcasvm import (
     fit_model,
     load_model,
     mean_activations,
-    methods,
 )
 from pytorch_grad_cam_pcasvm.network.tiling import Crops, measure_canvas, spread_tiles
 
@@ -374,7 +374,7 @@ def test_a_call_of_the_host_and_a_check_take_tiles_too():
 @pytest.mark.parametrize("method", ["ClosedFormAblationCAM", "ClosedFormScoreCAM", "ShapCAM"])
 def test_methods_that_change_one_image_again_and_again_are_refused_by_name(method):
     net, _ = network("mean")
-    cam = getattr(methods, method)(net, ["net.2"])
+    cam = METHODS[method](net, ["net.2"])
     with pytest.raises(ValueError, match=rf"{method} changes .* tiles .*: use LIFTCAM or ContributionCAM"):
         cam.explain(X[:1], SVMTarget("bee"))
 
@@ -479,21 +479,17 @@ def test_a_model_on_tiles_is_a_file_that_takes_the_same_network(tmp_path):
 # --- blocks -----------------------------------------------------------------------------------------------------------
 
 
-AGAIN_AND_AGAIN = {"ClosedFormAblationCAM", "ClosedFormScoreCAM", "ShapCAM"}
-OF_BLOCKS = sorted({*methods.__all__} - {"ClosedFormCAM"} - AGAIN_AND_AGAIN)
-
-
 @pytest.mark.parametrize("layers", [["net.2"], ["net.1"]])
 @pytest.mark.parametrize("pool", ["mean", "dense"])
-@pytest.mark.parametrize("method", OF_BLOCKS)
+@pytest.mark.parametrize("method", [name for name in METHODS if not METHODS[name].runs_again])
 def test_maps_of_blocks_are_those_of_all_tiles_at_once(method, pool, layers):
     dense = "dense" if pool == "dense" else None
     at = {"at": (3, 4)} if dense else {}
     targets = [SVMTarget("bee", **at), PCATarget(1, **at)]
     model = fit_model(tiled(pool, block=1000), [(X, LABELS)], PIPELINE, pool=dense, progress=False)
-    once = model.cam(getattr(methods, method), layers).explain(X[:2], targets)
+    once = model.cam(METHODS[method].kind, layers).explain(X[:2], targets)
     model.net.backbone.block = 5
-    blocks = model.cam(getattr(methods, method), layers).explain(X[:2], targets)
+    blocks = model.cam(METHODS[method].kind, layers).explain(X[:2], targets)
     for name in ("maps", "weights", "values", "opposite", "baseline_values", "remainder"):
         ours, theirs = getattr(blocks, name), getattr(once, name)
         assert (ours is None) == (theirs is None)

@@ -2,11 +2,11 @@
 
 import dataclasses
 import warnings
-from functools import partial
 
 import numpy as np
 import pytest
 import torch
+from cams import BASIC, METHODS
 from problems import Step
 from pytorch_grad_cam import GradCAM
 from reference import gap, jacobian_by_autograd, relative
@@ -18,9 +18,7 @@ from torch import nn
 from towers import Attention, Block, ChannelsLast, Tower
 
 from pytorch_grad_cam_pcasvm import (
-    LIFTCAM,
     BlankMapWarning,
-    ClosedFormAblationCAM,
     ClosedFormGradCAM,
     ClosedFormHiResCAM,
     ClosedFormLayerCAM,
@@ -33,7 +31,6 @@ from pytorch_grad_cam_pcasvm import (
     SVMTarget,
     extract_features,
     mean_activations,
-    methods,
     recombined,
 )
 from pytorch_grad_cam_pcasvm.path.record import Path
@@ -66,14 +63,15 @@ def by_hand(before, after=0):
     return lambda t: t[:, before : t.shape[1] - after].mT.unflatten(2, GRID)
 
 
-METHODS = [ClosedFormGradCAM, ClosedFormHiResCAM, ClosedFormLayerCAM, ContributionCAM, LIFTCAM, ClosedFormAblationCAM]
-
-
 @pytest.mark.parametrize(
-    "kind", [*METHODS, pytest.param(partial(ShapCAM, samples=8), id="ShapCAM", marks=pytest.mark.slow)]
+    "name",
+    [
+        *(*BASIC, "ClosedFormHiResCAM", "ClosedFormLayerCAM", "ClosedFormAblationCAM"),
+        pytest.param("ShapCAM", marks=pytest.mark.slow),
+    ],
 )
-def test_maps_of_tokens_are_those_of_a_hand_written_transform(kind):
-    net, x = net_of(tower(before=5), "cls"), images(3, 1)
+def test_maps_of_tokens_are_those_of_a_hand_written_transform(name):
+    kind, net, x = METHODS[name], net_of(tower(before=5), "cls"), images(3, 1)
     found = kind(net, ["blocks.1.norm1"], "tokens").explain(x)
     expected = kind(net, ["blocks.1.norm1"], by_hand(5)).explain(x)
     with pytest.warns(UserWarning, match="takes the tokens 1 to 24"):
@@ -618,10 +616,7 @@ def test_pools_of_tokens_that_are_not_there_are_refused():
         PCASVMNet(tower(), fitted(tower(), "cls"), pool="avg")
 
 
-KINDS = [getattr(methods, name) for name in methods.__all__]
-
-
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", METHODS.values(), ids=METHODS)
 def test_tokens_are_not_taken_for_channels(kind):
     net, x = net_of(tower(before=1), "cls"), images(2)
     with pytest.raises(ValueError, match=r"have shape \(2, 25, 12\).*pass reshape_transform='tokens'"):

@@ -48,21 +48,26 @@ def test_nothing_of_the_users_is_changed(mode, jacobian):
     assert snapshot(net) == before
 
 
-def test_a_backbone_in_train_mode_is_explained_in_evaluation_mode():
-    problem = Problem()
-    expected = ClosedFormGradCAM(problem.net, [problem.target_layer]).explain(problem.x)
-    problem.net.train()
-    actual = ClosedFormGradCAM(problem.net, [problem.target_layer]).explain(problem.x)
-    assert relative(actual.maps, expected.maps) == 0
+STATES = {
+    "in training": lambda problem: problem.net.train(),
+    "with a dropout put in": lambda problem: problem.backbone.classifier.__setitem__(2, nn.Dropout(0.9).train()),
+    "frozen": lambda problem: problem.net.requires_grad_(False),
+    "with its channels last": lambda problem: problem.net.to(memory_format=torch.channels_last),
+}
 
 
 @pytest.mark.parametrize("jacobian", ["closed_form", "autograd"])
-def test_a_frozen_backbone(jacobian):
+@pytest.mark.parametrize("state", STATES)
+def test_a_network_in_another_state_has_the_same_maps_and_stays_in_it(state, jacobian):
     problem = Problem()
-    expected = ClosedFormGradCAM(problem.net, [problem.target_layer]).explain(problem.x)
-    problem.net.requires_grad_(False)
-    actual = ClosedFormGradCAM(problem.net, [problem.target_layer], jacobian=jacobian).explain(problem.x)
-    assert relative(actual.maps, expected.maps) < 1e-12
+    used = ClosedFormGradCAM(problem.net, [problem.target_layer], jacobian=jacobian)
+    expected = used.explain(problem.x).maps
+    STATES[state](problem)
+    before, x = [module.training for module in problem.net.modules()], problem.x
+    x = x.to(memory_format=torch.channels_last) if state == "with its channels last" else x
+    for cam in (used, ClosedFormGradCAM(problem.net, [problem.target_layer], jacobian=jacobian)):
+        assert relative(cam.explain(x).maps, expected) < 1e-12
+    assert [module.training for module in problem.net.modules()] == before
 
 
 @pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode, torch.enable_grad])
@@ -127,15 +132,6 @@ def test_a_hook_may_explain_another_network():
         handle.remove()
 
 
-def test_channels_last():
-    problem = Problem()
-    expected = ClosedFormGradCAM(problem.net, [problem.target_layer]).explain(problem.x)
-    problem.net.to(memory_format=torch.channels_last)
-    x = problem.x.to(memory_format=torch.channels_last)
-    actual = ClosedFormGradCAM(problem.net, [problem.target_layer]).explain(x)
-    assert relative(actual.maps, expected.maps) < 1e-12
-
-
 def test_the_network_may_change_between_calls():
     problem = Problem()
     cam = ClosedFormGradCAM(problem.net, [problem.target_layer])
@@ -189,15 +185,6 @@ def test_two_threads_explain_with_one_network():
     assert net.training
 
 
-def test_a_network_put_into_training_between_two_calls():
-    problem = Problem()
-    cam = ClosedFormGradCAM(problem.net, [problem.target_layer])
-    expected = cam.explain(problem.x).maps
-    problem.net.train()
-    assert relative(cam.explain(problem.x).maps, expected) == 0
-    assert all(module.training for module in problem.net.modules())
-
-
 def test_a_block_put_in_between_two_calls_is_explained():
     class Listed(nn.Module):
         def __init__(self):
@@ -227,15 +214,6 @@ def test_a_parametrised_weight_is_left_alone():
     before = {name: value.clone() for name, value in problem.backbone.state_dict().items()}
     cam.explain(problem.x)
     assert all(torch.equal(value, before[name]) for name, value in problem.backbone.state_dict().items())
-
-
-def test_a_dropout_put_in_between_two_calls_is_switched_off():
-    problem = Problem()
-    cam = ClosedFormGradCAM(problem.net, [problem.target_layer])
-    expected = cam.explain(problem.x).maps
-    problem.backbone.classifier[2] = nn.Dropout(0.9).train()
-    assert relative(cam.explain(problem.x).maps, expected) == 0
-    assert problem.backbone.classifier[2].training
 
 
 class Keeper(Backbone):

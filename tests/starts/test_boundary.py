@@ -6,7 +6,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from problems import HEADS, explained
+from problems import FITTED, explained
 from reference import gap, relative
 from sklearn.base import clone
 from sklearn.decomposition import PCA
@@ -44,7 +44,7 @@ from pytorch_grad_cam_pcasvm.starts.boundary_path import PathBoundary
 from pytorch_grad_cam_pcasvm.targets import output_gradients, rows
 from pytorch_grad_cam_pcasvm.targets.questions import resolve_image_targets
 
-KNOWN = [head for head in HEADS if head not in ("normalised", "no machine")]
+KNOWN = [head for head in FITTED if head not in ("normalised", "no machine")]
 MANY = SVMTarget(versus="others", strength=0.6)
 
 

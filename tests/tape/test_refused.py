@@ -99,6 +99,15 @@ def test_how_else_it_is_noticed(function, message):
         run(behind(function))
 
 
+def calling(Squares):  # noqa: N803 - another class of that name is the module's own
+    return lambda h: Squares.apply(h * 1)
+
+
+def test_a_function_that_has_ended_is_found_by_the_name_that_its_caller_knows_it_by():
+    with pytest.raises(Refused, match=r"HandsItsInputBack is an autograd\.Function"):
+        run(behind(calling(OWN[0])))
+
+
 @pytest.mark.parametrize("own", [own for own in OWN if own is not WritesInPlace])
 def test_applied_to_constants_it_passes(own):
     net = behind(lambda h: h * own.apply(const(7)).sum() + own.apply(const(7)))

@@ -204,9 +204,8 @@ def chosen_patches(output: HeadOutput, rows: Sequence[int], count: int) -> Tenso
     Returns:
         Positions in reading order, shape (n, K), on the CPU.
     """
-    assert output.grid is not None
-    total = output.grid.count
     head, trace = output.head, output.head_trace
+    total = len(trace.values[0]) // output.count
     values, classes = np.zeros(len(trace.values[0])), np.zeros(len(trace.values[0]), int)
     if tells_anomalies(head):
         values = measure_anomaly(head, trace).cpu().numpy()

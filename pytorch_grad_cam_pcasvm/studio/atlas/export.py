@@ -82,7 +82,7 @@ def _npz(store: Any, path: Path) -> None:
                 "fortran_order": False,
                 "shape": shape,
             }
-            np.lib.format.write_array_header_2_0(file, header)  # type: ignore[arg-type]
+            np.lib.format.write_array_header_2_0(file, header)
             for _, block in store.table.blocks(["maps"]):
                 file.write(np.ascontiguousarray(block["maps"]).tobytes())
 

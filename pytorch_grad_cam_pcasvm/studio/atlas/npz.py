@@ -3,6 +3,7 @@
 import json
 import zipfile
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, Any
 
@@ -34,7 +35,7 @@ def write(file: IO[bytes], columns: Mapping[str, Any], marks: Mapping[str, str])
         else:
             arrays[name + _LENGTHS] = np.array([len(value) for value in values])
             arrays[name] = np.frombuffer(b"".join(values), np.uint8)
-    np.savez(file, **arrays)  # type: ignore[arg-type]
+    np.savez(file, **arrays)
 
 
 class NumPyShard:
@@ -43,13 +44,15 @@ class NumPyShard:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._arrays: dict[str, Any] = {}
-        try:
-            self._file = np.load(path)
-            self.marks = {key: json.loads(value) for key, value in json.loads(str(self._file["marks"])).items()}
-        except (OSError, EOFError, KeyError, ValueError, AttributeError, zipfile.BadZipFile) as error:
-            raise ValueError(f"{path} is not a shard, or is truncated ({error}): {REPAIR}") from error
-        self.names = [name for name in self._file.files if name != "marks" and not name.endswith(_LENGTHS)]
-        self.count = len(self._column("row"))
+        with ExitStack() as opened:
+            try:
+                self._file = opened.enter_context(np.load(path))
+                self.marks = {key: json.loads(value) for key, value in json.loads(str(self._file["marks"])).items()}
+            except (OSError, EOFError, KeyError, ValueError, TypeError, AttributeError, zipfile.BadZipFile) as error:
+                raise ValueError(f"{path} is not a shard, or is truncated ({error}): {REPAIR}") from error
+            self.names = [name for name in self._file.files if name != "marks" and not name.endswith(_LENGTHS)]
+            self.count = len(self._column("row"))
+            opened.pop_all()
 
     def __enter__(self) -> "NumPyShard":
         return self
@@ -77,7 +80,7 @@ class NumPyShard:
                 if name + _LENGTHS in self._file.files:
                     ends = np.cumsum(self._file[name + _LENGTHS])
                     values = [part.tobytes() for part in np.split(values, ends[:-1])]
-            except (OSError, EOFError, ValueError, zipfile.BadZipFile) as error:
+            except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile) as error:
                 raise ValueError(f"{self._path} was changed since it was written ({error}): {REPAIR}") from error
             self._arrays[name] = values
         return self._arrays[name]

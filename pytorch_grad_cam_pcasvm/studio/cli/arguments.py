@@ -297,12 +297,13 @@ class FitOptions(EngineOptions):
         if self.tile is not None and self.resize is not None:
             raise ValueError("--tile scales photos in their own shape: leave out --resize, or give --tiles")
         cuts = self.tiles is not None or self.tile is not None
-        _refuse_typed(not cuts, "is for tiles: add --tiles 3x2 or --tile 512", overlap=self.overlap is not None)
+        _refuse_typed(not cuts, "for tiles", "add --tiles 3x2 or --tile 512", overlap=self.overlap is not None)
         if "auto" in self.layer + self.features:
             raise ValueError("--layer auto compares layers on photos to explain: name one here, or leave it out")
         _refuse_typed(
             self.classifier != "svm",
-            "are for SVMs: leave them out, or fit one, --classifier svm",
+            "for SVMs",
+            "fit one, --classifier svm",
             kernel=self.kernel,
             C=self.C,
             gamma=self.gamma,
@@ -310,7 +311,8 @@ class FitOptions(EngineOptions):
         )
         _refuse_typed(
             not dense,
-            "are for heads that decide at every position: add --pool dense",
+            "for heads that decide at every position",
+            "add --pool dense",
             masks=self.masks,
             purity=self.purity,
             coverage=self.coverage != COVERAGE,
@@ -318,7 +320,7 @@ class FitOptions(EngineOptions):
             sample=self.sample,
             coreset=self.coreset,
         )
-        _refuse_typed(self.masks is None, "needs to know what a patch shows: add --masks DIR", purity=self.purity)
+        _refuse_typed(self.masks is None, "for patches of masks", "add --masks DIR", purity=self.purity)
         if self.search and dense:
             raise ValueError("--search compares one row for each image: choose --C and --gamma for patches")
         if self.search and self.groups is not None:
@@ -429,7 +431,8 @@ class ExplainOptions(TargetOptions):
         }
         _refuse_typed(
             self.model.suffix == ".onnx",
-            f"but {self.model} says what is explained, and how: leave them out",
+            f"not for {self.model}, which says what is explained, and how",
+            "",
             **file_options,
         )
         if self.out.resolve().is_relative_to(self.images.resolve()):
@@ -574,11 +577,12 @@ class CheckOptions(Command):
     tiff_page: int | None = option(_PAGE.format("such files are refused"), flag="--page", parse=_COUNT)
 
 
-def _refuse_typed(wrong: bool, why: str, **typed: Any) -> None:
-    """Refuse options that are typed where they do nothing."""
+def _refuse_typed(wrong: bool, meant: str, way: str, **typed: Any) -> None:
+    """Refuse options that are typed where they do nothing; ``way``: what else may be done than leave them out."""
     names = [f"--{name}" for name, value in typed.items() if value]
     if wrong and names:
-        raise ValueError(f"{' and '.join(names)} {why}")
+        are, them = ("is", "it") if len(names) == 1 else ("are", "them")
+        raise ValueError(f"{' and '.join(names)} {are} {meant}: leave {them} out{way and f', or {way}'}")
 
 
 COMMANDS: tuple[type[Command], ...] = (
@@ -657,4 +661,4 @@ def parse_arguments(arguments: list[str]) -> Command:
     parsed, unknown = make_parser().parse_known_args(arguments)
     if unknown:
         parsed.parser.refuse_unknown(unknown)
-    return read_options(parsed.kind, parsed)  # type: ignore[no-any-return]
+    return read_options(parsed.kind, parsed)

@@ -192,7 +192,7 @@ def _rank_components(net: Any, x: Any, decision: Any, most: int) -> list[list[in
 
     with torch.no_grad():
         shares = decision_shares(net(x), decision).abs()
-    return shares.argsort(descending=True, stable=True)[:, :most].tolist()  # type: ignore[no-any-return]
+    return shares.argsort(descending=True, stable=True)[:, :most].tolist()
 
 
 def _with_network(options: Any, bad: list[str]) -> tuple[int, Iterator[Card]]:

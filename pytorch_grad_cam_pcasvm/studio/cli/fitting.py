@@ -41,7 +41,7 @@ from pytorch_grad_cam_pcasvm.studio.cli.folders import (
     tell_empty,
 )
 from pytorch_grad_cam_pcasvm.studio.cli.models import check_layers, choose_device, first_image, make_named
-from pytorch_grad_cam_pcasvm.studio.cli.patch_fitting import RATE, fit_labelled, teach_patches
+from pytorch_grad_cam_pcasvm.studio.cli.patch_fitting import fit_labelled, teach_patches
 from pytorch_grad_cam_pcasvm.studio.cli.photos import keep_left_out, split_good
 from pytorch_grad_cam_pcasvm.studio.cli.preparation import (
     apply_tiles,
@@ -375,7 +375,6 @@ def _check(options: FitOptions) -> None:
     options.chooses_components = options.components is None
     if options.components is None:
         options.components = _COMPONENTS.get(options.classifier, 8)
-    options.rate = options.rate or RATE
     if options.classifier in ("forest", "boosting"):
         from pytorch_grad_cam_pcasvm.head import storage
 

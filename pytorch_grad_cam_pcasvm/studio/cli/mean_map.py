@@ -19,7 +19,7 @@ def average_maps(maps: Sequence[np.ndarray]) -> np.ndarray | None:
     if len({one.shape for one in maps}) != 1 or maps[0].ndim != 2:
         return None
     mean = np.mean(maps, axis=0)
-    return mean / (np.abs(mean).max() or 1.0)  # type: ignore[no-any-return]
+    return mean / (np.abs(mean).max() or 1.0)
 
 
 def find_habit(maps: Sequence[np.ndarray]) -> tuple[int, int, int, int] | None:

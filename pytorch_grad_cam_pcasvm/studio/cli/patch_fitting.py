@@ -22,7 +22,7 @@ from pytorch_grad_cam_pcasvm.studio.cli.choosing import (
     make_classifier,
 )
 from pytorch_grad_cam_pcasvm.studio.cli.folders import name_first
-from pytorch_grad_cam_pcasvm.studio.cli.photos import LeftOut, Photos, compare_areas, measure_error
+from pytorch_grad_cam_pcasvm.studio.cli.photos import RATE, LeftOut, Photos, compare_areas, measure_error
 from pytorch_grad_cam_pcasvm.studio.cli.teaching import Teacher, choose_pooled, name_layers
 from pytorch_grad_cam_pcasvm.studio.cli.training import PatchOptions, TrainingFeatures, training_set
 from pytorch_grad_cam_pcasvm.studio.data.images import Images
@@ -33,7 +33,6 @@ from pytorch_grad_cam_pcasvm.studio.model.teaching import GOOD, draw_places, gat
 from pytorch_grad_cam_pcasvm.studio.pictures.panels import GAP, TILE, Panel
 from pytorch_grad_cam_pcasvm.studio.pictures.sheets import WRONG, Sheets
 
-RATE = 0.01  # of false alarms
 _SHOWN = 10  # names of photos in a line
 
 

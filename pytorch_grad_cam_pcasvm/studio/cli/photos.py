@@ -143,6 +143,7 @@ def compare_areas(first: Any, second: Any) -> tuple[float, float]:
     return float(np.nanmean(first - second)), measure_error(first - second)
 
 
+RATE = 0.01  # of false alarms
 _FOLDS = 5
 _MOST_PATCHES = 5000  # patches of each fold that are asked
 _ROWS = 2000  # that are asked at once
@@ -158,12 +159,12 @@ def keep_left_out(head: Any, pipeline: Any, training: TrainingFeatures, groups: 
         groups: the number of the object of each photo of the folder, which are left out together; None: all differ.
         options: those of ``fit``.
     """
-    assert options.rate is not None
+    rate = options.rate or RATE
     photos = np.array(training.rows)
     own = photos if groups is None else groups[photos]
     if len(set(own.tolist())) < 2:  # a bank's rows tell their scale themselves
         noun = "object" if options.groups else "photo"
-        print(f"no threshold: there is one good {noun} only, and {count_needed(options.rate)} would do")
+        print(f"no threshold: there is one good {noun} only, and {count_needed(rate)} would do")
         return
     folds, count = split_good(own), options.components or 0
     heads = [_fit_others(pipeline, training.features.numpy()[rest]) for rest, _ in folds]
@@ -178,7 +179,8 @@ def keep_left_out(head: Any, pipeline: Any, training: TrainingFeatures, groups: 
         _keep_scale(head, training, heads, [rows for _, rows in folds])
     fold_of = {number: place for place, (_, rows) in enumerate(folds) for number in own[rows].tolist()}
     scores = _score_photos(training, heads, fold_of, groups)
-    _keep_threshold(head, scores, None if groups is None else groups[[*scores]], options)
+    threshold = choose_threshold([*scores.values()], rate, None if groups is None else groups[[*scores]])
+    _keep_threshold(head, threshold, options)
 
 
 def split_good(groups: Any) -> list[tuple[Any, Any]]:
@@ -210,10 +212,8 @@ def _keep_scale(head: Any, training: TrainingFeatures, heads: list[Any], folds: 
     head.stages[0].facts = replace(head.stages[0].facts, least=least, reach=reach)
 
 
-def _keep_threshold(head: Any, scores: dict[int, float], groups: Any, options: FitOptions) -> None:
+def _keep_threshold(head: Any, threshold: Any, options: FitOptions) -> None:
     """Keep with a head the largest score that passes, by photos that were left out, and say so."""
-    assert options.rate is not None
-    threshold = choose_threshold([*scores.values()], options.rate, groups)
     head.training_set.preparation = (head.training_set.preparation or {}) | {"threshold": asdict(threshold)}
     _tell_threshold(threshold, options)
 

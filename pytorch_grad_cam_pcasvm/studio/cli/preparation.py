@@ -240,14 +240,13 @@ def apply_tiles(
         overlap=_OVERLAP if options.overlap is None else options.overlap, size=measure_size(preparation.transform),
     ).eval()  # fmt: skip
     options.layer = [str(find_layer_name(net, name)) for name in options.layer]
-    if net.canvas is not None:
-        print(f"tiles: {options.tiles[0]}x{options.tiles[1]} of {_write_size(net.size)} pixels, on photos brought to "  # type: ignore[index]
+    if options.tiles is not None and net.canvas is not None:
+        print(f"tiles: {options.tiles[0]}x{options.tiles[1]} of {_write_size(net.size)} pixels, on photos brought to "
               f"{_write_size(net.canvas)}")  # fmt: skip
         preparation = bring_to_size(preparation, net.canvas)
     else:
         assert options.tile is not None
-        assert preparation.steps is not None
-        steps = {name: value for name, value in preparation.steps.items() if name != "resize"}
+        steps = {name: value for name, value in preparation.known_steps.items() if name != "resize"}
         transform = Scaled(options.tile, net.size, net.stride, **steps)
         preparation = replace(preparation, transform=transform, resize="scale")
         print(f"tiles: of {options.tile} pixels of a photo, brought to {_write_size(net.size)}")

@@ -223,7 +223,7 @@ class _Labelled:
     @property
     def input_shape(self) -> tuple[int, ...]:
         """The shape of one image, (C, H, W)."""
-        return self._stored.input_shape  # type: ignore[no-any-return]
+        return self._stored.input_shape
 
     def stored_batches(self, backbone: Any, source: Any) -> Iterator[tuple[Any, Any]]:
         """Yield features and labels, as :meth:`.Features.stored_batches` does."""

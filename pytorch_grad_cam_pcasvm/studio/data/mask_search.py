@@ -179,13 +179,12 @@ def _choose_folder(root: Path, folders: Sequence[Path], masks: set[Path]) -> Pat
 
 def _group(root: Path, pictures: Sequence[Path]) -> Iterator[_Group]:
     """Yield the groups of pictures that may be masks by the names of their folders, or by their own."""
-    in_folder = defaultdict[Path | None, list[Path]](list)
+    alone, in_folder = list[Path](), defaultdict[Path, list[Path]](list)
     folder_of = {parent: _find_named(root, parent) for parent in {path.parent for path in pictures}}
     for path in pictures:
-        in_folder[folder_of[path.parent]].append(path)
-    alone = in_folder.pop(None, [])
+        own_folder = folder_of[path.parent]
+        (alone if own_folder is None else in_folder[own_folder]).append(path)
     for folder, own in in_folder.items():
-        assert folder is not None
         where = f"the pictures in {folder} are masks"
         yield _Group(where, folder, own, names_masks(folder.name), "rename the folder")
     beside = {(path.parent, path.stem) for path in alone}

@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -354,8 +355,8 @@ def expected(study: Subject, checks: Mapping[str, Mapping[str, Any]]) -> float:
     run = _seconds(lambda: subject.values(x, targets), 2) / len(x)
     first, warm = 0.0, 0.0  # of all methods, for an image: with a new head, and with one that was explained before
     for method in subject.named:
-        first += _seconds(lambda method=method: subject.explained(method, x[:1], targets[:1]))  # type: ignore[misc]
-        warm += _seconds(lambda method=method: subject.explained(method, x, targets), 2) / len(x)  # type: ignore[misc]
+        first += _seconds(partial(subject.explained, method, x[:1], targets[:1]))
+        warm += _seconds(partial(subject.explained, method, x, targets), 2) / len(x)
     maps = np.random.default_rng(0).random((len(x), *x.shape[2:]))
     ranking = _seconds(lambda: ranks(maps, maps)) / len(x)
     sources = 2 + 3 * len(subject.named)  # random and blind maps; those of the method, of others, of a random head

@@ -200,7 +200,7 @@ def _find_least_means(shares: np.ndarray, risk: float) -> np.ndarray:
         refused = np.log1p(bet * (shares - mean)).sum(-1, keepdims=True) >= enough
         np.copyto(least, mean, where=refused)
         np.copyto(most, mean, where=~refused)
-    return least[..., 0]  # type: ignore[no-any-return]
+    return least[..., 0]
 
 
 def interval_of_any(numbers: Sequence[float], mean: float, error: float, level: float) -> tuple[float, float]:

@@ -111,9 +111,8 @@ class Rivals:
 
     def _rotate(self, row: int) -> None:
         """Rotate the components of the randomised head by the rotation drawn for a row, uniform over all of them."""
-        original, stage = (_projection(net) for net in (self._subject.net, self.rotated))
-        assert original is not None
-        assert stage is not None
+        stages = (_projection(net) for net in (self._subject.net, self.rotated) if net is not None)
+        original, stage = (stage for stage in stages if stage is not None)
         count = len(original.components)
         random = torch.from_numpy(generator(self._subject.seed, 1, row).normal(size=(count, count)))
         q, r = torch.linalg.qr(random)
@@ -143,9 +142,8 @@ def _why_not(subject: Subject) -> str:
     return ""
 
 
-def _projection(net: PCASVMNet | None) -> Projection | None:
+def _projection(net: PCASVMNet) -> Projection | None:
     """Return the linear reduction of a head, or None."""
-    assert net is not None
     head = net.head
     stage = head.stages[head.component_position - 1] if head.component_position else None
     return stage if isinstance(stage, Projection) else None

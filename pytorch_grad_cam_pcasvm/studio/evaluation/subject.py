@@ -219,11 +219,11 @@ class Subject:
         except NoBoundaryError:
             if net in (None, self.net):
                 raise
-            cam.baseline = "mean"  # type: ignore[attr-defined]
+            cam.baseline = "mean"
             try:
                 maps = explained(cam, x, targets)
             finally:
-                cam.baseline = "neutral"  # type: ignore[attr-defined]
+                cam.baseline = "neutral"
         check_finite(signed(maps))  # explain does not wait for a device to see it
         return maps
 

@@ -7,7 +7,7 @@ import functools
 import inspect
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -91,7 +91,7 @@ class CheckStep:
     decides: Callable[[Row], bool]
 
 
-Steps = Iterator[CheckStep | None]  # None: there is nothing to look at yet, such as before the first batch
+Steps = Generator[CheckStep | None, None, None]  # None: there is nothing to look at yet, such as before the first batch
 
 
 class Budget:
@@ -190,7 +190,7 @@ class RunningCheck:
         if self.error is not None:
             return reason(self.error)
         if self.late:
-            at = f", at {self._next()} {self._subject.unit}s" if self._subject is not None else ""
+            at = f", at {self._next(self._subject)} {self._subject.unit}s" if self._subject is not None else ""
             done = f" ({self._done} were measured)" if self._subject is not None else ""
             return f"the time was over before the first look{at}{done}: give more minutes"
         return "its first look is still to come"
@@ -204,15 +204,14 @@ class RunningCheck:
 
     def _until_look(self) -> float:
         """Return how many seconds the batches up to the next look will take, at the mean speed so far."""
-        if not self._done:
+        if not self._done or self._subject is None:
             return 0.0
-        whole = self._seconds_of_done / self._done * (self._next() - self._done)
+        whole = self._seconds_of_done / self._done * (self._next(self._subject) - self._done)
         return max(0.0, whole - (self._seconds - self._seconds_of_done))
 
-    def _next(self) -> int:
-        assert self._subject is not None
-        later = [look for look in self._subject.looks if look > self._done]
-        return min(later, default=self._subject.total)
+    def _next(self, subject: "Subject") -> int:
+        later = [look for look in subject.looks if look > self._done]
+        return min(later, default=subject.total)
 
     def _look(self, step: CheckStep) -> bool:
         """Look at the result, where it is time to."""
@@ -250,7 +249,7 @@ class RunningCheck:
 
     def _end_check(self, error: Exception | None = None) -> None:
         self.error, self.ended = error, True
-        self._steps.close()  # type: ignore[attr-defined]
+        self._steps.close()
 
 
 def take_turns(courses: Sequence[RunningCheck], budget: Budget) -> Iterator[RunningCheck | None]:

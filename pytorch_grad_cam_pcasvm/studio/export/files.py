@@ -174,7 +174,7 @@ def _converted(program: ExportedProgram, names: Sequence[str], opset: int | None
             warnings.simplefilter("ignore")  # torch's own, about itself
             if any(node.target in decompositions() for node in program.graph.nodes):  # of writes, now functions
                 program = program.run_decompositions(decompositions())
-            converted = torch.onnx.export(
+            converted: Any = torch.onnx.export(
                 program, dynamo=True, opset_version=opset, verbose=False, optimize=False,
                 input_names=["images"], output_names=names, external_data=False,
             )  # fmt: skip
@@ -186,7 +186,6 @@ def _converted(program: ExportedProgram, names: Sequence[str], opset: int | None
         ) from error
     finally:
         converter.setLevel(level)
-    assert converted is not None
     _simplify(converted.model)
     model = converted.model_proto
     _merge_transposes(model.graph)

@@ -60,6 +60,10 @@ class Column:
     top: np.ndarray
     signed: bool = False
 
+    def scaled(self, row: int) -> np.ndarray:
+        """Return the picture of an image, (H, W), up to 1."""
+        return self.values[row] / (float(self.top[row]) or 1.0)
+
 
 class Block:
     """What is drawn for one target: one or two columns, the scale beside them, a caption above.
@@ -110,9 +114,8 @@ class Block:
 
     def panel(self, column: Column, row: int, picture: np.ndarray) -> Panel:
         """Return the panel of an image in one of the columns."""
-        values = column.values[row] / (float(column.top[row]) or 1.0)
         sure = None if self.sure is None else self.sure[row]
-        return Panel(picture, values, column.heading, self.captions[row], self.end(row), sure=sure)
+        return Panel(picture, column.scaled(row), column.heading, self.captions[row], self.end(row), sure=sure)
 
     def place(self, row: int, size: Sequence[int]) -> np.ndarray | None:
         """Return which pixels of an image the target is about, (H, W); None: it is about the whole of it."""
@@ -130,10 +133,10 @@ class Block:
         return not any(bool(maps[row, self.k].any()) for maps in both if maps is not None)
 
 
-def draw_remarks(axis: Axes, block: Block, panel: Panel, row: int, font: float) -> None:
+def draw_remarks(axis: Axes, block: Block, column: Column, row: int, font: float) -> None:
     """Say on the map of one image why there is nothing to see, and outline the place that it is about."""
-    assert panel.map is not None
-    largest = np.abs(panel.map).max()
+    values = column.scaled(row)
+    largest = np.abs(values).max()
     if largest < FAINT:
         share = f"at most {np.ceil(100 * largest):.0f} %\nof the strong-\nest colour"
         note = share if largest else "all evidence\nhas the\nother sign"
@@ -141,7 +144,7 @@ def draw_remarks(axis: Axes, block: Block, panel: Panel, row: int, font: float) 
             note = "blank:\nall zero"
         style: dict[str, Any] = {"ha": "center", "va": "center", "color": "white", "path_effects": _HALO}
         axis.text(0.5, 0.5, note, transform=axis.transAxes, fontsize=font, **style)
-    if (place := block.place(row, panel.map.shape)) is not None:
+    if (place := block.place(row, values.shape)) is not None:
         axis.contour(place, [0.5], colors=OUTLINE, linewidths=1.2)
 
 

@@ -284,7 +284,7 @@ def _draw_figure(ends: Ends, along: Along, count: int, size: tuple[float, float]
         _draw_strip(strip, along, names, ends.outermost(count).rows)
         strip.set_yticks(range(len(names)), labels=written)
         if along.parts is not None:
-            _draw_parts(below.add_subplot(grid[15:]), along, names, decision)
+            _draw_parts(below.add_subplot(grid[15:]), along, along.parts, names, decision)
     return figure
 
 
@@ -364,11 +364,10 @@ def _draw_strip(axis: Axes, along: Along, names: Sequence[str], circled: np.ndar
     axis.spines[["top", "right", "left"]].set_visible(False)
 
 
-def _draw_parts(axis: Axes, along: Along, names: Sequence[str], decision: str) -> None:
+def _draw_parts(axis: Axes, along: Along, parts: np.ndarray, names: Sequence[str], decision: str) -> None:
     """Draw the mean part of the component in the decision, a bar for each class."""
-    assert along.parts is not None
-    unit, power = choose_unit(float(np.abs(along.parts).max()))
-    groups = [along.parts[along.classes[name]] / unit for name in names]
+    unit, power = choose_unit(float(np.abs(parts).max()))
+    groups = [parts[along.classes[name]] / unit for name in names]
     means = np.array([group.mean() for group in groups])
     errors = [group.std(ddof=1) / math.sqrt(len(group)) if len(group) > 1 else 0.0 for group in groups]
     axis.barh(range(len(names)), means, 0.7, color=[RED if mean > 0 else BLUE for mean in means], xerr=errors)

@@ -128,7 +128,7 @@ class FigureLayout:
                     bar = (1 + 0.09 / self.picture[0], 0.15 / self.picture[0]) if column is block.columns[-1] else None
                     style = {"fontsize": "small", "loc": "left", "pad": 4}
                     draw_panel(axis, panel, way, signed=column.signed, bar=bar, **style)
-                    draw_remarks(axis, block, panel, row, font)
+                    draw_remarks(axis, block, column, row, font)
                 top = bottom - GAP
             if self.wrapped and row < len(pictures) - 1:
                 self._rule(figure, _EDGE, width - _EDGE, top - _LINE["medium"] / 2)

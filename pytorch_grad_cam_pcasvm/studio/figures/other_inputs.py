@@ -320,7 +320,7 @@ def plot_signal(
                 if sure is not None:
                     values = fade_unsure(values, spread_mask(sure[row, k], values.shape))
                 panel = Panel(lines[row], values, title, scale=end)
-                _draw_lines(axis, times, panel, channels)
+                _draw_lines(axis, times, lines[row], values, channels)
                 frame_panel(axis, panel, bar=(1.015, 0.02), loc="left", fontsize="small")
             for place in range(len(shown), across):
                 axes.flat[row * across + place].set_axis_off()
@@ -331,10 +331,8 @@ def plot_signal(
     return figure
 
 
-def _draw_lines(axis: Axes, times: np.ndarray, panel: Panel, channels: Any) -> None:
-    """Draw the channels of a panel's signal, (C, L), below each other, in the colours of its map, (L,)."""
-    lines, values = panel.photo, panel.map
-    assert values is not None
+def _draw_lines(axis: Axes, times: np.ndarray, lines: np.ndarray, values: np.ndarray, channels: Any) -> None:
+    """Draw the channels of a signal, (C, L), below each other, in the colours of its map, (L,)."""
     low, high = lines.min(), lines.max()
     step = 1.1 * ((high - low) or 1.0)
     colours = OVER_PICTURES(0.5 + 0.5 * (values[:-1] + values[1:]) / 2)

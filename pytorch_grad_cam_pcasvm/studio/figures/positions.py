@@ -96,7 +96,7 @@ def plot_positions(
         middle = [] if anomaly else [0.0]
         bar.set_ticks([low, *middle, high], labels=[number(low), *map(number, middle), number(high)])
         bar.set_label(literal(label))
-        bar.outline.set_visible(False)  # type: ignore[operator]
+        bar.outline.set_visible(False)
     return figure
 
 

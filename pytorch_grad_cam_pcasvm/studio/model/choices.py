@@ -332,7 +332,7 @@ def read_scores(fitted: Any, rows: np.ndarray, classes: int) -> np.ndarray:
                 scores = np.stack([-scores, scores], 1)
             if scores.shape[1] == classes:
                 return scores
-    return np.eye(classes)[np.asarray(fitted.predict(rows)).reshape(-1).astype(int)]  # type: ignore[no-any-return]
+    return np.eye(classes)[np.asarray(fitted.predict(rows)).reshape(-1).astype(int)]
 
 
 def _with_class_scores(fitted: Any) -> Any:

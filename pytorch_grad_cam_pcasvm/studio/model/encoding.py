@@ -9,7 +9,7 @@ from sklearn.pipeline import make_pipeline
 from pytorch_grad_cam_pcasvm.head import Head
 
 
-class LabelEncoded(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+class LabelEncoded(ClassifierMixin, BaseEstimator):
     """A classifier that is fitted on 0, 1, 2, ... in place of labels, in their order.
 
     Args:
@@ -27,7 +27,7 @@ class LabelEncoded(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def predict(self, features: Any) -> np.ndarray:
         """Return the labels of its predictions."""
-        return self.classes_[np.asarray(self.classifier_.predict(features)).reshape(-1).astype(int)]  # type: ignore[no-any-return]
+        return self.classes_[np.asarray(self.classifier_.predict(features)).reshape(-1).astype(int)]
 
 
 def fit_with_labels_encoded(pipeline: Any, features: Any, labels: Any) -> Any:

@@ -74,7 +74,7 @@ class Model:
     def classes(self) -> list[Any]:
         """The labels of the classes, in the head's order; empty without a classifier."""
         labels = self.net.head.classes_
-        return [] if labels is None else labels.tolist()  # type: ignore[no-any-return]
+        return [] if labels is None else labels.tolist()
 
     @property
     def normal(self) -> Any:
@@ -99,7 +99,7 @@ class Model:
         """
         return self.net.head.training_set.means
 
-    def cam(self, method: type[M] = ContributionCAM, layers: Any = "auto", **options: Any) -> M:  # type: ignore[assignment]
+    def cam(self, method: type[M] = ContributionCAM, layers: Any = "auto", **options: Any) -> M:
         """Return a method for this network.
 
         Args:
@@ -149,7 +149,7 @@ class Model:
         made_of = self.net, tuple(self.layers), self.tokens
         if self._cam is None or self._made_of != made_of:
             self._cam, self._made_of = self.cam(ContributionCAM), made_of
-        return self._cam.explain(self._images(images), targets)  # type: ignore[no-any-return]
+        return self._cam.explain(self._images(images), targets)
 
     def predict(self, images: Tensor | Paths) -> np.ndarray:
         """Return the predicted labels of images, or of pictures in files, shape (N,); see :meth:`explain`."""
@@ -162,9 +162,7 @@ class Model:
             OSError: some cannot be read; all of these are named.
             ValueError: the model knows no transform.
         """
-        self._require_transform(_name_first(paths))
-        assert self.preparation is not None
-        return self.preparation.read(image_paths(paths))
+        return self._require_preparation(_name_first(paths)).read(image_paths(paths))
 
     def _images(self, images: Any) -> Any:
         """Return images as they are passed to the network; pictures, also in files, are prepared.
@@ -176,7 +174,7 @@ class Model:
         if listed and all(isinstance(one, str | PathLike) for one in listed):
             return self.read(images)
         if listed and all(isinstance(one, Image.Image) for one in listed):
-            transform = self._require_transform("a picture")
+            transform = self._require_preparation("a picture").transform
             return torch.stack([transform(one.convert("RGB")) for one in listed])
         expected = "what is explained are images: tensors (N, ...), pictures of PIL, or paths"
         if images is None or not listed:
@@ -192,20 +190,20 @@ class Model:
             )
         return images
 
-    def _require_transform(self, caller: str) -> Callable[[Any], Tensor]:
-        """Return the transform of pictures.
+    def _require_preparation(self, caller: str) -> Preparation:
+        """Return how pictures become images.
 
         Raises:
             ValueError: it is not known; the message names a picture.
         """
-        if self.transform is None:
+        if self.preparation is None:
             refuse(
                 ValueError,
                 f"how {caller} becomes an image is not known, as this model has no transform",
                 Fix("pass it, fit_model(..., transform=...) or load_model(path, transform=...)", "transform"),
                 "explain tensors, model.explain(images)",
             )
-        return self.transform
+        return self.preparation
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the model to one file: safetensors with a JSON header, no pickle. The backbone's weights are not in it.

@@ -42,6 +42,12 @@ class Preparation:
     maker: str = "pictures"
 
     @property
+    def known_steps(self) -> dict[str, Any]:
+        """The steps, of a preparation that was asked before whether they are known."""
+        assert self.steps is not None
+        return self.steps
+
+    @property
     def whites(self) -> dict[str, Any]:
         """The levels of white, as arguments of ``read_picture``."""
         return {"white_level": self.white_level, "float_white": self.float_white}
@@ -232,8 +238,7 @@ class Scaled:
 
 def bring_to_size(preparation: Preparation, size: tuple[int, int]) -> Preparation:
     """Return a preparation whose steps are known, of images of another size (H, W)."""
-    assert preparation.steps is not None
-    own, steps = measure_size(preparation.transform), dict(preparation.steps)
+    own, steps = measure_size(preparation.transform), dict(preparation.known_steps)
     if preparation.resize != "crop":
         return replace(preparation, transform=Framed(size, **steps))
     if size == own:
@@ -253,8 +258,9 @@ def describe_transform(transform: Any) -> Preparation:
     steps = read_steps(transform)
     if steps is None:
         steps, transform = _read_settings(transform), unpack(transform)
-    for maker in () if steps is None else _MAKERS:
-        assert steps is not None
+    if steps is None:
+        return Preparation(transform, None, None)
+    for maker in _MAKERS:
         again = Cropped(measure_size(transform), **steps, maker=maker)
         images = [(transform(picture), again(picture)) for picture in make_trials(steps)]
         if all(one.shape == two.shape and float((one - two).abs().max()) <= _SAME for one, two in images):

@@ -247,13 +247,12 @@ def reduce_patches(read: Read, count: int, seed: int = 0) -> Tensor:
     scaler, pca = (step for _, step in reduction.steps)
     axes = torch.from_numpy((pca.components_ / scaler.scale_).T).float()
     shift = torch.from_numpy(reduction.transform(np.zeros((1, sample.shape[1])))).float()
-    reduced: Tensor | None = None
+    reduced = torch.zeros(count, 0)
     for features, photos in read():
         rows = features.flatten(2).mT.float() @ axes + shift
-        if reduced is None:
+        if not reduced.numel():
             reduced = torch.zeros(count, *rows.shape[1:])
         reduced[list(photos)] = rows
-    assert reduced is not None
     return reduced
 
 

@@ -53,9 +53,8 @@ def probe_features(model: Any) -> dict[str, list[float]]:
     """Return some features of noise, and of a prepared picture, by which the code of a network is recognised."""
     noise, images = np.random.default_rng(0), dict[str, Any]()
     images["noise"] = make_noise(model.inputs, noise)
-    if model.transform is not None and len(model.inputs) == 1 and model.inputs[0]["name"] is None:
+    if model.preparation is not None and len(model.inputs) == 1 and model.inputs[0]["name"] is None:
         pixels = noise.integers(0, 256, (48, 64, 3), np.uint8)
-        assert model.preparation is not None
         picture = Image.fromarray(pixels).resize(model.preparation.enlarge(320, 240))
         images["picture"] = model.transform(picture)[None]
     backbone, _ = model.net.feature_source()

@@ -167,7 +167,7 @@ class Answers:
         signed = outputs["maps"][row, k]
         if "opposite" in outputs:  # the map's positive part speaks for the target, and this one's against it
             signed = np.maximum(signed, 0) - np.maximum(outputs["opposite"][row, k], 0)
-        return signed / (outputs["nu"][row, k] or 1.0)  # type: ignore[no-any-return]
+        return signed / (outputs["nu"][row, k] or 1.0)
 
     def sure_share(self, outputs: dict[str, np.ndarray], row: int = 0, k: int | None = None) -> float | None:
         """Return which share of the evidence on a map, by default the decision's, is sure; None: it is not known."""

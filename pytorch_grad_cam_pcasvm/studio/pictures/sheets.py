@@ -147,7 +147,7 @@ class Sheets(Answers):
         else:
             draw = self.outlined if self.outline else self.overlay
             drawn = draw(panel.photo, panel.map, frame, panel.sure)
-        return draw_boxes(drawn, panel, frame) if panel.boxes else drawn  # type: ignore[no-any-return]
+        return draw_boxes(drawn, panel, frame) if panel.boxes else drawn
 
     def _classed(self, picture: Image.Image, numbers: np.ndarray, frame: Any) -> Image.Image:
         """Return the numbers of classes (h, w) over a picture in grey, each in its colour, but for absences."""

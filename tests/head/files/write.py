@@ -40,7 +40,7 @@ BITS = np.stack([FEATURES[:, 0] > 2, FEATURES[:, 1] > 2], 1).astype(int)
 COUNTS = drawn.poisson(2, ROWS)
 QUERY = drawn.normal(size=(5, WIDTH)) + 2.3
 
-HEADS = {
+PINNED = {
     "pooled": ([StandardScaler(), PCA(2), SVC()], NAMES),
     "dense": ([StandardScaler(), PCA(2), LogisticRegression()], NAMES),
     "whitened": ([PCA(2, whiten=True), SVC(kernel="poly", degree=2)], TWO),
@@ -73,7 +73,7 @@ def main() -> None:
     folder = Path(sys.argv[1])
     folder.mkdir(parents=True, exist_ok=True)
     kept = {"version": __version__, "sklearn": sklearn.__version__, "query": QUERY.tolist(), "heads": {}}
-    for name, (steps, labels) in HEADS.items():
+    for name, (steps, labels) in PINNED.items():
         fitted = make_pipeline(*steps).fit(FEATURES, labels)
         try:
             head = Head.of(fitted)

@@ -93,7 +93,7 @@ class _Affine:
 
     def append(self, stage: Stage) -> "_Affine":
         """Return this, followed by a stage that is affine."""
-        y, saved = stage.evaluate(self.offset.unsqueeze(0))  # type: ignore[operator]
+        y, saved = stage.evaluate(self.offset.unsqueeze(0))
         jacobian, log_scale = stage.jacobian(saved, y)
         if log_scale is not None:
             jacobian = jacobian * log_scale.exp().unsqueeze(-1)
