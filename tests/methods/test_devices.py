@@ -109,7 +109,12 @@ def test_maps_without_looks_are_the_same_and_nothing_stays_on_the_cpu_or_waits_f
     torch.__future__.set_overwrite_module_params_on_conversion(True)
     # A fake head has no numbers to copy, and the search, which is for real, runs outside of the mode.
     numbers, search = copy.deepcopy(cam.model.head), Boundary._search
+    apart = Boundary.components_apart.func
     searched = []
+
+    def known_outside(self):
+        with unset_fake_temporarily():
+            return apart(self)
 
     def found_outside(self, target):
         with unset_fake_temporarily():
@@ -121,6 +126,7 @@ def test_maps_without_looks_are_the_same_and_nothing_stays_on_the_cpu_or_waits_f
             cam.model.to("cuda")
             monkeypatch.setattr(boundary_head, "on_cpu", lambda head, start: (numbers, numbers.feature_mean))
             monkeypatch.setattr(Boundary, "_search", found_outside)
+            monkeypatch.setattr(Boundary, "components_apart", property(known_outside))
             images = torch.empty(x.shape, device="cuda")
             found = cam.explain(images, targets)
             with _Copies() as copies:
