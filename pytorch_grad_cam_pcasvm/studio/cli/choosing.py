@@ -16,7 +16,6 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.svm import SVC
 
-from pytorch_grad_cam_pcasvm.head.resamples import STABLE
 from pytorch_grad_cam_pcasvm.studio.cli.arguments import FitOptions
 from pytorch_grad_cam_pcasvm.studio.cli.folders import accuracy, name_first
 from pytorch_grad_cam_pcasvm.studio.model.backbones import call_by_name
@@ -343,7 +342,7 @@ def add_resamples(options: FitOptions, fitted: Any, pipeline: Any, rows: Any, la
             f"maps say how sure they are, by {len(heads)} refits on other samples of the same photos: {seconds:.1f} s, "
             f"{measure_size(heads) / 1e6:.1f} MB of the file (--resample 0: none)"
         )
-        unstable = [str(b + 1) for b, cosine in enumerate(fitted.resamples.stability) if cosine < STABLE]
+        unstable = [str(b + 1) for b in fitted.resamples.unstable]
         if unstable:
             listed = name_first(unstable, len(unstable) if len(unstable) < 10 else 8)
             print(
