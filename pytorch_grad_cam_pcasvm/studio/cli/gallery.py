@@ -221,7 +221,7 @@ class Gallery:
 
         where = _WHERE_ANOMALIES if self._has_anomalies else _WHERE
         legend = f"Pale and hatched: {UNSURE}; the rest of the evidence is sure. {SPREAD}. "
-        legend += "Open: twice as far, the decision is another. " * any(judged.open for judged in self._judgements)
+        legend += "Open: within twice that, the decision might turn. " * any(judged.open for judged in self._judgements)
         page = render(
             "cli/gallery.html",
             title=f"Maps of {self._name}",
