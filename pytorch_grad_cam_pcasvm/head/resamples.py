@@ -29,6 +29,11 @@ class Resamples:
     matches: Sequence[Sequence[tuple[int, float]]]
     stability: Sequence[float]
 
+    @property
+    def unstable(self) -> list[int]:
+        """The components of the head that are not stable."""
+        return [b for b, cosine in enumerate(self.stability) if cosine < STABLE]
+
     @staticmethod
     def of(head: Stack, heads: Sequence[Any]) -> "Resamples":
         """Return refits of a head, matched to it.

@@ -177,7 +177,7 @@ class Method(BaseCAM):
             if heads:
                 results = [replace(results[0], heads=self._explain_heads(run, questions))]
             signed = self._scale(run, results, asked, plans)
-            if self.has_errors and len(signed) == 1 and not is_traced():
+            if self.has_errors and len(signed) == 1:
                 signed = [add_errors(self, run, questions, signed[0])]
             blind = warn_of_blind_tokens(run, 0, signed[0].nu)
         self._warnings.of_results(signed, blind=blind)

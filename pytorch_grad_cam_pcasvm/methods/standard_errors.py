@@ -53,7 +53,7 @@ def add_errors(cam: Any, run: Run, questions: Questions, signed: SignedMaps) -> 
         resampled=spread.mean * of_maps,
         error=spread.error * of_maps,
         values_error=spread.values_error * known.to(spread.values_error),
-        _stability=stability.expand(len(signed.maps), -1),
+        _stability=stability.expand(signed.maps.shape[0], -1),
         _resamples=len(results),
     )
 

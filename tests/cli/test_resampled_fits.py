@@ -50,6 +50,11 @@ def test_a_model_has_thirty_refits_in_its_file(photos, tmp_path, capsys):
     assert status == 0
     assert SAID.search(told)
     model = load_model(file, NETWORK[1])
+    unstable = [str(b + 1) for b, cosine in enumerate(model.net.head.resamples.stability) if cosine < 0.9]
+    assert 0 < len(unstable) < 4
+    assert f"not stable: {len(unstable)} of 4 components, numbers {', '.join(unstable)}: other photos" in told
+    _, _, complaint = run(capsys, "explain", photos, "--model", file, "--weights", NETWORK[1], "--out", tmp_path / "m")
+    assert "stable" not in complaint
     features, expected = refit(model, photos)
     torch.testing.assert_close(say(model.net.head.resamples.heads, features), expected, rtol=1e-4, atol=1e-4)
     run(capsys, "fit", photos, *OPTIONS, "--out", again)

@@ -178,7 +178,8 @@ def page(tmp_path):
 def test_the_gallery_says_what_is_open_and_how_sure_maps_are(page):
     text = page.read_text()
     assert "Of the 3 with a label and a clear decision, 1 predicted wrongly, shown first. 1 of 4 are open," in text
-    assert "Pale and hatched: another hundred training photos might turn it around." in text
+    assert "Pale and hatched: another hundred training photos might turn it around; the rest" in text
+    assert "±: how far they might move a value (one standard error). Open: within twice that" in text
     assert re.findall(r'data-name="(.).png"', text) == ["a", "b", "d", "c"]  # wrong, open, right
     assert "<b>open: dogs is ahead, labelled cats</b><br>margin 0.5 ± 0.5: above 0 is dogs" in text
     assert "25% of the evidence is sure" in text

@@ -11,6 +11,7 @@ import numpy as np
 import photo
 import photos
 import pytest
+import sure_digits
 import torch
 import torchvision
 from experiment import report
@@ -131,3 +132,16 @@ def test_the_photo_of_the_readme_is_drawn(tmp_path, monkeypatch):
     monkeypatch.setattr("sys.argv", ["photo.py", "--weights", str(weights), "--out", str(tmp_path / "photo.png")])
     photo.main()
     assert (tmp_path / "photo.png").stat().st_size > 20_000
+
+
+@pytest.mark.slow
+def test_the_picture_of_what_is_sure_shows_what_is_written_below_it(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["sure_digits.py", "--out", str(tmp_path / "sure.png")])
+    sure_digits.main()
+    assert (tmp_path / "sure.png").stat().st_size > 20_000
+    measured = re.findall(r"(\d+) digits: .* (\d+)% of the evidence sure", capsys.readouterr().out)
+    written = re.search(
+        r"from (40) digits (\d+) % is sure, from (240)\s+digits (\d+) %", (DOCS / "reading.md").read_text()
+    )
+    assert [count for count, _ in measured] == [written[1], written[3]]
+    assert [float(share) for _, share in measured] == pytest.approx([float(written[2]), float(written[4])], abs=5)

@@ -12,8 +12,10 @@ import torch
 from browser import complaints, expect, needs_chromium, visit
 from PIL import Image, ImageOps
 from test_program import made
+from test_sure_export import make_sure
 
 from pytorch_grad_cam_pcasvm import export
+from pytorch_grad_cam_pcasvm.studio.pictures.answers import write_error
 
 pytestmark = pytest.mark.optional
 pytest.importorskip("onnxruntime")
@@ -65,6 +67,7 @@ def test_the_page_gives_what_explain_gives(case, options, tmp_path, runtime, pag
     page.on("request", lambda request: requests.append(request.url))
     visit(page, file.as_uri(), name="explainer")
     expect(page.locator("h1")).to_have_text("<b>Cats & dogs</b>")
+    expect(page.locator("#sure")).to_contain_text("exported without errors")
     pixels = np.random.default_rng(0).integers(0, 256, (13, 29, 3), np.uint8)
     for count, name in enumerate(("a.png", "b.webp", "c.jpg"), 1):
         picture = chosen(page, Image.fromarray(np.roll(pixels, count, 0)[: 13 - count]), name)
@@ -89,6 +92,49 @@ def test_the_page_gives_what_explain_gives(case, options, tmp_path, runtime, pag
     assert all(url.startswith((tmp_path.as_uri(), "blob:")) for url in requests)
     refused = "fetch('https://example.org').then(() => 'sent', () => 'refused')"
     assert page.evaluate(refused) == "refused"
+
+
+@needs_chromium
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::pytorch_grad_cam_pcasvm.UnstableComponentWarning")
+def test_the_page_says_how_sure_maps_are_as_sheets_do(tmp_path, runtime, page):
+    cam, x, targets = make_sure("pooled", "two classes", "ContributionCAM", "default")
+    as_noise = {"mean": [0.5] * 3, "std": [0.29] * 3}  # like what the head was fitted on
+    export.onnx(cam, x, tmp_path / "sure.onnx", targets, errors=True, **as_noise)
+    reader = export.Explainer(tmp_path / "sure.onnx")
+    visit(page, export.page(tmp_path / "sure.onnx", tmp_path / "page", runtime).as_uri(), name="explainer")
+    expect(page.locator("#sure")).to_contain_text("Pale and hatched: another hundred training photos")
+    pixels = np.random.default_rng(1).integers(0, 256, (200, 8, 8, 3), np.uint8)
+    found = reader(np.stack([reader.prepared(Image.fromarray(one)) for one in pixels]))
+    ratios = np.abs(found["values"][:, -1] / found["values_error"][:, -1])
+    verdicts = set()
+    for count, row in enumerate((ratios.argmin(), ratios.argmax()), 1):
+        picture = chosen(page, Image.fromarray(pixels[row]))
+        expect(page.locator("#status")).to_have_text(f"{count} explained")
+        found = reader(reader.prepared(picture)[None])
+        card = page.locator(".photo").first
+        captions = card.locator(".tile > span").all_text_contents()[1:]
+        assert len(captions) == len(reader.about["titles"])
+        for k, caption in enumerate(captions):
+            value, error = found["values"][0, k], found["values_error"][0, k]
+            said = "(not stable)" if np.isnan(error) else write_error(value, error)
+            assert said in caption.replace("\N{MINUS SIGN}", "-")
+        heading = card.locator("h2").text_content()
+        assert heading.startswith("photo.png: open, ") == reader.is_open(found)
+        verdicts.add(reader.is_open(found))
+        # The colour of a place that is not sure is a fifth of its own between the lines: close to the photo's grey.
+        height, width = found["sure"].shape[2:]
+        url = card.locator("canvas").evaluate_all("(all) => all[all.length - 2].toDataURL()")
+        drawn = Image.open(io.BytesIO(base64.b64decode(url.split(",")[1]))).convert("RGB")
+        for (row, column), sure in np.ndenumerate(found["sure"][0, -1]):
+            y, x_ = (int((place + 0.5) * 224 / cells) for place, cells in ((row, height), (column, width)))
+            x_ += next(step for step in range(12) if 0.4 < ((x_ + step + y) * 20 / 224) % 1 < 0.9)
+            value = found["maps"][0, -1, row, column] / found["nu"][0, -1]
+            colour = drawn.getpixel((x_, y))
+            if abs(value) > 0.5:
+                assert (max(colour) - min(colour) > 60) == sure
+    assert verdicts == {True, False}
+    assert not complaints(page)
 
 
 @needs_chromium

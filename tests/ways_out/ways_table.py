@@ -56,6 +56,7 @@ WITHOUT = {
     "network/site.py: is a layer of Keras in a module of torch": "tests/network/test_keras.py follows it",
     "studio/model/fitting.py: explain has no layer by default": "tests/network/test_auto_layers.py follows it",
     "maps/signed_maps.py: these maps have no errors": "tests/methods/test_many_heads.py follows it",
+    "studio/export/graph.py: there are no errors to tell": "tests/export/test_sure_export.py follows it",
     "methods/many_heads.py: cannot be exported together": "tests/methods/test_many_heads.py has each head's maps",
     "methods/gaps.py: they are lost in the rounding": "tests/methods/test_gaps.py follows it",
     "methods/gaps.py: rounding decides the head's value": "tests/methods/test_gaps.py has it, which no head here does",

@@ -26,6 +26,8 @@ from pytorch_grad_cam_pcasvm.targets.places import ImagePositions
 
 # What is kept of the maps of targets other than components has this in front of its name.
 OF_TARGETS = "target_"
+# Of the predicted class: where the sign of its map is sure, and the standard error of its value.
+SURE, ERROR = "decision_sure", "decision_error"
 _BYTES = 1 << 27  # of all components' gradients that are held at once: of layers in front of a long path they are large
 
 
@@ -62,6 +64,9 @@ class ImageExplainer:
         self.net, self.method, self.target_layer, self.options = net, method, target_layer, dict(options)
         self.targets: list[Any] = [*map(PCATarget, range(components)), *targets]
         self.components, self.block = components, block
+        # Errors are those of the predicted class: others are not known to a page, which adds up component maps.
+        self.tells_errors = method.has_errors and not net.is_dense and net.head.resamples is not None
+        self.tells_errors = self.tells_errors and net.head.decision_position is not None
         self.linear = self.neutral = False
         self._cam: ClosedFormCAM | None = None
 
@@ -74,6 +79,7 @@ class ImageExplainer:
         if self._cam is None:
             limits = {"max_bytes": _BYTES} if "max_bytes" in inspect.signature(self.method).parameters else {}
             self._cam = self.method(self.net, [self.target_layer], **limits | self.options)
+            self._cam.has_errors = self.tells_errors
         return self._cam
 
     def explain(self, images: Tensor, targets: Sequence[Any]) -> SignedMaps:
@@ -87,7 +93,13 @@ class ImageExplainer:
 
     def __call__(self, batch: Batch) -> dict[str, Any]:
         """Return the columns of a batch: arrays of n rows, and lists."""
-        return self.columns(batch, self.explain(batch.images, self.targets))
+        asked = [*self.targets, SVMTarget()] if self.tells_errors else self.targets
+        maps = self.explain(batch.images, asked)
+        columns = self.columns(batch, maps[:, : len(self.targets)])
+        if maps.values_error is not None:
+            columns[SURE] = _array(maps.sure()[:, -1], np.uint8)
+            columns[ERROR] = _array(maps.values_error[:, -1], np.float64)
+        return columns
 
     def columns(self, batch: Batch, maps: SignedMaps) -> dict[str, Any]:
         """Return the columns of a batch by its maps."""

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from pytorch_grad_cam_pcasvm.runtime.errors import Fix, compose_message
+from pytorch_grad_cam_pcasvm.runtime.errors import Fix, UnstableComponentWarning, compose_message
 from pytorch_grad_cam_pcasvm.studio.cli.arguments import RUN, parse_arguments
 from pytorch_grad_cam_pcasvm.studio.cli.refusals import refuse_missing, refuse_model, refuse_photos, refuse_unwritable
 
@@ -47,6 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.started = started
     with warnings.catch_warnings():
         warnings.showwarning = _show_warning  # type: ignore[assignment]
+        warnings.simplefilter("ignore", UnstableComponentWarning)  # which fit, and each sheet, say in their own words
         try:
             refuse_missing(options)
             refuse_unwritable(options)

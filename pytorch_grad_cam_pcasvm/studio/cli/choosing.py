@@ -17,7 +17,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.svm import SVC
 
 from pytorch_grad_cam_pcasvm.studio.cli.arguments import FitOptions
-from pytorch_grad_cam_pcasvm.studio.cli.folders import accuracy
+from pytorch_grad_cam_pcasvm.studio.cli.folders import accuracy, name_first
 from pytorch_grad_cam_pcasvm.studio.model.backbones import call_by_name
 from pytorch_grad_cam_pcasvm.studio.model.choices import COMPONENTS, FEW, can_choose, choose_head, split_folds
 from pytorch_grad_cam_pcasvm.studio.model.encoding import fit_with_labels_encoded, name_head
@@ -342,6 +342,14 @@ def add_resamples(options: FitOptions, fitted: Any, pipeline: Any, rows: Any, la
             f"maps say how sure they are, by {len(heads)} refits on other samples of the same photos: {seconds:.1f} s, "
             f"{measure_size(heads) / 1e6:.1f} MB of the file (--resample 0: none)"
         )
+        unstable = [str(b + 1) for b in fitted.resamples.unstable]
+        if unstable:
+            listed = name_first(unstable, len(unstable) if len(unstable) < 10 else 8)
+            print(
+                f"not stable: {len(unstable)} of {len(fitted.resamples.stability)} components, numbers {listed}: other "
+                "photos would make others of them, so their maps are those of chance; those of decisions have errors "
+                "of their own"
+            )
 
 
 def tell_search(search: Any) -> None:

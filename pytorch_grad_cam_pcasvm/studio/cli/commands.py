@@ -319,13 +319,16 @@ def export(options: Any) -> None:
         else:
             x = Images(preparation.folder(options.images), thumbnails=0).first(_TRIED)
         metadata = export.onnx(
-            cam, x, options.out, choose_targets(options, net), **steps, **preparation.reading, progress=True
-        )
+            cam, x, options.out, choose_targets(options, net), **steps, **preparation.reading,
+            errors=options.errors, progress=True,
+        )  # fmt: skip
     explainer = export.Explainer(options.out)
     if not all(np.allclose(explainer.prepared(one), transform(one), atol=1e-4) for one in make_trials(steps)):
         options.out.unlink()
         raise ValueError(_OTHER)
     print(f"wrote {options.out}: maps of {_list_titles(metadata['titles'])}")
+    if net.head.resamples is not None and not options.errors:
+        print("its maps do not say how sure they are: --errors, which takes about six times as long")
     print(f"differs from PyTorch by at most {max(metadata['differences'].values()):.0e} of the largest value")
     if options.page:
         print(f"open {export.page(options.out, options.page, options.runtime).resolve().as_uri()}")

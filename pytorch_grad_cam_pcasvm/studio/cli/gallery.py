@@ -217,9 +217,11 @@ class Gallery:
         if passes:
             summary += _SUMMARY["failed"].format(failed=passes.count(False), tested=len(passes))
         summary += "".join(f" {words}." for words in self.list_outcomes())
-        from pytorch_grad_cam_pcasvm.studio.pictures.panels import UNSURE
+        from pytorch_grad_cam_pcasvm.studio.pictures.panels import SPREAD, UNSURE
 
         where = _WHERE_ANOMALIES if self._has_anomalies else _WHERE
+        legend = f"Pale and hatched: {UNSURE}; the rest of the evidence is sure. {SPREAD}. "
+        legend += "Open: within twice that, the decision might turn. " * any(judged.open for judged in self._judgements)
         page = render(
             "cli/gallery.html",
             title=f"Maps of {self._name}",
@@ -227,7 +229,7 @@ class Gallery:
             menus=self._list_menus(),
             cards=[card for _, card in sorted(self._cards, key=lambda card: card[0])],
             where=where if self.dense else "",
-            legend=f"Pale and hatched: {UNSURE}. " if self._choices["sure"] else "",
+            legend=legend if self._choices["sure"] else "",
             mean=self._draw_mean(),
             map="last picture" if self.dense else "map",
         )

@@ -96,7 +96,7 @@ class Explainer(Sheets):
             )
 
     def __call__(self, images: np.ndarray) -> dict[str, np.ndarray]:
-        """Return all outputs, by name, for images (N, ...) that are preprocessed for the network."""
+        """Return all outputs, by name, for images (N, ...) as the network takes them; with errors also ``sure``."""
         shape = self.about["input"]["shape"]
         wanted = (
             f"images must be a numpy array, float32 of shape (N, {', '.join(map(str, shape))}) with N of at least 1"
@@ -107,7 +107,10 @@ class Explainer(Sheets):
             raise ValueError(f"{wanted}, got {images.dtype} of shape {images.shape}")
         if not np.isfinite(images).all():
             raise ValueError("images must be finite, but some numbers are NaN or infinite: check how they are prepared")
-        return dict(zip(self.names, self._session.run(self.names, {"images": images}), strict=True))
+        outputs = dict(zip(self.names, self._session.run(self.names, {"images": images}), strict=True))
+        if "error" in outputs:
+            outputs["sure"] = np.abs(outputs["maps"]) > self.about["sure_from"] * outputs["error"]
+        return outputs
 
     def seen(self, picture: Image.Image) -> Image.Image:
         """Return the part of a picture that the network gets, at the network's resolution."""

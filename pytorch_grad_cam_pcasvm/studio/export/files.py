@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from scipy.stats import t as student
 from torch import Tensor
 from torch.export import ExportedProgram
 
@@ -23,7 +24,7 @@ from pytorch_grad_cam_pcasvm.runtime.digests import described, digest_of_module
 from pytorch_grad_cam_pcasvm.runtime.errors import Fix, NoProgramError, refuse
 from pytorch_grad_cam_pcasvm.runtime.files import atomically, check_folder, check_writable, name_path
 from pytorch_grad_cam_pcasvm.studio.export.explainer import AS_STORED, FORMAT, KEY, Explainer, open_session
-from pytorch_grad_cam_pcasvm.studio.export.graph import decompositions, traced_program
+from pytorch_grad_cam_pcasvm.studio.export.graph import choose_errors, decompositions, traced_program
 from pytorch_grad_cam_pcasvm.studio.export.outputs import about, checked, describe_range, describe_sample, name_outputs
 from pytorch_grad_cam_pcasvm.targets import Target
 
@@ -47,6 +48,7 @@ def onnx(
     float_white: float | None = None,
     exif: bool | None = None,
     page: int | None = None,
+    errors: bool = False,
     progress: bool = False,
 ) -> dict[str, Any]:
     """Write the computation of ``cam.explain(images, targets)`` to one file for onnxruntime, for any number of images.
@@ -82,6 +84,8 @@ def onnx(
         float_white: the number that is white in floating-point pictures; None: these are refused.
         exif: photos are turned as their EXIF orientation says; None: as the head says, and if it says nothing, not.
         page: of TIFFs of several pages the one that is read, from 1 on; None: they are refused.
+        errors: as for :func:`program`; ``sure_from`` of the metadata is then by how many of them a number of a map has
+            to differ from 0 for its sign to be sure (95 %), and :class:`Explainer` also gives the mask ``sure``.
         progress: print what is being done, which takes longer the more operations follow the target layer.
 
     Returns:
@@ -93,7 +97,8 @@ def onnx(
         NoProgramError: the method, a target or the network depends on tensor values, or needs autograd; an operator is
             not in ONNX; or onnxruntime gives different numbers.
         TypeError: ``cam`` is not a method.
-        ValueError: as for ``explain``, the precision is not single, or the opset is older than torch writes.
+        ValueError: as for ``explain``, the precision is not single, or the opset is older than torch writes; or there
+            are no errors to tell.
 
     Example:
         >>> from pytorch_grad_cam_pcasvm.studio import export
@@ -111,6 +116,7 @@ def onnx(
     if interpolation not in ("bilinear", "bicubic"):
         raise ValueError(f"interpolation must be 'bilinear' or 'bicubic', got {interpolation!r}")
     tell = print if progress else _silent
+    cam = choose_errors(cam, errors)
     tell(f"tracing the maps of {type(cam).__name__}")
     program, maps, prepared = traced_program(cam, images, targets, size, decompositions())
     if isinstance(resize, str) and resize != "pad":
@@ -135,6 +141,8 @@ def onnx(
     model = _converted(program, names, opset)
     tell("comparing the file with explain")
     metadata = _metadata(cam, maps, prepared, pictures)
+    if errors:
+        metadata["sure_from"] = float(student.ppf(0.975, len(cam.model.head.resamples.heads) - 1))
     session = open_session(runtime, model.SerializeToString())
 
     def run(x: Tensor) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import math
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -171,6 +172,7 @@ def program(
     targets: Sequence[Target] | Target | None = None,
     *,
     size: Sequence[int] | None = None,
+    errors: bool = False,
 ) -> ExportedProgram:
     """Return the computation of ``cam.explain(images, targets)`` as a program, for any number of images.
 
@@ -181,13 +183,16 @@ def program(
     - ``scores`` (N, C), ``label`` (N,), the index of the predicted class, and ``components`` (N, B), if there are
       any; of dense features at every position, (N, C, h, w), (N, h, w) and (N, B, h, w);
     - ``values``, ``nu`` and ``log_scale`` (N, K), ``maps`` (N, K, H, W), and for some methods ``opposite``,
-      ``baseline_values`` and ``remainder``, as in :class:`.SignedMaps`.
+      ``baseline_values`` and ``remainder``, as in :class:`.SignedMaps`; with ``errors``, also ``error``, upsampled as
+      the maps, and ``values_error``.
 
     Args:
         cam: any method except Score-CAM, Ablation-CAM and ShapCAM.
         images: images to try the program on, shape (N, ...).
         targets: K targets, each for all images; None: every component, then the predicted class.
         size: (H, W) to upsample maps to; None: their own resolution.
+        errors: also tell the standard errors, by the head's resampled heads, which are then part of the program: with
+            thirty it has about ten times as many operations, and takes that much longer to make.
 
     Returns:
         The program.
@@ -196,7 +201,7 @@ def program(
         NoProgramError: the method, a target or the network depends on tensor values, or needs autograd; or the program
             gives other numbers than ``explain`` for the images or for noise like them.
         TypeError: ``cam`` is not a method.
-        ValueError: as for ``explain``, or the precision is not single.
+        ValueError: as for ``explain``, or the precision is not single; or there are no errors to tell.
 
     Example:
         >>> from pytorch_grad_cam_pcasvm.studio import export
@@ -204,10 +209,29 @@ def program(
         >>> explained["maps"].shape, explained["label"].shape
         (torch.Size([2, 4, 32, 32]), torch.Size([2]))
     """
+    cam = choose_errors(cam, errors)
     exported, maps, x = traced_program(cam, images, targets, size)
     with torch.no_grad():
         checked(exported.module(), cam, maps, x, size, "the program", ["report this network"])
     return exported
+
+
+def choose_errors(cam: ClosedFormCAM, errors: bool) -> ClosedFormCAM:
+    """Return a method whose maps have standard errors, or none.
+
+    Raises:
+        ValueError: there are to be some, and the head has no resampled heads.
+    """
+    if errors and getattr(getattr(cam.model, "head", None), "resamples", None) is None:
+        raise ValueError(
+            "there are no errors to tell, as the head has no resampled heads: fit the model with some, "
+            "fit_model(..., resample=30), give it some, net.head.resamples = resample_heads(pipeline, features, "
+            "labels), or leave out errors=True"
+        )
+    chosen = copy(cam)
+    if isinstance(cam, ClosedFormCAM):
+        chosen.has_errors = errors and cam.has_errors
+    return chosen
 
 
 def traced_program(

@@ -44,12 +44,13 @@ from pytorch_grad_cam_pcasvm.targets.places import describe_place
 # What a program gives, where there is some.
 OUTPUTS = (
     "scores", "label", "components", "anomaly", "evidence", "values", "nu", "log_scale", "maps", "opposite",
-    "baseline_values", "remainder",
+    "baseline_values", "remainder", "error", "values_error",
 )  # fmt: skip
+ERRORS = "error", "values_error"  # NaN of components that are not stable
 _NOTHING = 1e-4  # of the largest value: less is rounding
-_OF_VALUES = "scores", "values", "baseline_values"
+_OF_VALUES = "scores", "values", "baseline_values", "values_error"
 # What is 0 but for rounding is compared with what it is subtracted from.
-_BESIDE = {"baseline_values": "values", "remainder": "values"}
+_BESIDE = {"baseline_values": "values", "remainder": "values", "error": "maps", "values_error": "values"}
 
 
 def name_outputs(maps: SignedMaps, size: Sequence[int] | None = None) -> dict[str, Tensor]:
@@ -72,7 +73,7 @@ def name_outputs(maps: SignedMaps, size: Sequence[int] | None = None) -> dict[st
                 outputs["anomaly"] = outputs["anomaly"].unflatten(0, (-1, *output.grid.shape))
     elif isinstance(output, Tensor) and output.dim() == 2:
         outputs["scores"], outputs["label"] = output, output.argmax(-1)
-    for name in ("maps", "opposite"):
+    for name in ("maps", "opposite", "error"):
         if size is not None and outputs[name] is not None:
             outputs[name] = upsample_maps(outputs[name], size)
     return {name: tensor for name, tensor in outputs.items() if tensor is not None}
@@ -217,7 +218,7 @@ def _explained(cam: ClosedFormCAM, x: Tensor, maps: SignedMaps, size: Sequence[i
 
 
 def _finite(outputs: Mapping[str, Tensor]) -> bool:
-    return all(bool(tensor.isfinite().all()) for tensor in outputs.values())
+    return all(bool(tensor.isfinite().all()) for name, tensor in outputs.items() if name not in ERRORS)
 
 
 def measure_sizes(outputs: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
@@ -225,7 +226,7 @@ def measure_sizes(outputs: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
     differences: dict[str, float] = {}
     for of_images in outputs:
         for name, tensor in of_images.items():
-            differences[name] = max(differences.get(name, 0.0), float(tensor.double().abs().max()))
+            differences[name] = max(differences.get(name, 0.0), float(tensor.double().abs().nan_to_num(nan=0.0).max()))
     return differences
 
 
@@ -284,14 +285,16 @@ def compared(
         logs, scale = np.log(wanted["nu"]), np.log(actual.pop("nu")) - np.log(wanted.pop("nu"))
     scale, logs = np.nan_to_num(scale + shift), np.nan_to_num(logs + wanted.pop("log_scale"), neginf=0.0)
     result["nu"] = float((np.abs(scale) / np.maximum(1, np.abs(logs)))[shown].max(initial=0.0))
-    for name, factor in (("maps", shift - scale), ("opposite", shift - scale), ("remainder", shift)):
+    for name in ("maps", "opposite", "error", "remainder"):
+        factor = shift if name == "remainder" else shift - scale
         if name in actual:
             actual[name] = actual[name] * np.exp(factor).reshape(*factor.shape, *[1] * (actual[name].ndim - 2))
     for name, numbers in wanted.items():
         rows = everywhere if name in ("components", "anomaly") else same if name in _OF_VALUES else shown
         of = _BESIDE.get(name, name)
         size = max(np.abs(wanted[of][rows]).max(initial=0.0), largest.get(of, 0.0) * bool(rows.any()))
-        error = np.abs(actual[name] - numbers)[rows].max(initial=0.0)
+        unknown = name in ERRORS and np.isnan(actual[name]) & np.isnan(numbers)
+        error = np.where(unknown, 0.0, np.abs(actual[name] - numbers))[rows].max(initial=0.0)
         result[name] = float(error / size) if size else float(error)
     return result
 

@@ -217,6 +217,34 @@ const explainer = (() => {
     return about.colours[place].map((part) => Math.round(opacity * part + (1 - opacity) * grey));
   }
 
+  /** Returns a value and its standard error in words, both to the place that the error leaves, as on sheets. */
+  function withError(value, error) {
+    if (error === undefined) return number(value);
+    if (!Number.isFinite(error)) return `${number(value)} (not stable)`;
+    const digits = error.toExponential()[0] === "1" ? 2 : 1;
+    const places = Math.max(0, digits - 1 - Number(error.toExponential(digits - 1).split("e")[1]));
+    if (!(error > 0 && error < 1e4) || places > 4) return `${number(value)} \u00b1 ${Number(error.toPrecision(2))}`;
+    return `${value.toFixed(places)} \u00b1 ${error.toFixed(places)}`.replace("-", "\u2212");
+  }
+
+  /** Returns whether the decision for a class, which turns at 0, is not two standard errors from there. */
+  function isOpen({ found }) {
+    const k = about.titles.findIndex((title) => !title.startsWith("component ")), classes = about.classes || [];
+    if (k < 0 || !found.values_error || found.label?.data.length !== 1 || about.threshold !== undefined) return false;
+    const whole = ["predicted class", `against ${about.normal}`, `for ${about.normal}`].some((end) => about.titles[k].endsWith(end));
+    if (!about.meanings[k].includes("above 0") || classes.length < 2 || (classes.length > 2 && !whole)) return false;
+    return Math.abs(found.values.data[k]) < 2 * found.values_error.data[k];
+  }
+
+  /** Returns what is left of the colour at a place: all where the sign of the map is sure; the rest is pale and hatched. */
+  function fading({ found }, k) {
+    if (!found.error || found.opposite) return () => 1;
+    const [, , height, width] = found.maps.dims, first = k * height * width;
+    const isSure = (i) => Math.abs(found.maps.data[first + i]) > about.sure_from * found.error.data[first + i];
+    const cell = (x, size) => Math.floor((x * size) / TILE);
+    return (x, y) => (isSure(cell(y, height) * width + cell(x, width)) ? 1 : (((x + y) * 20) / TILE) % 1 < 1 / 3 ? 0.75 : 0.2);
+  }
+
   /** Returns the predicted class of a photo; of dense features, with several, nothing. */
   const labelOf = ({ found }) => (found.label?.data.length === 1 && about.classes ? String(about.classes[found.label.data[0]]) : "");
   const sizeOf = ({ found }, k) => Math.log(found.nu.data[k]) + found.log_scale.data[k];
@@ -249,7 +277,7 @@ const explainer = (() => {
     const size = blank ? 1 : nu * Math.exp(scale - found.log_scale.data[k]);
     const map = between(signed.map((value) => value / size), height, width, TILE, TILE);
     const strength = Number($("opacity").value);
-    const grey = greyOf(pixel);
+    const grey = greyOf(pixel), left = fading(photo, k);
     const baseline = found.baseline_values?.data[k] ?? 0, value = found.values.data[k];
     const meaning = about.meanings?.[k] ?? "value {}";
     const strongest = (about.strongest || []).indexOf(k), change = value - baseline;
@@ -258,8 +286,8 @@ const explainer = (() => {
     const box = about.strongest?.length > 1 ? `patch ${strongest + 1}` : "the outlined patch";
     const title = strongest >= 0 && found.evidence ? `Why: what of the photo made ${box} so`
       : about.titles[k].replace("predicted class", () => (labelOf(photo) ? `${labelOf(photo)} (predicted)` : "commonest class"));
-    const caption = meaning.replace("{}", number(value)).replaceAll("predicted class", () => labelOf(photo) || "commonest class") + from;
-    const canvas = boxed(canvasOf(TILE, TILE, (x, y) => over(grey(x, y), map(x, y), strength)), photo, strongest);
+    const caption = meaning.replace("{}", withError(value, found.values_error?.data[k])).replaceAll("predicted class", () => labelOf(photo) || "commonest class") + from;
+    const canvas = boxed(canvasOf(TILE, TILE, (x, y) => over(grey(x, y), left(x, y) * map(x, y), strength)), photo, strongest);
     const end = number(nu) + (scale ? ` × exp(${number(scale)})` : "");
     const below = [element("b", blank ? "blank: all zero" : "lowers", "blue"), element("b", blank ? "" : `raises, to ${end}`, "red")];
     return panel(title, caption, canvas, (x) => over(255, (2 * x) / (TILE - 1) - 1, 1), below);
@@ -377,7 +405,8 @@ const explainer = (() => {
       const seen = canvasOf(TILE, TILE, (x, y) => [0, 1, 2].map((c) => Math.round(pixel(x, y, c))));
       const original = panel("What the network sees", `${width} × ${height} pixels`, [seen, scoresOf(photo)]);
       tiles.append(original, ...positions(photo, pixel), ...about.titles.map((_, k) => tile(photo, pixel, k)));
-      card.append(element("h2", [photo.name, labelOf(photo)].filter(Boolean).join(": ")), tiles);
+      const verdict = isOpen(photo) ? `open, ${labelOf(photo)} is ahead, but other training photos might decide otherwise` : labelOf(photo);
+      card.append(element("h2", [photo.name, verdict].filter(Boolean).join(": ")), tiles);
       return card;
     }));
   }
@@ -407,6 +436,9 @@ const explainer = (() => {
     }
     document.title = document.querySelector("h1").textContent = about.page.title;
     $("what").textContent = `${about.method}: ${about.titles.join(", ")}` + (about.classes ? `; classes: ${about.classes.join(", ")}.` : ".");
+    $("sure").textContent = about.sure_from
+      ? "Pale and hatched: another hundred training photos might turn it around. \u00b1: how far they might move a value (one standard error)."
+      : "How sure these maps are is not known: the file was exported without errors.";
     for (const [name, value] of [
       ["target layers", about.target_layers.join(", ")], ["features", about.features], ["options", JSON.stringify(about.options)],
       ["input", JSON.stringify(about.input)], ["digest", JSON.stringify(about.digest)], ["versions", JSON.stringify(about.versions)],

@@ -26,7 +26,7 @@ from pytorch_grad_cam_pcasvm.studio.figures.style import (
     number,
 )
 from pytorch_grad_cam_pcasvm.studio.pictures.answers import write_error
-from pytorch_grad_cam_pcasvm.studio.pictures.panels import UNSTABLE, UNSURE, Panel, spread_mask
+from pytorch_grad_cam_pcasvm.studio.pictures.panels import SPREAD, UNSTABLE, UNSURE, Panel, spread_mask
 from pytorch_grad_cam_pcasvm.targets import (
     DensityTarget,
     HotellingTarget,
@@ -226,7 +226,7 @@ def describe_sure(groups: Collection[SignedMaps], look: str = "pale and hatched"
     """Return a note that says how what is not sure looks, and what ± is; [] if nothing is known."""
     if all(find_sure(group) is None for group in groups):
         return []
-    note = f"{look.capitalize()}: {UNSURE}. \N{PLUS-MINUS SIGN}: how far they might move a value (one standard error)."
+    note = f"{look.capitalize()}: {UNSURE}. {SPREAD}."
     unstable = any(group.values_error is not None and bool(group.values_error.isnan().any()) for group in groups)
     return [note + f" {UNSTABLE.capitalize()}." * unstable]
 

@@ -11,6 +11,7 @@ from pytorch_grad_cam_pcasvm.studio.pictures.panels import (
     FADED,
     GAP,
     LARGE,
+    SPREAD,
     TEXT,
     TILE,
     UNSTABLE,
@@ -321,7 +322,7 @@ class Sheets(Answers):
         top = 2 * GAP + (TEXT + 10) * len(titles)
         widths = [sum(panel.size + GAP for panel in row) for row in rows]
         width = GAP + max([*widths, *(int(bold.getlength(words)) + GAP for words in titles)])
-        notes = f"pale and hatched: {UNSURE}"
+        notes = f"pale and hatched: {UNSURE}; {SPREAD}"
         notes += f"; {UNSTABLE}" * any("(not stable)" in panel.caption for panel in panels)
         legend = wrap_text(notes, font, width - 2 * GAP)
         legend = legend if any(panel.sure is not None for panel in panels) else []

@@ -98,7 +98,7 @@
 
   const chunk = recent(48, async (number) => {
     const found = await load(numbered("maps", number));
-    return { maps: valuesOf(found.maps), nu: valuesOf(found.nu), opposite: valuesOf(found.opposite) };
+    return { maps: valuesOf(found.maps), nu: valuesOf(found.nu), opposite: valuesOf(found.opposite), sure: valuesOf(found.sure) };
   });
 
   /** Returns the maps of all components of a row, divided by their nu, and nu: views, not copies. */
@@ -106,9 +106,10 @@
     const { about } = atlas.data;
     const count = about.components, size = about.height * about.width;
     const found = await chunk(Math.floor(row / about.rowsPerChunk));
-    const start = (row % about.rowsPerChunk) * count;
+    const place = row % about.rowsPerChunk, start = place * count;
     const part = (array) => array && array.subarray(start * size, (start + count) * size);
-    return { maps: part(found.maps), opposite: part(found.opposite), nu: found.nu.subarray(start, start + count) };
+    const sure = found.sure && found.sure.subarray(place * size, (place + 1) * size);
+    return { maps: part(found.maps), opposite: part(found.opposite), nu: found.nu.subarray(start, start + count), sure };
   }
 
   /** Returns the picture in a WebP file, or null where it is none. */
@@ -142,6 +143,7 @@
         margins: valuesOf(found.margins),
         decisions: valuesOf(found.decisions),
         correct: valuesOf(found.correct),
+        errors: valuesOf(found.errors), // of the margins, where they are known
         machine: found.machine.reason ? null : atlas.machine.read(found.machine),
         reason: found.machine.reason || null,
         steps: found.steps && { slopes: valuesOf(found.steps.slopes), starts: valuesOf(found.steps.starts) },

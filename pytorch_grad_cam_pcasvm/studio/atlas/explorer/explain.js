@@ -21,11 +21,15 @@
     return position;
   }
 
+  /** Returns whether a decision is that for the predicted class. */
+  function isPredicted({ classes, predictions }, row, { category, versus }) {
+    return versus === null && (!classes || category === predictions[row]);
+  }
+
   /** Returns value, gradient and each component's part for a row, without maps; or {reason} why there is none. */
   function decisionOf(head, row, category, versus) {
     const target = targetOf(head, row, category, versus);
-    const isPredicted = !head.classes || target.category === head.predictions[row];
-    if (head.steps && isPredicted && target.versus === null) return { ...target, ...storedOf(head, row) };
+    if (head.steps && isPredicted(head, row, target)) return { ...target, ...storedOf(head, row) };
     if (head.reason) return { ...target, reason: head.reason };
     const seed = atlas.machine.seedOf(head.machine, target.category, target.versus);
     if (!seed) return { ...target, reason: "There are too many pairs of classes for this page: it explains single classes only." };
@@ -103,7 +107,11 @@
     const decision = decisionOf(chosen, row, classOf(chosen, category), classOf(chosen, versus));
     if (decision.reason) return decision;
     if (!linear) return { ...decision, parts: null, map: null };
-    return combined(decision, row, await atlas.data.mapsOf(row));
+    const maps = await atlas.data.mapsOf(row);
+    // Between two classes there is one decision, and its map may be turned around.
+    const isOne = chosen.classes && chosen.classes.length === 2 && decision.versus !== decision.category;
+    const isKnown = chosen.errors && (isOne || isPredicted(chosen, row, decision));
+    return { ...combined(decision, row, maps), sure: isKnown ? maps.sure : null };
   };
 
   /** Returns the value of what is explained for all rows, or null where they are too many for the page. */

@@ -17,6 +17,15 @@
   }
 
   /** Makes an element; text stays text, whatever is in it. */
+  /** Returns a value and its standard error, both to the place that the error leaves, as on sheets; undefined: there is none. */
+  function withError(value, error) {
+    if (!(error > 0 && error < 1e4)) return number(value);
+    const digits = error.toExponential()[0] === "1" ? 2 : 1;
+    const places = Math.max(0, digits - 1 - Number(error.toExponential(digits - 1).split("e")[1]));
+    if (places > 4) return number(value) + " ± " + Number(error.toPrecision(2));
+    return (value.toFixed(places) + " ± " + error.toFixed(places)).replace("-", MINUS);
+  }
+
   function element(tag, properties = {}, ...children) {
     const made = document.createElement(tag);
     for (const [name, value] of Object.entries(properties)) {
@@ -45,9 +54,9 @@
 
   /**
    * Draws a map over a picture. Opacity 0: the picture alone; 50: both; 100: the map alone, on white.
-   * sign: 0 both signs; 1 what raises; -1 what lowers.
+   * sign: 0 both signs; 1 what raises; -1 what lowers. sure: where the sign of the map is; the rest is pale and hatched.
    */
-  function paint(canvas, picture, map, divisor, sign, opacity) {
+  function paint(canvas, picture, map, divisor, sign, opacity, sure) {
     const { about } = atlas.data;
     const aspect = picture ? picture.width / picture.height : about.width / about.height;
     const longest = Math.round(Number(canvas.dataset.size) * Math.min(window.devicePixelRatio || 1, 2));
@@ -78,6 +87,11 @@
     upsampled(map, about.height, about.width, height, width, (pixel, raw) => {
       let value = divisor > 0 ? raw / divisor : 0;
       if (sign) value = sign * Math.max(0, sign * value);
+      if (sure) {
+        const x = pixel % width, y = Math.floor(pixel / width);
+        const cell = Math.floor((y * about.height) / height) * about.width + Math.floor((x * about.width) / width);
+        if (!sure[cell]) value *= (((x + y) * 20) / Math.min(width, height)) % 1 < 1 / 3 ? 0.75 : 0.2;
+      }
       const [red, green, blue] = atlas.palette.ofMap(value);
       data[4 * pixel] = red;
       data[4 * pixel + 1] = green;
@@ -90,7 +104,7 @@
     context.drawImage(scratch, 0, 0);
   }
 
-  /** Returns the canvases of a map, one signed or two split: {map, opposite, divisor} over a picture or null. */
+  /** Returns the canvases of a map, one signed or two split: {map, opposite, divisor, sure} over a picture or null. */
   function canvases(picture, shown, size, alt) {
     const { style, opacity } = atlas.view.current;
     const two = shown.map && (style === "split" || shown.opposite);
@@ -98,7 +112,7 @@
       const canvas = element("canvas", { role: "img", "aria-label": alt + what });
       canvas.dataset.size = two ? Math.round(0.75 * size) : size;
       canvas.style.width = canvas.dataset.size + "px";
-      paint(canvas, picture, map, shown.divisor, sign, opacity);
+      paint(canvas, picture, map, shown.divisor, sign, opacity, shown.sure);
       return canvas;
     };
     if (!shown.map) return [one(null, 0, "")];
@@ -185,5 +199,5 @@
     };
   }
 
-  atlas.maps = { canvases, colourBar, darkest, element, filling, number, tile };
+  atlas.maps = { canvases, colourBar, darkest, element, filling, number, tile, withError };
 })((window.atlas = window.atlas || {}));

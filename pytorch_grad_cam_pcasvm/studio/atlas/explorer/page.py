@@ -17,6 +17,7 @@ from pytorch_grad_cam_pcasvm.head import Head
 from pytorch_grad_cam_pcasvm.maps.recombination import decision_steps, take_tail
 from pytorch_grad_cam_pcasvm.runtime.files import atomically, check_folder, has_mark, name_path
 from pytorch_grad_cam_pcasvm.runtime.log import progress_bar
+from pytorch_grad_cam_pcasvm.studio.atlas.explainer import ERROR, SURE
 from pytorch_grad_cam_pcasvm.studio.atlas.explorer.machine import json_text, machine_data, packed
 from pytorch_grad_cam_pcasvm.targets import SVMTarget
 from pytorch_grad_cam_pcasvm.targets.catalogue import describe_meaning
@@ -93,6 +94,7 @@ class Contents:
                 "labels": self.label_names,
                 "heads": [about for _, _, about, _ in self.heads],
                 "means": list(self.groupings),
+                "unstable": [] if store.head.resamples is None else store.head.resamples.unstable,
             },
         )
         baseline = store.baseline_values
@@ -117,6 +119,8 @@ class Contents:
             start = np.asarray(baseline[0], np.float64) if neutral else None
             machine = machine_data(tail, np.asarray(store.components), start)
             steps = self._steps(fitted) if tail.enumerated is not None and store.manifest["adds_up"] else None
+            own = number == 0 and fitted is store.head and ERROR in store.manifest.get("columns", ())
+            values["errors"] = packed(store.table.column(ERROR)) if own else None
             yield f"head-{number}", {**values, "machine": machine, "steps": steps, "examples": _list_examples(fitted)}
 
     def _steps(self, head: Head) -> dict[str, Any]:
@@ -151,11 +155,14 @@ class Contents:
     def _maps(self, rows: np.ndarray) -> dict[str, Any]:
         maps = self.store.maps(rows)
         size, chunks = self.rows_per_chunk, {}
+        sure = self.store.table.of_rows(rows, [SURE])[SURE] if SURE in self.store.manifest.get("columns", ()) else None
         for start in range(0, len(rows), size):
             part = slice(start, start + size)
             chunk = {"maps": _pack_maps(maps.maps[part], maps.nu[part]), "nu": packed(maps.nu[part].float().numpy())}
             if self.opposite:
                 chunk["opposite"] = _pack_maps(maps.opposite[part], maps.nu[part])
+            if sure is not None:
+                chunk["sure"] = packed(sure[part])
             chunks[f"maps-{(int(rows[0]) + start) // size:05d}"] = chunk
         return chunks
 

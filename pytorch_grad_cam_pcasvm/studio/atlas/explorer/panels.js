@@ -2,7 +2,7 @@
 (function (atlas) {
   "use strict";
 
-  const { darkest, element, filling, number, tile } = atlas.maps, { said } = atlas.view;
+  const { darkest, element, filling, number, tile, withError } = atlas.maps, { said } = atlas.view;
   const AT_FIRST = 24; // components that are drawn before all are asked for
   const AT_AN_END = 10;
   const LONGEST = 32; // characters of a name in a tile
@@ -55,19 +55,23 @@
     const plain = tile(atlas.maps.canvases(picture, { map: null }, size, "image " + title), ["What the network saw"]);
     if (!found || !found.map) return [plain];
     const what = "map of " + atlas.decision.described(found);
-    const shown = { map: found.map, divisor: found.nu };
+    const shown = { map: found.map, divisor: found.nu, sure: found.sure };
     const drawn = atlas.maps.canvases(picture, shown, split ? size / 0.75 : size, what + " over image " + title);
     const lines = [atlas.maps.colourBar(found.nu, found.logScale)];
     if (about.addsUp && found.nu && !atlas.view.current.math) lines.push("its ends: what one place adds");
     if (found.nu === 0) lines.push("blank: no component contributes");
     if (about.addsUp && found.remainder) lines.push("not on the map: " + number(found.remainder));
+    const { headData } = atlas.view.current;
+    if (found.sure) lines.push("pale and hatched: another hundred training photos might turn it around");
+    else if (headData.errors) lines.push("how sure it is, is known for the predicted class against all others only");
     return [plain, tile(drawn, ["Map of " + atlas.decision.described(found), ...lines])];
   }
 
   /** Returns the margin of the predicted class, with what it is: Python tells it in words, with {} for the number. */
   function margin(head, row) {
     const [what, rest] = head.meaning.replaceAll("predicted class", () => head.classes[head.predictions[row]]).split("{}");
-    return [what.charAt(0).toUpperCase() + what.slice(1).trim(), number(head.margins[row]) + rest];
+    const told = withError(head.margins[row], head.errors ? head.errors[row] : undefined);
+    return [what.charAt(0).toUpperCase() + what.slice(1).trim(), told + rest];
   }
 
   function facts() {
@@ -76,7 +80,9 @@
     if (about.labels) pairs.push(["Class", about.labels[labels[row]]]);
     if (numbers) pairs.push(["Label", number(numbers[row])]);
     if (head && head.classes) {
-      const verdict = !head.correct ? "" : head.correct[row] ? " ✓ right" : " ✗ wrong";
+      const open = head.errors && Math.abs(head.margins[row]) < 2 * head.errors[row] && head.meaning.includes("above 0");
+      const verdict = open ? ": open, other training photos might decide otherwise"
+        : !head.correct ? "" : head.correct[row] ? " ✓ right" : " ✗ wrong";
       pairs.push(["Predicted", head.classes[head.predictions[row]] + verdict], margin(head, row));
     } else if (head) {
       const value = head.margins[row], named = { "one-class": "Value (above 0 is like the training images)", anomaly: "Anomaly (higher is less like the training images)" };
@@ -104,12 +110,13 @@
     note.textContent = parts ? said("Each map times how much it counts", "Each map times its factor g") + ", all on one scale: they add up to the map of the decision" + less + "."
       : one === null ? "Each map has a strongest colour of its own. Click one to see the two ends of its component."
         : "All on one scale. Click one to see the two ends of its component.";
+    if (about.unstable.length) note.textContent += " Not stable: other training photos would make another component of it, so its map is one of chance.";
     const button = document.getElementById("every"), count = every ? about.components : Math.min(AT_FIRST, about.components);
     button.hidden = about.components <= AT_FIRST;
     button.textContent = every ? "Show the first " + AT_FIRST : "Show all " + about.components + " components";
     return Array.from({ length: count }, (_, b) => {
       const shown = shownOf(maps, b, strengths[b], one === null ? Math.abs(strengths[b]) : one);
-      const title = "Component " + (b + 1) + ": " + said("position ", "p ") + number(p[b]), nu = parts ? Math.abs(strengths[b]) : maps.nu[b];
+      const title = "Component " + (b + 1) + ": " + said("position ", "p ") + number(p[b]) + (about.unstable.includes(b) ? " (not stable)" : ""), nu = parts ? Math.abs(strengths[b]) : maps.nu[b];
       const log = parts ? found.logScale : atlas.data.logScale ? atlas.data.logScale[row * about.components + b] : 0;
       const drawn = atlas.maps.canvases(picture, shown, 108, title);
       const scaleLine = darkest(nu, log, parts ? "nu of g·P " : "nu ");
