@@ -187,9 +187,9 @@ class TapePullback(Pullback):
         self._walk_to(inside)
         total = self.like.new_zeros(self.count, *(self.value.shape[dim] for dim in dims))
         for index, parts in self.cotangents.items():
-            change = self.tape.values[index] - self.start.values[index]
+            step = self.tape.values[index] - self.start.values[index]
             for part in parts:
-                total = total + part.along(change, *axes[index])
+                total = total + part.along(step, *axes[index])
         return total
 
     def _region(

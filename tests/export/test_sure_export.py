@@ -10,7 +10,7 @@ from pytorch_grad_cam_pcasvm import UnstableComponentWarning, export, resample_h
 from pytorch_grad_cam_pcasvm.studio.export.outputs import compared, name_outputs
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytorch_grad_cam_pcasvm.UnstableComponentWarning")
-CASE = ("pooled", "RBF", "ContributionCAM", "default")
+CASE = ("pooled", "rbf", "ContributionCAM", "default")
 
 
 def make_sure(*case):
@@ -31,7 +31,7 @@ def make_sure(*case):
     [
         CASE,
         ("pooled", "two classes", "ClosedFormGradCAM", "default"),
-        ("dense", "RBF", "ContributionCAM", "classes"),
+        ("dense", "rbf", "ContributionCAM", "classes"),
         ("dense", "linear", "ContributionCAM", "default"),
     ],
     ids=", ".join,

@@ -428,8 +428,8 @@ def test_errors_of_a_forest_are_by_the_permutations_of_the_method():
 
 def test_the_starts_of_several_heads_are_kept(problems, monkeypatch):
     backbone, features, labels = problems["pooled"]
-    net = PCASVMNet(backbone, refit(KNOWN["RBF"], features, labels, 1)[0]).eval()
-    heads = [package.Head.of(fitted) for fitted in refit(KNOWN["RBF"], features, labels)]
+    net = PCASVMNet(backbone, refit(KNOWN["rbf"], features, labels, 1)[0]).eval()
+    heads = [package.Head.of(fitted) for fitted in refit(KNOWN["rbf"], features, labels)]
     cam = ContributionCAM(net, ["2"], mean=package.mean_activations(net, [IMAGES], "2", progress=False))
     targets = [SVMTarget(0, versus=1)]
     before = explain_heads(cam, IMAGES[:2], heads, targets, own_starts=True)
