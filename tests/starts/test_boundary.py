@@ -702,3 +702,18 @@ def test_classes_with_boundaries_of_their_own_pass_the_head_together(head, count
             assert ((together.maps[:, k] - one).abs() <= 1e-10 * size).all()
             assert torch.equal(together.values[:, k], maps.values[:, 0])
             assert torch.equal(together.baseline_values[:, k], maps.baseline_values[:, 0])
+
+
+@pytest.mark.parametrize(("steepness", "found"), [(1.0, True), (10.0, False), (0.1, False)])
+def test_a_step_is_lost_in_rounding_only_where_values_go_on_as_the_gradient_says(steepness, found):
+    class Straight(_Search):
+        def __init__(self):
+            pass
+
+        def _evaluate_rows(self, x):
+            return steepness * (1 - x[:, 0])
+
+    one = torch.ones(1, dtype=torch.float64)
+    zero = Straight()._in_rounding(0 * one, one[0], one)
+    assert (zero is not None) == found
+    assert zero is None or abs(float(zero) - 1) < 1e-6

@@ -6,7 +6,7 @@ import torch
 from sklearn.decomposition import PCA
 from sklearn.ensemble import RandomForestClassifier
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
+from sklearn.preprocessing import Normalizer, StandardScaler
 from sklearn.svm import SVC
 from torch import nn
 
@@ -15,7 +15,7 @@ from pytorch_grad_cam_pcasvm.runtime.device import forbid_sync
 from pytorch_grad_cam_pcasvm.runtime.errors import NoBoundaryError
 from pytorch_grad_cam_pcasvm.starts import boundary_path
 from pytorch_grad_cam_pcasvm.starts.boundary_head import Boundary
-from pytorch_grad_cam_pcasvm.starts.boundary_path import PathBoundary, _solved, leave_jump
+from pytorch_grad_cam_pcasvm.starts.boundary_path import PathBoundary, Solution, _is_on_pole, _solved, leave_jump
 
 HALVES = np.arange(40) % 2
 COMPONENTS = (PCATarget(0), PCATarget(1), PCATarget(2))
@@ -277,3 +277,24 @@ def test_without_a_head_there_are_no_jumps():
     net, _, mean = made()
     run = ContributionCAM(net.backbone, ["0"])._run_network(torch.ones(1, 1, 5, 6).double(), [net.backbone[0]])
     assert leave_jump(run, 0, mean) is mean
+
+
+# --- poles ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_solution_on_a_pole_is_none(monkeypatch):
+    net, _, mean = made(stages=(StandardScaler(), Normalizer(), SVC()))  # the mean has no direction
+    monkeypatch.setattr(boundary_path, "_solved", lambda *_: Solution(mean, torch.tensor(0.0), 0.0))
+    with pytest.raises(NoBoundaryError):
+        PathBoundary(mean).find_point(run_of(net), 0, CLASS)
+
+
+def test_a_pole_of_dense_features_is_looked_for_at_their_mean_over_positions():
+    torch.manual_seed(0)
+    backbone = nn.Sequential(nn.Conv2d(1, 6, 3)).double().requires_grad_(False)
+    rows = backbone(torch.randn(4, 1, 5, 6).double()).movedim(1, 3).flatten(0, 2).numpy()
+    fitted = make_pipeline(StandardScaler(), Normalizer(), SVC()).fit(rows, np.arange(len(rows)) % 2)
+    run = run_of(PCASVMNet(backbone, fitted, pool="dense").eval())
+    mean = torch.from_numpy(fitted[0].mean_).reshape(1, 6, 1, 1).expand(1, 6, 3, 4)
+    assert _is_on_pole(run, 0, mean, mean)
+    assert not _is_on_pole(run, 0, mean + 1, mean)
