@@ -483,6 +483,7 @@ EQUIVALENT: dict[str, str] = {
     "targets/rows.py _describe: (part.values - before - explained) / scale -> part.values - before - explained": (
         "what Shapley values leave out is rounding"
     ),
+    "targets/rows.py _describe: log_scale -> 0 * log_scale #2": "what Shapley values leave out is rounding",
     "methods/standard_errors.py add_errors: stability >= STABLE -> stability > STABLE": "a limit chosen by feel",
     "methods/standard_errors.py _ask_refit.match: side > 0 -> side >= 0": "a side is 1 or -1",
     "starts/boundary_head.py Boundary.components_apart: without 0": "without components none is apart",

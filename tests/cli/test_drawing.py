@@ -216,7 +216,7 @@ def test_what_explain_lacks_or_has_too_much_of(typed, tmp_path, capsys):
     command = ["explain", str(typed.photos), "--out", str(tmp_path / "maps")]
     for options, words in (
         ([], "there is no model model.safetensors: make one with 'pcasvm-cam fit PHOTOS'"),
-        (["--model", str(onnx), "--components", "1"], "--components but"),
+        (["--model", str(onnx), "--components", "1"], "--components is not for"),
         (
             [*typed.network, "--model", str(typed.forest), "--components", "9"],
             "--components 9, but the head has 3 components",

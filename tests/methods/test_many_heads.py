@@ -294,6 +294,7 @@ def test_components_of_equal_variance_are_said_to_be_unstable_once(problems):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         cam.explain(IMAGES[:2])
+    assert maps.columns["_stability"].shape == maps.values.shape
     unstable = maps.stability < 0.9
     assert unstable.any()
     for column in (maps.error, maps.values_error, maps.resampled):
