@@ -36,7 +36,9 @@ def explain_together(
     """
     plans, count = cam._plan_starts(first, questions), len(questions)
     together = HeadsRun(**{entry.name: getattr(first, entry.name) for entry in fields(Run)} | {"runs": runs})
-    find_boundary = cam._starts.find_boundary if own_starts and any(plans) else None
+    # Of several layers, the inner ones share a start: one kind of start for all that are joined.
+    own_starts = own_starts and any(plans) and len(plans) == 1
+    find_boundary = cam._starts.find_boundary if own_starts else None
     columns = [replace(column, head=number) for number, some in enumerate(asked) for column in some.columns]
     whole = Questions([target for some in asked for target in some.targets], columns)
     of_layers = [

@@ -100,6 +100,11 @@ def _make_nets(model: PCASVMNet, heads: Sequence[Any]) -> list[PCASVMNet]:
     if not nets:
         raise ValueError("there are no heads to explain: give a list of fitted estimators")
     known = [None if net.head.classes_ is None else net.head.classes_.tolist() for net in nets]
+    if len({net.head.enumerated is None for net in nets}) > 1:
+        raise ValueError(
+            "some heads have a gradient and others, such as forests, have none: explain the ones and the others by "
+            "calls of their own"
+        )
     for number, classes in enumerate(known):
         if classes != known[0]:
             raise ValueError(

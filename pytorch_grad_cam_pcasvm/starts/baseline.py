@@ -33,7 +33,7 @@ from pytorch_grad_cam_pcasvm.starts.training_mean import (
 )
 from pytorch_grad_cam_pcasvm.targets.questions import Questions
 
-_HEADS = 64  # whose boundaries are kept
+_HEADS = 512  # whose boundaries are kept, of half a megabyte each
 
 
 @dataclass(eq=False)
@@ -229,11 +229,9 @@ class Baseline:
 
     def _find_searches(self, head: Any) -> "_Searches":
         """Return what was found for a head: several are explained in turn."""
-        if head not in self._searches:
-            if len(self._searches) >= _HEADS:
-                self._searches.pop(next(iter(self._searches)))
-            self._searches[head] = _Searches()
-        return self._searches[head]
+        for oldest in list(self._searches)[:-_HEADS]:
+            self._searches.pop(oldest, None)  # another thread may have been first
+        return self._searches.setdefault(head, _Searches())
 
     def _find_boundary_near(self, run: Run, layer: int, mean: Tensor) -> PathBoundary:
         """Return the boundary near a mean at a layer; starts that it keeps hold for this mean alone."""

@@ -100,13 +100,13 @@ class Boundary:
 
     def start_from(self, other: "Boundary") -> "Boundary":
         """Return this boundary for maps that are moved from another head's start; its points, where this has none."""
-        lent = other.lend(self.head)
 
         def find(names: Sequence[Any], boundary_index: Tensor | None) -> HeadRun:
-            try:
+            if all(map(self._has_point, names)):
                 return self.at(names, boundary_index)
-            except NoBoundaryError:
-                return lent.at(names, boundary_index)
+            points = [(self if self._has_point(name) else other).point(name) for name in names]
+            run = HeadRun(self.head, self.head(torch.stack(points)))
+            return run if boundary_index is None else run.rows(boundary_index)
 
         return _SharedBoundary(self.head, other.start.features, find, self.components_apart)
 
@@ -188,11 +188,16 @@ class Boundary:
                 self._points[target] = point.to(self.start.features)
                 log_since(began, "boundary of %s: found in the head", target)
             except NoBoundaryError as error:
-                if needed:
-                    raise
                 self._without[target] = str(error)
                 self._points[target] = torch.full_like(self.start.features[0], torch.nan)
+                if needed:
+                    raise
         return self._points[target]
+
+    def _has_point(self, target: ClosedFormTarget | str | None) -> bool:
+        """Return whether there is a point of a target; it is looked for once."""
+        self.point(target, needed=False)
+        return target not in self._without
 
     def _search(self, target: ClosedFormTarget | str) -> Tensor:
         """Return the point on the CPU: the search asks for one number after the other."""

@@ -1,5 +1,6 @@
 """Many heads on one pass: each head's maps are those of its own network; and the errors that refits tell."""
 
+import contextlib
 import itertools
 import warnings
 from dataclasses import replace
@@ -37,7 +38,7 @@ from pytorch_grad_cam_pcasvm import (
     recombined,
     resample_heads,
 )
-from pytorch_grad_cam_pcasvm.runtime.device import traced
+from pytorch_grad_cam_pcasvm.runtime.device import forbid_sync, traced
 from pytorch_grad_cam_pcasvm.runtime.errors import NoBoundaryError
 from pytorch_grad_cam_pcasvm.starts import boundary_path
 from pytorch_grad_cam_pcasvm.starts.boundary_head import Boundary
@@ -228,18 +229,24 @@ def test_within_the_network_refits_start_where_the_head_does(resampled):
 
 def test_a_refit_without_a_boundary_starts_where_the_head_does(resampled, monkeypatch):
     net, refits = resampled
-    cam, find, without = ContributionCAM(net, ["4"]), Boundary.point, net.head.resamples.heads[1]
+    cam, find, without = ContributionCAM(net, ["4"]), Boundary._search, net.head.resamples.heads[1]
 
-    def refuse(self, target, **options):
-        if self.head is without and target is not None:
+    def refuse(self, target):
+        if self.head.stages[-1] is without.stages[-1] and target == SVMTarget(2):
             raise NoBoundaryError("there is none")
-        return find(self, target, **options)
+        return find(self, target)
 
-    expected = each_alone(net, refits, SVMTarget(2), IMAGES[:3])
-    expected[1] = explain_heads(cam, IMAGES[:3], [net.head, refits[1]], [SVMTarget(2)])[1]
-    monkeypatch.setattr(Boundary, "point", refuse)
-    maps = cam.explain(IMAGES[:3], [SVMTarget(2)])
-    assert relative(maps.error, torch.stack([one.maps for one in expected]).std(0)) < 1e-9
+    labels = [int(label) for label in net.predict(IMAGES)]
+    images = IMAGES[[labels.index(2), labels.index(0)]]  # whose start depends on no other image of the batch
+    two, zero = each_alone(net, refits, SVMTarget(2), images[:1]), each_alone(net, refits, SVMTarget(0), images[1:])
+    two[1] = explain_heads(cam, images[:1], [net.head, refits[1]], [SVMTarget(2)])[1]
+    monkeypatch.setattr(Boundary, "_search", refuse)
+    for can_look in (True, False):
+        with contextlib.nullcontext() if can_look else forbid_sync():
+            maps = ContributionCAM(net, ["4"]).explain(images, [SVMTarget()])
+        for image, alone in enumerate((two, zero)):
+            expected = torch.stack([one.maps for one in alone]).std(0)
+            assert relative(maps.error[image : image + 1], expected) < 1e-9
 
 
 @pytest.mark.filterwarnings("ignore::pytorch_grad_cam_pcasvm.UnstableComponentWarning")
@@ -405,6 +412,15 @@ def test_of_a_forest_values_tell(problems):
     net.head.resamples = None
     alone = torch.stack([one.maps for one in each_alone(net, refits, SVMTarget(1), IMAGES[:2])])
     assert relative(maps.error, alone.std(0)) < 1e-9
+
+
+def test_heads_with_and_without_a_gradient_are_explained_apart(problems):
+    backbone, features, labels = problems["pooled"]
+    heads = [clone(KNOWN[name]).fit(features, labels) for name in ("forest", "rbf")]
+    cam = ContributionCAM(PCASVMNet(backbone, heads[0]).eval(), ["4"])
+    with pytest.raises(ValueError, match="explain the ones and the others by calls of their own"):
+        explain_heads(cam, IMAGES[:2], heads, [SVMTarget(1)])
+    assert all(explain_heads(cam, IMAGES[:2], [head], [SVMTarget(1)]) for head in heads)
 
 
 def test_errors_of_a_forest_are_by_the_permutations_of_the_method():

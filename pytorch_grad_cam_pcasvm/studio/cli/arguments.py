@@ -539,7 +539,7 @@ class ExportOptions(TargetOptions):
     images: Path | None = place("folder of photos to try it on (default: noise)", None, metavar="PHOTOS")
     out: Path = option("file to write (default: explainer.onnx)", Path("explainer.onnx"), metavar="FILE")
     errors: bool = option(
-        "also how sure maps and values are, by the refits of the head; making it takes about six times as long", False
+        "also how sure maps and values are, by the refits of the head; making it takes four to six times as long", False
     )
     page: Path | None = option(
         "also write a page that explains photos, which needs onnxruntime-web: 'npm install onnxruntime-web' first "

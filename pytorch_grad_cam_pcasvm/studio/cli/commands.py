@@ -328,7 +328,7 @@ def export(options: Any) -> None:
         raise ValueError(_OTHER)
     print(f"wrote {options.out}: maps of {_list_titles(metadata['titles'])}")
     if net.head.resamples is not None and not options.errors:
-        print("its maps do not say how sure they are: --errors, which takes about six times as long")
+        print("its maps do not say how sure they are: --errors, which takes four to six times as long")
     print(f"differs from PyTorch by at most {max(metadata['differences'].values()):.0e} of the largest value")
     if options.page:
         print(f"open {export.page(options.out, options.page, options.runtime).resolve().as_uri()}")

