@@ -49,7 +49,8 @@ def explain_heads(
         TypeError: the method's network is no PCASVMNet, or what is given is no head.
         NoProgramError: it is called while a program is traced: export each head's maps by themselves.
         NoClosedFormError: the path has a step without a rule, or a head no closed form.
-        ValueError: there are no heads; they take other numbers of features, or know other classes; there are several
+        ValueError: there are no heads; they take other numbers of features, or know other classes; some have a gradient
+            and others none, without ``own_starts``; there are several
             inputs with a target layer in each; or as for ``cam.explain``.
 
     Example:
@@ -75,6 +76,11 @@ def explain_heads(
         if own_starts or isinstance(cam, PerturbationCAM):
             signed = [_explain_apart(cam, *of_head) for of_head in zip(runs, questions, listed, strict=True)]
         else:
+            if len({net.head.enumerated is None for net in nets}) > 1:
+                raise ValueError(
+                    "some heads have a gradient and others, such as forests, have none: let each start by itself, "
+                    "own_starts=True, or explain the ones and the others by calls of their own"
+                )
             sampled = [cam._sample(runs[0], some) for some in questions]
             results, plans = explain_together(cam, runs[0], sampled[0], runs, sampled)
             # Where another head's starts are, decisions of this one are not 0.
@@ -100,11 +106,6 @@ def _make_nets(model: PCASVMNet, heads: Sequence[Any]) -> list[PCASVMNet]:
     if not nets:
         raise ValueError("there are no heads to explain: give a list of fitted estimators")
     known = [None if net.head.classes_ is None else net.head.classes_.tolist() for net in nets]
-    if len({net.head.enumerated is None for net in nets}) > 1:
-        raise ValueError(
-            "some heads have a gradient and others, such as forests, have none: explain the ones and the others by "
-            "calls of their own"
-        )
     for number, classes in enumerate(known):
         if classes != known[0]:
             raise ValueError(
