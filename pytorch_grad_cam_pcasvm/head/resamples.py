@@ -39,7 +39,7 @@ class Resamples:
         """Return refits of a head, matched to it.
 
         Raises:
-            ValueError: there is only one; or one has other classes, or takes other features.
+            ValueError: there is only one; or one has other classes, takes other features, or has fewer components.
         """
         if len(heads) < 2:
             raise ValueError(f"errors are a spread, which needs two resampled heads at least, got {len(heads)}")
@@ -47,8 +47,15 @@ class Resamples:
             if refit.n_features != head.n_features or _list_classes(refit) != _list_classes(head):
                 raise ValueError("resampled heads must take the same features as the head, and know the same classes")
         own, matches, cosines = _find_directions(head), [], []
-        for refit in heads if own is not None else ():
-            similarity = (own @ _find_directions(refit).mT).numpy()
+        for number, refit in enumerate(heads if own is not None else ()):
+            directions = _find_directions(refit)
+            count = 0 if directions is None else len(directions)
+            if count < len(own):
+                raise ValueError(
+                    f"resampled head {number} has {count} components, the head has {len(own)}: fit them with the same "
+                    "steps and n_components"
+                )
+            similarity = (own @ directions.mT).numpy()
             _, of_refit = linear_sum_assignment(-np.square(similarity))
             matched = similarity[np.arange(len(of_refit)), of_refit]
             matches.append([

@@ -70,6 +70,8 @@ class Method(BaseCAM):
     adds_up = ""
     # Whether maps of resampled heads come from the same pass.
     has_errors = True
+    # The first target whose errors are told; -1 is the last.
+    first_with_errors = 0
     # How many of a network's last blocks "auto" takes.
     blocks = 1
     _starts: Any = None

@@ -23,7 +23,7 @@ from pytorch_grad_cam_pcasvm.targets.questions import Question, Questions
 
 
 def add_errors(cam: Any, run: Run, questions: Questions, signed: SignedMaps) -> SignedMaps:
-    """Return maps with their standard errors, if the head has resampled heads.
+    """Return maps with their standard errors, if the head has resampled heads; NaN of targets that are not asked for.
 
     Args:
         cam: the method.
@@ -34,6 +34,8 @@ def add_errors(cam: Any, run: Run, questions: Questions, signed: SignedMaps) -> 
     resamples = None if run.head is None else run.head.resamples
     if resamples is None:
         return signed
+    untold = range(len(questions))[cam.first_with_errors :].start
+    questions = questions.take_targets(range(untold, len(questions)))
     questions = questions if cam.sampling is None else questions.sample([cam.sampling])
     model: Any = run.model
     nets = [model.with_head(head) for head in resamples.heads]
@@ -44,18 +46,25 @@ def add_errors(cam: Any, run: Run, questions: Questions, signed: SignedMaps) -> 
     of_targets = [math.nan if b < 0 else resamples.stability[b] for b in of_components]
     stability = _send_stability(*of_targets, like=signed.values)
     _warn_of_unstable(cam, resamples, of_components)
-    spread = _measure_spread(results, signed.log_scale)
+    spread = _measure_spread(results, signed.log_scale[:, untold:])
     # Of components that are not stable nothing is known.
     known = torch.where((stability >= STABLE) | stability.isnan(), 1.0, torch.nan)
     of_maps = known.reshape(-1, *[1] * (signed.maps.dim() - 2)).to(signed.maps)
-    return replace(
-        signed,
-        resampled=spread.mean * of_maps,
-        error=spread.error * of_maps,
-        values_error=spread.values_error * known.to(spread.values_error),
-        _stability=stability.expand(signed.maps.shape[0], -1),
-        _resamples=len(results),
-    )
+    columns = {
+        "resampled": spread.mean * of_maps,
+        "error": spread.error * of_maps,
+        "values_error": spread.values_error * known.to(spread.values_error),
+        "_stability": stability.expand(signed.maps.shape[0], -1),
+    }
+    if untold:
+        columns = {name: _put_behind(untold, tensor) for name, tensor in columns.items()}
+    return replace(signed, **columns, _resamples=len(results))
+
+
+def _put_behind(count: int, of_targets: Tensor) -> Tensor:
+    """Return columns with NaN for so many targets in front of theirs."""
+    shape = (of_targets.shape[0], count, *of_targets.shape[2:])
+    return torch.cat([of_targets.new_full(shape, torch.nan), of_targets], 1)
 
 
 def _is_component(column: Question) -> bool:

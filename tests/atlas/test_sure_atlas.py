@@ -16,7 +16,7 @@ from torch.utils.data import TensorDataset
 pytest.importorskip("pyarrow")
 
 from pytorch_grad_cam_pcasvm import ContributionCAM, PCASVMNet, SVMTarget, atlas, extract_features, resample_heads
-from pytorch_grad_cam_pcasvm.studio.atlas.explainer import ERROR, SURE
+from pytorch_grad_cam_pcasvm.studio.atlas.columns import ERROR, SURE
 from pytorch_grad_cam_pcasvm.studio.pictures.answers import write_error
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytorch_grad_cam_pcasvm.UnstableComponentWarning")
@@ -70,6 +70,7 @@ def test_the_page_says_how_sure_the_decision_is(explained, tmp_path, page):
         expect(large).to_contain_text("pale and hatched: another hundred training photos might turn it around")
         found = page.evaluate(f"atlas.explain({row}).then((found) => Array.from(found.sure))")
         assert np.array_equal(found, store.table.column(SURE)[row].ravel())
+    assert page.evaluate("atlas.maps.withError(-0.01, 0.5)") == write_error(-0.01, 0.5) == "0.0 ± 0.5"
     unstable = [b + 1 for b, cosine in enumerate(store.head.resamples.stability) if cosine < 0.9]
     tiles = page.locator("#components").text_content()
     assert [int(b) for b in re.findall(r"Component (\d+): position \S+ \(not stable\)", tiles)] == unstable

@@ -118,6 +118,9 @@ def test_what_cannot_be_resampled_is_refused():
     other = clone(PIPELINE).fit(ROWS, LABELS == "ant")
     with pytest.raises(ValueError, match="must take the same features as the head, and know the same classes"):
         head.resamples = [PIPELINE, other]
+    for fewer, count in ((make_pipeline(StandardScaler(), SVC()), 0), (make_pipeline(PCA(2), SVC()), 2)):
+        with pytest.raises(ValueError, match=f"resampled head 1 has {count} components, the head has 3: fit them"):
+            head.resamples = [PIPELINE, fewer.fit(ROWS, LABELS)]
 
 
 @pytest.mark.parametrize("kind", ["svm", "forest"])

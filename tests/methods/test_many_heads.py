@@ -310,6 +310,11 @@ def test_components_of_equal_variance_are_said_to_be_unstable_once(problems):
     assert not maps.sure()[:, unstable].any()
     assert maps.stability[-1].isnan()  # a decision
     assert maps.error[:, -1].isfinite().all()
+    cam.first_with_errors = -1
+    last = cam.explain(IMAGES[:2])
+    for name in ("error", "values_error", "resampled", "_stability"):
+        torch.testing.assert_close(last.columns[name][:, -1], maps.columns[name][:, -1], equal_nan=True)
+        assert last.columns[name][:, :-1].isnan().all()
 
 
 def test_the_error_of_a_stable_component_is_that_of_its_match(problems):

@@ -17,6 +17,8 @@ from pytorch_grad_cam_pcasvm.studio.atlas import disk
 from pytorch_grad_cam_pcasvm.studio.atlas.shards import ROW_GROUP, Shard, name_shard, open_shard
 
 HEAD = "head.safetensors"
+# Of the predicted class: where the sign of its map is sure, and the standard error of its value.
+SURE, ERROR = "decision_sure", "decision_error"
 
 
 class Table:
@@ -132,6 +134,15 @@ class StoredColumns:
     def scores(self) -> np.ndarray:
         """The head's scores, shape (R, C), float64: scikit-learn's decision values."""
         return self.table.column("scores")
+
+    @cached_property
+    def decision_errors(self) -> np.ndarray | None:
+        """The standard errors of the predicted class's values, shape (R,), float64; None without resampled heads."""
+        return self.table.column(ERROR) if ERROR in self.table.columns else None
+
+    def sure(self, rows: np.ndarray) -> np.ndarray | None:
+        """Return where the sign of the predicted class's map is sure, (n, h, w), uint8; None without resampled heads."""
+        return self.table.of_rows(rows, [SURE])[SURE] if SURE in self.table.columns else None
 
     @cached_property
     def labels(self) -> np.ndarray | None:

@@ -20,14 +20,13 @@ from pytorch_grad_cam_pcasvm.network.modules import evaluation_mode
 from pytorch_grad_cam_pcasvm.network.net import PCASVMNet
 from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput, HeadRun
 from pytorch_grad_cam_pcasvm.runtime.errors import BlankMapWarning
+from pytorch_grad_cam_pcasvm.studio.atlas.columns import ERROR, SURE
 from pytorch_grad_cam_pcasvm.studio.data.images import Batch, as_webp
 from pytorch_grad_cam_pcasvm.targets import PCATarget, SVMTarget, Target
 from pytorch_grad_cam_pcasvm.targets.places import ImagePositions
 
 # What is kept of the maps of targets other than components has this in front of its name.
 OF_TARGETS = "target_"
-# Of the predicted class: where the sign of its map is sure, and the standard error of its value.
-SURE, ERROR = "decision_sure", "decision_error"
 _BYTES = 1 << 27  # of all components' gradients that are held at once: of layers in front of a long path they are large
 
 
@@ -80,6 +79,7 @@ class ImageExplainer:
             limits = {"max_bytes": _BYTES} if "max_bytes" in inspect.signature(self.method).parameters else {}
             self._cam = self.method(self.net, [self.target_layer], **limits | self.options)
             self._cam.has_errors = self.tells_errors
+            self._cam.first_with_errors = -1  # the predicted class is asked last
         return self._cam
 
     def explain(self, images: Tensor, targets: Sequence[Any]) -> SignedMaps:

@@ -224,7 +224,8 @@ const explainer = (() => {
     const digits = error.toExponential()[0] === "1" ? 2 : 1;
     const places = Math.max(0, digits - 1 - Number(error.toExponential(digits - 1).split("e")[1]));
     if (!(error > 0 && error < 1e4) || places > 4) return `${number(value)} \u00b1 ${Number(error.toPrecision(2))}`;
-    return `${value.toFixed(places)} \u00b1 ${error.toFixed(places)}`.replace("-", "\u2212");
+    const rounded = Number(value.toFixed(places)) + 0; // no -0
+    return `${rounded.toFixed(places)} \u00b1 ${error.toFixed(places)}`.replace("-", "\u2212");
   }
 
   /** Returns whether the decision for a class, which turns at 0, is not two standard errors from there. */

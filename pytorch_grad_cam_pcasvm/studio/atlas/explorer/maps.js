@@ -16,16 +16,17 @@
     return sign + String(parseFloat((10 ** logarithm).toPrecision(digits)));
   }
 
-  /** Makes an element; text stays text, whatever is in it. */
   /** Returns a value and its standard error, both to the place that the error leaves, as on sheets; undefined: there is none. */
   function withError(value, error) {
     if (!(error > 0 && error < 1e4)) return number(value);
     const digits = error.toExponential()[0] === "1" ? 2 : 1;
     const places = Math.max(0, digits - 1 - Number(error.toExponential(digits - 1).split("e")[1]));
     if (places > 4) return number(value) + " ± " + Number(error.toPrecision(2));
-    return (value.toFixed(places) + " ± " + error.toFixed(places)).replace("-", MINUS);
+    const rounded = Number(value.toFixed(places)) + 0; // no -0
+    return (rounded.toFixed(places) + " ± " + error.toFixed(places)).replace("-", MINUS);
   }
 
+  /** Makes an element; text stays text, whatever is in it. */
   function element(tag, properties = {}, ...children) {
     const made = document.createElement(tag);
     for (const [name, value] of Object.entries(properties)) {

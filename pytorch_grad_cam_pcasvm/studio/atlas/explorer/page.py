@@ -17,7 +17,6 @@ from pytorch_grad_cam_pcasvm.head import Head
 from pytorch_grad_cam_pcasvm.maps.recombination import decision_steps, take_tail
 from pytorch_grad_cam_pcasvm.runtime.files import atomically, check_folder, has_mark, name_path
 from pytorch_grad_cam_pcasvm.runtime.log import progress_bar
-from pytorch_grad_cam_pcasvm.studio.atlas.explainer import ERROR, SURE
 from pytorch_grad_cam_pcasvm.studio.atlas.explorer.machine import json_text, machine_data, packed
 from pytorch_grad_cam_pcasvm.targets import SVMTarget
 from pytorch_grad_cam_pcasvm.targets.catalogue import describe_meaning
@@ -119,8 +118,8 @@ class Contents:
             start = np.asarray(baseline[0], np.float64) if neutral else None
             machine = machine_data(tail, np.asarray(store.components), start)
             steps = self._steps(fitted) if tail.enumerated is not None and store.manifest["adds_up"] else None
-            own = number == 0 and fitted is store.head and ERROR in store.manifest.get("columns", ())
-            values["errors"] = packed(store.table.column(ERROR)) if own else None
+            errors = store.decision_errors if number == 0 and fitted is store.head else None
+            values["errors"] = None if errors is None else packed(errors)
             yield f"head-{number}", {**values, "machine": machine, "steps": steps, "examples": _list_examples(fitted)}
 
     def _steps(self, head: Head) -> dict[str, Any]:
@@ -155,7 +154,7 @@ class Contents:
     def _maps(self, rows: np.ndarray) -> dict[str, Any]:
         maps = self.store.maps(rows)
         size, chunks = self.rows_per_chunk, {}
-        sure = self.store.table.of_rows(rows, [SURE])[SURE] if SURE in self.store.manifest.get("columns", ()) else None
+        sure = self.store.sure(rows)
         for start in range(0, len(rows), size):
             part = slice(start, start + size)
             chunk = {"maps": _pack_maps(maps.maps[part], maps.nu[part]), "nu": packed(maps.nu[part].float().numpy())}
