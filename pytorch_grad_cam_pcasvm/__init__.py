@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from pytorch_grad_cam_pcasvm.version import __version__
 
 if TYPE_CHECKING:
-    from pytorch_grad_cam_pcasvm.head import Head, SupportVectorEffect, resample_heads, stage_for
+    from pytorch_grad_cam_pcasvm.head import CovariancePCA, Head, SupportVectorEffect, resample_heads, stage_for
     from pytorch_grad_cam_pcasvm.maps.recombination import recombined
     from pytorch_grad_cam_pcasvm.maps.results import MethodResult, signed_maps
     from pytorch_grad_cam_pcasvm.maps.signed_maps import Jacobians, SignedMaps
@@ -88,7 +88,7 @@ _NAMES = {
     "runtime.errors": "AutogradFallbackWarning BaselineWarning BlankMapWarning CancellationWarning CoarseMapWarning "
     "ConstantComponentWarning NoClosedFormError NoProgramError OutsideTrainingWarning "
     "UnstableComponentWarning",
-    "head": "Head SupportVectorEffect resample_heads stage_for",
+    "head": "CovariancePCA Head SupportVectorEffect resample_heads stage_for",
     "maps": "Jacobians SignedMaps signed_maps",
     "network.auto_layers": "find_last_blocks",
     "network.extraction": "extract_features mean_activations",
@@ -122,6 +122,7 @@ __all__ = [
     "ComponentSums",
     "ConstantComponentWarning",
     "ContributionCAM",
+    "CovariancePCA",
     "DensityTarget",
     "FeatureSource",
     "Head",

@@ -73,7 +73,7 @@ from sklearn.preprocessing import (
 from sklearn.random_projection import GaussianRandomProjection, SparseRandomProjection
 from sklearn.svm import SVC, SVR, LinearSVC, LinearSVR, NuSVC, NuSVR, OneClassSVM
 
-from pytorch_grad_cam_pcasvm import Head
+from pytorch_grad_cam_pcasvm import CovariancePCA, Head
 
 RNG = np.random.default_rng(0)
 WIDTH = 10
@@ -176,6 +176,7 @@ REDUCTIONS = [
     PCA(4, svd_solver="covariance_eigh"),
     IncrementalPCA(4),
     IncrementalPCA(4, whiten=True),
+    CovariancePCA(4),
     SparsePCA(3, alpha=0.1, ridge_alpha=0.3, random_state=0, max_iter=20),
     MiniBatchSparsePCA(3, alpha=0.1, random_state=0, max_iter=20),
     TruncatedSVD(4, random_state=0),

@@ -1,6 +1,7 @@
 """The head: fitted estimators as stages with closed-form pullbacks. It knows nothing about images."""
 
 from pytorch_grad_cam_pcasvm.head.anomalies import anomaly_range, measure_anomaly, tells_anomalies, usual_reach
+from pytorch_grad_cam_pcasvm.head.covariance_pca import CovariancePCA
 from pytorch_grad_cam_pcasvm.head.decisions import Decision, Ensemble, KernelSVM, LinearDecision, SupportVectorEffect
 from pytorch_grad_cam_pcasvm.head.distances import measure_reach
 from pytorch_grad_cam_pcasvm.head.elsewhere import tensor
@@ -26,6 +27,7 @@ from pytorch_grad_cam_pcasvm.head.vote import Vote
 __all__ = [
     "RBF",
     "Chain",
+    "CovariancePCA",
     "Decision",
     "Ensemble",
     "Enumerated",

@@ -50,7 +50,7 @@ def add_errors(cam: Any, run: Run, questions: Questions, signed: SignedMaps) -> 
     # Of components that are not stable nothing is known.
     known = torch.where((stability >= STABLE) | stability.isnan(), 1.0, torch.nan)
     of_maps = known.reshape(-1, *[1] * (signed.maps.dim() - 2)).to(signed.maps)
-    columns = {
+    columns: dict[str, Any] = {
         "resampled": spread.mean * of_maps,
         "error": spread.error * of_maps,
         "values_error": spread.values_error * known.to(spread.values_error),

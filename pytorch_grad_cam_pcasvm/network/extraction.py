@@ -65,7 +65,7 @@ class Streamed:
                 raise TypeError(f"fit takes a reduction, but {name} has no transform: fit it on what is returned")
             if not (hasattr(step, "partial_fit") or isinstance(step, _STATELESS)):
                 raise TypeError(
-                    f"{name} has no partial_fit, so it needs all features at once: use IncrementalPCA, or leave fit out"
+                    f"{name} has no partial_fit, so it needs all features at once: use CovariancePCA, or leave fit out"
                 )
 
     def passes(self) -> Iterator[Callable[..., None]]:
@@ -98,6 +98,7 @@ class _Held:
         rows = self._before(features.cpu().numpy())
         self._rows.append(rows)
         least = getattr(self._step, "n_components", 1) or rows.shape[1]
+        least = 1 if isinstance(least, float) else least  # a share of the variance
         if sum(map(len, self._rows)) >= 2 * least:
             held = np.concatenate(self._rows)
             self._step.partial_fit(held[:-least])

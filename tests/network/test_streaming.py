@@ -10,7 +10,7 @@ from sklearn.svm import SVC
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from pytorch_grad_cam_pcasvm import ContributionCAM, PCASVMNet, extract_features
+from pytorch_grad_cam_pcasvm import ContributionCAM, CovariancePCA, PCASVMNet, extract_features
 
 X, Y = torch.randn(60, 1, 6, 6, generator=torch.Generator().manual_seed(0)), torch.arange(60) % 3
 
@@ -38,6 +38,16 @@ def test_all_components_that_there_are_equal_those_of_all_rows_at_once(backbone,
     if components != 3:  # nothing is cut off on the way, so that the order of rows does not count
         expected = PCA(svd_solver="full").fit_transform(StandardScaler().fit_transform(features))
         np.testing.assert_allclose(np.abs(actual), np.abs(expected), atol=1e-8)
+
+
+@pytest.mark.parametrize("size", [60, 7, 1])
+@pytest.mark.parametrize("components", [3, 0.9, None])
+def test_components_of_parts_are_those_of_all_rows_at_once(backbone, size, components):
+    features, _ = extract_features(backbone, batches(60), progress=False)
+    reduction = make_pipeline(StandardScaler(), CovariancePCA(components))
+    actual, _ = extract_features(backbone, batches(size), fit=reduction, progress=False)
+    expected = make_pipeline(StandardScaler(), PCA(components, svd_solver="covariance_eigh")).fit_transform(features)
+    np.testing.assert_allclose(actual, expected, atol=1e-8)
 
 
 def test_a_reduction_that_was_fitted_here_is_explained(backbone):
@@ -77,7 +87,7 @@ def test_tensors_stay_tensors(backbone):
 @pytest.mark.parametrize(
     ("fit", "words"),
     [
-        (PCA(2), "PCA has no partial_fit, so it needs all features at once: use IncrementalPCA"),
+        (PCA(2), "PCA has no partial_fit, so it needs all features at once: use CovariancePCA"),
         (make_pipeline(StandardScaler(), SVC()), "fit takes a reduction, but SVC has no transform"),
         (IncrementalPCA, "an instance of scikit-learn estimator instead of a class"),
     ],

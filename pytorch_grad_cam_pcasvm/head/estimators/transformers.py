@@ -18,6 +18,7 @@ from sklearn.neighbors import NeighborhoodComponentsAnalysis
 from sklearn.pipeline import FeatureUnion
 from torch import Tensor
 
+from pytorch_grad_cam_pcasvm.head.covariance_pca import CovariancePCA
 from pytorch_grad_cam_pcasvm.head.elementwise import FUNCTIONS, Elementwise, Power
 from pytorch_grad_cam_pcasvm.head.elsewhere import tensor
 from pytorch_grad_cam_pcasvm.head.estimators.likeness import convert_kernel
@@ -123,20 +124,21 @@ def _projection(components: Any, mean: Any = None, divisor: Tensor | None = None
 
 @stage_for.register(decomposition.PCA)
 @stage_for.register(decomposition.IncrementalPCA)
+@stage_for.register(CovariancePCA)
 def _pca(estimator: Any) -> Stage:
     # scikit-learn takes the root, clips it at eps where it divides, and multiplies in the dtype that PCA was fitted in.
     variance = estimator.explained_variance_
     deviations = variance.sqrt() if isinstance(variance, Tensor) else np.sqrt(variance)
     eps = torch.finfo(torch.as_tensor(deviations).dtype).eps
     ones = torch.ones(len(variance), dtype=torch.float64)
-    if estimator.whiten:
+    if getattr(estimator, "whiten", False):
         divisor, variances = tensor(deviations).clamp(min=eps), ones
         inverse = tensor(deviations[:, None] * estimator.components_)
     else:
         divisor, inverse, variances = ones, ones, tensor(variance).clamp(min=eps**2)
     stage = _projection(estimator.components_, estimator.mean_, divisor, inverse=inverse, variances=variances)
     share = float(tensor(estimator.explained_variance_ratio_).sum())
-    # The former is that of an IncrementalPCA; of a PCA from GPUs neither need be there.
+    # The former is that of PCAs learned in parts; of a PCA from GPUs neither need be there.
     count = getattr(estimator, "n_samples_seen_", getattr(estimator, "n_samples_", math.inf))
     stage.facts = Facts(float(count), float(tensor(variance).sum()) / share if share > 0 else 0.0)
     return stage

@@ -141,7 +141,7 @@ class StoredColumns:
         return self.table.column(ERROR) if ERROR in self.table.columns else None
 
     def sure(self, rows: np.ndarray) -> np.ndarray | None:
-        """Return where the sign of the predicted class's map is sure, (n, h, w), uint8; None without resampled heads."""
+        """Return where the sign of the predicted class's map is sure, (n, h, w); None without resampled heads."""
         return self.table.of_rows(rows, [SURE])[SURE] if SURE in self.table.columns else None
 
     @cached_property
