@@ -72,7 +72,7 @@ TESTS = {
     "path/blocks.py": "tiles",
     "head/elementwise.py": "estimators head secants_head registry",
     "head/decisions.py": "secants_head head estimators",
-    "head/head.py": "head vote_and_facts alike anomalies recombination",
+    "head/head.py": "head vote_and_facts alike anomalies recombination resampling",
     "head/stack.py": "conditions secants_head output_gradients targets head",
     "head/log_ratio.py": "log_ratio",
     "head/kernels.py": "secants_head kernels head",
@@ -85,7 +85,7 @@ TESTS = {
         "recombination methods anomalies token_backward boundary figures mistake off_jump enumerated dense"
     ),
     "methods/method.py": "maps method",
-    "starts/boundary_head.py": "boundary off_jump poles enumerated dense",
+    "starts/boundary_head.py": "boundary off_jump poles enumerated dense many_heads",
     "maps/results.py": "multiscale boundary maps",
     "starts/boundary_path.py": "boundary_path boundary off_jump poles enumerated enumerated_networks",
     "starts/run.py": "maps methods method contributions token_backward boundary tiles",
@@ -98,7 +98,7 @@ TESTS = {
     ),
     "methods/perturbation.py": "methods coalitions baselines dense outputs",
     "maps/signed_maps.py": "maps",
-    "network/layout.py": "token_layout maps token_backward layer_means tiles",
+    "network/layout.py": "token_layout axes maps token_backward layer_means tiles",
     "targets/output_gradients.py": "output_gradients targets outputs method coalitions enumerated boundary",
     "targets/rows.py": (
         "output_gradients targets outputs method coalitions anomalies enumerated dense contributions baselines boundary"
@@ -485,6 +485,10 @@ EQUIVALENT: dict[str, str] = {
     ),
     "targets/rows.py _describe: log_scale -> 0 * log_scale #2": "what Shapley values leave out is rounding",
     "methods/standard_errors.py add_errors: stability >= STABLE -> stability > STABLE": "a limit chosen by feel",
+    "head/resamples.py Resamples.unstable: cosine < STABLE -> cosine <= STABLE": "a limit chosen by feel",
+    "head/resamples.py Resamples.of: cosine >= 0 -> cosine > 0": "directions at right angles match nothing",
+    "maps/recombination.py _recombined: len(samplings) * len(targets) -> len(samplings)": "they are in order already",
+    "maps/recombination.py _recombined: len(samplings) * len(targets) -> len(targets)": "they are in order already",
     "methods/standard_errors.py _ask_refit.match: side > 0 -> side >= 0": "a side is 1 or -1",
     "starts/boundary_head.py Boundary.components_apart: without 0": "without components none is apart",
     "targets/rows.py _pull_back: without start is not None": (

@@ -90,8 +90,8 @@ def _check_count(units: np.ndarray, classes: np.ndarray | None) -> None:
         if count < LEAST:
             of_class = "" if label is None else f" of the class {label!r}"
             raise ValueError(
-                f"there are {count} photos (or groups){of_class}, and resampled heads need {LEAST}: samples of fewer "
-                "are too alike"
+                f"there are {count} photos (or groups){of_class}, and resampled heads need {LEAST}, as samples of "
+                "fewer are too alike: add photos, or do without"
             )
 
 

@@ -264,7 +264,7 @@ class Run:
 
     def relevance(self, asked: Asked, layer: int) -> Tensor:
         """Return the activations' relevance for K targets: the features' contributions propagated, (N, K, T, H, W)."""
-        path = asked.start and asked.start.path
+        path = None if asked.start is None else asked.start.path
         assert path is not None
         with full_precision(asked.values.device):
             tape = need_tape(self.recorded, "relevance")

@@ -70,10 +70,26 @@ def test_the_page_says_how_sure_the_decision_is(explained, tmp_path, page):
         expect(large).to_contain_text("pale and hatched: another hundred training photos might turn it around")
         found = page.evaluate(f"atlas.explain({row}).then((found) => Array.from(found.sure))")
         assert np.array_equal(found, store.table.column(SURE)[row].ravel())
+    page.evaluate("atlas.view.set({ judged: 'open', colour: 'error' })")
+    expect(page.locator("#count")).to_have_text(f"{is_open.sum()} of 24 images")
+    expect(page.locator("#legend")).to_have_text("rightopenwrong")
+    page.evaluate("atlas.view.set({ judged: 'wrong' })")
+    wrong = (store.correct == 0) & ~is_open
+    expect(page.locator("#count")).to_have_text(f"{wrong.sum()} of 24 images")
+    page.evaluate("atlas.view.set({ judged: 'all' })")
+    expect(page.locator("#help-sure")).to_contain_text("A decision within two of them from where it turns is open")
     assert page.evaluate("atlas.maps.withError(-0.01, 0.5)") == write_error(-0.01, 0.5) == "0.0 ± 0.5"
     unstable = [b + 1 for b, cosine in enumerate(store.head.resamples.stability) if cosine < 0.9]
     tiles = page.locator("#components").text_content()
     assert [int(b) for b in re.findall(r"Component (\d+): position \S+ \(not stable\)", tiles)] == unstable
+    pictures, note = [], page.locator("#components-note")
+    for chance in ([], [0], []):
+        page.evaluate(f"atlas.data.about.unstable = {chance}; atlas.view.set({{ scale: 'one' }})")
+        expect(note).to_contain_text("All on one scale")
+        pictures.append(page.evaluate("document.querySelector('#components canvas').toDataURL()"))
+        page.evaluate("atlas.view.set({ scale: 'own' })")
+        expect(note).to_contain_text("a strongest colour of its own")
+    assert pictures[0] == pictures[2] != pictures[1]  # a map of chance is hatched
     # Of others of several classes nothing is known; between two classes there is one decision.
     classes = len(store.manifest["classes"])
     asked = {"category": (int(store.predictions[rows[0]]) + 1) % classes, "row": rows[0]}

@@ -89,8 +89,8 @@ def test_as_many_as_are_typed(photos, tmp_path, capsys):
 
 def test_too_few_photos_are_told_and_refused_only_on_request(tmp_path, capsys):
     few = make_photos(tmp_path / "photos", {"crack": 7, "good": 12}, apart=20.0)
-    reason = "there are 7 photos (or groups) of the class 'crack', and resampled heads need 8: samples of fewer are"
-    reason += " too alike"
+    reason = "there are 7 photos (or groups) of the class 'crack', and resampled heads need 8, as samples of fewer are"
+    reason += " too alike: add photos, or do without"
     status, told, _ = run(capsys, "fit", few, *OPTIONS, "--out", tmp_path / "model.safetensors")
     assert status == 0
     assert f"\nmaps do not say how sure they are: {reason}\n" in told

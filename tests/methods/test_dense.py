@@ -76,12 +76,13 @@ def network(classifier, layer="mix"):
     return PCASVMNet(BACKBONE, pipeline, layer, pool="dense").eval(), pipeline
 
 
-def margins_by_hand(pipeline, rows, gamma=GAMMA):
-    """The margins of each class of an RBF SVM, sums over pairs, with torch alone."""
+def margins_by_hand(pipeline, rows, gamma=GAMMA, log_scale=0.0):
+    """The margins of each class of an RBF SVM, sums over pairs, with torch alone; kernels divided by a factor."""
     scaler, pca, svm = (step for _, step in pipeline.steps)
     p = (rows - torch.tensor(scaler.mean_)) / torch.tensor(scaler.scale_)
     p = (p - torch.tensor(pca.mean_)) @ torch.tensor(pca.components_).T
-    kernel = torch.exp(-gamma * torch.cdist(p, torch.tensor(svm.support_vectors_)) ** 2)
+    squares = (p[:, None] - torch.tensor(svm.support_vectors_)).square().sum(-1)
+    kernel = torch.exp(-gamma * squares - log_scale)
     ends = np.concatenate([[0], np.cumsum(svm.n_support_)])
     margins, pair = [0.0, 0.0, 0.0], 0
     for i in range(3):
@@ -140,6 +141,24 @@ def test_gradients_at_places_are_those_of_autograd():
         torch.testing.assert_close(maps.maps[:, k], (gradient * stem).sum(1).detach(), rtol=1e-8, atol=1e-10)
         torch.testing.assert_close(targets[k](net(X)), values.detach(), rtol=1e-9, atol=1e-9)
         assert targets[k](net(X)[1]).item() == pytest.approx(values[1].item(), rel=1e-9)
+
+
+def test_gradients_that_underflow_at_each_place_by_a_factor_of_its_own():
+    net, pipeline = network(SVC(gamma=6000.0))
+    far = X + 0.7 * torch.randn(X.shape, generator=torch.Generator().manual_seed(0), dtype=X.dtype)
+    targets = [SVMTarget("hole", at=(3, 4)), SVMTarget("crack", at=MASK), lambda image: image.margins[2, 3, 4]]
+    maps = ClosedFormHiResCAM(net, ["stem"]).explain(far, targets)
+    assert (maps.log_scale[:, :2] < 0).any(0).all()
+    for k, (number, mask) in enumerate(((2, one(3, 4)), (0, MASK))):
+        for image, log_scale in zip(range(len(X)), maps.log_scale[:, k], strict=True):
+            stem = BACKBONE.stem(far[image : image + 1]).requires_grad_()
+            rows = BACKBONE.mix(stem)[0][:, torch.from_numpy(mask)].mT
+            margins = margins_by_hand(pipeline, rows, 6000.0, log_scale)
+            (gradient,) = torch.autograd.grad(margins[:, number].mean(), stem)
+            expected = (gradient * stem).sum(1)[0].detach()
+            torch.testing.assert_close(maps.maps[image, k], expected, rtol=1e-6, atol=1e-6 * float(expected.abs().max()))
+    of_callable = maps.maps[:, 0] * maps.log_scale[:, 0].exp()[:, None, None]
+    torch.testing.assert_close(maps.maps[:, 2], of_callable, rtol=1e-6, atol=1e-290)
 
 
 def test_contributions_of_a_region_are_the_means_of_its_places():

@@ -219,9 +219,10 @@ def test_errors_are_the_spread_of_the_maps_of_resampled_heads(resampled):
         assert abs(float(maps.values_error[image, 2]) - np.std(values, ddof=1)) < 1e-9
 
 
-def test_within_the_network_refits_start_where_the_head_does(resampled):
+@pytest.mark.parametrize("layers", [["2"], ["2", "4"]], ids="-".join)
+def test_within_the_network_refits_start_where_the_head_does(resampled, layers):
     net, refits = resampled
-    cam = ContributionCAM(net, ["2"], mean=package.mean_activations(net, [IMAGES], "2", progress=False))
+    cam = ContributionCAM(net, layers, mean=package.mean_activations(net, [IMAGES], layers, progress=False))
     maps = cam.explain(IMAGES[:3], [SVMTarget(2)])
     alone = torch.stack([explain_heads(cam, IMAGES[:3], [net.head, one], [SVMTarget(2)])[1].maps for one in refits])
     assert relative(maps.error, alone.std(0)) < 1e-9
@@ -304,6 +305,7 @@ def test_components_of_equal_variance_are_said_to_be_unstable_once(problems):
     assert maps.columns["_stability"].shape == maps.values.shape
     unstable = maps.stability < 0.9
     assert unstable.any()
+    assert net.head.resamples.unstable == unstable.nonzero().flatten().tolist()
     for column in (maps.error, maps.values_error, maps.resampled):
         assert column[:, unstable].isnan().all()
         assert column[:, ~unstable].isfinite().all()

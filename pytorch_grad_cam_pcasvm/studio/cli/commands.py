@@ -304,6 +304,11 @@ def export(options: Any) -> None:
             f"{options.model} was fitted with --tile, so that photos of different size have images of different size, "
             "and a file takes one: fit with --tiles, such as --tiles 3x2"
         )
+    if options.errors and net.head.resamples is None:
+        raise ValueError(
+            f"--errors, but {options.model} has no refits that tell them: fit again without --resample 0, on 8 photos "
+            "a class or more, or leave out --errors"
+        )
     if net.head.enumerated is not None:
         name = net.head.enumerated.predictor.name
         raise ValueError(f"{name} runs outside of PyTorch, and is in no such file: draw its maps with '{RUN} explain'")

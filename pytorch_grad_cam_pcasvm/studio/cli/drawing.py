@@ -66,6 +66,8 @@ def explain(options: Any) -> None:
         name_classes(options.images)
     from tqdm.auto import tqdm
 
+    from pytorch_grad_cam_pcasvm.studio.pictures.panels import UNKNOWN
+
     bad: list[str] = []
     count, drawn = _with_file(options, bad) if is_file else _with_network(options, bad)
     first = list(islice(drawn, 1))  # what is wrong with all is said before anything is written
@@ -83,6 +85,8 @@ def explain(options: Any) -> None:
     done = f"{len(gallery)} image{'s' * (len(gallery) != 1)}" if is_whole else f"{len(gallery)} of {count} images"
     print(f"wrote maps of {done} and {values}")
     print(*gallery.list_outcomes(), sep="\n", end="\n" * bool(gallery.list_outcomes()))
+    if not gallery.tells_sure:
+        print(f"{UNKNOWN[0].lower()}{UNKNOWN[1:]}")
     print(f"open {(out / 'index.html').resolve().as_uri()}")
     if not is_whole:
         raise KeyboardInterrupt

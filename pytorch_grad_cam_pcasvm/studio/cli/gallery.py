@@ -154,7 +154,7 @@ class Gallery:
         orders = {"first": first, "name": "by name", "high": f"highest {value} first", "low": f"lowest {value} first"}
         if first == "most anomalous first":
             del orders["high"]
-        if self._choices["sure"]:
+        if self.tells_sure:
             orders |= {"sure": "surest map first", "unsure": "least sure map first"}
         names = {"label": "predicted", "truth": "folder", "verdict": "verdict", "sure": "map"}
         menus = [
@@ -163,6 +163,11 @@ class Gallery:
             if len(words) > 1
         ]
         return [*menus, ("sort", "sort", orders)]
+
+    @property
+    def tells_sure(self) -> bool:
+        """Whether it is known how sure maps are."""
+        return bool(self._choices["sure"])
 
     @property
     def _has_anomalies(self) -> bool:
@@ -217,11 +222,12 @@ class Gallery:
         if passes:
             summary += _SUMMARY["failed"].format(failed=passes.count(False), tested=len(passes))
         summary += "".join(f" {words}." for words in self.list_outcomes())
-        from pytorch_grad_cam_pcasvm.studio.pictures.panels import SPREAD, UNSURE
+        from pytorch_grad_cam_pcasvm.studio.pictures.panels import SPREAD, UNKNOWN, UNSURE
 
         where = _WHERE_ANOMALIES if self._has_anomalies else _WHERE
         legend = f"Pale and hatched: {UNSURE}; the rest of the evidence is sure. {SPREAD}. "
-        legend += "Open: within twice that, the decision might turn. " * any(judged.open for judged in self._judgements)
+        if any(judged.open for judged in self._judgements):
+            legend += "Open: within twice that, the decision might turn, also where each side's evidence is sure. "
         page = render(
             "cli/gallery.html",
             title=f"Maps of {self._name}",
@@ -229,7 +235,7 @@ class Gallery:
             menus=self._list_menus(),
             cards=[card for _, card in sorted(self._cards, key=lambda card: card[0])],
             where=where if self.dense else "",
-            legend=legend if self._choices["sure"] else "",
+            legend=legend if self.tells_sure else f"{UNKNOWN}.",
             mean=self._draw_mean(),
             map="last picture" if self.dense else "map",
         )

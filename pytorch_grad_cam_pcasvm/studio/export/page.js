@@ -438,7 +438,8 @@ const explainer = (() => {
     document.title = document.querySelector("h1").textContent = about.page.title;
     $("what").textContent = `${about.method}: ${about.titles.join(", ")}` + (about.classes ? `; classes: ${about.classes.join(", ")}.` : ".");
     $("sure").textContent = about.sure_from
-      ? "Pale and hatched: another hundred training photos might turn it around. \u00b1: how far they might move a value (one standard error)."
+      ? "Pale and hatched: another hundred training photos might turn it around. \u00b1: how far they might move a value (one standard error). "
+        + "Open: a decision within twice that. Not stable: they would make another component of it."
       : "How sure these maps are is not known: the file was exported without errors.";
     for (const [name, value] of [
       ["target layers", about.target_layers.join(", ")], ["features", about.features], ["options", JSON.stringify(about.options)],

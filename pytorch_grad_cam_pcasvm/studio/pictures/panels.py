@@ -13,6 +13,10 @@ LEAST = 12  # pixels of an outline
 STRIPES = 20  # across the shorter side of what is not sure
 BETWEEN, ON, FADED = 0.2, 0.75, 0.4  # its strength between these, and on them; that of an outline
 SPREAD = "\N{PLUS-MINUS SIGN}: how far they might move a value (one standard error)"
+UNKNOWN = (
+    "How sure the maps are is not known: there are no refits, which fit makes of 8 photos a class or more, and export "
+    "keeps with --errors"
+)
 UNSTABLE = "not stable: they would make another component of it"
 UNSURE = "another hundred training photos might turn it around"  # of what is not sure, in words
 DARK, CLEAR, BRIGHT = 0.25, 0.3, 0.55  # of a scale: where it starts in its table, is opaque, and has its mark

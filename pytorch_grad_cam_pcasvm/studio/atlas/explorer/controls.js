@@ -33,7 +33,8 @@
     }
     of("class").value = String(current.class);
     of("class").parentElement.hidden = !groupsOf(current).length;
-    of("judged").parentElement.hidden = !(head && head.correct);
+    of("judged").parentElement.hidden = !(head && (head.correct || head.open));
+    of("judged").querySelector("[value=open]").hidden = !(head && head.open);
     of("range").hidden = !head;
   }
 
@@ -43,7 +44,7 @@
     const options = [["class", atlas.data.numbers ? "label" : classes]];
     if (about.labels && head && head.classes) options.push(["prediction", "predicted class"]);
     if (head) options.push(["decision", "explained value"]);
-    if (head && head.correct) options.push(["error", "right or wrong"]);
+    if (head && head.correct) options.push(["error", head.open ? "right, open or wrong" : "right or wrong"]);
     fill(of("colour"), options);
     of("colour").value = atlas.view.current.colour;
   }
@@ -97,6 +98,11 @@
       : "These maps are gradients: they show the effect of a very small change. The bars, g p, do not add up to "
         + "the decision unless the SVM is linear; deep inside a class, an RBF SVM’s gradient says little. "
         + "Contributions (ContributionCAM) add up.";
+    of("help-sure").textContent = about.sure
+      ? "The head was fitted again and again on other samples of its training photos. Pale and hatched is where its refits disagree about "
+        + "the sign. ± is one standard error. A decision within two of them from where it turns is open, neither right nor wrong: its map "
+        + "may still be sure, of evidence for both sides. A component is not stable if the refits have no component like it."
+      : "This atlas does not say: its model has no refits, which fit makes of 8 photos a class or more.";
     of("made").textContent = "Made by pytorch_grad_cam_pcasvm ("
       + Object.entries(about.versions).map(([name, version]) => name + " " + version).join(", ")
       + "). This page works offline and contacts no server.";

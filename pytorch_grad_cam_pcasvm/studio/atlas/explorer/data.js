@@ -131,6 +131,12 @@
 
   const heads = new Map();
 
+  /** Returns for each row whether its decision is within two standard errors of where it turns; null where unknown. */
+  function openOf({ margins, errors, meaning, classes }) {
+    if (!errors || !classes || !meaning.includes("above 0")) return null;
+    return margins.map((margin, row) => Number(Math.abs(margin) < 2 * errors[row]));
+  }
+
   /** Returns what a head says of all rows, and its machine, once it was asked for. */
   function head(number) {
     if (!heads.has(number)) {
@@ -144,6 +150,7 @@
         decisions: valuesOf(found.decisions),
         correct: valuesOf(found.correct),
         errors: valuesOf(found.errors), // of the margins, where they are known
+        open: openOf({ ...atlas.data.about.heads[number], margins: valuesOf(found.margins), errors: valuesOf(found.errors) }),
         machine: found.machine.reason ? null : atlas.machine.read(found.machine),
         reason: found.machine.reason || null,
         steps: found.steps && { slopes: valuesOf(found.steps.slopes), starts: valuesOf(found.steps.starts) },

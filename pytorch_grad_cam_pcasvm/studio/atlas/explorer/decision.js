@@ -42,7 +42,7 @@
       : [said("its value", "p"), said("slope", "gradient g"), said("product", "g p")]), ""];
     const head = element("thead", {}, element("tr", {}, ...names.map((name) => element("th", { scope: "col" }, name))));
     const rows = shown.map((b) => {
-      const go = element("button", { type: "button", className: "link" }, String(b + 1));
+      const go = element("button", { type: "button", className: "link" }, b + 1 + atlas.panels.unstable(b));
       go.setAttribute("aria-label", "Component " + (b + 1) + ": show its ends");
       go.addEventListener("click", () => atlas.view.set({ component: b }));
       const made = element("tr", {}, element("th", { scope: "row" }, go), cell(number(p0 ? p[b] - p0[b] : p[b])));

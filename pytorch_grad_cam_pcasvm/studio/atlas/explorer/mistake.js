@@ -2,7 +2,7 @@
 (function (atlas) {
   "use strict";
 
-  const { element, filling, number, tile } = atlas.maps;
+  const { element, filling, number, tile, withError } = atlas.maps;
   const STRONGEST = 5; // components that are drawn by themselves
   const NEAREST = 5; // images of each class
   const SIZE = 126;
@@ -43,14 +43,16 @@
   }
 
   /** Returns in a sentence or two why it is wrong. */
-  function why(found, { predicted, truth }) {
+  function why(found, { row, head, predicted, truth }) {
     if (found.reason) return found.reason;
     const outcome = "Predicted: " + predicted + ". Labelled: " + truth + ". ";
     if (found.value <= 0) {
       return outcome + "Between these two alone, " + truth + " would win by " + number(-found.value)
         + ": other classes decided.";
     }
-    const between = outcome + "Between the two, " + predicted + " wins by " + number(found.value) + ". ";
+    const { open, errors, classes: { length } } = head, error = errors && length === 2 ? errors[row] : undefined;
+    const between = outcome + "Between the two, " + predicted + " wins by " + withError(found.value, error)
+      + (open && open[row] ? ": open, other training photos might decide otherwise. " : ". ");
     if (!found.parts) {
       return between + "With " + atlas.data.about.method + ", the component maps do not add up to it, so none are shown.";
     }
@@ -85,12 +87,14 @@
       "The parts go from " + start + " to " + number(found.value) + ".",
       atlas.data.remainder ? " Their numbers include what is not on the maps." : "");
     const tiles = drawn.map(({ components, amount, map }, k) => {
-      const name = k === 0 ? "All together" : components.length > 1 ? components.length + " others" : "Component " + (components[0] + 1);
+      const name = k === 0 ? "All together" : components.length > 1 ? components.length + " others" : "Component " + (components[0] + 1) + atlas.panels.unstable(components[0]);
       const value = (amount > 0 ? "+" : "") + number(amount), speaks = amount < 0 ? truth : predicted;
       const line = element("span", { className: amount < 0 ? "line blue" : "line red" }, value + ", for " + speaks);
       const act = k && components.length === 1 ? () => atlas.view.set({ component: components[0] }) : null;
       const what = name + ": " + value + ", for " + speaks;
-      const canvases = atlas.maps.canvases(picture, { map, divisor: top }, SIZE, what);
+      const isChance = components.length === 1 && atlas.data.about.unstable.includes(components[0]);
+      const sure = k ? (isChance ? new Uint8Array(map.length) : null) : found.sure;
+      const canvases = atlas.maps.canvases(picture, { map, divisor: top, sure }, SIZE, what);
       const sign = element("span", { className: "sign" }, k > 1 ? "+" : k ? "=" : "");
       return element("span", { className: "part" }, sign, tile(canvases, [name, line], what + ": show its two ends", act));
     });

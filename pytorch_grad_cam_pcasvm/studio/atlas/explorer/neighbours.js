@@ -39,7 +39,7 @@
   function shown() {
     const { row, headData: head } = atlas.view.current, { images } = atlas.data;
     const near = nearest(row, (other) => !images || images[other] !== images[row], NEAREST);
-    return tiles(near, (other) => (head && head.classes ? [head.classes[head.predictions[other]]] : []));
+    return tiles(near, (other) => (head && head.classes ? ["predicted " + head.classes[head.predictions[other]]] : []));
   }
 
   /** Makes the neighbours follow the row that is shown. */

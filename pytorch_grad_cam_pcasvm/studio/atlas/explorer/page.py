@@ -93,6 +93,7 @@ class Contents:
                 "labels": self.label_names,
                 "heads": [about for _, _, about, _ in self.heads],
                 "means": list(self.groupings),
+                "sure": store.decision_errors is not None,
                 "unstable": [] if store.head.resamples is None else store.head.resamples.unstable,
             },
         )

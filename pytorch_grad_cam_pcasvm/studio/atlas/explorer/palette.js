@@ -18,6 +18,7 @@
   const VIRIDIS = [[68, 1, 84], [59, 82, 139], [33, 145, 140], [94, 201, 98], [200, 200, 30]];
 
   const RIGHT = { colour: "#0072B2", shape: "circle" };
+  const OPEN = { colour: "#7F7F7F", shape: "diamond" };
   const WRONG = { colour: "#D55E00", shape: "cross" };
 
   /** Returns a colour [red, green, blue] of a list, at a place from 0 to 1. */
@@ -86,5 +87,5 @@
 
   const ofNumber = (place) => ({ colour: css(between(VIRIDIS, Math.round(place * 24) / 24)), shape: "circle" });
 
-  atlas.palette = { RIGHT, WRONG, ofClass, ofMap, ofNumber, ofValue, opacityOf, draw };
+  atlas.palette = { OPEN, RIGHT, WRONG, ofClass, ofMap, ofNumber, ofValue, opacityOf, draw };
 })((window.atlas = window.atlas || {}));

@@ -37,13 +37,16 @@
 
   const largestOf = (numbers) => numbers.reduce((most, each) => Math.max(most, Math.abs(each)), 0);
 
+  const unstable = (b) => (atlas.data.about.unstable.includes(b) ? " (not stable)" : "");
+
   /** Returns the map of a component, which has a strength, to be drawn on a scale; a negative strength turns its signs. */
   function shownOf(maps, b, strength, scale) {
     const { about } = atlas.data, size = about.height * about.width;
     const part = (array) => array && array.subarray(b * size, (b + 1) * size);
+    const sure = about.unstable.includes(b) ? new Uint8Array(size) : null; // a map of chance
     const map = part(maps.maps), turned = strength < 0 ? map.map((value) => -value) : map;
     // It is divided by its nu already.
-    return { map: turned, opposite: part(maps.opposite), divisor: scale ? scale / Math.abs(strength) : 1 };
+    return { map: turned, opposite: part(maps.opposite), divisor: scale ? scale / Math.abs(strength) : 1, sure };
   }
 
   async function large() {
@@ -80,9 +83,8 @@
     if (about.labels) pairs.push(["Class", about.labels[labels[row]]]);
     if (numbers) pairs.push(["Label", number(numbers[row])]);
     if (head && head.classes) {
-      const open = head.errors && Math.abs(head.margins[row]) < 2 * head.errors[row] && head.meaning.includes("above 0");
-      const verdict = open ? ": open, other training photos might decide otherwise"
-        : !head.correct ? "" : head.correct[row] ? " ✓ right" : " ✗ wrong";
+      const words = { open: ": open, other training photos might decide otherwise", right: " ✓ right", wrong: " ✗ wrong", "": "" };
+      const verdict = words[atlas.view.judgementOf(head, row)];
       pairs.push(["Predicted", head.classes[head.predictions[row]] + verdict], margin(head, row));
     } else if (head) {
       const value = head.margins[row], named = { "one-class": "Value (above 0 is like the training images)", anomaly: "Anomaly (higher is less like the training images)" };
@@ -116,7 +118,7 @@
     button.textContent = every ? "Show the first " + AT_FIRST : "Show all " + about.components + " components";
     return Array.from({ length: count }, (_, b) => {
       const shown = shownOf(maps, b, strengths[b], one === null ? Math.abs(strengths[b]) : one);
-      const title = "Component " + (b + 1) + ": " + said("position ", "p ") + number(p[b]) + (about.unstable.includes(b) ? " (not stable)" : ""), nu = parts ? Math.abs(strengths[b]) : maps.nu[b];
+      const title = "Component " + (b + 1) + ": " + said("position ", "p ") + number(p[b]) + unstable(b), nu = parts ? Math.abs(strengths[b]) : maps.nu[b];
       const log = parts ? found.logScale : atlas.data.logScale ? atlas.data.logScale[row * about.components + b] : 0;
       const drawn = atlas.maps.canvases(picture, shown, 108, title);
       const scaleLine = darkest(nu, log, parts ? "nu of g·P " : "nu ");
@@ -153,10 +155,10 @@
 
   function endTitles() {
     const { component } = atlas.view.current;
-    document.getElementById("ends-title").textContent = "Component " + (component + 1) + ": its two ends";
+    document.getElementById("ends-title").textContent = "Component " + (component + 1) + unstable(component) + ": its two ends";
     document.getElementById("low-title").textContent = "Lowest values";
     document.getElementById("high-title").textContent = "Highest values";
-    document.getElementById("means-title").textContent = "Mean maps of component " + (component + 1);
+    document.getElementById("means-title").textContent = "Mean maps of component " + (component + 1) + unstable(component);
   }
 
   async function means() {
@@ -171,7 +173,8 @@
       + number(largest) + ".";
     return found.groups.map((name, g) => {
       const alt = "mean map of " + name + ", component " + (component + 1);
-      const drawn = atlas.maps.canvases(null, { map: of(g), divisor: largest }, 84, alt);
+      const sure = about.unstable.includes(component) ? new Uint8Array(size) : null;
+      const drawn = atlas.maps.canvases(null, { map: of(g), divisor: largest, sure }, 84, alt);
       return tile(drawn, [name, found.counts[g] + (found.counts[g] === 1 ? " image" : " images"), ...darkest(nus[g])]);
     });
   }
@@ -202,5 +205,5 @@
     of("next").addEventListener("click", () => step(1));
   }
 
-  atlas.panels = { nameOf, setUp, titleOf };
+  atlas.panels = { nameOf, setUp, titleOf, unstable };
 })((window.atlas = window.atlas || {}));

@@ -13,10 +13,12 @@
     const { current, groupOf, groupsOf } = atlas.view, head = current.headData;
     const { palette } = atlas;
     if (current.colour === "error" && head && head.correct) {
+      const glyphs = { right: palette.RIGHT, open: palette.OPEN, wrong: palette.WRONG }, names = Object.keys(glyphs);
+      const judgement = (row) => atlas.view.judgementOf(head, row);
       return {
-        of: (row) => (head.correct[row] ? palette.RIGHT : palette.WRONG),
-        legend: [[palette.RIGHT, "right"], [palette.WRONG, "wrong"]],
-        first: (row) => head.correct[row], // what is wrong is drawn on top
+        of: (row) => glyphs[judgement(row)],
+        legend: names.filter((name) => name !== "open" || head.open).map((name) => [glyphs[name], name]),
+        first: (row) => -names.indexOf(judgement(row)), // what is wrong is drawn on top
       };
     }
     if (current.colour === "decision" && head) {

@@ -10,7 +10,7 @@
     colour: ["class", "prediction", "decision", "error"],
     style: ["signed", "split"],
     scale: ["own", "one", "parts"],
-    judged: ["all", "right", "wrong"],
+    judged: ["all", "right", "wrong", "open"],
   };
 
   const view = { ...DEFAULTS };
@@ -118,16 +118,22 @@
     return view.headData && view.headData.predictions ? view.headData.predictions[row] : -1;
   }
 
+  /** Returns whether the decision for a row is "open", "right" or "wrong"; "" where nothing tells. */
+  function judgementOf({ open, correct }, row) {
+    if (open && open[row]) return "open";
+    return correct ? (correct[row] ? "right" : "wrong") : "";
+  }
+
   let selection = null;
 
   /** Returns the rows that pass the filters, in order. */
   function selected() {
     if (selection) return selection;
     const { about } = atlas.data, head = view.headData, found = [];
-    const judged = head && head.correct && view.judged !== "all" ? Number(view.judged === "right") : null;
+    const judged = head && (head.correct || head.open) && view.judged !== "all" ? view.judged : null;
     for (let row = 0; row < about.rows; row++) {
       if (view.class !== null && groupOf(row) !== view.class) continue;
-      if (judged !== null && head.correct[row] !== judged) continue;
+      if (judged !== null && judgementOf(head, row) !== judged) continue;
       if (head && view.low !== null && head.margins[row] < view.low) continue;
       if (head && view.high !== null && head.margins[row] > view.high) continue;
       found.push(row);
@@ -141,5 +147,5 @@
   /** Returns words, or the symbols of the documentation if the reader wants to see the mathematics. */
   const said = (words, symbols) => (view.math ? symbols : words);
 
-  atlas.view = { DEFAULTS, current: view, groupOf, groupsOf, on, parsed, remember, said, selected, set, start };
+  atlas.view = { DEFAULTS, current: view, groupOf, groupsOf, judgementOf, on, parsed, remember, said, selected, set, start };
 })((window.atlas = window.atlas || {}));
