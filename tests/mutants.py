@@ -519,6 +519,7 @@ EQUIVALENT: dict[str, str] = {
         for which in ("0", "1:")
         for instead in (f"start - ways[{which}]", f"ways[{which}]")
     },
+    "starts/boundary_head.py _Search.find_nearest: start + ways[0] -> start": "its sign is enough for a way to cross 0",
     "starts/boundary_path.py leave_jump: without run.head.enumerated is None": "what has a gradient has no jumps",
     "starts/boundary_path.py leave_jump: without is_traced()": TRACED,
     "starts/boundary_path.py leave_jump: output.head_trace.values[0].mean(0) -> "

@@ -225,7 +225,7 @@ class Head(Stack):
         """
         head, refits = cls(stages), training_set.resamples
         head.training_set = replace(training_set, resamples=None)
-        head.resamples = refits and [cls(refit) for refit in refits]
+        head.resamples = refits
         return head
 
     def get_extra_state(self) -> Tensor:

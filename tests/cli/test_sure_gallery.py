@@ -260,7 +260,9 @@ def test_the_gallery_shows_the_mean_map_and_says_a_habit(tmp_path, columns, has_
     sentence = "In 12 of 22 photos the strongest place lies in the same one of 7 columns (framed), so part of “where”"
     assert (sentence in text) == has_habit
     assert "hatched" not in text
-    assert "How sure the maps are is not known: there are no refits, which fit makes of 8 photos a class or more" in text
+    assert (
+        "How sure the maps are is not known: there are no refits, which fit makes of 8 photos a class or more" in text
+    )
 
 
 def test_the_command_tells_how_sure_its_maps_are(weights, tmp_path, capsys):

@@ -156,7 +156,9 @@ def test_gradients_that_underflow_at_each_place_by_a_factor_of_its_own():
             margins = margins_by_hand(pipeline, rows, 6000.0, log_scale)
             (gradient,) = torch.autograd.grad(margins[:, number].mean(), stem)
             expected = (gradient * stem).sum(1)[0].detach()
-            torch.testing.assert_close(maps.maps[image, k], expected, rtol=1e-6, atol=1e-6 * float(expected.abs().max()))
+            torch.testing.assert_close(
+                maps.maps[image, k], expected, rtol=1e-6, atol=1e-6 * float(expected.abs().max())
+            )
     of_callable = maps.maps[:, 0] * maps.log_scale[:, 0].exp()[:, None, None]
     torch.testing.assert_close(maps.maps[:, 2], of_callable, rtol=1e-6, atol=1e-290)
 

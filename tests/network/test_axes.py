@@ -20,6 +20,7 @@ from pytorch_grad_cam_pcasvm import (
 from pytorch_grad_cam_pcasvm.network.auto_layers import find_last_blocks
 from pytorch_grad_cam_pcasvm.network.axes import UndecidedAxesError, UnknownAxesError, find_axes
 from pytorch_grad_cam_pcasvm.network.features import FeatureSource, output_of
+from pytorch_grad_cam_pcasvm.network.layout import find_sides, has_other_readings, lay_out_maps, list_readings
 
 
 class Permute(nn.Module):
@@ -228,3 +229,31 @@ def test_pictures_with_their_channels_last_have_positions_before_them(sides, poo
     expected = (gradient * activations).sum(-1)
     assert maps.shape == expected.shape
     assert float((maps - expected).abs().max()) < 1e-5 * float(expected.abs().max())
+
+
+@pytest.mark.parametrize(("image", "sides"), [
+    ((1, 3, 24, 36), (2, 3)),
+    ((1, 24, 36, 3), (1, 2)),
+    ((1, 10, 40, 3), (1, 2)),
+    ((1, 10, 41, 3), (2, 3)),  # a strip: channels, electrodes and times
+    ((1, 4, 15, 3), (2, 3)),  # four channels
+    ((1, 24, 36, 5), (2, 3)),
+    ((1, 16, 4), (2,)),  # a signal of four times
+    ((1, 8, 24, 24, 1), (1, 2, 3)),
+])  # fmt: skip
+def test_the_sides_of_a_picture_are_told_from_its_channels(image, sides):
+    assert tuple(find_sides(image)) == sides
+
+
+def test_an_output_lies_on_a_picture_by_its_proportions():
+    image = (2, 3, 48, 72)
+    (first,), (last,) = list_readings((2, 40, 8, 12), image), list_readings((2, 8, 12, 40), image)
+    assert first == lay_out_maps((2, 40, 8, 12))
+    assert (last.grid, last.dims, last.batch, last.channels) == ((8, 12), 4, 0, 3)
+    assert [one.channels for one in list_readings((2, 12, 12, 12), (2, 3, 48, 48))] == [1, 3]
+    assert list_readings((2, 8, 60), image) == list_readings((2, 5, 20, 4), image) == []
+    assert not has_other_readings((2, 40, 8, 12), image)
+    for shape in ((2, 8, 12, 40), (2, 5, 12, 30), (2, 8, 60)):
+        assert has_other_readings(shape, image)
+    assert has_other_readings((2, 12, 12, 12), (2, 3, 48, 48))
+    assert not has_other_readings((2, 5, 1, 1), image)

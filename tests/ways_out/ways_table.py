@@ -54,6 +54,7 @@ REFUSING = ("refuse", "_refused", "NoClosedFormError", "NoProgramError", "_refus
 # Messages that have no row, and why.
 WITHOUT = {
     "network/site.py: is a layer of Keras in a module of torch": "tests/network/test_keras.py follows it",
+    "network/extraction.py: needs all features at once": "tests/network/test_streaming.py follows it",
     "studio/model/fitting.py: explain has no layer by default": "tests/network/test_auto_layers.py follows it",
     "maps/signed_maps.py: these maps have no errors": "tests/methods/test_many_heads.py follows it",
     "studio/export/graph.py: there are no errors to tell": "tests/export/test_sure_export.py follows it",
