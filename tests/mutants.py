@@ -520,6 +520,7 @@ EQUIVALENT: dict[str, str] = {
         for instead in (f"start - ways[{which}]", f"ways[{which}]")
     },
     "starts/boundary_head.py _Search.find_nearest: start + ways[0] -> start": "its sign is enough for a way to cross 0",
+    "starts/boundary_head.py Boundary._search: on_pole -> not on_pole #2": "words of a message",
     "starts/boundary_path.py leave_jump: without run.head.enumerated is None": "what has a gradient has no jumps",
     "starts/boundary_path.py leave_jump: without is_traced()": TRACED,
     "starts/boundary_path.py leave_jump: output.head_trace.values[0].mean(0) -> "
