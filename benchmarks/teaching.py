@@ -78,8 +78,8 @@ def both_ways(function: Callable[..., Any]) -> Callable[..., Any]:
         number = next(calls)
         found = {name: timed(name, ways[name])(*args) for name in sorted(ways, reverse=bool(number % 2))}
         together, apart = (found[name] for name in ways)
-        if all(cam.baseline == "mean" for cam in cams):  # as no search has found one
-            torch.testing.assert_close(together, apart, rtol=1e-3, atol=1e-3 * float(apart.abs().max()))
+        if len(args[2]):  # the first head starts where it is undecided itself
+            torch.testing.assert_close(together[0], apart[0], rtol=1e-3, atol=1e-3 * float(apart.abs().max()))
         return found["maps together"]
 
     return wrapper
