@@ -217,7 +217,7 @@ class Boundary:
             point = self._search_from(near, poles, target)
         except NoBoundaryError:
             point = None
-        if point is None or is_on_pole(head, point.unsqueeze(0)):
+        if point is None or (on_pole and is_on_pole(head, point.unsqueeze(0))):
             value = "rounding decides its value" if on_pole else f"its value is {float(target(near).abs()):.3g}"
             raise NoBoundaryError(
                 f"{target}: no decision boundary is within reach of the training mean, where {value}: "

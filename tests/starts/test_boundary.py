@@ -14,6 +14,7 @@ from sklearn.discriminant_analysis import LinearDiscriminantAnalysis, QuadraticD
 from sklearn.gaussian_process import GaussianProcessClassifier
 from sklearn.linear_model import LogisticRegression, RidgeClassifier
 from sklearn.naive_bayes import GaussianNB
+from sklearn.neighbors import KNeighborsClassifier
 from sklearn.neural_network import MLPClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import Normalizer, StandardScaler
@@ -717,3 +718,12 @@ def test_a_step_is_lost_in_rounding_only_where_values_go_on_as_the_gradient_says
     zero = Straight()._in_rounding(0 * one, one[0], one)
     assert (zero is not None) == found
     assert zero is None or abs(float(zero) - 1) < 1e-6
+
+
+def test_a_decision_is_0_at_a_jump_of_its_slope_that_is_no_pole():
+    rows = np.random.default_rng(7).normal(size=(12, 8))
+    pipeline = make_pipeline(StandardScaler(), PCA(3), KNeighborsClassifier(5)).fit(rows, np.arange(12) % 3)
+    head = Head.of(pipeline)
+    boundary = Boundary(head, head.feature_mean)
+    for target in (SVMTarget(0), SVMTarget(1)):
+        assert abs(float(target(HeadRun(head, head(boundary.point(target).unsqueeze(0)))))) < 1e-9
