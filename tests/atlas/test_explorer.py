@@ -148,6 +148,7 @@ class FakeStore:
         self.manifest = {"method": "ContributionCAM", "adds_up": True, "linear": True, "classes": None, "versions": {}}
         self.manifest |= {"target_layer": "features.2", "backbone": "CNN"}
         self.baseline_values, self.remainder = np.zeros((rows, components)), None
+        self.decision_errors = None
         self.log_scale = np.zeros((rows, components))
         self.places = None
         self.count, self.shape = components, shape
@@ -163,6 +164,9 @@ class FakeStore:
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    def sure(self, _: np.ndarray) -> None:
+        return None
 
     def names(self, values: Any) -> list[str]:
         return [f"class {value}" for value in values]
