@@ -15,7 +15,7 @@ BETWEEN, ON, FADED = 0.2, 0.75, 0.4  # its strength between these, and on them; 
 SPREAD = "\N{PLUS-MINUS SIGN}: how far they might move a value (one standard error)"
 UNKNOWN = (
     "How sure the maps are is not known: there are no refits, which fit makes of 8 photos a class or more, and export "
-    "keeps with --errors"
+    "keeps with --errors; or the method tells no errors"
 )
 UNSTABLE = "not stable: they would make another component of it"
 UNSURE = "another hundred training photos might turn it around"  # of what is not sure, in words

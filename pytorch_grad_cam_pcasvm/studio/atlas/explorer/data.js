@@ -131,16 +131,16 @@
 
   const heads = new Map();
 
-  /** Returns for each row whether its decision is within two standard errors of where it turns; null where unknown. */
-  function openOf({ margins, errors, meaning, classes }) {
-    if (!errors || !classes || !meaning.includes("above 0")) return null;
-    return margins.map((margin, row) => Number(Math.abs(margin) < 2 * errors[row]));
+  /** Adds for each row whether its decision is within two standard errors of where it turns; null where unknown. */
+  function withOpen(head) {
+    const { margins, errors, meaning, classes } = head, isKnown = errors && classes && meaning.includes("above 0");
+    return { ...head, open: isKnown ? margins.map((margin, row) => Number(Math.abs(margin) < 2 * errors[row])) : null };
   }
 
   /** Returns what a head says of all rows, and its machine, once it was asked for. */
   function head(number) {
     if (!heads.has(number)) {
-      heads.set(number, load("head-" + number).then((found) => ({
+      heads.set(number, load("head-" + number).then((found) => withOpen({
         ...atlas.data.about.heads[number],
         number,
         predictions: valuesOf(found.predictions),
@@ -150,7 +150,6 @@
         decisions: valuesOf(found.decisions),
         correct: valuesOf(found.correct),
         errors: valuesOf(found.errors), // of the margins, where they are known
-        open: openOf({ ...atlas.data.about.heads[number], margins: valuesOf(found.margins), errors: valuesOf(found.errors) }),
         machine: found.machine.reason ? null : atlas.machine.read(found.machine),
         reason: found.machine.reason || null,
         steps: found.steps && { slopes: valuesOf(found.steps.slopes), starts: valuesOf(found.steps.starts) },

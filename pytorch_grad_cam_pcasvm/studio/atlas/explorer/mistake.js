@@ -92,8 +92,7 @@
       const line = element("span", { className: amount < 0 ? "line blue" : "line red" }, value + ", for " + speaks);
       const act = k && components.length === 1 ? () => atlas.view.set({ component: components[0] }) : null;
       const what = name + ": " + value + ", for " + speaks;
-      const isChance = components.length === 1 && atlas.data.about.unstable.includes(components[0]);
-      const sure = k ? (isChance ? new Uint8Array(map.length) : null) : found.sure;
+      const sure = k === 0 ? found.sure : components.length === 1 ? atlas.panels.sureOf(components[0]) : null;
       const canvases = atlas.maps.canvases(picture, { map, divisor: top, sure }, SIZE, what);
       const sign = element("span", { className: "sign" }, k > 1 ? "+" : k ? "=" : "");
       return element("span", { className: "part" }, sign, tile(canvases, [name, line], what + ": show its two ends", act));

@@ -39,14 +39,16 @@
 
   const unstable = (b) => (atlas.data.about.unstable.includes(b) ? " (not stable)" : "");
 
+  /** Returns where the sign of a component's map is sure: nowhere, as it is one of chance, or null, which is not known. */
+  const sureOf = (b) => (unstable(b) ? new Uint8Array(atlas.data.about.height * atlas.data.about.width) : null);
+
   /** Returns the map of a component, which has a strength, to be drawn on a scale; a negative strength turns its signs. */
   function shownOf(maps, b, strength, scale) {
     const { about } = atlas.data, size = about.height * about.width;
     const part = (array) => array && array.subarray(b * size, (b + 1) * size);
-    const sure = about.unstable.includes(b) ? new Uint8Array(size) : null; // a map of chance
     const map = part(maps.maps), turned = strength < 0 ? map.map((value) => -value) : map;
     // It is divided by its nu already.
-    return { map: turned, opposite: part(maps.opposite), divisor: scale ? scale / Math.abs(strength) : 1, sure };
+    return { map: turned, opposite: part(maps.opposite), divisor: scale ? scale / Math.abs(strength) : 1, sure: sureOf(b) };
   }
 
   async function large() {
@@ -173,8 +175,7 @@
       + number(largest) + ".";
     return found.groups.map((name, g) => {
       const alt = "mean map of " + name + ", component " + (component + 1);
-      const sure = about.unstable.includes(component) ? new Uint8Array(size) : null;
-      const drawn = atlas.maps.canvases(null, { map: of(g), divisor: largest, sure }, 84, alt);
+      const drawn = atlas.maps.canvases(null, { map: of(g), divisor: largest, sure: sureOf(component) }, 84, alt);
       return tile(drawn, [name, found.counts[g] + (found.counts[g] === 1 ? " image" : " images"), ...darkest(nus[g])]);
     });
   }
@@ -205,5 +206,5 @@
     of("next").addEventListener("click", () => step(1));
   }
 
-  atlas.panels = { nameOf, setUp, titleOf, unstable };
+  atlas.panels = { nameOf, setUp, sureOf, titleOf, unstable };
 })((window.atlas = window.atlas || {}));
