@@ -15,7 +15,7 @@ from sklearn.svm import SVC
 from test_choosing import NETWORK, make_photos, read_features, run
 from test_copies_in_folds import add_copies
 
-from pytorch_grad_cam_pcasvm import SVMTarget, explain_heads, load_model, resample_heads
+from pytorch_grad_cam_pcasvm import SVMTarget, atlas, explain_heads, load_model, resample_heads
 from pytorch_grad_cam_pcasvm.studio.model import resampling
 
 OPTIONS = [*NETWORK, "--components", "4", "--C", "10", "--class-weight", "none"]
@@ -53,7 +53,9 @@ def test_a_model_has_thirty_refits_in_its_file(photos, tmp_path, capsys):
     unstable = [str(b + 1) for b, cosine in enumerate(model.net.head.resamples.stability) if cosine < 0.9]
     assert 0 < len(unstable) < 4
     assert f"not stable: {len(unstable)} of 4 components, numbers {', '.join(unstable)}: other photos" in told
-    _, _, complaint = run(capsys, "explain", photos, "--model", file, "--weights", NETWORK[1], "--out", tmp_path / "m")
+    trusted = ["--model", file, "--trust", NETWORK[1], "--device", "cpu"]
+    status, _, complaint = run(capsys, "explain", photos, *trusted, "--out", tmp_path / "m")
+    assert status == 0, complaint
     assert "stable" not in complaint
     features, expected = refit(model, photos)
     torch.testing.assert_close(say(model.net.head.resamples.heads, features), expected, rtol=1e-4, atol=1e-4)
@@ -207,3 +209,15 @@ def test_evaluate_says_how_much_is_sure_and_whether_more_photos_would_help(photo
     assert f"{said}{then:.0%} would be, if errors fall with the root of their number\n" in told
     assert said in (out / "index.html").read_text()
     assert said in json.loads((out / "report.json").read_text())["note"]
+
+
+def test_an_atlas_says_how_many_decisions_are_open(photos, tmp_path, capsys):
+    file, out = tmp_path / "model.safetensors", tmp_path / "atlas"
+    trusted = ["--model", file, "--trust", NETWORK[1], "--device", "cpu"]
+    run(capsys, "fit", photos, *OPTIONS, "--out", file)
+    status, told, complaint = run(capsys, "atlas", photos, *trusted, "--out", out)
+    assert status == 0, complaint
+    store = atlas.load(out)
+    near = int((np.abs(store.margins) < 2 * store.decision_errors).sum())
+    assert 0 < near < len(store)
+    assert f"{near} of 24 decisions are open: other training photos might decide otherwise" in told

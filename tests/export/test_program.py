@@ -16,9 +16,11 @@ from sklearn.svm import SVC
 from torch import nn
 
 from pytorch_grad_cam_pcasvm import (
+    AutogradFallbackWarning,
     ClosedFormGradCAM,
     HotellingTarget,
     LogRatioTarget,
+    NoClosedFormError,
     NoProgramError,
     PCASVMNet,
     PCATarget,
@@ -220,6 +222,11 @@ def test_outputs_are_compared_on_any_device_and_with_their_labels():
     equal = expected | {"scores": tied}
     found = equal | {"label": best[:, 1]}
     assert max(compared(found, equal | {"label": best[:, 2]}).values()) == 0.0
+    unlabelled = {name: numbers for name, numbers in expected.items() if name != "label"}  # as of a regressor
+    moved = unlabelled | {"values": expected["values"] + 0.01 * expected["values"].abs().max()}
+    differences = compared(moved, unlabelled)
+    assert "label" not in differences
+    assert differences["values"] == pytest.approx(0.01, rel=1e-4)
 
 
 class Root(nn.Module):
@@ -292,6 +299,24 @@ def test_what_a_network_decides_by_a_number_is_refused_with_its_place():
         cam = ClosedFormGradCAM(cam.model, ["5"])
         with pytest.raises(NoProgramError, match=match):
             export.program(cam, x)
+
+
+class Bessel(nn.Module):
+    """A function that has no rule."""
+
+    def forward(self, x):
+        return torch.special.i0(x)
+
+
+def test_what_has_no_closed_form_is_refused_as_by_explain_and_never_left_to_autograd():
+    backbone = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Tanh(), Bessel(), nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval()
+    x = torch.randn(8, 3, 8, 8)
+    head = make_pipeline(PCA(2), SVC()).fit(backbone(x).detach().numpy(), [0, 1] * 4)
+    net = PCASVMNet(backbone, head, "4").eval()
+    with pytest.raises(NoClosedFormError, match=r"aten\.i0"):
+        export.program(ClosedFormGradCAM(net, ["1"]), x)
+    with pytest.warns(AutogradFallbackWarning), pytest.raises(NoProgramError, match="no autograd"):
+        export.program(ClosedFormGradCAM(net, ["1"], jacobian="auto"), x)
 
 
 def test_what_needs_autograd_or_another_precision_is_refused():

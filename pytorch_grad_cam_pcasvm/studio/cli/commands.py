@@ -34,7 +34,8 @@ from pytorch_grad_cam_pcasvm.studio.cli.refusals import refuse_few
 from pytorch_grad_cam_pcasvm.studio.data.images import Images
 from pytorch_grad_cam_pcasvm.studio.data.masks import MaskFolder
 from pytorch_grad_cam_pcasvm.studio.model.preparation import make_trials, read_steps
-from pytorch_grad_cam_pcasvm.targets import default_decision
+from pytorch_grad_cam_pcasvm.studio.pictures.answers import MOVED
+from pytorch_grad_cam_pcasvm.targets import SVMTarget, default_decision, describe_meaning
 
 _SURE_OF = 64  # photos, whose maps say how much of the evidence is sure
 _FEWEST = 3  # photos of which anything can be measured
@@ -74,6 +75,9 @@ def atlas(options: AtlasOptions) -> None:
             print(f"{len(store)} images: {accuracy(store.names(store.labels), store.correct)}")
         except ValueError as error:  # the atlas is complete
             print(f"the accuracy is unknown: {error}")
+    if store.decision_errors is not None and "above 0" in describe_meaning(SVMTarget(), store.head):
+        count = int((np.abs(store.margins) < 2 * store.decision_errors).sum())
+        print(f"{count} of {len(store)} decisions are open: {MOVED}")
     tell_bad(store.manifest["bad"])
     page = store.to_html(options.page or options.out / "explorer")
     print(f"open {page.resolve().as_uri()}")
