@@ -11,7 +11,8 @@ from typing import Any
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent / "examples"))
 
-import small_things  # noqa: E402 - beside what was put on the path
+import good_photos  # noqa: E402 - beside what was put on the path
+import small_things  # noqa: E402
 import which_layer  # noqa: E402
 from experiment import comparison  # noqa: E402
 
@@ -20,8 +21,8 @@ HEAD = """\
 
 All numbers behind [Which maps can be believed?](which-maps.md), which also says how they were measured, behind
 [Choosing layers](layers.md) and [Defects](how-to/defects.md). `python docs/measurements.py` writes this page and its
-pictures from the JSON files that `examples/which_method.py`, `examples/which_layer.py` and `examples/small_things.py`
-leave.
+pictures from the JSON files that `examples/which_method.py`, `examples/which_layer.py`, `examples/small_things.py` and
+`examples/good_photos.py` leave.
 
 Deletion and insertion: by how much the margin falls further, or stays higher, than with a control (random maps, or the
 blind map), in standard deviations of the margin; above 0 is better. Side by side: share of the positive evidence for
@@ -34,6 +35,13 @@ SMALL = """\
 positives, share of faulty photos whose strongest pixel is in a fault, and share of faults found where at most RATES
 good photos raise a false alarm, the fewest that can be told. Of pooled features, the contributions to a fault are the
 values of pixels.
+
+"""
+
+
+GOOD = """\
+`examples/good_photos.py` says what the sets and detectors are. Good photos are drawn five times; means with standard
+errors. Numbers kept: of the detector; seconds: to score all test photos on one core.
 
 """
 
@@ -60,6 +68,7 @@ def page() -> str:
     together = which_layer.tables(found("which_layers_together"))
     kept |= {f"Layers together, {title}": table for title, table in together.items() if "half" not in title}
     kept |= {"Small things": describe_small_things()}
+    kept |= {"A handful of good photos": GOOD + good_photos.write_table(found("good_photos"))}
     return HEAD + "".join(f"\n## {title}\n\n{table}\n" for title, table in kept.items())
 
 

@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Any
 from pytorch_grad_cam_pcasvm.version import __version__
 
 if TYPE_CHECKING:
-    from pytorch_grad_cam_pcasvm.head import CovariancePCA, Head, SupportVectorEffect, resample_heads, stage_for
+    from pytorch_grad_cam_pcasvm.head import (
+        CovariancePCA,
+        Head,
+        PCADistance,
+        SupportVectorEffect,
+        choose_shrinkage,
+        resample_heads,
+        stage_for,
+    )
     from pytorch_grad_cam_pcasvm.maps.recombination import recombined
     from pytorch_grad_cam_pcasvm.maps.results import MethodResult, signed_maps
     from pytorch_grad_cam_pcasvm.maps.signed_maps import Jacobians, SignedMaps
@@ -55,6 +63,7 @@ if TYPE_CHECKING:
     )
     from pytorch_grad_cam_pcasvm.studio.model.file import load_model
     from pytorch_grad_cam_pcasvm.studio.model.fitting import fit_model
+    from pytorch_grad_cam_pcasvm.studio.model.good_photos import add_photos
     from pytorch_grad_cam_pcasvm.studio.model.model import Model
     from pytorch_grad_cam_pcasvm.studio.model.teaching import choose_patches
     from pytorch_grad_cam_pcasvm.targets import (
@@ -83,12 +92,13 @@ _NAMES = {
     "methods.baseline": "BaselineCAM",
     "studio.model.file": "load_model",
     "studio.model.fitting": "fit_model",
+    "studio.model.good_photos": "add_photos",
     "studio.model.teaching": "choose_patches",
     "studio.model.model": "Model",
     "runtime.errors": "AutogradFallbackWarning BaselineWarning BlankMapWarning CancellationWarning CoarseMapWarning "
     "ConstantComponentWarning NoClosedFormError NoProgramError OutsideTrainingWarning "
     "UnstableComponentWarning",
-    "head": "CovariancePCA Head SupportVectorEffect resample_heads stage_for",
+    "head": "CovariancePCA Head PCADistance SupportVectorEffect choose_shrinkage resample_heads stage_for",
     "maps": "Jacobians SignedMaps signed_maps",
     "network.auto_layers": "find_last_blocks",
     "network.extraction": "extract_features mean_activations",
@@ -136,6 +146,7 @@ __all__ = [
     "NoClosedFormError",
     "NoProgramError",
     "OutsideTrainingWarning",
+    "PCADistance",
     "PCASVMNet",
     "PCATarget",
     "PerturbationCAM",
@@ -149,8 +160,10 @@ __all__ = [
     "TiledNet",
     "UnstableComponentWarning",
     "__version__",
+    "add_photos",
     "are_unlike_training",
     "choose_patches",
+    "choose_shrinkage",
     "compute_features",
     "evaluation_mode",
     "explain_heads",

@@ -73,7 +73,7 @@ from sklearn.preprocessing import (
 from sklearn.random_projection import GaussianRandomProjection, SparseRandomProjection
 from sklearn.svm import SVC, SVR, LinearSVC, LinearSVR, NuSVC, NuSVR, OneClassSVM
 
-from pytorch_grad_cam_pcasvm import CovariancePCA, Head
+from pytorch_grad_cam_pcasvm import CovariancePCA, Head, PCADistance
 
 RNG = np.random.default_rng(0)
 WIDTH = 10
@@ -177,6 +177,7 @@ REDUCTIONS = [
     IncrementalPCA(4),
     IncrementalPCA(4, whiten=True),
     CovariancePCA(4),
+    PCADistance(0.2),
     SparsePCA(3, alpha=0.1, ridge_alpha=0.3, random_state=0, max_iter=20),
     MiniBatchSparsePCA(3, alpha=0.1, random_state=0, max_iter=20),
     TruncatedSVD(4, random_state=0),

@@ -8,6 +8,7 @@ from pytorch_grad_cam_pcasvm.head.elsewhere import tensor
 from pytorch_grad_cam_pcasvm.head.enumerated import Enumerated
 from pytorch_grad_cam_pcasvm.head.head import Head
 from pytorch_grad_cam_pcasvm.head.kernels import RBF, Linear, Polynomial, Sigmoid
+from pytorch_grad_cam_pcasvm.head.pca_distance import PCADistance, assemble_detector, choose_shrinkage
 from pytorch_grad_cam_pcasvm.head.resampling import resample_heads
 from pytorch_grad_cam_pcasvm.head.stack import HeadTrace
 from pytorch_grad_cam_pcasvm.head.stage import Stage
@@ -40,6 +41,7 @@ __all__ = [
     "Linear",
     "LinearDecision",
     "Normalise",
+    "PCADistance",
     "Polynomial",
     "Projection",
     "Scale",
@@ -50,6 +52,8 @@ __all__ = [
     "TrainingSet",
     "Vote",
     "anomaly_range",
+    "assemble_detector",
+    "choose_shrinkage",
     "measure_anomaly",
     "measure_reach",
     "resample_heads",

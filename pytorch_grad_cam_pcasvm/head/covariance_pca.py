@@ -112,8 +112,7 @@ class CovariancePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
                 f"rows of {other.n_features_in_} features cannot be added to rows of {self.n_features_in_}: merge what "
                 "was fitted on features of one network and layer"
             )
-        self.n_features_in_ = other.n_features_in_
-        return self._add_sums(other.n_samples_seen_, other.mean_, other.scatter_)
+        return self.add_sums(other.n_samples_seen_, other.mean_, other.scatter_)
 
     def transform(self, X: Any) -> np.ndarray:
         """Return the components of rows, ``(X - mean_) @ components_.T``, shape (n, B).
@@ -136,10 +135,12 @@ class CovariancePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
             block = rows[start : start + _ROWS].astype(np.float64)
             mean = block.mean(0)
             block -= mean
-            self._add_sums(len(block), mean, block.T @ block)
+            self.add_sums(len(block), mean, block.T @ block)
         return self
 
-    def _add_sums(self, count: int, mean: np.ndarray, scatter: np.ndarray) -> "CovariancePCA":
+    def add_sums(self, count: int, mean: np.ndarray, scatter: np.ndarray) -> "CovariancePCA":
+        """Add rows by their number, mean (D,), and scatter (D, D)."""
+        self.n_features_in_ = len(mean)
         if not hasattr(self, "n_samples_seen_"):
             self.n_samples_seen_, self.mean_, self.scatter_ = count, mean.copy(), scatter.copy()
         else:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.head.convert import is_reduction
 from pytorch_grad_cam_pcasvm.head.elsewhere import tensor
+from pytorch_grad_cam_pcasvm.head.pca_distance import PCADistance
 from pytorch_grad_cam_pcasvm.head.refusals import has_values
 from pytorch_grad_cam_pcasvm.runtime.errors import ConstantComponentWarning, refuse, warn
 
@@ -87,7 +88,7 @@ def check_variety(steps: Sequence[Any]) -> dict[int, int]:
 
 def constant_components(estimator: Any, before: Any = None) -> list[int]:
     """Return the components of a reduction that vary by rounding alone, behind an estimator; of others none."""
-    variances = _variances(estimator)
+    variances = None if isinstance(estimator, PCADistance) else _variances(estimator)  # whose shrinkage bounds them
     return [] if variances is None else (variances <= _noise(estimator, variances, before)).nonzero()[:, 0].tolist()
 
 

@@ -24,6 +24,7 @@ from safetensors.torch import save as serialised
 from torch import Tensor, nn
 
 from pytorch_grad_cam_pcasvm.head import decisions, distances, elementwise, kernels, stages, vote
+from pytorch_grad_cam_pcasvm.head.covariance_pca import CovariancePCA
 from pytorch_grad_cam_pcasvm.head.enumerated import Enumerated
 from pytorch_grad_cam_pcasvm.head.stage import Facts, Stage
 from pytorch_grad_cam_pcasvm.runtime.errors import Fix, refuse, warn
@@ -38,7 +39,7 @@ MAPS_1 = "pytorch_grad_cam_pcasvm maps 1"  # of version 0.2
 # Tensors beside those of the stages, which have numbers: earlier versions read heads without them, and they are in no
 # digest of a head, as nothing is computed with them.
 _EXAMPLES, _PREPARATION, _MEANS, _FACTS, _ESTIMATORS = "examples", "preparation", "activations/", "seen", "estimators"
-_REFITS, _OF_REFIT = "resampled", "resampled/"
+_REFITS, _OF_REFIT, _SUMS = "resampled", "resampled/", "sums/"
 _CHANNEL_MEANS = "means/"  # of files up to version 0.5: the same for all positions
 
 # Arguments that had other names in files of earlier versions.
@@ -152,6 +153,7 @@ class TrainingSet:
         means: of layers, by name: the means over images, in the shape of the layer's output for one image; of images
             of several sizes with one number a channel in the place of all positions. Contributions start near them.
         resamples: the resampled heads, see :attr:`.Head.resamples`.
+        sums: of the features of good photos, a :class:`.CovariancePCA`, so that more can be added; None: not kept.
 
     Example:
         >>> TrainingSet(means={"layer2": torch.zeros(8, 7, 7)}).means["layer2"].shape
@@ -162,6 +164,7 @@ class TrainingSet:
     preparation: dict[str, Any] | None = None
     means: dict[str, Tensor] = field(default_factory=dict)
     resamples: Any = None
+    sums: CovariancePCA | None = None
 
 
 def save(parts: list[Stage], path: str | PathLike[str], training: TrainingSet, model: str | None = None) -> None:
@@ -185,6 +188,8 @@ def save(parts: list[Stage], path: str | PathLike[str], training: TrainingSet, m
     if last.asked_estimators:
         tensors[_ESTIMATORS] = torch.frombuffer(bytearray(_as_skops(last)), dtype=torch.uint8)
     tensors |= {_MEANS + name: means for name, means in training.means.items()}
+    if training.sums is not None:
+        tensors |= _encode_sums(training.sums)
     statistics = [stage.facts.to_numbers() for stage in _list_stages(parts)]
     if any(statistics):
         tensors[_FACTS] = _as_tensor(statistics)
@@ -195,6 +200,25 @@ def save(parts: list[Stage], path: str | PathLike[str], training: TrainingSet, m
         file_format = HEAD_4 if model is None else MODEL_RESAMPLED
     strings = {"format": file_format, "head": head}
     write(path, tensors, strings if model is None else strings | {"model": model})
+
+
+def _encode_sums(sums: CovariancePCA) -> dict[str, Tensor]:
+    """Return sums as tensors: of their scatter a triangle, in single precision, which is exact enough to add to."""
+    triangle = sums.scatter_[np.triu_indices(len(sums.mean_))]
+    return {
+        _SUMS + "count": torch.tensor(sums.n_samples_seen_),
+        _SUMS + "mean": torch.from_numpy(sums.mean_),
+        _SUMS + "scatter": torch.from_numpy(triangle).float(),
+    }
+
+
+def _decode_sums(tensors: Mapping[str, Tensor]) -> CovariancePCA | None:
+    if _SUMS + "count" not in tensors:
+        return None
+    count, mean, triangle = (tensors[_SUMS + name] for name in ("count", "mean", "scatter"))
+    scatter = np.zeros((len(mean), len(mean)))
+    scatter[np.triu_indices(len(mean))] = triangle.double().numpy()
+    return CovariancePCA().add_sums(int(count), mean.numpy(), scatter + np.triu(scatter, 1).T)
 
 
 def encode_refits(refits: Sequence[list[Stage]]) -> dict[str, Tensor]:
@@ -285,6 +309,7 @@ def load(
             {int(row): Example(str(name), base64.b64decode(picture)) for row, name, picture in listed},
             _from_tensor(tensors.get(_PREPARATION), None),
             {name.removeprefix(_MEANS): means for name, means in tensors.items() if name.startswith(_MEANS)},
+            sums=_decode_sums(tensors),
         )
         for stage, numbers in zip(_list_stages(parts), _from_tensor(tensors.get(_FACTS), []), strict=False):
             stage.facts = Facts.from_numbers(numbers)

@@ -136,7 +136,7 @@ def test_what_cannot_be_used_is_told_before_the_network_is_made(photos, tmp_path
 def test_one_class_alone_names_the_way_for_good_photos(photos, tmp_path, capsys):
     shutil.rmtree(photos / "crack")
     good = photos / "good"
-    way = f"if there is nothing to find on them: pcasvm-cam fit {good} --pool dense:3 --classifier neighbours"
+    way = f"if there is nothing to find on them: pcasvm-cam fit {good} --pool dense:3 --classifier pca"
     out = ["--out", tmp_path / "m.safetensors"]
     assert run(capsys, "check", photos)[1].endswith(f"next, {way}\n")
     for folder in (photos, good):
@@ -144,7 +144,7 @@ def test_one_class_alone_names_the_way_for_good_photos(photos, tmp_path, capsys)
             2
         ]
         asked = parse_arguments(shlex.split(line))
-        assert (asked.images, asked.pool, asked.classifier) == (good, "dense:3", "neighbours")
+        assert (asked.images, asked.pool, asked.classifier) == (good, "dense:3", "pca")
         assert (asked.backbone, asked.features, asked.out) == (NETWORK[1], [NETWORK[3]], out[1])
         assert run(capsys, *shlex.split(line))[0] == 0
     assert run(capsys, "fit", good, *NETWORK, "--pool", "dense:3", "--classifier", "neighbours", *out)[0] == 0

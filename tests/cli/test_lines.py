@@ -152,10 +152,12 @@ def test_a_model_of_another_name_is_told(here, capsys):
 def test_options_are_what_the_parser_knows():
     assert {*KNOWN, "none"} == {*POOLS}
     for kind in COMMANDS:
-        words = [kind.name, *(["photos"] if kind.name not in ("export", "explore") else ["atlas"])]
+        words = [kind.name, *(["atlas"] if kind.name in ("export", "explore") else ["photos"])]
+        model = {"model": Path("m.safetensors")} if kind.name == "add" else {}
+        words[1:1] = map(str, model.values())
         options = parse_arguments(words)
         assert type(options) is kind
-        usual = kind(**{"atlas" if kind.name == "explore" else "images": Path(words[1])})
+        usual = kind(**{"atlas" if kind.name == "explore" else "images": Path(words[-1])} | model)
         assert {entry.name: getattr(options, entry.name) for entry in fields(kind)} == vars(usual)
     assert parse_arguments(["fit", "p", "--layer", "a", "--layer", "b"]).layer == ["a", "b"]
     assert parse_arguments(["fit", "p", "--model", "m.safetensors"]) == FitOptions(

@@ -26,6 +26,7 @@ def place(tmp_path_factory):
     root = tmp_path_factory.mktemp("refusals")
     folder(root / "photos", 12)
     shutil.copytree(root / "photos" / "cat", root / "good")
+    shutil.copytree(root / "good", root / "flat")
     (root / "empty").mkdir()
     (root / "model.onnx").touch()
     (root / "broken.safetensors").write_bytes(b"\x05broken")
@@ -51,7 +52,7 @@ fit photos --groups 2
 fit photos --rate 0.3
 fit photos --pool dense --purity 0.5
 fit photos --classifier neighbours
-fit good
+fit flat
 fit empty
 explain empty
 evaluate empty

@@ -19,9 +19,11 @@ from sklearn.pipeline import FeatureUnion
 from torch import Tensor
 
 from pytorch_grad_cam_pcasvm.head.covariance_pca import CovariancePCA
+from pytorch_grad_cam_pcasvm.head.distances import Quadratic
 from pytorch_grad_cam_pcasvm.head.elementwise import FUNCTIONS, Elementwise, Power
 from pytorch_grad_cam_pcasvm.head.elsewhere import tensor
-from pytorch_grad_cam_pcasvm.head.estimators.likeness import convert_kernel
+from pytorch_grad_cam_pcasvm.head.estimators.likeness import convert_kernel, make_decision
+from pytorch_grad_cam_pcasvm.head.pca_distance import PCADistance
 from pytorch_grad_cam_pcasvm.head.stage import Facts, Stage
 from pytorch_grad_cam_pcasvm.head.stages import (
     Affine,
@@ -125,7 +127,8 @@ def _projection(components: Any, mean: Any = None, divisor: Tensor | None = None
 @stage_for.register(decomposition.PCA)
 @stage_for.register(decomposition.IncrementalPCA)
 @stage_for.register(CovariancePCA)
-def _pca(estimator: Any) -> Stage:
+@transformer_for.register(PCADistance)
+def _pca(estimator: Any) -> Projection:
     # scikit-learn takes the root, clips it at eps where it divides, and multiplies in the dtype that PCA was fitted in.
     variance = estimator.explained_variance_
     deviations = variance.sqrt() if isinstance(variance, Tensor) else np.sqrt(variance)
@@ -142,6 +145,13 @@ def _pca(estimator: Any) -> Stage:
     count = getattr(estimator, "n_samples_seen_", getattr(estimator, "n_samples_", math.inf))
     stage.facts = Facts(float(count), float(tensor(variance).sum()) / share if share > 0 else 0.0)
     return stage
+
+
+@stage_for.register(PCADistance)
+def _pca_distance(estimator: PCADistance) -> Stage:
+    roots = tensor(estimator.weights_).sqrt().unsqueeze(0)
+    distance = Quadratic(torch.zeros_like(roots), roots, torch.zeros(1, dtype=torch.float64))
+    return make_decision(Chain([_pca(estimator), distance]))
 
 
 @stage_for.register(decomposition.FactorAnalysis)

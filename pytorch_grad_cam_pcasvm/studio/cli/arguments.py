@@ -29,10 +29,10 @@ from pytorch_grad_cam_pcasvm.studio.cli.options import (
 
 # What the commands need is imported when they run: help is asked for more often.
 METHODS = sorted(package._NAMES["methods"].split())
-CLASSIFIERS = ("svm", "forest", "boosting", "neighbours", "residual")
+CLASSIFIERS = ("svm", "forest", "boosting", "pca", "neighbours", "residual")
 BACKGROUND = "background"  # outside of masks
 COVERAGE = 0.2  # of a patch
-GOOD_PARTS = ("neighbours", "residual")  # classifiers that learn from good parts alone
+GOOD_PARTS = ("pca", "neighbours", "residual")  # classifiers that learn from good parts alone
 POOLS = ("mean", "max", "gem", "cls", "cls+mean", "dense", "none")
 RUN = "pcasvm-cam"
 MODEL = Path("model.safetensors")
@@ -134,7 +134,7 @@ class FitOptions(EngineOptions):
 
     name = "fit"
     text = "learn from folders of photos: one model file"
-    examples = ("photos/train", "photos/good --pool dense:3 --classifier neighbours")
+    examples = ("photos/train", "photos/good")
     runs = "fitting:fit"
     writes_file = resumes = True
 
@@ -201,7 +201,8 @@ class FitOptions(EngineOptions):
     tiff_page: int | None = option(_PAGE.format("such files are refused"), flag="--page", parse=_COUNT, group=_NET)
     classifier: str = option(
         "svm (default), forest, boosting, or module:Class of scikit-learn's kind; of good parts "
-        "alone: neighbours (distance to the nearest), residual (what a PCA leaves out)",
+        "alone: pca (how far from them by a PCA; the default of a folder of good photos), neighbours (distance to the "
+        "nearest), residual (what a PCA leaves out)",
         "svm",
         parse=_CLASSIFIER,
     )
@@ -321,6 +322,14 @@ class FitOptions(EngineOptions):
             coreset=self.coreset,
         )
         _refuse_typed(self.masks is None, "for patches of masks", "add --masks DIR", purity=self.purity)
+        _refuse_typed(
+            self.classifier == "pca",
+            "not for --classifier pca, which learns all components of all patches",
+            "",
+            components=self.components,
+            sample=self.sample,
+            coreset=self.coreset,
+        )
         if self.search and dense:
             raise ValueError("--search compares one row for each image: choose --C and --gamma for patches")
         if self.search and self.groups is not None:
@@ -566,6 +575,24 @@ class ExportOptions(TargetOptions):
 
 
 @dataclass(kw_only=True)
+class AddOptions(Command):
+    """The options of ``add``."""
+
+    name = "add"
+    text = "add good photos to a model of good photos, such as those that it fails; those of the fit are not needed"
+    examples = ("model.safetensors photos/false-alarms",)
+    runs = "adding:add"
+    writes_file = True
+
+    model: Path = place("model from 'fit' on good photos", metavar="MODEL")
+    images: Path = place("folder of more good photos", metavar="PHOTOS")
+    out: Path | None = option("file to write (default: MODEL itself)", metavar="FILE")
+    trust: list[str] = option("as for 'explain'; may be repeated", [], metavar="TYPE")
+    weights: Path | None = option("the backbone's weights, if their file was moved", metavar="FILE")
+    device: str | None = option("cuda or cpu (default: cuda if available)", parse=_DEVICE, group=_RUNS)
+
+
+@dataclass(kw_only=True)
 class CheckOptions(Command):
     """The options of ``check``."""
 
@@ -596,6 +623,7 @@ COMMANDS: tuple[type[Command], ...] = (
     AtlasOptions,
     ExploreOptions,
     ExportOptions,
+    AddOptions,
 )
 
 

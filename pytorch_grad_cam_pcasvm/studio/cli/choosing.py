@@ -241,7 +241,7 @@ def _list_tries(options: FitOptions, labels: Any, make: Make) -> Mapping[str, tu
 
 
 _CLASSIFIERS = (
-    "a classifier is svm, forest, boosting, neighbours, residual, or module:Class such as "
+    "a classifier is svm, forest, boosting, pca, neighbours, residual, or module:Class such as "
     "sklearn.ensemble:ExtraTreesClassifier"
 )
 

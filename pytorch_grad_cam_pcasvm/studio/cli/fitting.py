@@ -40,9 +40,10 @@ from pytorch_grad_cam_pcasvm.studio.cli.folders import (
     tell_bad,
     tell_empty,
 )
+from pytorch_grad_cam_pcasvm.studio.cli.good_fitting import fit_good
 from pytorch_grad_cam_pcasvm.studio.cli.models import check_layers, choose_device, first_image, make_named
 from pytorch_grad_cam_pcasvm.studio.cli.patch_fitting import fit_labelled, teach_patches
-from pytorch_grad_cam_pcasvm.studio.cli.photos import keep_left_out, split_good
+from pytorch_grad_cam_pcasvm.studio.cli.photos import fit_left_out, keep_left_out, split_good, split_left_out
 from pytorch_grad_cam_pcasvm.studio.cli.preparation import (
     apply_tiles,
     check_photos,
@@ -141,6 +142,8 @@ def _fit_head(
     """Return the fitted head, and the model's description of its fit."""
     features = training.features.numpy()
     tell_bad(training.bad)
+    if options.classifier == "pca":
+        return fit_good(options, training, preparation.folder(options.images).paths, groups)
     unit = "images" if patches is None else "patches"
     if patches is not None:
         print(f"{len(features)} patches of {len(set(training.rows))} images")
@@ -163,7 +166,10 @@ def _fit_head(
     if of_good_parts:
         pipeline = assemble_pipeline(options, len(features)).fit(features)
         fitted = package.Head.of(pipeline)
-        keep_left_out(fitted, pipeline, training, groups, options)
+        fold_of = split_left_out(training, groups, options)
+        heads = fit_left_out(pipeline, training, groups, fold_of, options) if fold_of else []
+        if fold_of and heads:
+            keep_left_out(fitted, heads, fold_of, training, groups, options)
         photos = np.array(training.rows)
         add_resamples(options, fitted, pipeline, features, None, photos if groups is None else groups[photos])
     else:

@@ -64,6 +64,7 @@ def two_classes(options: Any, names: Sequence[str] | None) -> Sequence[str]:
 
 
 _OF_GOOD = dict.fromkeys(("normal", "masks", "kernel", "C", "gamma", "search", "class_weight", "purity", "faults"))
+_OF_GOOD |= dict.fromkeys(("components", "sample", "coreset"))  # of patches, all of which a PCA learns
 
 
 def use_good(folder: Path, options: Any, **more: Any) -> str:

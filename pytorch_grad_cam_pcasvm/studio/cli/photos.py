@@ -1,6 +1,6 @@
 """Photos that are left out of a fit: their scores by heads of patches, and of good ones a scale and a threshold."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -13,7 +13,13 @@ from sklearn.model_selection import GroupKFold
 from pytorch_grad_cam_pcasvm.head import Head, measure_anomaly, measure_reach
 from pytorch_grad_cam_pcasvm.studio.cli.arguments import FitOptions
 from pytorch_grad_cam_pcasvm.studio.cli.training import TrainingFeatures
-from pytorch_grad_cam_pcasvm.studio.model.choices import choose_threshold, count_needed, score_left_out, split_folds
+from pytorch_grad_cam_pcasvm.studio.model.choices import (
+    Threshold,
+    choose_threshold,
+    count_needed,
+    score_left_out,
+    split_folds,
+)
 
 _MOST_PHOTOS = 500  # photos of which all pixels are compared
 
@@ -149,38 +155,74 @@ _MOST_PATCHES = 5000  # patches of each fold that are asked
 _ROWS = 2000  # that are asked at once
 
 
-def keep_left_out(head: Any, pipeline: Any, training: TrainingFeatures, groups: Any, options: FitOptions) -> None:
-    """Keep with a head the scale and the threshold of anomalies, from training photos that were left out.
+def split_left_out(training: TrainingFeatures, groups: Any, options: FitOptions) -> dict[int, int] | None:
+    """Return the fold of each good photo, or object, by its number; None: there is one only, which is said.
 
     Args:
-        head: of the pipeline.
-        pipeline: fitted on good photos, or their patches.
-        training: these.
+        training: the photos.
         groups: the number of the object of each photo of the folder, which are left out together; None: all differ.
         options: those of ``fit``.
     """
-    rate = options.rate or RATE
-    photos = np.array(training.rows)
-    own = photos if groups is None else groups[photos]
+    own = _number_objects(training, groups)
     if len(set(own.tolist())) < 2:  # a bank's rows tell their scale themselves
         noun = "object" if options.groups else "photo"
-        print(f"no threshold: there is one good {noun} only, and {count_needed(rate)} would do")
-        return
-    folds, count = split_good(own), options.components or 0
-    heads = [_fit_others(pipeline, training.features.numpy()[rest]) for rest, _ in folds]
+        print(f"no threshold: there is one good {noun} only, and {count_needed(options.rate or RATE)} would do")
+        return None
+    return {number: fold for fold, (_, rows) in enumerate(split_good(own)) for number in own[rows].tolist()}
+
+
+def _number_objects(training: TrainingFeatures, groups: Any) -> Any:
+    """Return the number of the photo, or object, that each row is of."""
+    photos = np.array(training.rows)
+    return photos if groups is None else groups[photos]
+
+
+def fit_left_out(
+    pipeline: Any, training: TrainingFeatures, groups: Any, fold_of: Mapping[int, int], options: FitOptions
+) -> list[Any]:
+    """Return for each fold the head of the others, None if they are too few; none at all if all are, which is said."""
+    own, count = (
+        np.array([fold_of[number] for number in _number_objects(training, groups).tolist()]),
+        options.components,
+    )
+    rests = [np.flatnonzero(own != fold) for fold in sorted({*fold_of.values()})]
+    heads = [_fit_others(pipeline, training.features.numpy()[rest]) for rest in rests]
     if all(head is None for head in heads):
-        most = min(len(rest) for rest, _ in folds) - 1
+        most = min(map(len, rests)) - 1
         print(
             f"no threshold: for it photos are left out in turn, and {count} components cannot be fitted on the others"
-            + (f"; lower --components, to {most} or fewer" if count > most else "")
+            + (f"; lower --components, to {most} or fewer" if (count or 0) > most else "")
         )
-        return
+        return []
+    return heads
+
+
+def keep_left_out(
+    head: Any, heads: list[Any], fold_of: Mapping[int, int], training: TrainingFeatures, groups: Any,
+    options: FitOptions,
+) -> dict[int, float]:  # fmt: skip
+    """Keep with a head the scale and the threshold of anomalies, from training photos that were left out.
+
+    Returns:
+        The score of each photo that was left out.
+
+    Args:
+        head: of good photos, or their patches.
+        heads: of each fold, fitted on the others.
+        fold_of: the fold of each photo, or object.
+        training: the photos.
+        groups: the number of the object of each photo of the folder; None: all differ.
+        options: those of ``fit``.
+    """
     if training.places.shape[1]:
-        _keep_scale(head, training, heads, [rows for _, rows in folds])
-    fold_of = {number: place for place, (_, rows) in enumerate(folds) for number in own[rows].tolist()}
+        own = np.array([fold_of[number] for number in _number_objects(training, groups).tolist()])
+        _keep_scale(head, training, heads, [np.flatnonzero(own == fold) for fold in range(len(heads))])
     scores = _score_photos(training, heads, fold_of, groups)
-    threshold = choose_threshold([*scores.values()], rate, None if groups is None else groups[[*scores]])
+    threshold = choose_threshold(
+        [*scores.values()], options.rate or RATE, None if groups is None else groups[[*scores]]
+    )
     _keep_threshold(head, threshold, options)
+    return scores
 
 
 def split_good(groups: Any) -> list[tuple[Any, Any]]:
@@ -215,7 +257,8 @@ def _keep_scale(head: Any, training: TrainingFeatures, heads: list[Any], folds: 
 def _keep_threshold(head: Any, threshold: Any, options: FitOptions) -> None:
     """Keep with a head the largest score that passes, by photos that were left out, and say so."""
     head.training_set.preparation = (head.training_set.preparation or {}) | {"threshold": asdict(threshold)}
-    _tell_threshold(threshold, options)
+    things = "objects" if options.groups else "good photos"
+    tell_threshold(threshold, f"{things} that were left out, a fifth at a time")
 
 
 def _ask(head: Any, rows: Any) -> Any:
@@ -224,7 +267,7 @@ def _ask(head: Any, rows: Any) -> Any:
 
 
 def _score_photos(
-    training: TrainingFeatures, heads: list[Any], fold_of: dict[int, int], groups: Any
+    training: TrainingFeatures, heads: list[Any], fold_of: Mapping[int, int], groups: Any
 ) -> dict[int, float]:
     """Return the highest anomaly of all positions of each photo, by a head that was fitted without it."""
     scores = {}
@@ -238,14 +281,14 @@ def _score_photos(
     return scores
 
 
-def _tell_threshold(threshold: Any, options: FitOptions) -> None:
+def tell_threshold(threshold: Threshold, left_out: str) -> None:
     """Say which score passes, how many good photos fail by that, and how many would do for the rate wanted."""
-    things = "objects" if options.groups else "good photos"
     parts = round(1 / threshold.rate, 1)
     more = ""
     if threshold.rate > threshold.wanted:
+        things = left_out.partition(" that")[0]
         more = f"; for 1 in {1 / threshold.wanted:g}, {threshold.needed} {things} are needed"
     print(
         f"threshold {threshold.score:.4g}: photos above it fail, at most 1 in {parts:g} of new good ones, by the "
-        f"scores of {threshold.count} {things} that were left out, a fifth at a time{more}"
+        f"scores of {threshold.count} {left_out}{more}"
     )

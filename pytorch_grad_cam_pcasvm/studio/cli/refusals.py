@@ -209,6 +209,7 @@ def _refuse_wrapped(options: Any) -> None:
 def _refuse_training(options: FitOptions) -> None:
     """Refuse photos that no head can be fitted on, and what is no name of a backbone; name the class of good photos."""
     parse_origin(options.backbone)
+    _take_good_photos(options)
     of_good_parts = learns_from_good_parts(options)
     if options.rate is not None and not of_good_parts and options.masks is None:
         raise ValueError(
@@ -224,6 +225,22 @@ def _refuse_training(options: FitOptions) -> None:
     if options.groups is not None:
         has_classes = classes is not None and not of_good_parts
         name_objects(list_photos(options.images), options.images, options.groups, has_classes=has_classes)
+
+
+def _take_good_photos(options: FitOptions) -> None:
+    """Let a PCA learn from a folder of good photos alone, by its name or ``--normal``, if nothing else is typed."""
+    if options.classifier != type(options).classifier or options.masks is not None or options.groups is not None:
+        return
+    if any((options.kernel, options.C, options.gamma, options.search, options.class_weight)):
+        return
+    if any((options.components, options.sample, options.coreset)):
+        return
+    root, classes = options.images, name_classes(options.images)
+    names = [root.resolve().name] if classes is None else list(classes)
+    if len(names) > 1 or list_files(root).drawn is not None or (options.normal or find_normal(names)) != names[0]:
+        return
+    options.classifier, options.pool, options.normal = GOOD_PARTS[0], options.pool or "dense:3", None
+    print(f"all photos are taken for good ones, being in {names[0]!r}: what is unlike them is found")
 
 
 def learns_from_good_parts(options: FitOptions) -> bool:

@@ -100,6 +100,11 @@ def digest_file(path: Path) -> np.ndarray:
     return np.frombuffer(hashlib.sha256(path.read_bytes()).digest(), np.uint8)
 
 
+def name_file(path: Path) -> str:
+    """Return a short digest of a file, by which it is known again."""
+    return digest_file(path).tobytes()[:8].hex()
+
+
 def separate_alike(paths: Sequence[Path], hashes: np.ndarray) -> tuple[np.ndarray, list[int]]:
     """Return hashes, (N, 32), that tell photos of one scene apart, and the numbers of these photos.
 

@@ -361,6 +361,10 @@ def _own_head(fitted: Any) -> Head:
     own = copy.copy(head)
     training = head.training_set
     own.training_set = TrainingSet(
-        dict(training.examples), copy.deepcopy(training.preparation), dict(training.means), training.resamples
+        dict(training.examples),
+        copy.deepcopy(training.preparation),
+        dict(training.means),
+        training.resamples,
+        training.sums,
     )
     return own

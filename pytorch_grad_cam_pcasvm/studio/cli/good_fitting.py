@@ -1,0 +1,97 @@
+"""Fitting on good photos alone by a PCA of all their patches, which is added up while they are read."""
+
+from collections.abc import Mapping, Sequence
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pytorch_grad_cam_pcasvm.head import CovariancePCA, Head, assemble_detector, choose_shrinkage
+from pytorch_grad_cam_pcasvm.studio.cli.arguments import FitOptions
+from pytorch_grad_cam_pcasvm.studio.cli.folders import name_first
+from pytorch_grad_cam_pcasvm.studio.cli.photos import RATE, keep_left_out, split_left_out
+from pytorch_grad_cam_pcasvm.studio.cli.training import TrainingFeatures
+from pytorch_grad_cam_pcasvm.studio.data.copies import name_file
+from pytorch_grad_cam_pcasvm.studio.model.fitting import describe_estimator
+
+_USUAL = 0.25  # where nothing can be left out
+_FAR = 3.0  # times the median of the scores
+
+
+def fit_good(
+    options: FitOptions, training: TrainingFeatures, paths: Sequence[Path], groups: Any
+) -> tuple[Any, dict[str, Any]]:
+    """Return the head of good photos, and the model's description of its fit, having said what was chosen.
+
+    Args:
+        options: those of ``fit``.
+        training: the photos' features.
+        paths: the photos of the folder.
+        groups: the number of the object of each photo of the folder; None: they all differ.
+
+    Raises:
+        ValueError: all patches are alike.
+    """
+    fold_of = split_left_out(training, groups, options)
+    parts = add_up(training, groups, fold_of)
+    of_photos = "photos" if fold_of else "quarters of the photo"
+    if len(parts) < 2:
+        shrinkage, about = _USUAL, f"shrinkage {_USUAL:g}, as nothing can be left out to choose it by"
+    else:
+        shrinkage, found = choose_shrinkage(parts)
+        others = ", ".join(f"{one:g}" for one in found if one != shrinkage)
+        about = f"shrinkage {shrinkage:g}, under which {of_photos} that were left out are likeliest (not {others})"
+    sums = reduce(CovariancePCA.merge, parts, CovariancePCA())
+    print(f"PCA of {sums.n_samples_seen_} patches, {len(sums.mean_)} components: {about}")
+    options.components = len(sums.mean_)
+    pipeline = assemble_detector(sums, shrinkage)
+    head = Head.of(pipeline)
+    head.training_set.sums = sums
+    scores: dict[int, float] = {}
+    if fold_of:
+        rests = [[one for one in parts if one is not part] for part in parts]
+        heads = [
+            Head.of(assemble_detector(reduce(CovariancePCA.merge, rest, CovariancePCA()), shrinkage)) for rest in rests
+        ]
+        scores = keep_left_out(head, heads, fold_of, training, groups, options)
+        _tell_suspicious({paths[row].name: score for row, score in scores.items()})
+    files = [] if options.no_pictures else [name_file(paths[row]) for row in sorted({*training.rows})]
+    head.training_set.preparation = (head.training_set.preparation or {}) | {
+        "good": {"shrinkage": shrinkage, "scores": [*scores.values()], "rate": options.rate or RATE, "files": files}
+    }
+    about_fit = {"estimator": describe_estimator(pipeline)} | training.describe() | {"rows": sums.n_samples_seen_}
+    return head, about_fit
+
+
+def _tell_suspicious(scores: Mapping[str, float]) -> None:
+    """Name photos that are far more anomalous than the others, by what was fitted without them."""
+    usual = float(np.median([*scores.values()]))
+    odd = sorted((name for name, score in scores.items() if score > _FAR * usual), key=lambda name: -scores[name])
+    if odd:
+        print(
+            f"unlike the other good photos: {name_first(odd)} (anomaly {scores[odd[0]]:.4g}, half of all are below "
+            f"{usual:.4g}): if they are not good, take them out, and fit again"
+        )
+
+
+def add_up(training: TrainingFeatures, groups: Any, fold_of: Mapping[int, int] | None) -> list[CovariancePCA]:
+    """Return the sums of all rows of each fold; of a photo alone those of its quarters, where it has positions."""
+    sums: dict[int, CovariancePCA] = {}
+    for features, photos in training.read_all():
+        for one, photo in zip(features.double().numpy(), photos, strict=True):
+            if fold_of:
+                cells = [(fold_of[photo if groups is None else int(groups[photo])], one)]
+            else:
+                cells = list(enumerate(_quarter(one)))
+            for fold, cell in cells:
+                rows = cell.reshape(len(cell), -1).T
+                sums.setdefault(fold, CovariancePCA()).partial_fit(rows)
+    return [sums[fold] for fold in sorted(sums)]
+
+
+def _quarter(features: Any) -> list[Any]:
+    """Return the quarters of features (D, h, w); or what has too few positions as it is."""
+    if features.ndim < 3 or min(features.shape[1:]) < 2:
+        return [features]
+    return [part for half in np.array_split(features, 2, 1) for part in np.array_split(half, 2, 2)]

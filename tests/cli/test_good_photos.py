@@ -1,0 +1,145 @@
+"""A PCA of good photos on the command line and in Python: what it learns, chooses, says, and how more are added."""
+
+import shlex
+
+import numpy as np
+import pytest
+import torch
+from sklearn.covariance import ShrunkCovariance
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import GroupKFold
+from sklearn.preprocessing import StandardScaler
+from test_choosing import NETWORK, make_photos, run, save
+
+from pytorch_grad_cam_pcasvm import CovariancePCA, SVMTarget, add_photos, choose_shrinkage, fit_model, load_model
+from pytorch_grad_cam_pcasvm.network.features import compute_features
+from pytorch_grad_cam_pcasvm.studio.cli import main
+from pytorch_grad_cam_pcasvm.studio.model.choices import choose_threshold
+
+TYPED = [*NETWORK, "--pool", "dense"]
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    root = make_photos(tmp_path_factory.mktemp("photos"), {"good": 11})
+    return make_photos(root, {"more": 5}, seed=1)
+
+
+@pytest.fixture(scope="module")
+def fitted(photos, tmp_path_factory):
+    file = tmp_path_factory.mktemp("model") / "model.safetensors"
+    assert main(["fit", str(photos / "good"), *TYPED, "--out", str(file)]) == 0
+    return file
+
+
+def load(file):
+    return load_model(file, NETWORK[1])
+
+
+def read_patches(model, folder):
+    """Return the features of each photo, (N, P, D), in double precision."""
+    x = model.read(folder)
+    with torch.no_grad():
+        return compute_features(*model.net.feature_source(x), x).double().flatten(2).transpose(1, 2).numpy()
+
+
+def score(patches, queries, shrinkage):
+    """Return what scikit-learn, fitted on the patches of photos, says of the most anomalous ones of others."""
+    rows = patches.reshape(-1, patches.shape[2])
+    scaler = StandardScaler().fit(rows)
+    shrunk = ShrunkCovariance(shrinkage=shrinkage).fit(scaler.transform(rows))
+    squares = shrunk.mahalanobis(scaler.transform(queries.reshape(-1, rows.shape[1]))) * (len(rows) - 1) / len(rows)
+    return squares.reshape(len(queries), -1).max(1)
+
+
+def test_all_patches_of_good_photos_are_learned_by_scikit_learns_numbers(photos, fitted):
+    model = load(fitted)
+    patches, others = read_patches(model, photos / "good"), read_patches(model, photos / "more")
+    kept = model.net.head.training_set.preparation["good"]
+    scores = model.net.anomaly_score(model.read(photos / "more"))
+    np.testing.assert_allclose(scores, score(patches, others, kept["shrinkage"]), rtol=1e-5)
+    folds = list(GroupKFold(5).split(patches, groups=np.arange(11)))
+    parts = [CovariancePCA().fit(patches[test].reshape(-1, patches.shape[2])) for _, test in folds]
+    assert kept["shrinkage"] == choose_shrinkage(parts)[0]
+    expected = np.empty(11)
+    for fit, test in folds:
+        expected[test] = score(patches[fit], patches[test], kept["shrinkage"])
+    np.testing.assert_allclose(kept["scores"], expected, rtol=1e-5)
+    assert model.threshold == pytest.approx(choose_threshold(expected).score, rel=1e-5)
+
+
+def test_it_is_explained_and_its_maps_add_up(photos, fitted):
+    model = load(fitted)
+    images = model.read(photos / "more")
+    for layers in (["1"], ["0"]):
+        maps = model.explain(images, SVMTarget(sign="-", at="max"), layers=layers)
+        np.testing.assert_allclose(maps.values[:, 0], model.net.anomaly_score(images), rtol=1e-5)
+        assert ((maps.sums + maps.baseline_values - maps.values).abs() < 1e-5 * maps.values.abs()).all()
+
+
+def test_photos_that_are_added_count_as_those_of_the_fit(photos, fitted, tmp_path, capsys):
+    out, model = tmp_path / "added.safetensors", load(fitted)
+    status, told, error = run(capsys, "add", fitted, photos / "more", "--trust", NETWORK[1], "--out", out)
+    assert status == 0, error
+    kept = model.net.head.training_set.preparation["good"]
+    new = model.net.anomaly_score(model.read(photos / "more"))
+    assert f"{(new > model.threshold).sum()} of 5 were above {model.threshold:.4g}" in told
+    assert f"5 photos added to 11; shrinkage {kept['shrinkage']:g} stays" in told
+    added = load(out)
+    patches = np.concatenate([read_patches(model, photos / name) for name in ("good", "more")])
+    images = torch.cat([model.read(photos / name) for name in ("good", "more")])
+    expected = score(patches, patches, kept["shrinkage"])
+    np.testing.assert_allclose(added.net.anomaly_score(images), expected, rtol=1e-4)  # the sums are float32
+    assert added.threshold == pytest.approx(choose_threshold([*kept["scores"], *new]).score)
+    assert added.about["images"] == 16
+    again = add_photos(model, photos / "more")
+    np.testing.assert_allclose(again.net.anomaly_score(images), added.net.anomaly_score(images), rtol=1e-6)
+    assert len(model.net.head.training_set.preparation["good"]["scores"]) == 11  # and it stays as it was
+    status, _, error = run(capsys, "add", out, photos / "more", "--trust", NETWORK[1])
+    assert status == 2
+    assert "was fitted on all photos" in error
+
+
+def test_a_model_without_sums_takes_no_photos():
+    images, net = torch.randn(8, 3, 8, 8), torch.nn.Conv2d(3, 4, 3)
+    model = fit_model(net, [(images, list("ab") * 4)], LogisticRegression(), pool="mean", resample=0, progress=False)
+    with pytest.raises(ValueError, match="keeps no sums"):
+        add_photos(model, images)
+
+
+def test_a_photo_that_is_no_good_one_is_named(tmp_path, capsys):
+    root = make_photos(tmp_path, {"good": 9})
+    save(root / "good" / "odd.png", np.random.default_rng(5), [0, 0, 0], spread=90.0)
+    _, told, _ = run(capsys, "fit", root / "good", *TYPED, "--out", tmp_path / "m.safetensors")
+    assert "unlike the other good photos: odd.png (anomaly" in told
+
+
+def test_of_one_photo_quarters_are_left_out(tmp_path, capsys):
+    root = make_photos(tmp_path, {"good": 1})
+    status, told, error = run(capsys, "fit", root / "good", *TYPED, "--out", tmp_path / "m.safetensors")
+    assert status == 0, error
+    assert "under which quarters of the photo that were left out are likeliest" in told
+    assert "no threshold: there is one good photo only" in told
+    assert load(tmp_path / "m.safetensors").threshold is None
+
+
+@pytest.mark.parametrize(("normal", "taken"), [((), False), (("--normal", "parts"), True)])
+def test_a_folder_of_another_name_is_taken_where_that_is_said(normal, taken, tmp_path, capsys):
+    root = make_photos(tmp_path, {"parts": 4}) / "parts"
+    status, told, error = run(capsys, "fit", root, *TYPED, *normal, "--out", tmp_path / "m.safetensors")
+    assert status == (0 if taken else 2), error
+    if taken:
+        assert "all photos are taken for good ones, being in 'parts'" in told
+    else:
+        assert f"if there is nothing to find on them: pcasvm-cam fit {root}" in error
+        assert "--classifier pca" in error
+
+
+def test_what_a_pca_of_all_patches_does_not_take_is_refused_and_left_out_of_the_proposal(tmp_path, capsys):
+    root, out = make_photos(tmp_path, {"good": 4}) / "good", ["--out", tmp_path / "m.safetensors"]
+    few = [*TYPED, "--components", "3", "--coreset", "0.5"]
+    error = run(capsys, "fit", root, *few, *out, "--classifier", "pca")[2]
+    assert "--components and --coreset are not for --classifier pca" in error
+    line = run(capsys, "fit", root, *few, *out)[2].rpartition("pcasvm-cam ")[2]
+    assert "--components" not in line
+    assert run(capsys, *shlex.split(line))[0] == 0
