@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from pytorch_grad_cam_pcasvm.methods.many_heads import explain_heads
     from pytorch_grad_cam_pcasvm.methods.perturbation import PerturbationCAM
     from pytorch_grad_cam_pcasvm.methods.smoothing import smoothed
-    from pytorch_grad_cam_pcasvm.methods.warn_once import are_unlike_training
+    from pytorch_grad_cam_pcasvm.methods.warn_once import are_unlike_training, measure_outside
     from pytorch_grad_cam_pcasvm.network.auto_layers import find_last_blocks
     from pytorch_grad_cam_pcasvm.network.extraction import extract_features, mean_activations
     from pytorch_grad_cam_pcasvm.network.features import FeatureSource, compute_features
@@ -85,7 +85,7 @@ _NAMES = {
     "maps.results": "MethodResult",
     "methods.grad_cam_protocol": "ClosedFormCAM ComponentSums",
     "maps.recombination": "recombined",
-    "methods.warn_once": "are_unlike_training",
+    "methods.warn_once": "are_unlike_training measure_outside",
     "methods.perturbation": "PerturbationCAM",
     "methods.many_heads": "explain_heads",
     "methods.smoothing": "smoothed",
@@ -175,6 +175,7 @@ __all__ = [
     "fit_model",
     "load_model",
     "mean_activations",
+    "measure_outside",
     "recombined",
     "register_jacobian",
     "resample_heads",

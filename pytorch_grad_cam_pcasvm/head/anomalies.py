@@ -114,6 +114,19 @@ def measure_anomaly(head: Head, trace: HeadTrace) -> Tensor:
                 "detector, or a PCA alone"
             )
         return -trace.values[-1][..., 0]
+    return measure_residual(head, trace)
+
+
+def measure_residual(head: Head, trace: HeadTrace) -> Tensor:
+    """Return the Q statistic of rows, (N,): how far they lie outside of all components, squared.
+
+    Args:
+        head: the head.
+        trace: what it computed for N rows of features.
+
+    Raises:
+        ValueError: its reduction restores nothing.
+    """
     position = head.component_position or 0
     reduction = head.stages[position - 1]
     if getattr(reduction, "restoring", None) is None:

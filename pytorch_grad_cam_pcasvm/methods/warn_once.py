@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from pytorch_grad_cam_pcasvm.head.anomalies import measure_residual
 from pytorch_grad_cam_pcasvm.head.measures import Measure, as_array
 from pytorch_grad_cam_pcasvm.maps.results import check_finite, warn_of_blanks
 from pytorch_grad_cam_pcasvm.network.auto_layers import norms_before_attention
@@ -38,7 +39,9 @@ def measure_images(output: OfHead) -> list[tuple[Measure, np.ndarray]]:
 def are_unlike_training(output: Any) -> list[bool]:
     """Return for each image whether it is unlike the head's training images, as far as the head can tell.
 
-    Always False for dense features, where unusual positions are what one looks for.
+    Always False for dense features, where unusual positions are what one looks for. Heads of ``fit`` and ``fit_model``
+    that decide by a PCA's components know how far outside of these training images lie that were left out: at most 1 in
+    100 new ones like them is farther, or of n of them 1 in n + 1. Others have the limits of their scaler or PCA.
 
     Args:
         output: what a network returned for N images.
@@ -49,7 +52,27 @@ def are_unlike_training(output: Any) -> list[bool]:
     """
     measures = measure_images(output) if isinstance(output, OfHead) and output.grid is None else ()
     far = [distances > measure.find_limit(1) for measure, distances in measures]
+    outside = measure_outside(output)
+    far += [] if outside is None else [outside > 1]
     return np.any(far, 0).tolist() if far else [False] * len(output)
+
+
+def measure_outside(output: Any) -> np.ndarray | None:
+    """Return how far each image lies outside of all components, in parts of what training images left out reach, (N,).
+
+    Args:
+        output: what a network returned for N images.
+
+    Returns:
+        Ratios of :class:`.ResidualTarget`'s values, above 1 of at most 1 in 100 new images like those of the training
+        set, or 1 in n + 1; None: the head's file does not say what they reach, or features are dense.
+    """
+    if not isinstance(output, OfHead) or output.grid is not None:
+        return None
+    reached = (output.head.training_set.preparation or {}).get("likeness")
+    if reached is None:
+        return None
+    return as_array(measure_residual(output.head, output.head_trace)) / float(reached["score"])
 
 
 TOLD_ONCE = (BaselineWarning, CancellationWarning, CoarseMapWarning, OutsideTrainingWarning)

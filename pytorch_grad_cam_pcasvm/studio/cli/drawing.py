@@ -201,8 +201,8 @@ def _rank_components(net: Any, x: Any, decision: Any, most: int) -> list[list[in
 
 def _with_network(options: Any, bad: list[str]) -> tuple[int, Iterator[Card]]:
     """Return the number of pictures, and their explanations by a network; unreadable ones go to ``bad``."""
+    from pytorch_grad_cam_pcasvm import are_unlike_training, measure_outside
     from pytorch_grad_cam_pcasvm.head.anomalies import tells_anomalies
-    from pytorch_grad_cam_pcasvm.methods.warn_once import are_unlike_training
     from pytorch_grad_cam_pcasvm.network.modules import find_device
     from pytorch_grad_cam_pcasvm.studio.cli.copies import find_trained
     from pytorch_grad_cam_pcasvm.studio.cli.models import choose_targets, make_cam, open_model
@@ -243,7 +243,8 @@ def _with_network(options: Any, bad: list[str]) -> tuple[int, Iterator[Card]]:
         outputs = {name: tensor.double().cpu().numpy() for name, tensor in name_outputs(maps).items()}
         if maps.error is not None:
             outputs |= {"sure": maps.sure().cpu().numpy(), "values_error": maps.values_error.double().cpu().numpy()}
-        for place, (row, far) in enumerate(zip(batch.rows, are_unlike_training(maps.output), strict=True)):
+        far, outside = are_unlike_training(maps.output), measure_outside(maps.output)
+        for place, row in enumerate(batch.rows):
             picture: Any = as_picture(images.picture(batch.images[place].float()))
             frame: Any = WHOLE
             if steps is not None:  # the picture itself, in its own shape
@@ -252,7 +253,9 @@ def _with_network(options: Any, bad: list[str]) -> tuple[int, Iterator[Card]]:
             truth = None if images.names is None else images.names[batch.labels[place]]
             strongest = [chosen.index(package.PCATarget(b)) for b in parts[place]]
             shown = [*range(len(decisions)), *strongest] if ranked else None
-            note = "unlike the training pictures" if far else ""
+            note = "unlike the training pictures" if far[place] else ""
+            if outside is not None and outside[place] > 1:
+                note += f": {outside[place]:.1f} times as far outside of all components as any that was left out"
             sheet = sheets.drawn(picture, outputs, place, frame=frame, truth=truth, shown=shown, note=note)
             card = _make_card(images.id(row), sheets, outputs, place, sheet, truth, note)
             card.trained = images.data.paths[row] in trained

@@ -43,7 +43,13 @@ from pytorch_grad_cam_pcasvm.studio.cli.folders import (
 from pytorch_grad_cam_pcasvm.studio.cli.good_fitting import fit_good
 from pytorch_grad_cam_pcasvm.studio.cli.models import check_layers, choose_device, first_image, make_named
 from pytorch_grad_cam_pcasvm.studio.cli.patch_fitting import fit_labelled, teach_patches
-from pytorch_grad_cam_pcasvm.studio.cli.photos import fit_left_out, keep_left_out, split_good, split_left_out
+from pytorch_grad_cam_pcasvm.studio.cli.photos import (
+    fit_left_out,
+    keep_left_out,
+    split_good,
+    split_left_out,
+    tell_likeness,
+)
 from pytorch_grad_cam_pcasvm.studio.cli.preparation import (
     apply_tiles,
     check_photos,
@@ -63,6 +69,7 @@ from pytorch_grad_cam_pcasvm.studio.data.masks import MaskFolder
 from pytorch_grad_cam_pcasvm.studio.model.backbones import check_backbone
 from pytorch_grad_cam_pcasvm.studio.model.choices import split_folds
 from pytorch_grad_cam_pcasvm.studio.model.fitting import assemble_model, describe_estimator
+from pytorch_grad_cam_pcasvm.studio.model.likeness import keep_likeness
 from pytorch_grad_cam_pcasvm.studio.model.preparation import Preparation
 
 _COMPONENTS = {"svm": 16, "neighbours": 64, "residual": 16}  # of others 8, whose coalitions are few
@@ -337,6 +344,8 @@ def _with_labels(
             f"{count / len(labels):.0%} correct, too. Look at the balanced accuracy, and try --class-weight balanced"
         )
     add_resamples(options, fitted, pipeline, features, labels, np.array(training.rows) if own is None else own)
+    if unit == "images":
+        tell_likeness(keep_likeness(fitted, pipeline, features, labels, own))
     return pipeline, fitted, about
 
 

@@ -281,6 +281,15 @@ def _score_photos(
     return scores
 
 
+def tell_likeness(reached: Threshold | None) -> None:
+    """Say by what photos are told that are unlike the training set; nothing where nothing tells them."""
+    if reached is not None:
+        print(
+            f"explain says which photos are unlike these: what lies farther outside of all components than 1 in "
+            f"{round(1 / reached.rate, 1):g} new ones like them, by {reached.count} photos that were left out"
+        )
+
+
 def tell_threshold(threshold: Threshold, left_out: str) -> None:
     """Say which score passes, how many good photos fail by that, and how many would do for the rate wanted."""
     parts = round(1 / threshold.rate, 1)

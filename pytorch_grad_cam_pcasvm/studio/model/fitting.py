@@ -28,6 +28,7 @@ from pytorch_grad_cam_pcasvm.runtime.errors import warn
 from pytorch_grad_cam_pcasvm.studio.data.transforms import hint_at_scaled
 from pytorch_grad_cam_pcasvm.studio.model.backbones import Backbone, make_backbone
 from pytorch_grad_cam_pcasvm.studio.model.description import Origin
+from pytorch_grad_cam_pcasvm.studio.model.likeness import keep_likeness
 from pytorch_grad_cam_pcasvm.studio.model.model import Model
 from pytorch_grad_cam_pcasvm.studio.model.preparation import Preparation, describe_transform, record_preparation
 from pytorch_grad_cam_pcasvm.studio.model.resampling import COUNT, attach_resamples, check_count
@@ -155,6 +156,8 @@ def fit_made(
     reason = attach_resamples(own, fitted, rows, labels, count, groups=groups, seed=extraction.get("seed", 0), ask=ask)
     if reason:
         warn(f"maps do not say how sure they are, as there are no resampled heads: {reason}", UserWarning)
+    if not (is_fitted or source.dense):
+        keep_likeness(own, fitted, rows, labels, None)
     about = {"estimator": describe_estimator(fitted), "images": blocks.count, "rows": len(rows)}
     about |= {"left_out": blocks.left_out} | describe_labels(labels)
     return assemble_model(

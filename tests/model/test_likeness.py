@@ -1,0 +1,85 @@
+"""What tells a model that a photo is unlike its training set: the residual of a PCA, by photos that are left out."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn.decomposition import PCA
+from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.svm import SVC
+from torch import nn
+
+from pytorch_grad_cam_pcasvm import are_unlike_training, extract_features, fit_model, load_model, measure_outside
+from pytorch_grad_cam_pcasvm.studio.model.choices import choose_threshold
+from pytorch_grad_cam_pcasvm.studio.model.likeness import keep_likeness
+
+torch.manual_seed(0)
+NET = nn.Sequential(nn.Conv2d(3, 24, 5, 3), nn.Tanh(), nn.Conv2d(24, 20, 3), nn.Tanh()).eval()
+PHOTOS = torch.randn(40, 3, 24, 24) * 0.3
+PHOTOS[::2, 0] += 0.4
+LABELS = np.array(["red", "grey"] * 20)
+LIKE, ODD = PHOTOS.flip(3), torch.randn(10, 3, 24, 24) * 3
+PIPELINE = make_pipeline(StandardScaler(), PCA(5), SVC())
+
+
+def measure(fitted, rows):
+    """Return the residuals of rows by scikit-learn's own inverse."""
+    z = fitted[0].transform(rows)
+    return ((z - fitted[1].inverse_transform(fitted[1].transform(z))) ** 2).sum(1)
+
+
+def residuals(rows, folds):
+    """Return those of each row by what was fitted without it."""
+    values = np.zeros(len(rows))
+    for fit, test in folds:
+        values[test] = measure(make_pipeline(StandardScaler(), PCA(5, svd_solver="full")).fit(rows[fit]), rows[test])
+    return values
+
+
+@pytest.fixture(scope="module")
+def model():
+    return fit_model(NET, [(PHOTOS, LABELS)], PIPELINE, "3", pool="mean", resample=0, progress=False)
+
+
+@pytest.fixture(scope="module")
+def rows():
+    return extract_features(NET, [PHOTOS], "3", pool="mean", progress=False)[0].astype(np.float64)
+
+
+def test_the_threshold_is_that_of_residuals_that_were_left_out(model, rows):
+    expected = choose_threshold(residuals(rows, StratifiedKFold(5).split(rows, LABELS)))
+    kept = model.net.head.training_set.preparation["likeness"]
+    assert kept["score"] == pytest.approx(expected.score, rel=1e-6)
+    assert (kept["rate"], kept["count"]) == (pytest.approx(1 / 41), 40)
+    fitted = make_pipeline(StandardScaler(), PCA(5, svd_solver="full")).fit(rows)
+    others = extract_features(NET, [ODD], "3", pool="mean", progress=False)[0].astype(np.float64)
+    np.testing.assert_allclose(measure_outside(model.net(ODD)), measure(fitted, others) / expected.score, rtol=1e-4)
+
+
+def test_odd_photos_are_told_and_others_are_not(model, tmp_path):
+    assert np.mean(are_unlike_training(model.net(ODD))) == 1
+    assert np.mean(are_unlike_training(model.net(LIKE))) <= 0.1
+    model.save(tmp_path / "model.safetensors")
+    again = load_model(tmp_path / "model.safetensors", NET)
+    np.testing.assert_allclose(measure_outside(again.net(ODD)), measure_outside(model.net(ODD)))
+
+
+def test_photos_of_an_object_are_left_out_together(model, rows):
+    objects = np.arange(40) // 4
+    head, fitted = model.net.head, PIPELINE.fit(rows, LABELS)
+    before = dict(head.training_set.preparation)
+    threshold = keep_likeness(head, fitted, rows, LABELS, objects)
+    head.training_set.preparation = before
+    folds = StratifiedGroupKFold(5).split(rows, LABELS, objects)
+    assert threshold.score == pytest.approx(choose_threshold(residuals(rows, folds), 0.01, objects).score, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "count"), [(make_pipeline(StandardScaler(), SVC()), 40), (PIPELINE, 6), (SVC(), 40)]
+)
+def test_nothing_is_said_where_nothing_tells(pipeline, count):
+    loader = [(PHOTOS[:count], LABELS[:count])]
+    pipeline = make_pipeline(StandardScaler(), PCA(2), SVC()) if count < 8 else pipeline
+    own = fit_model(NET, loader, pipeline, "3", pool="mean", resample=0, progress=False)
+    assert measure_outside(own.net(ODD)) is None
