@@ -149,9 +149,11 @@ def _pca(estimator: Any) -> Projection:
 
 @stage_for.register(PCADistance)
 def _pca_distance(estimator: PCADistance) -> Stage:
-    roots = tensor(estimator.weights_).sqrt().unsqueeze(0)
-    distance = Quadratic(torch.zeros_like(roots), roots, torch.zeros(1, dtype=torch.float64))
-    return make_decision(Chain([_pca(estimator), distance]))
+    # All directions are kept, so that this is no reduction: a start at which D components are 0 would be looked for.
+    roots = tensor(estimator.components_).T * tensor(estimator.weights_).sqrt()
+    distance = Quadratic(tensor(estimator.mean_)[None], roots[None], torch.zeros(1, dtype=torch.float64))
+    distance.facts = Facts(float(estimator.n_samples_seen_), float(estimator.explained_variance_.sum()))
+    return make_decision(distance)
 
 
 @stage_for.register(decomposition.FactorAnalysis)
