@@ -106,6 +106,8 @@ TESTS = {
     "targets/dense.py": "dense anomalies enumerated output_gradients patchcore",
     "targets/target.py": "output_gradients method anomalies targets head contributions baselines boundary",
     "head/anomalies.py": "anomalies targets",
+    "head/covariance_pca.py": "covariance_pca",
+    "head/pca_distance.py": "pca_distance",
     "targets/components.py": "targets anomalies output_gradients head outputs method",
     "targets/decisions.py": "targets classes log_ratio output_gradients head outputs method boundary",
     "targets/scores.py": "targets output_gradients head outputs densities",

@@ -137,9 +137,9 @@ def assemble_detector(sums: CovariancePCA, shrinkage: float) -> Pipeline:
 
 def _find_deviations(sums: CovariancePCA) -> np.ndarray:
     """Return the standard deviation of each feature as StandardScaler has it, shape (D,); 1 of one that is constant."""
-    variances = np.diag(sums.scatter_) / sums.n_samples_seen_
-    size = np.finfo(np.float64).eps * (variances + sums.mean_**2)
-    return np.where(variances <= 10 * size, 1.0, np.sqrt(variances))
+    count, rounding = sums.n_samples_seen_, np.finfo(np.float64).eps
+    variances = np.diag(sums.scatter_) / count
+    return np.where(variances <= (count * rounding * sums.mean_) ** 2, 1.0, np.sqrt(variances))
 
 
 def _standardise(sums: CovariancePCA, mean: np.ndarray, deviations: np.ndarray) -> CovariancePCA:

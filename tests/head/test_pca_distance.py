@@ -47,8 +47,16 @@ def test_a_detector_of_sums_is_one_of_rows():
     np.testing.assert_allclose(detector.score_samples(others), expected.score_samples(others), rtol=1e-9)
 
 
-def test_the_shrinkage_is_that_under_which_rows_left_out_are_likeliest():
-    parts, candidates = np.split(ROWS, [20, 50]), (0.01, 0.1, 0.4)
+def test_a_feature_is_constant_where_it_is_to_scikit_learn():
+    noise = RNG.choice([-1.0, 1.0], 90)
+    rows = np.c_[1e6 + 1e-9 * noise, 1e6 + 1e-6 * noise, 1e-3 + 1e-12 * noise, np.zeros(90), 1e-9 * noise]
+    scaler = StandardScaler().fit(rows)
+    assert (scaler.scale_ == 1).tolist() == [True, False, False, True, False]
+    np.testing.assert_allclose(assemble_detector(CovariancePCA().fit(rows), 0.5)[0].scale_, scaler.scale_, rtol=1e-3)
+
+
+def log_likelihoods(parts, candidates, width):
+    """Return what SciPy says of each part, by the shrunk covariance of the others, among ``width`` features."""
     expected = []
     for shrinkage in candidates:
         values = []
@@ -56,13 +64,36 @@ def test_the_shrinkage_is_that_under_which_rows_left_out_are_likeliest():
             rest = np.concatenate(parts[:place] + parts[place + 1 :])
             scaler = StandardScaler().fit(rest)
             known = np.cov(scaler.transform(rest).T)
-            shrunk = (1 - shrinkage) * known + shrinkage * np.trace(known) / 6 * np.eye(6)
-            density = multivariate_normal(np.zeros(6), shrunk).logpdf(scaler.transform(part))
-            values.append(density.mean() + 3 * np.log(2 * np.pi))
+            count = len(known)
+            shrunk = (1 - shrinkage) * known + shrinkage * np.trace(known) / width * np.eye(count)
+            density = multivariate_normal(np.zeros(count), shrunk).logpdf(scaler.transform(part))
+            values.append(density.mean() + count / 2 * np.log(2 * np.pi))
         expected.append(np.mean(values))
+    return expected
+
+
+@pytest.mark.parametrize("size", [1.0, 1e-7])
+@pytest.mark.parametrize("dead", [0, 3])
+def test_the_shrinkage_is_that_under_which_rows_left_out_are_likeliest(size, dead):
+    rows, candidates = size * ROWS, (0.01, 0.1, 0.4)
+    parts = [np.c_[part, np.full((len(part), dead), 7.0)] for part in np.split(rows, [20, 50])]
     chosen, found = choose_shrinkage([CovariancePCA().fit(part) for part in parts], candidates)
-    np.testing.assert_allclose([found[one] for one in candidates], expected, rtol=1e-9)
+    expected = log_likelihoods([part[:, :6] for part in parts], candidates, 6 + dead)
+    np.testing.assert_allclose([found[one] for one in candidates], expected, rtol=1e-7)
     assert chosen == candidates[int(np.argmax(expected))]
+
+
+def test_rounding_of_many_rows_is_no_direction():
+    parts = [CovariancePCA().fit(part) for part in np.split(np.c_[ROWS, ROWS @ RNG.normal(size=(6, 2))], [20, 50])]
+    many = [CovariancePCA().add_sums(10**9 * one.n_samples_seen_, one.mean_, 1e9 * one.scatter_) for one in parts]
+    few, others = (np.diff([*choose_shrinkage(some)[1].values()]) for some in (parts, many))
+    np.testing.assert_allclose(few, others, atol=0.1)
+
+
+def test_rows_that_are_all_alike_tell_nothing_of_the_shrinkage():
+    alike = [CovariancePCA().fit(np.ones((5, 3))), CovariancePCA().fit(np.ones((4, 3)))]
+    with np.errstate(all="raise"):
+        assert set(choose_shrinkage(alike)[1].values()) == {0.0}
 
 
 def test_few_rows_are_shrunk_more():
