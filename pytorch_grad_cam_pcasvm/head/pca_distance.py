@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import reduce
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -47,7 +48,7 @@ class PCADistance(CovariancePCA):
     @property
     def weights_(self) -> np.ndarray:
         """What the square along each component is multiplied by, shape (D,)."""
-        if not isinstance(self.shrinkage, float | int) or not 0 < self.shrinkage <= 1:
+        if not isinstance(self.shrinkage, Real) or not 0 < self.shrinkage <= 1:
             raise ValueError(f"shrinkage must be above 0 and up to 1, such as 0.1, got {self.shrinkage!r}")
         variances = self._find_axes()[1]
         if not variances.any():
@@ -91,18 +92,20 @@ def choose_shrinkage(
         The shrinkage, and the mean log-likelihood of each candidate.
 
     Raises:
-        ValueError: there is one part only.
+        ValueError: there is one part only, or a candidate is no shrinkage.
 
     Example:
         >>> halves = [CovariancePCA().fit(features[:6]), CovariancePCA().fit(features[6:])]
         >>> choose_shrinkage(halves, [0.003, 0.5])[0]
         0.5
     """
+    if not len(candidates) or not all(0 < one <= 1 for one in candidates):
+        raise ValueError(f"candidates are shrinkages above 0 and up to 1, such as 0.1, got {list(candidates)}")
     if len(parts) < 2:
         raise ValueError(f"a shrinkage is chosen by parts that are left out in turn, two or more, got {len(parts)}")
     totals, whole = dict.fromkeys(candidates, 0.0), reduce(CovariancePCA.merge, parts, CovariancePCA())
-    for part in parts:
-        others = reduce(CovariancePCA.merge, [other for other in parts if other is not part], CovariancePCA())
+    for place, part in enumerate(parts):
+        others = reduce(CovariancePCA.merge, [*parts[:place], *parts[place + 1 :]], CovariancePCA())
         size = others.mean_, _find_deviations(others)
         spread, axes = np.linalg.eigh(_standardise(whole, *size).scatter_)
         axes = axes[:, spread > _ROUNDING * spread[-1]]

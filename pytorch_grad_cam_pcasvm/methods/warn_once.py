@@ -58,21 +58,21 @@ def are_unlike_training(output: Any) -> list[bool]:
 
 
 def measure_outside(output: Any) -> np.ndarray | None:
-    """Return how far each image lies outside of all components, in parts of what training images left out reach, (N,).
+    """Return how far each image lies from what the components express, in parts of a limit, (N,).
 
     Args:
         output: what a network returned for N images.
 
     Returns:
-        Ratios of :class:`.ResidualTarget`'s values, above 1 of at most 1 in 100 new images like those of the training
-        set, or 1 in n + 1; None: the head's file does not say what they reach, or features are dense.
+        Distances, the roots of :class:`.ResidualTarget`'s values, divided by that which at most 1 in 100 new images
+        like those of the training set exceed, or 1 in n + 1 of n; None: the head knows no limit, or features are dense.
     """
     if not isinstance(output, OfHead) or output.grid is not None:
         return None
     reached = (output.head.training_set.preparation or {}).get("likeness")
     if reached is None:
         return None
-    return as_array(measure_residual(output.head, output.head_trace)) / float(reached["score"])
+    return np.sqrt(as_array(measure_residual(output.head, output.head_trace)) / float(reached["score"]))
 
 
 TOLD_ONCE = (BaselineWarning, CancellationWarning, CoarseMapWarning, OutsideTrainingWarning)

@@ -1,6 +1,8 @@
 """A PCA of good photos on the command line and in Python: what it learns, chooses, says, and how more are added."""
 
+import re
 import shlex
+import shutil
 
 import numpy as np
 import pytest
@@ -83,8 +85,8 @@ def test_photos_that_are_added_count_as_those_of_the_fit(photos, fitted, tmp_pat
     assert status == 0, error
     kept = model.net.head.training_set.preparation["good"]
     new = model.net.anomaly_score(model.read(photos / "more"))
-    assert f"{(new > model.threshold).sum()} of 5 were above {model.threshold:.4g}" in told
-    assert f"5 photos added to 11; shrinkage {kept['shrinkage']:g} stays" in told
+    called = f"{(new > model.threshold).sum()} of which it called faulty (above {model.threshold:.4g})"
+    assert f"added 5 photos to 11, {called}; the shrinkage stays" in told
     added = load(out)
     patches = np.concatenate([read_patches(model, photos / name) for name in ("good", "more")])
     images = torch.cat([model.read(photos / name) for name in ("good", "more")])
@@ -97,13 +99,15 @@ def test_photos_that_are_added_count_as_those_of_the_fit(photos, fitted, tmp_pat
     assert len(model.net.head.training_set.preparation["good"]["scores"]) == 11  # and it stays as it was
     status, _, error = run(capsys, "add", out, photos / "more", "--trust", NETWORK[1])
     assert status == 2
-    assert "was fitted on all photos" in error
+    assert "there is no photo to add: the model has learned all of these before" in error
+    explained = ["explain", photos / "more", "--model", out, "--trust", NETWORK[1], "--out", tmp_path / "maps"]
+    assert "trained on" in run(capsys, *explained)[1]
 
 
 def test_a_model_without_sums_takes_no_photos():
     images, net = torch.randn(8, 3, 8, 8), torch.nn.Conv2d(3, 4, 3)
     model = fit_model(net, [(images, list("ab") * 4)], LogisticRegression(), pool="mean", resample=0, progress=False)
-    with pytest.raises(ValueError, match="keeps no sums"):
+    with pytest.raises(ValueError, match="to models of good photos alone"):
         add_photos(model, images)
 
 
@@ -118,7 +122,7 @@ def test_of_one_photo_quarters_are_left_out(tmp_path, capsys):
     root = make_photos(tmp_path, {"good": 1})
     status, told, error = run(capsys, "fit", root / "good", *TYPED, "--out", tmp_path / "m.safetensors")
     assert status == 0, error
-    assert "under which quarters of the photo that were left out are likeliest" in told
+    assert "that under which quarters of the photo that were left out are likeliest" in told
     assert "no threshold: there is one good photo only" in told
     assert load(tmp_path / "m.safetensors").threshold is None
 
@@ -138,8 +142,46 @@ def test_a_folder_of_another_name_is_taken_where_that_is_said(normal, taken, tmp
 def test_what_a_pca_of_all_patches_does_not_take_is_refused_and_left_out_of_the_proposal(tmp_path, capsys):
     root, out = make_photos(tmp_path, {"good": 4}) / "good", ["--out", tmp_path / "m.safetensors"]
     few = [*TYPED, "--components", "3", "--coreset", "0.5"]
-    error = run(capsys, "fit", root, *few, *out, "--classifier", "pca")[2]
-    assert "--components and --coreset are not for --classifier pca" in error
-    line = run(capsys, "fit", root, *few, *out)[2].rpartition("pcasvm-cam ")[2]
+    for typed in ([], ["--classifier", "pca"]):
+        error = run(capsys, "fit", root, *few, *out, *typed)[2]
+        assert "--components and --coreset are not for --classifier pca" in error
+    assert "add --pool dense:3" in run(capsys, "fit", root, *NETWORK, *out, "--classifier", "pca")[2]
+    flat = shutil.copytree(root, tmp_path / "flat")
+    line = run(capsys, "fit", flat, *few, *out)[2].rpartition("pcasvm-cam ")[2]
     assert "--components" not in line
     assert run(capsys, *shlex.split(line))[0] == 0
+
+
+def test_photos_of_objects_and_those_that_are_added_share_the_promise(tmp_path, capsys):
+    root, model = make_photos(tmp_path, {"good": 12, "more": 3}), tmp_path / "m.safetensors"
+    for number, path in enumerate(sorted((root / "good").iterdir())):
+        (root / "parts" / f"{number // 4}").mkdir(parents=True, exist_ok=True)
+        path.rename(root / "parts" / f"{number // 4}" / f"{number % 4}.png")
+    save(root / "parts" / "0" / "0.png", np.random.default_rng(5), [0, 0, 0], spread=90.0)
+    typed = [*TYPED, "--classifier", "pca", "--groups", "1", "--out", model]
+    told = run(capsys, "fit", root / "parts", *typed)[1]
+    assert "at most 1 in 4 of new good ones, by the scores of 3 objects" in told
+    assert re.search(r"unlike the other good photos: 0/0.png.* \(anomaly", told)  # one of three files of that name
+    _, told, error = run(capsys, "add", model, root / "more", "--trust", NETWORK[1])
+    assert "at most 1 in 7 of new good ones, by the scores of 6 good photos" in told, error
+
+
+@pytest.mark.parametrize(
+    ("folders", "match"),
+    [
+        ({"a": 2, "b": 2}, "has folders of a, b: name that of the good ones"),
+        ({}, "has no images"),
+        ({"odd": 0}, "unlike the other good photos: page.png .*: take them out, or if they are good, write another"),
+    ],
+)
+def test_what_would_spoil_a_model_is_not_added(folders, match, fitted, tmp_path, capsys):
+    root = make_photos(tmp_path / "new", folders)
+    root.mkdir(exist_ok=True)
+    if "odd" in folders:
+        save(root / "page.png", np.random.default_rng(5), [0, 0, 0], spread=120.0)
+    model = shutil.copy(fitted, tmp_path / "m.safetensors")
+    before = model.read_bytes()
+    status, _, error = run(capsys, "add", model, root, "--trust", NETWORK[1])
+    assert status == 2
+    assert re.search(match, error)
+    assert model.read_bytes() == before

@@ -124,6 +124,8 @@ def test_a_head_tells_it_and_has_its_gradients(tmp_path):
         (lambda: PCADistance(0.0).fit(ROWS).score_samples(ROWS), "shrinkage must be above 0 and up to 1"),
         (lambda: PCADistance(0.1).fit(np.ones((5, 3))).score_samples(np.ones((5, 3))), "all rows are alike"),
         (lambda: choose_shrinkage([CovariancePCA().fit(ROWS)]), "two or more, got 1"),
+        (lambda: choose_shrinkage([CovariancePCA().fit(ROWS)] * 2, [0.0, 0.1]), "candidates are shrinkages above 0"),
+        (lambda: choose_shrinkage([CovariancePCA().fit(ROWS)] * 2, []), "candidates are shrinkages above 0"),
     ],
 )
 def test_what_tells_no_distance_is_refused(call, match):

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from sklearn.decomposition import PCA
+from sklearn.feature_selection import SelectKBest
 from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -54,7 +55,8 @@ def test_the_threshold_is_that_of_residuals_that_were_left_out(model, rows):
     assert (kept["rate"], kept["count"]) == (pytest.approx(1 / 41), 40)
     fitted = make_pipeline(StandardScaler(), PCA(5, svd_solver="full")).fit(rows)
     others = extract_features(NET, [ODD], "3", pool="mean", progress=False)[0].astype(np.float64)
-    np.testing.assert_allclose(measure_outside(model.net(ODD)), measure(fitted, others) / expected.score, rtol=1e-4)
+    distances = np.sqrt(measure(fitted, others) / expected.score)
+    np.testing.assert_allclose(measure_outside(model.net(ODD)), distances, rtol=1e-4)
 
 
 def test_odd_photos_are_told_and_others_are_not(model, tmp_path):
@@ -73,6 +75,12 @@ def test_photos_of_an_object_are_left_out_together(model, rows):
     head.training_set.preparation = before
     folds = StratifiedGroupKFold(5).split(rows, LABELS, objects)
     assert threshold.score == pytest.approx(choose_threshold(residuals(rows, folds), 0.01, objects).score, rel=1e-6)
+
+
+def test_a_reduction_that_learns_from_labels_is_fitted_with_them():
+    pipeline = make_pipeline(StandardScaler(), SelectKBest(k=8), PCA(3), SVC())
+    own = fit_model(NET, [(PHOTOS, LABELS)], pipeline, "3", pool="mean", resample=0, progress=False)
+    assert measure_outside(own.net(ODD)) is not None
 
 
 @pytest.mark.parametrize(

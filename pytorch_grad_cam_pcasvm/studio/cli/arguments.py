@@ -330,6 +330,8 @@ class FitOptions(EngineOptions):
             sample=self.sample,
             coreset=self.coreset,
         )
+        if self.classifier == "pca" and not dense:
+            raise ValueError("--classifier pca learns patches of photos: add --pool dense:3")
         if self.search and dense:
             raise ValueError("--search compares one row for each image: choose --C and --gamma for patches")
         if self.search and self.groups is not None:

@@ -11,6 +11,7 @@ from pytorch_grad_cam_pcasvm.studio.data.copies import (
     digest_file,
     find_copies,
     find_near,
+    name_file,
     parse_hashes,
     read_hashes,
     separate_alike,
@@ -121,12 +122,14 @@ def name_equal(root: Path, groups: Sequence[Sequence[Path]]) -> str:
 
 def find_trained(model: Any, paths: Sequence[Path]) -> set[Path]:
     """Return the photos that a model was fitted on, or copies of such, as far as its file says so."""
+    good = ((model.net.head.training_set.preparation or {}).get("good") or {}).get("files", [])
+    learned = {path for path in paths if good and name_file(path) in good}
     known = parse_hashes(model.about.get("photos"))
     if not len(known) or not paths:
-        return set()
+        return learned
     hashes, bad = read_hashes(paths, **model.preparation.reading)
     near, files = {*find_near(hashes, known)[0][:, 0].tolist()}, {own.tobytes() for own in known}
-    return {
+    return learned | {
         path
         for row, path in enumerate(paths)
         if row not in bad and (row in near or digest_file(path).tobytes() in files)

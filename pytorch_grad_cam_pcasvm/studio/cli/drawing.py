@@ -85,7 +85,7 @@ def explain(options: Any) -> None:
     done = f"{len(gallery)} image{'s' * (len(gallery) != 1)}" if is_whole else f"{len(gallery)} of {count} images"
     print(f"wrote maps of {done} and {values}")
     print(*gallery.list_outcomes(), sep="\n", end="\n" * bool(gallery.list_outcomes()))
-    if not gallery.tells_sure:
+    if not gallery.tells_sure and not gallery.has_anomalies:
         print(f"{UNKNOWN[0].lower()}{UNKNOWN[1:]}")
     print(f"open {(out / 'index.html').resolve().as_uri()}")
     if not is_whole:
@@ -255,7 +255,7 @@ def _with_network(options: Any, bad: list[str]) -> tuple[int, Iterator[Card]]:
             shown = [*range(len(decisions)), *strongest] if ranked else None
             note = "unlike the training pictures" if far[place] else ""
             if outside is not None and outside[place] > 1:
-                note += f": {outside[place]:.1f} times as far outside of all components as any that was left out"
+                note += f": do not trust this decision ({outside[place]:.2f} times the limit)"
             sheet = sheets.drawn(picture, outputs, place, frame=frame, truth=truth, shown=shown, note=note)
             card = _make_card(images.id(row), sheets, outputs, place, sheet, truth, note)
             card.trained = images.data.paths[row] in trained

@@ -225,7 +225,8 @@ def _write_model(
     replaced = ", in place of the one that was there" if options.out.exists() else ""
     model.save(options.out)
     note = f"names and small pictures of {len(fitted.examples)} support vectors (leave out with --no-pictures)"
-    print(f"wrote {options.out}{replaced}: {options.components} components" + (f", {note}" if fitted.examples else ""))
+    components = "" if options.classifier == "pca" else f": {options.components} components"
+    print(f"wrote {options.out}{replaced}{components}" + (f", {note}" if fitted.examples else ""))
 
 
 def _name_objects(options: FitOptions, paths: Sequence[Path], *, has_classes: bool) -> list[str] | None:

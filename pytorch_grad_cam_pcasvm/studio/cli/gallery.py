@@ -30,6 +30,7 @@ _SUMMARY = {  # of a page
     "missed": "{mistaken} of {total} photos that are not {good} {verdict}",
     "alarms": "{mistaken} of {total} {good} ones {verdict}",
     "open": "{count} of {total} are open, neither right nor wrong: other training photos might decide otherwise",
+    "unlike": "{count} of {total} pictures {are} unlike the training pictures: do not trust {their}",
     "unknown": "{count} of {total} are counted neither right nor wrong: the model has no class called {names}",
 }
 _VERDICTS = {  # by a threshold, or not
@@ -90,6 +91,7 @@ class Gallery:
         self._paint: Any = None
         self._judgements: list[Judgement] = []
         self._new: list[Judgement] = []  # of pictures that were not trained on
+        self._unlike = 0  # pictures
 
     def __len__(self) -> int:
         return len(self._cards)
@@ -99,6 +101,7 @@ class Gallery:
         judged, wrong = card.judged, card.judged.right is False
         self._judgements.append(judged)
         self._new += [] if card.trained else [judged]
+        self._unlike += bool(card.note)
         if card.map is not None:
             self._maps.append(card.map)
             self._paint = card.paint
@@ -145,10 +148,10 @@ class Gallery:
 
     def _list_menus(self) -> list[tuple[str, str, dict[str, str]]]:
         """Return the filters and sort orders: label, name, words by value. A filter with one choice is left out."""
-        value = "anomaly" if self._has_anomalies else "value"
+        value = "anomaly" if self.has_anomalies else "value"
         wrong = any(judged.right is False for judged in self._judgements)
         first = "open first" if any(judged.open for judged in self._judgements) else "as in the folder"
-        first = "most anomalous first" if self._has_anomalies else "wrong first" if wrong else first
+        first = "most anomalous first" if self.has_anomalies else "wrong first" if wrong else first
         if any(judged.outcome for judged in self._judgements):
             first = "mistakes first"
         orders = {"first": first, "name": "by name", "high": f"highest {value} first", "low": f"lowest {value} first"}
@@ -170,7 +173,7 @@ class Gallery:
         return bool(self._choices["sure"])
 
     @property
-    def _has_anomalies(self) -> bool:
+    def has_anomalies(self) -> bool:
         """Whether the pictures have anomalies."""
         return any(judged.anomaly is not None for judged in self._judgements)
 
@@ -201,6 +204,10 @@ class Gallery:
         is_open = [one.open for one in self._counted]
         if any(is_open):
             sentences.append(_SUMMARY["open"].format(count=sum(is_open), total=len(is_open)))
+        if self._unlike:
+            words = ("is", "its decision") if self._unlike == 1 else ("are", "their decisions")
+            unlike = dict(zip(("are", "their"), words, strict=True))
+            sentences.append(_SUMMARY["unlike"].format(count=self._unlike, total=total, **unlike))
         unknown = [one for one in self._counted if one.is_of_other_classes]
         if unknown:
             absent = sorted({str(one.truth) for one in unknown})
@@ -224,7 +231,7 @@ class Gallery:
         summary += "".join(f" {words}." for words in self.list_outcomes())
         from pytorch_grad_cam_pcasvm.studio.pictures.panels import SPREAD, UNKNOWN, UNSURE
 
-        where = _WHERE_ANOMALIES if self._has_anomalies else _WHERE
+        where = _WHERE_ANOMALIES if self.has_anomalies else _WHERE
         legend = f"Pale and hatched: {UNSURE}; the rest of the evidence is sure. {SPREAD}. "
         if any(judged.open for judged in self._judgements):
             legend += "Open: within twice that, the decision might turn, also where each side's evidence is sure. "

@@ -9,6 +9,7 @@ import numpy as np
 
 from pytorch_grad_cam_pcasvm.head import CovariancePCA, Head, assemble_detector, choose_shrinkage
 from pytorch_grad_cam_pcasvm.studio.cli.arguments import FitOptions
+from pytorch_grad_cam_pcasvm.studio.cli.choosing import add_resamples
 from pytorch_grad_cam_pcasvm.studio.cli.folders import name_first
 from pytorch_grad_cam_pcasvm.studio.cli.photos import RATE, keep_left_out, split_left_out
 from pytorch_grad_cam_pcasvm.studio.cli.training import TrainingFeatures
@@ -35,15 +36,13 @@ def fit_good(
     """
     fold_of = split_left_out(training, groups, options)
     parts = add_up(training, groups, fold_of)
-    of_photos = "photos" if fold_of else "quarters of the photo"
-    if len(parts) < 2:
-        shrinkage, about = _USUAL, f"shrinkage {_USUAL:g}, as nothing can be left out to choose it by"
-    else:
+    left_out = "photos that were left out" if fold_of else "quarters of the photo that were left out"
+    shrinkage, about = _USUAL, "as nothing can be left out to choose it by"
+    if len(parts) > 1:
         shrinkage, found = choose_shrinkage(parts)
-        others = ", ".join(f"{one:g}" for one in found if one != shrinkage)
-        about = f"shrinkage {shrinkage:g}, under which {of_photos} that were left out are likeliest (not {others})"
+        about = f"of {len(found)} from {min(found):g} to {max(found):g} that under which {left_out} are likeliest"
     sums = reduce(CovariancePCA.merge, parts, CovariancePCA())
-    print(f"PCA of {sums.n_samples_seen_} patches, {len(sums.mean_)} components: {about}")
+    print(f"PCA of {sums.n_samples_seen_:,} patches with {len(sums.mean_)} features; shrinkage {shrinkage:g}, {about}")
     options.components = len(sums.mean_)
     pipeline = assemble_detector(sums, shrinkage)
     head = Head.of(pipeline)
@@ -55,24 +54,34 @@ def fit_good(
             Head.of(assemble_detector(reduce(CovariancePCA.merge, rest, CovariancePCA()), shrinkage)) for rest in rests
         ]
         scores = keep_left_out(head, heads, fold_of, training, groups, options)
-        _tell_suspicious({paths[row].name: score for row, score in scores.items()})
+        names = {row: paths[row].relative_to(options.images).as_posix() for row in scores}
+        if odd := describe_suspicious([*scores.values()], {names[row]: score for row, score in scores.items()}):
+            print(f"{odd}: if they are not good, take them out, and fit again, as the threshold rests on them")
     files = [] if options.no_pictures else [name_file(paths[row]) for row in sorted({*training.rows})]
     head.training_set.preparation = (head.training_set.preparation or {}) | {
-        "good": {"shrinkage": shrinkage, "scores": [*scores.values()], "rate": options.rate or RATE, "files": files}
+        "good": {
+            "shrinkage": shrinkage,
+            "scores": [*scores.values()],
+            "objects": [int(row if groups is None else groups[row]) for row in scores],
+            "rate": options.rate or RATE,
+            "files": files,
+        }
     }
+    if options.resample:
+        own = np.array(training.rows)
+        own = own if groups is None else groups[own]
+        add_resamples(options, head, pipeline, training.features.numpy(), None, own)
     about_fit = {"estimator": describe_estimator(pipeline)} | training.describe() | {"rows": sums.n_samples_seen_}
     return head, about_fit
 
 
-def _tell_suspicious(scores: Mapping[str, float]) -> None:
-    """Name photos that are far more anomalous than the others, by what was fitted without them."""
-    usual = float(np.median([*scores.values()]))
-    odd = sorted((name for name, score in scores.items() if score > _FAR * usual), key=lambda name: -scores[name])
-    if odd:
-        print(
-            f"unlike the other good photos: {name_first(odd)} (anomaly {scores[odd[0]]:.4g}, half of all are below "
-            f"{usual:.4g}): if they are not good, take them out, and fit again"
-        )
+def describe_suspicious(usual: Sequence[float], scores: Mapping[str, float]) -> str:
+    """Name photos that are far more anomalous than usual ones, by what was fitted without them; empty: none are."""
+    middle = float(np.median(usual)) if len(usual) else np.inf
+    odd = sorted((name for name, score in scores.items() if score > _FAR * middle), key=lambda name: -scores[name])
+    if not odd:
+        return ""
+    return f"unlike the other good photos: {name_first(odd)} (anomaly {scores[odd[0]]:.4g}, usually {middle:.4g})"
 
 
 def add_up(training: TrainingFeatures, groups: Any, fold_of: Mapping[int, int] | None) -> list[CovariancePCA]:

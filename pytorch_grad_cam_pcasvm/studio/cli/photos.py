@@ -258,7 +258,8 @@ def _keep_threshold(head: Any, threshold: Any, options: FitOptions) -> None:
     """Keep with a head the largest score that passes, by photos that were left out, and say so."""
     head.training_set.preparation = (head.training_set.preparation or {}) | {"threshold": asdict(threshold)}
     things = "objects" if options.groups else "good photos"
-    tell_threshold(threshold, f"{things} that were left out, a fifth at a time")
+    part = ", a fifth at a time" if threshold.count >= _FOLDS else ""
+    tell_threshold(threshold, f"{things} that were left out{part}")
 
 
 def _ask(head: Any, rows: Any) -> Any:

@@ -233,13 +233,12 @@ def _take_good_photos(options: FitOptions) -> None:
         return
     if any((options.kernel, options.C, options.gamma, options.search, options.class_weight)):
         return
-    if any((options.components, options.sample, options.coreset)):
-        return
     root, classes = options.images, name_classes(options.images)
     names = [root.resolve().name] if classes is None else list(classes)
     if len(names) > 1 or list_files(root).drawn is not None or (options.normal or find_normal(names)) != names[0]:
         return
     options.classifier, options.pool, options.normal = GOOD_PARTS[0], options.pool or "dense:3", None
+    options.check()
     print(f"all photos are taken for good ones, being in {names[0]!r}: what is unlike them is found")
 
 

@@ -10,6 +10,7 @@ from pytorch_grad_cam_pcasvm.head import CovariancePCA, Head, assemble_detector,
 from pytorch_grad_cam_pcasvm.network.features import compute_features
 from pytorch_grad_cam_pcasvm.network.modules import evaluation_mode
 from pytorch_grad_cam_pcasvm.studio.data import image_paths
+from pytorch_grad_cam_pcasvm.studio.data.copies import name_file
 from pytorch_grad_cam_pcasvm.studio.model.choices import choose_threshold
 from pytorch_grad_cam_pcasvm.studio.model.fitting import attach_head
 from pytorch_grad_cam_pcasvm.studio.model.model import Model, Paths
@@ -27,8 +28,9 @@ def add_photos(model: Model, images: Tensor | Paths) -> Model:
 
     Args:
         model: from ``fit --classifier pca``, of good photos alone.
-        images: good photos, in files, a folder of them, or tensors (N, ...), also such as the model fails. Photos that
-            it was fitted on would count twice.
+        images: good photos, in files, a folder of them, or a tensor (N, C, H, W), also such as the model fails. Files
+            that it has learned before are left out, unless it was fitted with ``--no-pictures``; each photo counts as
+            an object of its own.
 
     Returns:
         Another model; this one stays as it was.
@@ -45,9 +47,16 @@ def add_photos(model: Model, images: Tensor | Paths) -> Model:
     kept = (training.preparation or {}).get("good")
     if training.sums is None or kept is None:
         raise ValueError(
-            "this model keeps no sums that photos could be added to: fit it on good photos with --classifier pca, or "
-            "fit it again on all photos"
+            "photos can be added to models of good photos alone, by fit --classifier pca, which keep their sums; this "
+            f"one is {model!r}: fit it again on all photos"
         )
+    files = [] if isinstance(images, Tensor) else [name_file(path) for path in image_paths(images)]
+    if files and kept["files"]:
+        images = [path for path, name in zip(image_paths(images), files, strict=True) if name not in kept["files"]]
+    if isinstance(images, Tensor) and images.dim() != 4:
+        raise ValueError(f"good photos are images (N, C, H, W), or files, got a tensor {tuple(images.shape)}")
+    if isinstance(images, Tensor | list) and not len(images):
+        raise ValueError("there is no photo to add: the model has learned all of these before, or none was given")
     scores, sums = list(kept["scores"]), CovariancePCA().merge(training.sums)
     for rows in _read_rows(model, images):
         scores.append(float(measure_anomaly(head, head.values_of(rows)).max()))
@@ -55,11 +64,16 @@ def add_photos(model: Model, images: Tensor | Paths) -> Model:
     other = Head.of(assemble_detector(sums, kept["shrinkage"]))
     own, facts = other.stages[0], head.stages[0].facts
     own.facts = replace(own.facts, least=facts.least, reach=facts.reach)
-    threshold = asdict(choose_threshold(scores, kept["rate"]))
-    preparation = (training.preparation or {}) | {"good": kept | {"scores": scores}, "threshold": threshold}
+    first = max(kept["objects"], default=0) + 1  # each new photo is an object of its own
+    added = len(scores) - len(kept["scores"])
+    objects = [*kept["objects"], *range(first, first + added)]
+    threshold = asdict(choose_threshold(scores, kept["rate"], objects))
+    known = [*kept["files"], *dict.fromkeys(name for name in files if name not in kept["files"])]
+    kept = kept | {"scores": scores, "objects": objects, "files": known if kept["files"] else []}
+    preparation = (training.preparation or {}) | {"good": kept, "threshold": threshold}
     other.training_set = replace(training, preparation=preparation, sums=sums, resamples=None)
     net = attach_head(model.net.backbone, other.to(next(head.buffers()).device), model.net.layer, model.net.pool)
-    about = model.about | {"images": model.about["images"] + len(scores) - len(kept["scores"])}
+    about = model.about | {"images": model.about["images"] + added}
     return replace(model, net=net, about=about | {"rows": sums.n_samples_seen_})
 
 

@@ -44,11 +44,12 @@ def keep_likeness(head: Head, fitted: Any, rows: np.ndarray, labels: Any, groups
         reduction = next(filter(_restores, parts), None)
         if reduction is None:
             return None
-        values = np.zeros(len(rows))
+        values, targets = np.zeros(len(rows)), None if labels is None else np.asarray(labels)
         for fit, test in _split(labels, own, groups):
             try:
-                without = Head.of(clone(reduction).fit(rows[fit]))
-            except ValueError:  # fewer rows than components
+                own_targets = None if targets is None else targets[fit]
+                without = Head.of(clone(reduction).fit(rows[fit], own_targets))
+            except (TypeError, ValueError):  # fewer rows than components, or a step that cannot be fitted on a part
                 return None
             values[test] = measure_anomaly(without, without.values_of(torch.from_numpy(rows[test]).double())).numpy()
     threshold = choose_threshold(values, _RATE, None if groups is None else own)
