@@ -66,6 +66,12 @@ def measure_outside(output: Any) -> np.ndarray | None:
     Returns:
         Distances, the roots of :class:`.ResidualTarget`'s values, divided by that which at most 1 in 100 new images
         like those of the training set exceed, or 1 in n + 1 of n; None: the head knows no limit, or features are dense.
+
+    Example:
+        >>> head = make_pipeline(StandardScaler(), PCA(2), SVC())
+        >>> model = fit_model(backbone, loader, head, layer="layer2", pool="mean", progress=False)
+        >>> measure_outside(model.net(images)).shape
+        (2,)
     """
     if not isinstance(output, OfHead) or output.grid is not None:
         return None

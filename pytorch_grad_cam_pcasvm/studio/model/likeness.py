@@ -70,6 +70,8 @@ def _restores(fitted: Any) -> bool:
 def _split(labels: Any, own: np.ndarray, groups: Any) -> Any:
     """Return folds with a share of each class; of a class that has one object only, folds of objects."""
     try:
-        return split_folds(labels, None if groups is None else own)
-    except (TypeError, ValueError):
-        return GroupKFold(min(_FOLDS, len(np.unique(own)))).split(own, groups=own)
+        if np.ndim(labels) == 1:
+            return split_folds(np.asarray(labels), None if groups is None else own)
+    except ValueError:
+        pass
+    return GroupKFold(min(_FOLDS, len(np.unique(own)))).split(own, groups=own)
