@@ -40,10 +40,10 @@ class PCADistance(CovariancePCA):
         (12,)
     """
 
+    n_components = None  # all
+
     def __init__(self, shrinkage: float = 0.1) -> None:
         self.shrinkage = shrinkage
-
-    n_components = None  # all
 
     @property
     def weights_(self) -> np.ndarray:

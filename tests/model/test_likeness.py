@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from sklearn.base import clone
 from sklearn.decomposition import PCA
 from sklearn.feature_selection import SelectKBest
 from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold
@@ -75,6 +76,22 @@ def test_photos_of_an_object_are_left_out_together(model, rows):
     head.training_set.preparation = before
     folds = StratifiedGroupKFold(5).split(rows, LABELS, objects)
     assert threshold.score == pytest.approx(choose_threshold(residuals(rows, folds), 0.01, objects).score, rel=1e-6)
+
+
+def test_of_two_reductions_the_residual_is_that_of_the_one_whose_components_the_head_has(rows):
+    pipeline = make_pipeline(StandardScaler(), PCA(12), PCA(3), SVC())
+    own = fit_model(NET, [(PHOTOS, LABELS)], pipeline, "3", pool="mean", resample=0, progress=False)
+    head, kept = own.net.head, own.net.head.training_set.preparation["likeness"]
+    position = head.component_position
+    steps = 2 if position == 2 else 3
+    values = np.zeros(40)
+    for fit, test in StratifiedKFold(5).split(rows, LABELS):
+        before = make_pipeline(*clone(pipeline)[: steps - 1]).fit(rows[fit])
+        z, others = before.transform(rows[fit]), before.transform(rows[test])
+        last = clone(pipeline[steps - 1]).fit(z)
+        values[test] = ((others - last.inverse_transform(last.transform(others))) ** 2).sum(1)
+    assert kept["score"] == pytest.approx(choose_threshold(values).score, rel=1e-5)
+    assert np.mean(measure_outside(own.net(LIKE)) > 1) <= 0.1
 
 
 def test_a_reduction_that_learns_from_labels_is_fitted_with_them():

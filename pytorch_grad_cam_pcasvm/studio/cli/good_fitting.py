@@ -54,8 +54,8 @@ def fit_good(
             Head.of(assemble_detector(reduce(CovariancePCA.merge, rest, CovariancePCA()), shrinkage)) for rest in rests
         ]
         scores = keep_left_out(head, heads, fold_of, training, groups, options)
-        names = {row: paths[row].relative_to(options.images).as_posix() for row in scores}
-        if odd := describe_suspicious([*scores.values()], {names[row]: score for row, score in scores.items()}):
+        named = {paths[row].relative_to(options.images).as_posix(): score for row, score in scores.items()}
+        if odd := describe_suspicious([*scores.values()], named):
             print(f"{odd}: if they are not good, take them out, and fit again, as the threshold rests on them")
     files = [] if options.no_pictures else [name_file(paths[row]) for row in sorted({*training.rows})]
     head.training_set.preparation = (head.training_set.preparation or {}) | {

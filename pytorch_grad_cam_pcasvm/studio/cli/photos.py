@@ -181,17 +181,15 @@ def fit_left_out(
     pipeline: Any, training: TrainingFeatures, groups: Any, fold_of: Mapping[int, int], options: FitOptions
 ) -> list[Any]:
     """Return for each fold the head of the others, None if they are too few; none at all if all are, which is said."""
-    own, count = (
-        np.array([fold_of[number] for number in _number_objects(training, groups).tolist()]),
-        options.components,
-    )
+    own = np.array([fold_of[number] for number in _number_objects(training, groups).tolist()])
+    count = options.components or 0
     rests = [np.flatnonzero(own != fold) for fold in sorted({*fold_of.values()})]
     heads = [_fit_others(pipeline, training.features.numpy()[rest]) for rest in rests]
     if all(head is None for head in heads):
         most = min(map(len, rests)) - 1
         print(
             f"no threshold: for it photos are left out in turn, and {count} components cannot be fitted on the others"
-            + (f"; lower --components, to {most} or fewer" if (count or 0) > most else "")
+            + (f"; lower --components, to {most} or fewer" if count > most else "")
         )
         return []
     return heads

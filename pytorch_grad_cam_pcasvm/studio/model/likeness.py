@@ -41,7 +41,7 @@ def keep_likeness(head: Head, fitted: Any, rows: np.ndarray, labels: Any, groups
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of components that do not vary, which the head itself has told
         parts = (fitted[:steps] for steps in range(1, len(fitted.steps)))
-        reduction = next(filter(_restores, parts), None)
+        reduction = next((part for part in parts if _find_residual(part) == head.component_position), None)
         if reduction is None:
             return None
         values, targets = np.zeros(len(rows)), None if labels is None else np.asarray(labels)
@@ -59,12 +59,13 @@ def keep_likeness(head: Head, fitted: Any, rows: np.ndarray, labels: Any, groups
     return threshold
 
 
-def _restores(fitted: Any) -> bool:
-    """Return whether a part of a pipeline is a reduction that restores features, so that it has a residual."""
+def _find_residual(fitted: Any) -> int | None:
+    """Return the position of the components of a part of a pipeline that restores features; None: it does not."""
     try:
-        return tells_anomalies(Head.of(fitted))
+        part = Head.of(fitted)
     except (TypeError, ValueError):  # a scaler alone
-        return False
+        return None
+    return part.component_position if tells_anomalies(part) else None
 
 
 def _split(labels: Any, own: np.ndarray, groups: Any) -> Any:
