@@ -1,6 +1,15 @@
 """The head: fitted estimators as stages with closed-form pullbacks. It knows nothing about images."""
 
-from pytorch_grad_cam_pcasvm.head.anomalies import anomaly_range, measure_anomaly, tells_anomalies, usual_reach
+from pytorch_grad_cam_pcasvm.head.anomalies import (
+    anomaly_range,
+    compare_residual,
+    count_expressing,
+    measure_anomaly,
+    measure_residual,
+    split_anomaly,
+    tells_anomalies,
+    usual_reach,
+)
 from pytorch_grad_cam_pcasvm.head.covariance_pca import CovariancePCA
 from pytorch_grad_cam_pcasvm.head.decisions import Decision, Ensemble, KernelSVM, LinearDecision, SupportVectorEffect
 from pytorch_grad_cam_pcasvm.head.distances import measure_reach
@@ -54,9 +63,13 @@ __all__ = [
     "anomaly_range",
     "assemble_detector",
     "choose_shrinkage",
+    "compare_residual",
+    "count_expressing",
     "measure_anomaly",
     "measure_reach",
+    "measure_residual",
     "resample_heads",
+    "split_anomaly",
     "stage_for",
     "tells_anomalies",
     "tensor",

@@ -5,7 +5,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pytorch_grad_cam_pcasvm.head.distances import CosineDistance, LogDensity, NearestDistance, OfPoints, measure_reach
+from pytorch_grad_cam_pcasvm.head.distances import (
+    CosineDistance,
+    LogDensity,
+    NearestDistance,
+    OfPoints,
+    Quadratic,
+    measure_reach,
+)
 from pytorch_grad_cam_pcasvm.head.head import Head
 from pytorch_grad_cam_pcasvm.head.stack import HeadTrace
 
@@ -126,6 +133,11 @@ def measure_residual(head: Head, trace: HeadTrace) -> Tensor:
 
     Raises:
         ValueError: its reduction restores nothing.
+
+    Example:
+        >>> head = Head.of(PCA(2).fit(features))
+        >>> measure_residual(head, head.values_of(torch.from_numpy(features).double())).shape
+        torch.Size([12])
     """
     position = head.component_position or 0
     reduction = head.stages[position - 1]
@@ -135,6 +147,85 @@ def measure_residual(head: Head, trace: HeadTrace) -> Tensor:
         )
     rest, _ = residual(reduction, trace.values[position - 1], trace.values[position])
     return rest.square().sum(-1)
+
+
+def compare_residual(head: Head, trace: HeadTrace, count: int = 1) -> Tensor | None:
+    """Return how far images lie outside of all components, in parts of the training set's limit, (N,).
+
+    Args:
+        head: the head.
+        trace: what it computed for rows of features.
+        count: how many rows an image has, whose residuals are averaged.
+
+    Returns:
+        The roots; None: the head knows no limit.
+
+    Example:
+        >>> rows = torch.from_numpy(features).double()
+        >>> compare_residual(net.head, net.head.values_of(rows)) is None
+        True
+    """
+    limit = (head.training_set.preparation or {}).get("likeness")
+    if limit is None:
+        return None
+    return (measure_residual(head, trace).unflatten(0, (-1, count)).mean(1) / float(limit["score"])).sqrt()
+
+
+def split_anomaly(head: Head, trace: HeadTrace, count: int = 1) -> Tensor | None:
+    """Return what each component adds to the anomaly of the most anomalous row of each image, (N, D).
+
+    Args:
+        head: the head.
+        trace: what it computed for rows of features.
+        count: how many rows an image has.
+
+    Returns:
+        The terms of :class:`.PCADistance`, by falling variance; None: the head was not made of good photos by it.
+
+    Example:
+        >>> rows = torch.from_numpy(features).double()
+        >>> split_anomaly(net.head, net.head.values_of(rows)) is None
+        True
+    """
+    if _find_shrinkage(head) is None:
+        return None
+    place = next(place for place, stage in enumerate(head.stages) if isinstance(stage, Quadratic))
+    most = (-trace.values[-1][..., 0]).unflatten(0, (-1, count)).argmax(1)
+    rows = trace.values[place].unflatten(0, (-1, count))
+    strongest = rows.gather(1, most[:, None, None].expand(-1, 1, rows.shape[-1]))[:, 0]
+    return head.stages[place].evaluate(strongest)[1][:, 0].square()
+
+
+def count_expressing(head: Head, share: float) -> tuple[int, float] | None:
+    """Return how many components of good photos have a share of their variance, and how anomalous others make them.
+
+    Args:
+        head: the head.
+        share: of the variance, below 1.
+
+    Returns:
+        The number, and which part of the anomaly of good rows lies outside of these components, on average; None: the
+        head was not made of good photos by :class:`.PCADistance`.
+
+    Example:
+        >>> count_expressing(net.head, 0.95) is None
+        True
+    """
+    shrinkage = _find_shrinkage(head)
+    if shrinkage is None:
+        return None
+    distance = next(stage for stage in head.stages if isinstance(stage, Quadratic))
+    weights = distance.roots[0].double().square().sum(0)
+    variances = (1 / weights - shrinkage * (1 / weights).mean()).clamp(min=0)
+    count = int((variances.cumsum(0) < share * variances.sum()).sum()) + 1
+    terms = variances * weights
+    return count, float(terms[count:].sum() / terms.sum())
+
+
+def _find_shrinkage(head: Head) -> float | None:
+    """Return that of :class:`.PCADistance`; None: the head was not made of good photos by it."""
+    good = (head.training_set.preparation or {}).get("good")
+    return None if good is None else float(good["shrinkage"])
 
 
 def reweighted(head: Head, trace: HeadTrace, grid: Any, neighbours: int) -> Tensor:

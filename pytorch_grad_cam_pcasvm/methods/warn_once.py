@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from pytorch_grad_cam_pcasvm.head.anomalies import measure_residual
+from pytorch_grad_cam_pcasvm.head.anomalies import compare_residual
 from pytorch_grad_cam_pcasvm.head.measures import Measure, as_array
 from pytorch_grad_cam_pcasvm.maps.results import check_finite, warn_of_blanks
 from pytorch_grad_cam_pcasvm.network.auto_layers import norms_before_attention
@@ -39,9 +39,9 @@ def measure_images(output: OfHead) -> list[tuple[Measure, np.ndarray]]:
 def are_unlike_training(output: Any) -> list[bool]:
     """Return for each image whether it is unlike the head's training images, as far as the head can tell.
 
-    Always False for dense features, where unusual positions are what one looks for. Heads of ``fit`` and ``fit_model``
-    that decide by a PCA's components know how far outside of these training images lie that were left out: at most 1 in
-    100 new ones like them is farther, or of n of them 1 in n + 1. Others have the limits of their scaler or PCA.
+    Heads of ``fit`` and ``fit_model`` that decide by a PCA's components know how far outside of these training images
+    lie that were left out, of dense features on average over positions: at most 1 in 100 new ones like them is farther,
+    or of n of them 1 in n + 1. Others have the limits of their scaler or PCA; of dense features False is returned.
 
     Args:
         output: what a network returned for N images.
@@ -64,8 +64,9 @@ def measure_outside(output: Any) -> np.ndarray | None:
         output: what a network returned for N images.
 
     Returns:
-        Distances, the roots of :class:`.ResidualTarget`'s values, divided by that which at most 1 in 100 new images
-        like those of the training set exceed, or 1 in n + 1 of n; None: the head knows no limit, or features are dense.
+        Distances, the roots of :class:`.ResidualTarget`'s values (of dense features of their mean over positions),
+        divided by that which at most 1 in 100 new images like those of the training set exceed, or 1 in n + 1 of n;
+        None: the head knows no limit.
 
     Example:
         >>> head = make_pipeline(StandardScaler(), PCA(2), SVC())
@@ -73,12 +74,10 @@ def measure_outside(output: Any) -> np.ndarray | None:
         >>> measure_outside(model.net(images)).shape
         (2,)
     """
-    if not isinstance(output, OfHead) or output.grid is not None:
+    if not isinstance(output, OfHead):
         return None
-    reached = (output.head.training_set.preparation or {}).get("likeness")
-    if reached is None:
-        return None
-    return np.sqrt(as_array(measure_residual(output.head, output.head_trace)) / float(reached["score"]))
+    outside = compare_residual(output.head, output.head_trace, 1 if output.grid is None else output.grid.count)
+    return None if outside is None else as_array(outside)
 
 
 TOLD_ONCE = (BaselineWarning, CancellationWarning, CoarseMapWarning, OutsideTrainingWarning)

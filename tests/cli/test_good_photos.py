@@ -1,5 +1,6 @@
 """A PCA of good photos on the command line and in Python: what it learns, chooses, says, and how more are added."""
 
+import csv
 import re
 import shlex
 import shutil
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from sklearn.covariance import ShrunkCovariance
+from sklearn.decomposition import PCA
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GroupKFold
 from sklearn.preprocessing import StandardScaler
@@ -16,7 +18,9 @@ from test_choosing import NETWORK, make_photos, run, save
 from pytorch_grad_cam_pcasvm import CovariancePCA, SVMTarget, add_photos, choose_shrinkage, fit_model, load_model
 from pytorch_grad_cam_pcasvm.network.features import compute_features
 from pytorch_grad_cam_pcasvm.studio.cli import main
+from pytorch_grad_cam_pcasvm.studio.export.outputs import about, name_outputs
 from pytorch_grad_cam_pcasvm.studio.model.choices import choose_threshold
+from pytorch_grad_cam_pcasvm.studio.pictures.sheets import Sheets
 
 TYPED = [*NETWORK, "--pool", "dense"]
 
@@ -77,6 +81,37 @@ def test_it_is_explained_and_its_maps_add_up(photos, fitted):
         maps = model.explain(images, SVMTarget(sign="-", at="max"), layers=layers)
         np.testing.assert_allclose(maps.values[:, 0], model.net.anomaly_score(images), rtol=1e-5)
         assert ((maps.sums + maps.baseline_values - maps.values).abs() < 1e-5 * maps.values.abs()).all()
+
+
+def test_sheets_say_which_part_of_an_anomaly_good_photos_do_not_have(photos, fitted, tmp_path, capsys):
+    model = load(fitted)
+    images, good = model.read(photos / "more"), read_patches(model, photos / "good")
+    good, asked = good.reshape(-1, good.shape[2]), read_patches(model, photos / "more")
+    scaler, shrinkage = StandardScaler().fit(good), model.net.head.training_set.preparation["good"]["shrinkage"]
+    pca = PCA(svd_solver="full").fit(scaler.transform(good))
+    variances = pca.explained_variance_
+    weights = 1 / ((1 - shrinkage) * variances + shrinkage * variances.mean())
+    terms = np.stack([pca.transform(scaler.transform(photo)) ** 2 * weights for photo in asked])
+    terms = terms[np.arange(len(terms)), terms.sum(2).argmax(1)]
+    shown = model.explain(images, SVMTarget(sign="-", at="max"))
+    outputs = {name: tensor.numpy() for name, tensor in name_outputs(shown).items()}
+    np.testing.assert_allclose(outputs["parts"], terms, rtol=1e-4, atol=1e-6 * terms.max())
+    np.testing.assert_allclose(outputs["parts"].sum(1), outputs["anomaly"].max((1, 2)), rtol=1e-6)
+    count = 1 + int((np.cumsum(pca.explained_variance_ratio_) < 0.95).sum())
+    share = terms[0, count:].sum() / terms[0].sum()
+    usual = (variances * weights)[count:].sum() / (variances * weights).sum()
+    largest = int(terms[0, :count].argmax())
+    said = Sheets(about(shown.targets, model.net)).reason(outputs, 0)
+    assert said.startswith(
+        f"{share:.0%} of it is outside of the {count} main components of good photos (usually {usual:.0%}); "
+    )
+    part = terms[0, largest] / terms[0].sum()
+    most = f"component {largest + 1} alone adds {part:.0%}" if part >= 0.1 else "no component alone adds a tenth"
+    assert said.endswith(most)
+    run(capsys, "explain", photos / "more", "--model", fitted, "--trust", NETWORK[1], "--out", tmp_path)
+    (first, *_) = csv.DictReader((tmp_path / "values.csv").open())
+    assert float(first[f"outside of {count} components"]) == pytest.approx(share, rel=1e-4)
+    assert said in (tmp_path / "index.html").read_text()
 
 
 def test_photos_that_are_added_count_as_those_of_the_fit(photos, fitted, tmp_path, capsys):

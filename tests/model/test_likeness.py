@@ -6,15 +6,17 @@ import torch
 from sklearn.base import clone
 from sklearn.decomposition import PCA
 from sklearn.feature_selection import SelectKBest
-from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold
+from sklearn.model_selection import GroupKFold, StratifiedGroupKFold, StratifiedKFold
+from sklearn.neighbors import NearestNeighbors
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.svm import SVC
 from torch import nn
 
 from pytorch_grad_cam_pcasvm import are_unlike_training, extract_features, fit_model, load_model, measure_outside
+from pytorch_grad_cam_pcasvm.head import Head
 from pytorch_grad_cam_pcasvm.studio.model.choices import choose_threshold
-from pytorch_grad_cam_pcasvm.studio.model.likeness import keep_likeness
+from pytorch_grad_cam_pcasvm.studio.model.likeness import keep_likeness, keep_likeness_of_patches
 
 torch.manual_seed(0)
 NET = nn.Sequential(nn.Conv2d(3, 24, 5, 3), nn.Tanh(), nn.Conv2d(24, 20, 3), nn.Tanh()).eval()
@@ -107,4 +109,63 @@ def test_nothing_is_said_where_nothing_tells(pipeline, count):
     loader = [(PHOTOS[:count], LABELS[:count])]
     pipeline = make_pipeline(StandardScaler(), PCA(2), SVC()) if count < 8 else pipeline
     own = fit_model(NET, loader, pipeline, "3", pool="mean", resample=0, progress=False)
+    assert measure_outside(own.net(ODD)) is None
+
+
+DENSE = make_pipeline(StandardScaler(), PCA(4), SVC())
+
+
+@pytest.fixture(scope="module")
+def patches():
+    """The patches of each photo, (N, P, D), float64."""
+    rows = extract_features(NET, [PHOTOS], "3", pool="dense", progress=False)[0]
+    return rows.reshape(len(PHOTOS), -1, rows.shape[1]).astype(np.float64)
+
+
+def measure_photos(fit, asked):
+    """Return the mean residual of the patches of each photo, by scikit-learn's own inverse."""
+    fitted = make_pipeline(StandardScaler(), PCA(4, svd_solver="full")).fit(fit.reshape(-1, fit.shape[-1]))
+    return measure(fitted, asked.reshape(-1, asked.shape[-1])).reshape(len(asked), -1).mean(1)
+
+
+def test_of_heads_on_positions_the_mean_residual_tells(patches):
+    own = fit_model(NET, [(PHOTOS, LABELS)], DENSE, "3", pool="dense", resample=0, progress=False)
+    values = np.zeros(40)
+    for fit, test in GroupKFold(5).split(patches, groups=np.arange(40)):
+        values[test] = measure_photos(patches[fit], patches[test])
+    kept = own.net.head.training_set.preparation["likeness"]
+    assert kept["score"] == pytest.approx(choose_threshold(values).score, rel=1e-5)
+    rows = extract_features(NET, [ODD], "3", pool="dense", progress=False)[0].astype(np.float64)
+    expected = np.sqrt(measure_photos(patches, rows.reshape(len(ODD), -1, rows.shape[1])) / kept["score"])
+    np.testing.assert_allclose(measure_outside(own.net(ODD)), expected, rtol=1e-4)
+    assert all(are_unlike_training(own.net(ODD)))
+    assert np.mean(are_unlike_training(own.net(LIKE))) <= 0.1
+
+
+def test_all_positions_are_asked_of_whatever_patches_a_head_learned(patches):
+    fitted = clone(DENSE).fit(patches[:, :2].reshape(80, -1), np.repeat(LABELS, 2))
+    head, objects = Head.of(fitted), np.arange(40) // 2
+
+    def read():
+        yield torch.from_numpy(patches).transpose(1, 2), [*range(40)]
+
+    args = patches[:, :2].reshape(80, -1), np.repeat(LABELS, 2), np.repeat(np.arange(40), 2)
+    threshold = keep_likeness_of_patches(head, fitted, *args, objects, read)
+    values = np.zeros(40)
+    for fit, test in GroupKFold(5).split(patches, groups=objects):
+        values[test] = measure_photos(patches[fit][:, :2], patches[test])
+    assert threshold.score == pytest.approx(choose_threshold(values, 0.01, objects).score, rel=1e-9)
+    assert threshold.count == 20
+
+
+@pytest.mark.parametrize("some", [{"sample": 3}, {"coreset": 0.5}, {"purity": 0.9}, {"ignore_index": 0}])
+def test_nothing_is_said_of_photos_whose_patches_are_not_all_known(some):
+    labels = (torch.arange(40) % 2)[:, None, None].expand(40, 24, 24)
+    own = fit_model(NET, [(PHOTOS, labels + 1)], DENSE, "3", pool="dense", resample=0, progress=False, **some)
+    assert measure_outside(own.net(ODD)) is None
+
+
+def test_a_head_that_tells_anomalies_itself_has_no_such_limit():
+    reduction = make_pipeline(StandardScaler(), PCA(4), NearestNeighbors(n_neighbors=1))
+    own = fit_model(NET, [PHOTOS], reduction, "3", pool="dense", resample=0, progress=False)
     assert measure_outside(own.net(ODD)) is None

@@ -32,6 +32,8 @@ def _make_card(name: str, sheets: Any, outputs: Any, row: int, sheet: Any, truth
         numbers = {"anomaly": judged.anomaly} | numbers
     if judged.passes is not None:
         numbers["threshold"] = sheets.about["threshold"]
+    if (outside := sheets.outside_share(outputs, row)) is not None:
+        numbers[f"outside of {sheets.about['expressing']} components"] = outside
     shares = {f"share of {name}": share for name, share in sheets.shares(outputs, row).items()}
     judged.label = None if shares else judged.label
     judged.anomaly = next((number for title, number in numbers.items() if title.startswith("anomaly")), None)
@@ -39,7 +41,9 @@ def _make_card(name: str, sheets: Any, outputs: Any, row: int, sheet: Any, truth
     if "values_error" in outputs:
         error = float(outputs["values_error"][row, first])
         numbers = _insert_errors(numbers, titles[first], error, sheets.sure_share(outputs, row, first))
-    said = sheets.said(outputs, row, first) if judged.anomaly is None else sheets.about.get("anomaly", "")
+    said = sheets.said(outputs, row, first)
+    if judged.anomaly is not None:
+        said = "; ".join(filter(None, (sheets.about.get("anomaly", ""), sheets.reason(outputs, row))))
     card = Card(name, sheet, judged, shares | numbers, said, note)
     card.sure = sheets.sure_share(outputs, row)
     if "strongest" not in sheets.about:  # whose maps are of one position, another in each picture
@@ -158,7 +162,8 @@ def _with_file(options: Any, bad: list[str]) -> tuple[int, Iterator[Card]]:
             return
         outputs = explainer(explainer.prepared(picture)[None])
         truth = name.split("/")[0] if "/" in name and names else None
-        yield _make_card(name, explainer, outputs, 0, explainer.sheet(picture, outputs, truth=truth), truth)
+        sheet, note = explainer.sheet(picture, outputs, truth=truth), explainer.unlike(outputs)
+        yield _make_card(name, explainer, outputs, 0, sheet, truth, note)
 
     return len(paths), (one for path in paths for one in drawn(path))
 
@@ -201,7 +206,7 @@ def _rank_components(net: Any, x: Any, decision: Any, most: int) -> list[list[in
 
 def _with_network(options: Any, bad: list[str]) -> tuple[int, Iterator[Card]]:
     """Return the number of pictures, and their explanations by a network; unreadable ones go to ``bad``."""
-    from pytorch_grad_cam_pcasvm import are_unlike_training, measure_outside
+    from pytorch_grad_cam_pcasvm import are_unlike_training
     from pytorch_grad_cam_pcasvm.head.anomalies import tells_anomalies
     from pytorch_grad_cam_pcasvm.network.modules import find_device
     from pytorch_grad_cam_pcasvm.studio.cli.copies import find_trained
@@ -243,7 +248,7 @@ def _with_network(options: Any, bad: list[str]) -> tuple[int, Iterator[Card]]:
         outputs = {name: tensor.double().cpu().numpy() for name, tensor in name_outputs(maps).items()}
         if maps.error is not None:
             outputs |= {"sure": maps.sure().cpu().numpy(), "values_error": maps.values_error.double().cpu().numpy()}
-        far, outside = are_unlike_training(maps.output), measure_outside(maps.output)
+        far = are_unlike_training(maps.output)
         for place, row in enumerate(batch.rows):
             picture: Any = as_picture(images.picture(batch.images[place].float()))
             frame: Any = WHOLE
@@ -253,9 +258,7 @@ def _with_network(options: Any, bad: list[str]) -> tuple[int, Iterator[Card]]:
             truth = None if images.names is None else images.names[batch.labels[place]]
             strongest = [chosen.index(package.PCATarget(b)) for b in parts[place]]
             shown = [*range(len(decisions)), *strongest] if ranked else None
-            note = "unlike the training pictures" if far[place] else ""
-            if outside is not None and outside[place] > 1:
-                note += f": do not trust this decision ({outside[place]:.2f} times the limit)"
+            note = sheets.unlike(outputs, place) or "unlike the training pictures" * far[place]
             sheet = sheets.drawn(picture, outputs, place, frame=frame, truth=truth, shown=shown, note=note)
             card = _make_card(images.id(row), sheets, outputs, place, sheet, truth, note)
             card.trained = images.data.paths[row] in trained

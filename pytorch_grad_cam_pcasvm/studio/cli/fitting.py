@@ -69,7 +69,7 @@ from pytorch_grad_cam_pcasvm.studio.data.masks import MaskFolder
 from pytorch_grad_cam_pcasvm.studio.model.backbones import check_backbone
 from pytorch_grad_cam_pcasvm.studio.model.choices import split_folds
 from pytorch_grad_cam_pcasvm.studio.model.fitting import assemble_model, describe_estimator
-from pytorch_grad_cam_pcasvm.studio.model.likeness import keep_likeness
+from pytorch_grad_cam_pcasvm.studio.model.likeness import keep_likeness, keep_likeness_of_patches
 from pytorch_grad_cam_pcasvm.studio.model.preparation import Preparation
 
 _COMPONENTS = {"svm": 16, "neighbours": 64, "residual": 16}  # of others 8, whose coalitions are few
@@ -347,6 +347,9 @@ def _with_labels(
     add_resamples(options, fitted, pipeline, features, labels, np.array(training.rows) if own is None else own)
     if unit == "images":
         tell_likeness(keep_likeness(fitted, pipeline, features, labels, own))
+    else:
+        args = features, labels, np.array(training.rows), groups, training.read_all
+        tell_likeness(keep_likeness_of_patches(fitted, pipeline, *args))
     return pipeline, fitted, about
 
 

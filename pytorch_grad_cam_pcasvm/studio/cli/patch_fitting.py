@@ -22,12 +22,20 @@ from pytorch_grad_cam_pcasvm.studio.cli.choosing import (
     make_classifier,
 )
 from pytorch_grad_cam_pcasvm.studio.cli.folders import name_first
-from pytorch_grad_cam_pcasvm.studio.cli.photos import RATE, LeftOut, Photos, compare_areas, measure_error
+from pytorch_grad_cam_pcasvm.studio.cli.photos import (
+    RATE,
+    LeftOut,
+    Photos,
+    compare_areas,
+    measure_error,
+    tell_likeness,
+)
 from pytorch_grad_cam_pcasvm.studio.cli.teaching import Teacher, choose_pooled, name_layers
 from pytorch_grad_cam_pcasvm.studio.cli.training import PatchOptions, TrainingFeatures, training_set
 from pytorch_grad_cam_pcasvm.studio.data.images import Images
 from pytorch_grad_cam_pcasvm.studio.model.choices import COMPONENTS_OF_PATCHES, choose_candidate, measure_evidence
 from pytorch_grad_cam_pcasvm.studio.model.fitting import describe_estimator
+from pytorch_grad_cam_pcasvm.studio.model.likeness import keep_likeness_of_patches
 from pytorch_grad_cam_pcasvm.studio.model.preparation import Preparation
 from pytorch_grad_cam_pcasvm.studio.model.teaching import GOOD, draw_places, gather_rows
 from pytorch_grad_cam_pcasvm.studio.pictures.panels import GAP, TILE, Panel
@@ -102,7 +110,7 @@ def fit_labelled(
     heads = [_fit_fold(options, own.select(fit), photos) for fit, _ in photos.folds]
     left_out.score(training.read_all, heads, training.spread)
     score = left_out.tell("photo" if options.groups is None else "object")
-    head, about = _fit_all(options, own, photos)
+    head, about = _fit_all(options, own, photos, training)
     return head, training.describe() | about | score
 
 
@@ -139,7 +147,7 @@ def teach_patches(
     score = left_out.tell("photo" if options.groups is None else "object")
     if score:
         score["score"] |= _compare_heads(options, left_out, photos, pooled, lessons)
-    head, about = _fit_all(options, all_patches[-1], photos)
+    head, about = _fit_all(options, all_patches[-1], photos, training)
     _show_chosen(options, folder, training, suspicions[-1], doubtful)
     return head, training.describe() | about | score
 
@@ -222,7 +230,9 @@ def _fit_fold(options: FitOptions, own: PatchRows, photos: Photos) -> Any:
     return None if chosen is None else fit_classifier(chosen, own.rows, own.labels, 0)[1]
 
 
-def _fit_all(options: FitOptions, own: PatchRows, photos: Photos) -> tuple[Any, dict[str, Any]]:
+def _fit_all(
+    options: FitOptions, own: PatchRows, photos: Photos, training: TrainingFeatures
+) -> tuple[Any, dict[str, Any]]:
     """Return the head that is fitted on all patches, and its choices, having said them."""
     chosen, candidates = _choose(options, own, photos)
     if chosen is None:
@@ -243,6 +253,8 @@ def _fit_all(options: FitOptions, own: PatchRows, photos: Photos) -> tuple[Any, 
     options.components, options.C, options.class_weight = chosen.components, chosen.C, chosen.class_weight
     pipeline, head = fit_classifier(options, own.rows, own.labels, 0)
     add_resamples(options, head, pipeline, own.rows, own.labels, photos.name_objects(own.photos))
+    args = own.rows, own.labels, own.photos, photos.objects, training.read_all
+    tell_likeness(keep_likeness_of_patches(head, pipeline, *args))
     return head, {"estimator": describe_estimator(pipeline)} | about
 
 

@@ -9,7 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from pytorch_grad_cam_pcasvm.head import Head
-from pytorch_grad_cam_pcasvm.head.anomalies import anomaly_range, measure_anomaly, tells_anomalies, usual_reach
+from pytorch_grad_cam_pcasvm.head.anomalies import (
+    anomaly_range,
+    compare_residual,
+    count_expressing,
+    measure_anomaly,
+    split_anomaly,
+    tells_anomalies,
+    usual_reach,
+)
 from pytorch_grad_cam_pcasvm.head.stages import Projection
 from pytorch_grad_cam_pcasvm.maps.signed_maps import SignedMaps
 from pytorch_grad_cam_pcasvm.methods.grad_cam_protocol import ClosedFormCAM
@@ -26,7 +34,7 @@ from pytorch_grad_cam_pcasvm.studio.export.explainer import (
     sampled_differences,
     sampled_outputs,
 )
-from pytorch_grad_cam_pcasvm.studio.pictures.answers import BACKGROUND
+from pytorch_grad_cam_pcasvm.studio.pictures.answers import BACKGROUND, EXPRESSED
 from pytorch_grad_cam_pcasvm.targets import (
     DensityTarget,
     HotellingTarget,
@@ -43,11 +51,12 @@ from pytorch_grad_cam_pcasvm.targets.places import describe_place
 
 # What a program gives, where there is some.
 OUTPUTS = (
-    "scores", "label", "components", "anomaly", "evidence", "values", "nu", "log_scale", "maps", "opposite",
-    "baseline_values", "remainder", "error", "values_error",
+    "scores", "label", "components", "anomaly", "outside", "parts", "evidence", "values", "nu", "log_scale", "maps",
+    "opposite", "baseline_values", "remainder", "error", "values_error",
 )  # fmt: skip
 ERRORS = "error", "values_error"  # NaN of components that are not stable
 _NOTHING = 1e-4  # of the largest value: less is rounding
+_OF_FEATURES = "components", "anomaly", "outside", "parts"
 _OF_VALUES = "scores", "values", "baseline_values", "values_error"
 # What is 0 but for rounding is compared with what it is subtracted from.
 _BESIDE = {"baseline_values": "values", "remainder": "values", "error": "maps", "values_error": "values"}
@@ -58,7 +67,9 @@ def name_outputs(maps: SignedMaps, size: Sequence[int] | None = None) -> dict[st
     outputs: dict[str, Any] = {name: getattr(maps, name, None) for name in OUTPUTS}
     output = maps.output
     if isinstance(output, HeadOutput | HeadRun):
-        head = output.head
+        head, count = output.head, 1 if output.grid is None else output.grid.count
+        outputs["outside"] = compare_residual(head, output.head_trace, count)
+        outputs["parts"] = split_anomaly(head, output.head_trace, count)
         outputs["scores"], outputs["components"] = head.scores(output.head_trace), output.components
         if tells_anomalies(head) and (output.grid is not None or head.threshold is not None):
             outputs["anomaly"] = measure_anomaly(head, output.head_trace)
@@ -290,7 +301,13 @@ def compared(
         if name in actual:
             actual[name] = actual[name] * np.exp(factor).reshape(*factor.shape, *[1] * (actual[name].ndim - 2))
     for name, numbers in wanted.items():
-        rows = everywhere if name in ("components", "anomaly") else same if name in _OF_VALUES else shown
+        rows = (
+            everywhere
+            if name in ("components", "anomaly", "outside", "parts")
+            else same
+            if name in _OF_VALUES
+            else shown
+        )
         of = _BESIDE.get(name, name)
         size = max(np.abs(wanted[of][rows]).max(initial=0.0), largest.get(of, 0.0) * bool(rows.any()))
         unknown = name in ERRORS and np.isnan(actual[name]) & np.isnan(numbers)
@@ -303,7 +320,9 @@ def about(targets: Sequence[Target], net: nn.Module) -> dict[str, Any]:
     """Return the description for :class:`.Sheets`: ``titles`` of targets, ``classes``, ``colours`` of figures.
 
     ``meanings`` are what the targets' values are, in words; of a head that tells anomalies, ``anomaly`` what these are.
-    Where it is known, ``threshold`` is the largest anomaly with which a photo passes. For dense features also
+    Where it is known, ``threshold`` is the largest anomaly with which a photo passes. Of a PCA's distance,
+    ``expressing`` is how many components have 95 % of the variance of good photos, and ``usually_outside`` which part
+    of their anomaly lies outside of these. For dense features also
     ``label_colours`` of classes, ``absent``, those that have none, ``heat``, the colours of anomalies and margins, and
     ``strongest``, the numbers of the targets that are about the strongest position.
     """
@@ -320,6 +339,8 @@ def about(targets: Sequence[Target], net: nn.Module) -> dict[str, Any]:
         return description
     if anomalies:
         description["anomaly"] = describe_anomaly(head, dense)
+    if (expressing := count_expressing(head, EXPRESSED)) is not None:
+        description["expressing"], description["usually_outside"] = expressing
     if anomalies and head.threshold is not None:
         description["threshold"] = head.threshold
     if head.normal is not None:

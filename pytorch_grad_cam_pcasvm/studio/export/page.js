@@ -237,6 +237,22 @@ const explainer = (() => {
     return Math.abs(found.values.data[k]) < 2 * found.values_error.data[k];
   }
 
+  /** Returns why a photo is anomalous, in words, as on sheets: empty where that is not known. */
+  function reasonOf({ found }) {
+    const { expressing: count, usually_outside: usual } = about, parts = [...(found.parts?.data ?? [])];
+    const total = (some) => some.reduce((a, b) => a + b, 0), share = (part) => `${Math.round((100 * part) / total(parts))}%`;
+    if (count === undefined || !total(parts)) return "";
+    const inside = parts.slice(0, count), largest = Math.max(...inside);
+    const most = largest >= 0.1 * total(parts) ? `component ${inside.indexOf(largest) + 1} alone adds ${share(largest)}` : "no component alone adds a tenth";
+    return `${share(total(parts.slice(count)))} of it is outside of the ${count} main components of good photos (usually ${Math.round(100 * usual)}%); ${most}`;
+  }
+
+  /** Says that a photo is unlike the training set; empty: it is not, or nothing tells. */
+  function unlike({ found }) {
+    const outside = found.outside?.data[0] ?? 0;
+    return outside > 1 ? `unlike the training pictures: do not trust this decision (${outside.toFixed(2)} times the limit)` : "";
+  }
+
   /** Returns what is left of the colour at a place: all where the sign of the map is sure; the rest is pale and hatched. */
   function fading({ found }, k) {
     if (!found.error || found.opposite) return () => 1;
@@ -287,7 +303,8 @@ const explainer = (() => {
     const box = about.strongest?.length > 1 ? `patch ${strongest + 1}` : "the outlined patch";
     const title = strongest >= 0 && found.evidence ? `Why: what of the photo made ${box} so`
       : about.titles[k].replace("predicted class", () => (labelOf(photo) ? `${labelOf(photo)} (predicted)` : "commonest class"));
-    const caption = meaning.replace("{}", withError(value, found.values_error?.data[k])).replaceAll("predicted class", () => labelOf(photo) || "commonest class") + from;
+    const why = strongest >= 0 && found.evidence ? reasonOf(photo) : "";
+    const caption = meaning.replace("{}", withError(value, found.values_error?.data[k])).replaceAll("predicted class", () => labelOf(photo) || "commonest class") + from + (why && `; ${why}`);
     const canvas = boxed(canvasOf(TILE, TILE, (x, y) => over(grey(x, y), left(x, y) * map(x, y), strength)), photo, strongest);
     const end = number(nu) + (scale ? ` × exp(${number(scale)})` : "");
     const below = [element("b", blank ? "blank: all zero" : "lowers", "blue"), element("b", blank ? "" : `raises, to ${end}`, "red")];
@@ -407,7 +424,7 @@ const explainer = (() => {
       const original = panel("What the network sees", `${width} × ${height} pixels`, [seen, scoresOf(photo)]);
       tiles.append(original, ...positions(photo, pixel), ...about.titles.map((_, k) => tile(photo, pixel, k)));
       const verdict = isOpen(photo) ? `open, ${labelOf(photo)} is ahead, but other training photos might decide otherwise` : labelOf(photo);
-      card.append(element("h2", [photo.name, verdict].filter(Boolean).join(": ")), tiles);
+      card.append(element("h2", [photo.name, verdict, unlike(photo)].filter(Boolean).join(": ")), tiles);
       return card;
     }));
   }

@@ -3,7 +3,8 @@
 import copy
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NoReturn
 
 import numpy as np
@@ -28,7 +29,7 @@ from pytorch_grad_cam_pcasvm.runtime.errors import warn
 from pytorch_grad_cam_pcasvm.studio.data.transforms import hint_at_scaled
 from pytorch_grad_cam_pcasvm.studio.model.backbones import Backbone, make_backbone
 from pytorch_grad_cam_pcasvm.studio.model.description import Origin
-from pytorch_grad_cam_pcasvm.studio.model.likeness import keep_likeness
+from pytorch_grad_cam_pcasvm.studio.model.likeness import keep_likeness, keep_likeness_of_patches
 from pytorch_grad_cam_pcasvm.studio.model.model import Model
 from pytorch_grad_cam_pcasvm.studio.model.preparation import Preparation, describe_transform, record_preparation
 from pytorch_grad_cam_pcasvm.studio.model.resampling import COUNT, attach_resamples, check_count
@@ -158,12 +159,28 @@ def fit_made(
         warn(f"maps do not say how sure they are, as there are no resampled heads: {reason}", UserWarning)
     if not (is_fitted or source.dense):
         keep_likeness(own, fitted, rows, labels, None)
+    elif groups is not None and not is_fitted and _are_all_kept(**extraction):
+        keep_likeness_of_patches(own, fitted, rows, labels, groups, None, partial(_read_photos, rows, groups))
     about = {"estimator": describe_estimator(fitted), "images": blocks.count, "rows": len(rows)}
     about |= {"left_out": blocks.left_out} | describe_labels(labels)
     return assemble_model(
         network, own, blocks.first, layer, pool, means=blocks.means, layers=chosen or blocks.last, normal=normal,
         preparation=preparation, about=about,
     )  # fmt: skip
+
+
+def _are_all_kept(
+    sample: Any = None, coreset: Any = None, ignore_index: Any = None, purity: float = 0.0, **_: Any
+) -> bool:
+    """Return whether there is a row for each position of each image."""
+    return sample is None and coreset is None and ignore_index is None and not purity
+
+
+def _read_photos(rows: np.ndarray, photos: np.ndarray) -> Iterator[tuple[Tensor, list[int]]]:
+    """Yield the features of all positions of each photo, (1, D, P), with its number."""
+    numbers, firsts = np.unique(photos, return_index=True)
+    for number, part in zip(numbers.tolist(), np.split(rows, firsts[1:]), strict=True):
+        yield torch.from_numpy(part.T[None].copy()), [number]
 
 
 def _warn_of_positions(net: nn.Module, source: FeatureSource, blocks: BlockMeans) -> None:

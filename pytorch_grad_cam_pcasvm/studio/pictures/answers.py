@@ -7,6 +7,8 @@ import numpy as np
 
 BACKGROUND = "background"  # the class outside of masks
 MISSED, FALSE_ALARM = "missed", "false alarm"
+_MUCH = 0.1  # of an anomaly, by one component
+EXPRESSED = 0.95  # of the variance of good photos, by their first components
 MOVED = "other training photos might decide otherwise"  # what is open, in words
 
 
@@ -75,7 +77,9 @@ class Answers:
             the largest anomaly with which a photo passes, where it is known. ``meanings``, which later files have, are
             what the targets' values are, with ``{}`` for the number, and ``anomaly`` what anomalies are; ``strongest``
             the numbers of the targets that are about the strongest position, ``usual`` the anomaly that nearly all good
-            patches stay below, and ``normal`` the class that is an absence.
+            patches stay below, and ``normal`` the class that is an absence. Of a PCA's distance ``expressing`` is how
+            many components have 95 % of the variance of good photos, and ``usually_outside`` which part of their
+            anomaly is outside of these.
         good: the label of good photos, if the head does not know it; None: not known.
     """
 
@@ -200,6 +204,37 @@ class Answers:
         """Return the titles of the maps of an image."""
         label = self.predicted(outputs, row)
         return [title.replace("predicted class", f"{label} (predicted)") for title in self.about["titles"]]
+
+    def outside_share(self, outputs: dict[str, np.ndarray], row: int = 0) -> float | None:
+        """Return which part of an image's anomaly lies outside of what good photos have; None: it is not known."""
+        if "parts" not in outputs or "expressing" not in self.about:
+            return None
+        parts = outputs["parts"][row].astype(np.float64)
+        return float(parts[self.about["expressing"] :].sum() / parts.sum()) if parts.any() else None
+
+    def reason(self, outputs: dict[str, np.ndarray], row: int = 0) -> str:
+        """Return why an image is anomalous, in words: by what good photos do not have, or by which of their components.
+
+        Empty: it is not known.
+        """
+        share = self.outside_share(outputs, row)
+        if share is None:
+            return ""
+        parts, count = outputs["parts"][row], self.about["expressing"]
+        largest = int(np.argmax(parts[:count]))
+        part = float(parts[largest] / parts.sum())
+        most = f"component {largest + 1} alone adds {part:.0%}" if part >= _MUCH else "no component alone adds a tenth"
+        return (
+            f"{share:.0%} of it is outside of the {count} main components of good photos (usually "
+            f"{self.about['usually_outside']:.0%}); {most}"
+        )
+
+    def unlike(self, outputs: dict[str, np.ndarray], row: int = 0) -> str:
+        """Say that an image is unlike the training set; empty: it is not, or nothing tells."""
+        outside = float(outputs["outside"][row]) if "outside" in outputs else 0.0
+        if outside <= 1:
+            return ""
+        return f"unlike the training pictures: do not trust this decision ({outside:.2f} times the limit)"
 
     def said(self, outputs: dict[str, np.ndarray], row: int, k: int) -> str:
         """Return the value of a target in words: its meaning, the number, and its limits."""

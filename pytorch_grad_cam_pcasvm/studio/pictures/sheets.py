@@ -230,7 +230,7 @@ class Sheets(Answers):
             frame: the part of the picture that the network saw, see :func:`find_frame`.
             truth: the class that the picture is labelled; None: not known.
             shown: the numbers of the targets to draw, in their order; None: decisions, then components.
-            note: what else to say above.
+            note: what to say above; empty: whether the picture is unlike the training set, if that is known.
 
         Raises:
             ValueError: the maps are not finite.
@@ -249,6 +249,7 @@ class Sheets(Answers):
             big = first or k in self.about.get("strongest", [])  # as the one beside it, with the same outlines
             panels.append(self._map(large if big else small, outputs, row, k, titles[k], LARGE if big else TILE))
         words, colour = self._verdict(outputs, row, self.judge(outputs, row, truth))
+        note = note or self.unlike(outputs, row)
         return self.arrange(panels, "; ".join(filter(None, (words, note))), UNLIKE if note else colour, frame)
 
     def _verdict(self, outputs: dict[str, np.ndarray], row: int, judged: Judgement) -> tuple[str, str]:
@@ -289,6 +290,7 @@ class Sheets(Answers):
             box = "the outlined patch" if len(strongest) == 1 else f"patch {strongest.index(k) + 1}"
             title = f"why: what of the photo made {box} so"
             outlined = (self._boxes(outputs, row)[strongest.index(k)],), outputs["evidence"].shape[2:]
+            value = "\n".join(filter(None, (value, self.reason(outputs, row))))
         scale = end if numbers["nu"] else "blank: all zero"
         panel = Panel(picture, self.signed_map(outputs, row, k), title, value, scale, size, *outlined)
         # Of negative parts that a method makes anew, nothing is known.
