@@ -151,6 +151,20 @@ def test_a_photo_that_is_no_good_one_is_named(tmp_path, capsys):
     save(root / "good" / "odd.png", np.random.default_rng(5), [0, 0, 0], spread=90.0)
     _, told, _ = run(capsys, "fit", root / "good", *TYPED, "--out", tmp_path / "m.safetensors")
     assert "unlike the other good photos: odd.png (anomaly" in told
+    assert "the threshold rests on them; --skip-suspicious leaves them out" in told
+    out = tmp_path / "without.safetensors", tmp_path / "few.safetensors"
+    _, told, _ = run(capsys, "fit", root / "good", *TYPED, "--skip-suspicious", "--out", out[0])
+    assert "odd.png" in told
+    assert "left out, and fitted again without them" in told
+    (root / "good" / "odd.png").unlink()
+    run(capsys, "fit", root / "good", *TYPED, "--out", out[1])
+    kept, expected = (load(file).net.head.training_set for file in out)
+    assert kept.preparation["good"]["files"] == expected.preparation["good"]["files"]
+    np.testing.assert_allclose(kept.preparation["good"]["scores"], expected.preparation["good"]["scores"], rtol=1e-9)
+    np.testing.assert_allclose(kept.sums.scatter_, expected.sums.scatter_, rtol=1e-5)
+    classes = make_photos(tmp_path / "classes", {"a": 3, "b": 3})
+    _, _, error = run(capsys, "fit", classes, *NETWORK, "--skip-suspicious")
+    assert "--skip-suspicious is for --classifier pca" in error
 
 
 def test_of_one_photo_quarters_are_left_out(tmp_path, capsys):

@@ -221,6 +221,9 @@ class FitOptions(EngineOptions):
         parse=_RATE,
         group=_GOOD,
     )
+    skip_suspicious: bool = option(
+        "of good photos alone: leave out those that are unlike all others, and list them", False, group=_GOOD
+    )
     normal: str | None = option(
         "the class that is an absence, such as good: maps then show the evidence for any other "
         "class against it, also where it is predicted",

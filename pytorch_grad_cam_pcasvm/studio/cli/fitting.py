@@ -150,7 +150,8 @@ def _fit_head(
     features = training.features.numpy()
     tell_bad(training.bad)
     if options.classifier == "pca":
-        return fit_good(options, training, preparation.folder(options.images).paths, groups)
+        paths = preparation.folder(options.images).paths
+        return fit_good(options, training, paths, groups, skip_suspicious=options.skip_suspicious)
     unit = "images" if patches is None else "patches"
     if patches is not None:
         print(f"{len(features)} patches of {len(set(training.rows))} images")

@@ -21,7 +21,7 @@ _FAR = 3.0  # times the median of the scores
 
 
 def fit_good(
-    options: FitOptions, training: TrainingFeatures, paths: Sequence[Path], groups: Any
+    options: FitOptions, training: TrainingFeatures, paths: Sequence[Path], groups: Any, *, skip_suspicious: bool
 ) -> tuple[Any, dict[str, Any]]:
     """Return the head of good photos, and the model's description of its fit, having said what was chosen.
 
@@ -30,6 +30,7 @@ def fit_good(
         training: the photos' features.
         paths: the photos of the folder.
         groups: the number of the object of each photo of the folder; None: they all differ.
+        skip_suspicious: leave out photos that are unlike all others.
 
     Raises:
         ValueError: all patches are alike.
@@ -54,9 +55,16 @@ def fit_good(
             Head.of(assemble_detector(reduce(CovariancePCA.merge, rest, CovariancePCA()), shrinkage)) for rest in rests
         ]
         scores = keep_left_out(head, heads, fold_of, training, groups, options)
-        named = {paths[row].relative_to(options.images).as_posix(): score for row, score in scores.items()}
-        if odd := describe_suspicious([*scores.values()], named):
-            print(f"{odd}: if they are not good, take them out, and fit again, as the threshold rests on them")
+        if odd := list_suspicious([*scores.values()], scores):
+            named = {paths[row].relative_to(options.images).as_posix(): scores[row] for row in odd}
+            words = describe_suspicious([*scores.values()], named)
+            if skip_suspicious:
+                print(f"{words}: left out, and fitted again without them")
+                return fit_good(options, training.without(odd), paths, groups, skip_suspicious=False)
+            print(
+                f"{words}: if they are not good, take them out, and fit again, as the threshold rests on them; "
+                "--skip-suspicious leaves them out"
+            )
     files = [] if options.no_pictures else [name_file(paths[row]) for row in sorted({*training.rows})]
     head.training_set.preparation = (head.training_set.preparation or {}) | {
         "good": {
@@ -75,12 +83,18 @@ def fit_good(
     return head, about_fit
 
 
-def describe_suspicious(usual: Sequence[float], scores: Mapping[str, float]) -> str:
-    """Name photos that are far more anomalous than usual ones, by what was fitted without them; empty: none are."""
+def list_suspicious(usual: Sequence[float], scores: Mapping[Any, float]) -> list[Any]:
+    """Return the photos that are far more anomalous than usual ones, by what was fitted without them, in order."""
     middle = float(np.median(usual)) if len(usual) else np.inf
-    odd = sorted((name for name, score in scores.items() if score > _FAR * middle), key=lambda name: -scores[name])
+    return sorted((photo for photo, score in scores.items() if score > _FAR * middle), key=lambda one: -scores[one])
+
+
+def describe_suspicious(usual: Sequence[float], scores: Mapping[str, float]) -> str:
+    """Name photos that are far more anomalous than usual ones; empty: none are."""
+    odd = list_suspicious(usual, scores)
     if not odd:
         return ""
+    middle = float(np.median(usual))
     return f"unlike the other good photos: {name_first(odd)} (anomaly {scores[odd[0]]:.4g}, usually {middle:.4g})"
 
 

@@ -216,6 +216,8 @@ def _refuse_training(options: FitOptions) -> None:
             f"--rate is for what learns from good parts alone, such as --classifier {GOOD_PARTS[0]}, or is fitted with "
             "--masks"
         )
+    if options.skip_suspicious and options.classifier != "pca":
+        raise ValueError("--skip-suspicious is for --classifier pca, which learns from good photos alone: leave it out")
     classes = classes_in(options.images, ("train", "training"))
     if of_good_parts:
         _refuse_several_classes(options, classes)

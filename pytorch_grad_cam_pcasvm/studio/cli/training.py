@@ -5,7 +5,7 @@ import json
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -133,6 +133,21 @@ class TrainingFeatures:
     blocks: Any
     read_all: Callable[[], Iterator[tuple[Any, list[int]]]]
     spread: Callable[[Any, Any], Any]
+
+    def without(self, photos: Collection[int]) -> "TrainingFeatures":
+        """Return it without some photos, by their numbers in the folder; means of layers stay those of all."""
+        kept = [row for row, photo in enumerate(self.rows) if photo not in photos]
+
+        def read_some() -> Iterator[tuple[Any, list[int]]]:
+            for features, numbers in self.read_all():
+                some = [place for place, number in enumerate(numbers) if number not in photos]
+                if some:
+                    yield features[some], [numbers[place] for place in some]
+
+        return replace(
+            self, features=self.features[kept], numbers=self.numbers[kept], rows=[self.rows[row] for row in kept],
+            places=self.places[kept], read_all=read_some,
+        )  # fmt: skip
 
     def describe(self) -> dict[str, Any]:
         """Return how many photos and rows there are, as a model's file holds it."""
