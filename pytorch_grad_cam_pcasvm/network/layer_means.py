@@ -223,7 +223,7 @@ class BlockMeans:
             pass
         self._repeated = [prefix + name for name in repeated_blocks(backbone, source, x)]
         own = [prefix + part.layer for part in source.parts or (source,) if part.layer]
-        self.wanted = list(dict.fromkeys([*self.names, *own, *self._also]))
+        self.wanted = list(dict.fromkeys([*self.names, *self.last, *own, *self._also]))
         return LayerMeans(self._backbone, self.wanted, whole)
 
     @property

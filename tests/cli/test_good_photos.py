@@ -234,3 +234,29 @@ def test_what_would_spoil_a_model_is_not_added(folders, match, fitted, tmp_path,
     assert status == 2
     assert re.search(match, error)
     assert model.read_bytes() == before
+
+
+@pytest.mark.optional
+@pytest.mark.parametrize(
+    ("name", "size", "layers"),
+    [
+        ("vit_small_patch14_reg4_dinov2.lvd142m", 112, []),
+        ("vit_small_patch16_dinov3.lvd1689m", 64, ["--features", "blocks.5", "--features", "blocks.8"]),
+    ],
+)
+def test_patches_of_dino_are_learned_and_explained(name, size, layers, tmp_path, capsys):
+    timm = pytest.importorskip("timm")
+    torch.manual_seed(0)
+    torch.save(timm.create_model(name, pretrained=False, num_classes=0).state_dict(), tmp_path / "random.pth")
+    root, model = make_photos(tmp_path / "photos", {"good": 5}), tmp_path / "dino.safetensors"
+    typed = ["--backbone", f"timm:{name}", "--weights", tmp_path / "random.pth", "--device", "cpu", "--no-cache"]
+    status, _, error = run(capsys, "fit", root / "good", *typed, "--size", str(size), *layers, "--out", model)
+    assert status == 0, error
+    net = load_model(model)
+    assert net.layers == ("blocks.5",) if layers else ("blocks.11",)
+    images = net.read(root / "good")
+    maps = net.explain(images, SVMTarget(sign="-", at="max"))
+    np.testing.assert_allclose(maps.values[:, 0], net.net.anomaly_score(images), rtol=1e-4)
+    assert ((maps.sums + maps.baseline_values - maps.values).abs() < 1e-4 * maps.values.abs()).all()
+    status, _, error = run(capsys, "explain", root / "good", "--model", model, "--out", tmp_path / "maps")
+    assert status == 0, error

@@ -6,10 +6,13 @@ import pytest
 import torch
 import torchvision
 from reference import gap
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 from sklearn.svm import SVC
 from torch import nn
+from towers import Tower
 
-from pytorch_grad_cam_pcasvm import ClosedFormGradCAM, ContributionCAM, fit_model
+from pytorch_grad_cam_pcasvm import ClosedFormGradCAM, ContributionCAM, SVMTarget, fit_model
 from pytorch_grad_cam_pcasvm.network.auto_layers import find_last_blocks
 from pytorch_grad_cam_pcasvm.network.features import FeatureSource
 from pytorch_grad_cam_pcasvm.studio.cli.fitting import _check_maps
@@ -134,3 +137,22 @@ def test_a_model_without_a_layer_for_maps_is_told():
     with pytest.raises(ValueError, match=r"no layer of flat:net was found.*name one, --layer NAME"):
         _check_maps(SimpleNamespace(layer=[], backbone="flat:net"), net, FeatureSource(), x)
     _check_maps(SimpleNamespace(layer=["0"], backbone=""), nn.Sequential(nn.Conv2d(3, 3, 1), net), FeatureSource(), x)
+
+
+@pytest.mark.parametrize("layer", ["norm", ["blocks.0", "blocks.1"], "blocks.0"])
+@pytest.mark.parametrize("pool", ["dense", "mean"])
+def test_maps_of_patches_are_of_a_block_which_nothing_passes_by(layer, pool):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net, x = Tower().eval(), torch.randn(12, 3, 16, 16)
+    loader = [(x, torch.arange(12) % 2)]
+    model = fit_model(net, loader, make_pipeline(StandardScaler(), SVC()), layer, pool=pool, resample=0, progress=False)
+    assert model.layers == ({"norm": "blocks.1"}.get(str(layer), "blocks.0"),)
+    maps = model.explain(x[:3], SVMTarget(at="max" if pool == "dense" else None))
+    assert gap(maps) < 1e-4
+    assert (maps.sums - maps.values + maps.baseline_values).abs().max() < 1e-4
+    starts = model.explain(x[3:6], SVMTarget(at="max" if pool == "dense" else None)).baseline_values
+    if pool == "mean" or layer == "blocks.0":  # where the start is the same for all
+        assert torch.allclose(starts, maps.baseline_values, atol=1e-4)
+    found = find_last_blocks(net, FeatureSource.of(net, layer), x)  # of all tokens
+    assert all(name.endswith("norm1") for name in found)
