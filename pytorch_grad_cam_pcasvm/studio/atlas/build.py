@@ -121,7 +121,7 @@ def build(
     if output.components is None:
         raise ValueError(
             "an atlas is made of components, but this head has none: put a PCA in front, as in "
-            "make_pipeline(StandardScaler(), PCA(16), SVC())"
+            "make_pipeline(StandardScaler(), PCA(16), SVC()); of good photos alone, fit --classifier residual has one"
         )
     _check_targets(targets or (), patches if net.is_dense else None)
     of_rows = partial(PatchExplainer, patches) if net.is_dense else ImageExplainer

@@ -166,7 +166,11 @@ def split_left_out(training: TrainingFeatures, groups: Any, options: FitOptions)
     own = _number_objects(training, groups)
     if len(set(own.tolist())) < 2:  # a bank's rows tell their scale themselves
         noun = "object" if options.groups else "photo"
-        print(f"no threshold: there is one good {noun} only, and {count_needed(options.rate or RATE)} would do")
+        rate = options.rate or RATE
+        print(
+            f"no threshold: there is one good {noun} only; two promise at most 1 false alarm in 3, and "
+            f"{count_needed(rate)} 1 in {1 / rate:g}"
+        )
         return None
     return {number: fold for fold, (_, rows) in enumerate(split_good(own)) for number in own[rows].tolist()}
 
