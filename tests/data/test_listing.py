@@ -10,6 +10,7 @@ from PIL import Image, ImageFilter
 
 from pytorch_grad_cam_pcasvm.studio import data
 from pytorch_grad_cam_pcasvm.studio.cli import main
+from pytorch_grad_cam_pcasvm.studio.data import files
 from pytorch_grad_cam_pcasvm.studio.data.annotations import name_annotation
 from pytorch_grad_cam_pcasvm.studio.data.files import list_files
 from pytorch_grad_cam_pcasvm.studio.data.images import Images, image_folder
@@ -298,17 +299,25 @@ def test_a_folder_that_is_a_link_is_followed_but_not_round_and_round(tmp_path):
     assert (data.class_folders(root), len(list_files(root).photos)) == (["dent", "good", "scratch"], 9)
 
 
-def test_all_files_of_other_formats_are_counted(tmp_path, capsys):
+@pytest.fixture
+def no_pydicom(monkeypatch):
+    files._reads_dicom.cache_clear()
+    monkeypatch.setattr(files, "find_spec", lambda name: None)
+    yield
+    files._reads_dicom.cache_clear()
+
+
+def test_all_files_of_other_formats_are_counted(no_pydicom, tmp_path, capsys):
     dicom = bytes(128) + b"DICM"
     files = {"good/a.heic": b"x", "good/b.HEIC": b"x", "good/c.npy": b"x", "notes.docx": b"x", "scratch/IM0001": dicom}
     put(two_classes(tmp_path), **files)
     assert main(["check", str(tmp_path)]) == 0
     said = capsys.readouterr().out
-    assert "not read: 2 .heic, 1 .docx, 1 .npy, 1 without an ending, such as good/a.heic; 1 DICOM: turn them" in said
+    assert "not read: 2 .heic, 1 .docx, 1 .npy, 1 without an ending, such as good/a.heic; 1 DICOM: pip" in said
     assert "; save .heic, .npy as PNG\n" in said
 
 
-def test_a_folder_of_dicom_alone_says_what_is_there_and_what_to_do(tmp_path, capsys):
+def test_a_folder_of_dicom_alone_says_what_is_there_and_what_to_do(no_pydicom, tmp_path, capsys):
     put(
         tmp_path,
         **{f"normal/IM{n}": bytes(128) + b"DICM" for n in range(3)},
@@ -318,9 +327,8 @@ def test_a_folder_of_dicom_alone_says_what_is_there_and_what_to_do(tmp_path, cap
         assert main([command, str(tmp_path)]) == 2
         said = capsys.readouterr().err
         assert "has no images (.jpg, .png, .webp, ...): not read: 3 without an ending, 1 .5, such as no" in said
-        assert "4 DICOM: turn them into PNG first, with the lines under 'Photos are DICOM' in the documentation" in said
+        assert "4 DICOM: pip install 'pytorch_grad_cam_pcasvm[dicom]' reads them" in said
     page = (Path(__file__).parents[2] / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
-    assert "## Photos are DICOM" in page
     assert "## Annotations are no masks" in page
 
 

@@ -23,6 +23,7 @@ from pytorch_grad_cam_pcasvm.studio.cli.options import (
     parse_share,
     parse_size,
     parse_tiles,
+    parse_window,
     place,
     read_options,
 )
@@ -43,7 +44,7 @@ OF_HEADS = "for a head alone, of Head.save or of version 0.4"
 
 _NORMAL = "--masks: the class of photos with nothing on them (default: good, normal, ok, healthy, ...)"
 _COUNT = number_from(1, whole=True)
-_PAGE = "of TIFFs of several pages, the one that is the photo (default: {})"
+_PAGE = "of TIFFs of several pages, and DICOM of several frames, the one that is the photo (default: {})"
 _DEVICE = parse_name(
     "cpu", "cuda", "mps", form="cuda:NUMBER", fits=lambda text: text[:5] == "cuda:" and text[5:].isdigit()
 )
@@ -199,6 +200,13 @@ class FitOptions(EngineOptions):
         "white in photos of 16 bits, such as 4095 (default: 65535)", parse=number_from(0, above=True), group=_NET
     )
     tiff_page: int | None = option(_PAGE.format("such files are refused"), flag="--page", parse=_COUNT, group=_NET)
+    window: tuple[float, float] | None = option(
+        "what is black and white in grey DICOM files, such as 40,400 of a CT (default: the files' first window, or all "
+        "that their numbers may be)",
+        metavar="CENTER,WIDTH",
+        parse=parse_window,
+        group=_NET,
+    )
     classifier: str = option(
         "svm (default), forest, boosting, or module:Class of scikit-learn's kind; of good parts "
         "alone: pca (how far from them by a PCA; the default of a folder of good photos), neighbours (distance to the "

@@ -17,6 +17,7 @@ from pytorch_grad_cam_pcasvm.studio.cli.copies import (
     pick_first,
     separate_scenes,
 )
+from pytorch_grad_cam_pcasvm.studio.cli.dicom_checking import tell_machines, tell_windows
 from pytorch_grad_cam_pcasvm.studio.cli.folders import (
     describe_left_out,
     is_moving,
@@ -67,6 +68,9 @@ def check(options: CheckOptions) -> None:
         print(f"{part}: {len(of_part)} photos")
         findings += [f"{part}: {remark}" for remark in _tell_classes(root / part, of_part)]
     findings += [] if splits else _tell_classes(root, paths)
+    dicom, *hints = tell_windows(paths, None, options.tiff_page) or [""]
+    print(dicom, end="\n" * bool(dicom))
+    findings += hints
     wrong_masks = _tell_masks(options, root, paths)
     findings += wrong_masks
     good = [size for size in (one.get("size") for one in looked.values()) if size]
@@ -104,11 +108,9 @@ def _tell_next(options: CheckOptions, listing: Listing, splits: Sequence[str], w
 
 def _look_at(path: Path, page: int | None) -> dict[str, Any]:
     """Return the size and the digest of a photo, and of which kinds it is; or why it is broken."""
-    from PIL import Image
-
     from pytorch_grad_cam_pcasvm.studio.pictures.read import (
-        choose_page,
         deep_numbers,
+        open_picture,
         read_orientation,
         read_picture,
         refuse_bands,
@@ -116,8 +118,7 @@ def _look_at(path: Path, page: int | None) -> dict[str, Any]:
 
     try:
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
-        with Image.open(path) as picture:
-            choose_page(picture, page)
+        with open_picture(path, page) as picture:
             moving, size = is_moving(picture), picture.size
             numbers, white = deep_numbers(picture)
             picture.load()
@@ -243,7 +244,8 @@ def _tell_classes(root: Path, paths: Sequence[Path]) -> list[str]:
             f"fewer than {_FEW} photos: {', '.join(small_classes)}; nothing is chosen by cross-validation then"
         )
     empty = name_empty(root, counts)
-    return [*findings, *([f"without photos: {', '.join(empty)}"] if empty else [])]
+    findings += [f"without photos: {', '.join(empty)}"] if empty else []
+    return [*findings, *tell_machines([path for path in paths if path not in beside], root)]
 
 
 def _tell_masks(options: CheckOptions, root: Path, paths: Sequence[Path]) -> list[str]:

@@ -33,6 +33,7 @@ from pytorch_grad_cam_pcasvm.studio.cli.choosing import (
     tell_search,
 )
 from pytorch_grad_cam_pcasvm.studio.cli.copies import describe_copies, describe_labels, hash_photos, list_copies
+from pytorch_grad_cam_pcasvm.studio.cli.dicom_checking import tell_windows
 from pytorch_grad_cam_pcasvm.studio.cli.folders import (
     accuracy,
     group_photos,
@@ -101,6 +102,8 @@ def fit(options: FitOptions) -> None:
     check_photos(options, preparation, folder.paths, one_size=f"--pool {options.pool}" if options.is_dense else "")
     tell_stretched(network.net, preparation, folder.paths)
     with_whites(preparation, folder.paths, options.images)
+    for line in tell_windows(folder.paths, preparation.window, preparation.page):
+        print(line)
     tell_crop(preparation, folder.paths)
     patches = _patches(options, preparation, masks)
     _check_maps(options, network.net, FeatureSource.of(network.net, layer, pool), first_image(preparation))

@@ -1,6 +1,7 @@
 """Options: each command has a dataclass of them, from which its parser is made."""
 
 import argparse
+import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, Field, field, fields
@@ -85,6 +86,17 @@ def number_from(
         return number
 
     return parse
+
+
+def parse_window(text: str) -> tuple[float, float]:
+    """Return the centre and width of a window."""
+    try:
+        centre, width = map(float, text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"centre and width are expected, such as 40,400, got {text!r}") from None
+    if not (math.isfinite(centre) and 0 < width < math.inf):
+        raise argparse.ArgumentTypeError(f"a window has a finite centre and a width above 0, got {text!r}")
+    return centre, width
 
 
 def parse_amount(text: str) -> int | float:

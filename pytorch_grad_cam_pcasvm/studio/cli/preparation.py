@@ -46,6 +46,11 @@ def choose_preparation(
                 f"--white-level {typed:g}, but the head was fitted with {_level(of_head)}: leave it out, or fit again"
             )
         reading[name] = of_head if typed is None else typed
+    typed, of_head = getattr(options, "window", None), (recorded or {}).get("window")
+    if recorded is not None and typed is not None and [*typed] != of_head:
+        own = "the windows of the files" if of_head is None else "--window " + ",".join(f"{one:g}" for one in of_head)
+        raise ValueError(f"the head was fitted with {own}: leave --window out, or fit again")
+    reading["window"] = typed if of_head is None else (of_head[0], of_head[1])
     reading["page"] = getattr(options, "tiff_page", None) or (recorded or {}).get("page")
     transform: Any = network.transform
     steps = None if network.own else read_steps(transform)

@@ -5,10 +5,12 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
+from importlib.util import find_spec
 from pathlib import Path
 
 from pytorch_grad_cam_pcasvm.studio.data.annotations import READ, name_annotation, name_annotations
+from pytorch_grad_cam_pcasvm.studio.pictures.dicom import is_dicom
 
 SUFFIXES = (
     ".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".ppm", ".pgm", ".bmp", ".tif", ".tiff", ".webp", ".gif", ".avif", ".jp2",
@@ -21,10 +23,9 @@ _FOREIGN = re.compile(
     re.IGNORECASE,
 )
 NORMAL = ("good", "normal", "ok", "healthy", "negative", "background", "clean")  # folders of what has no fault
+_INDEX = "DICOMDIR"  # of a disk, which has no picture
 _SHOWN = 3  # names of a kind
 _ENDING = re.compile(r"(?<=.)(?:\.(?:nii|tar))?\.[^.]+$|$")  # .gz says nothing of what it holds
-_MAGIC, _MAGIC_AT = b"DICM", 128  # of DICOM, whose files often have no ending
-_DICOM = (".dcm", ".dicom", ".ima")
 
 
 @dataclass(frozen=True)
@@ -179,8 +180,15 @@ def _find_hidden(path: Path) -> str:
 
 
 def is_photo(path: Path) -> bool:
-    """Return whether a file is a picture, by its name."""
-    return path.suffix.lower() in SUFFIXES
+    """Return whether a file is a picture, by its name, or DICOM, if that can be read."""
+    if path.suffix.lower() in SUFFIXES:
+        return True
+    return path.name != _INDEX and _reads_dicom() and is_dicom(path)
+
+
+@cache
+def _reads_dicom() -> bool:
+    return find_spec("pydicom") is not None
 
 
 def describe_others(paths: Sequence[Path], root: Path) -> str:
@@ -192,22 +200,11 @@ def describe_others(paths: Sequence[Path], root: Path) -> str:
     said += f", such as {paths[0].relative_to(root).as_posix()}"
     if kinds := name_annotations(paths):
         said += f"; {', '.join(kinds)}: {TO_MASKS}"
-    if dicom := sum(map(is_dicom, paths)):
+    if dicom := sum(map(is_dicom, paths)) * (not _reads_dicom()):
         said += f"; {dicom} DICOM: {TO_PNG}"
     if pictures := sorted(counts.keys() & {*_PICTURES}):
         said += f"; save {', '.join(pictures)} as PNG"
     return said
-
-
-def is_dicom(path: Path) -> bool:
-    """Return whether a file is DICOM, by its ending or its first bytes."""
-    if path.suffix.lower() in _DICOM:
-        return True
-    try:
-        with path.open("rb") as file:
-            return file.read(_MAGIC_AT + len(_MAGIC))[_MAGIC_AT:] == _MAGIC
-    except OSError:
-        return False
 
 
 # Pictures and volumes of formats that Pillow does not read by itself.
@@ -216,7 +213,7 @@ _PICTURES = (
     ".npy", ".npz", ".nii", ".nii.gz", ".svs", ".ndpi", ".mrxs", ".czi", ".nd2", ".lif", ".vsi", ".exr", ".hdr", ".psd",
     ".mat", ".fits",
 )  # fmt: skip
-TO_PNG = "turn them into PNG first, with the lines under 'Photos are DICOM' in the documentation, 'Troubleshooting'"
+TO_PNG = "pip install 'pytorch_grad_cam_pcasvm[dicom]' reads them"
 TO_MASKS = (
     "export masks (PNG) or boxes (Pascal VOC) from the labelling tool, or draw masks with the lines under 'Annotations "
     "are no masks' in the documentation, 'Troubleshooting'"

@@ -20,7 +20,7 @@ from pytorch_grad_cam_pcasvm.runtime.errors import warn
 from pytorch_grad_cam_pcasvm.studio.data import arranged, class_folders, list_photos, name_classes
 from pytorch_grad_cam_pcasvm.studio.data.files import list_files
 from pytorch_grad_cam_pcasvm.studio.data.transforms import unpack
-from pytorch_grad_cam_pcasvm.studio.pictures.read import choose_page, read_orientation, read_picture
+from pytorch_grad_cam_pcasvm.studio.pictures.read import open_picture, read_orientation, read_picture
 
 THUMBNAIL = 96  # pixels, the longer side
 
@@ -228,8 +228,7 @@ class Images:
 
 def size_and_orientation(path: str | Path, page: int | None = None) -> tuple[tuple[int, int], int]:
     """Return the width and height of a picture as it is stored, and its orientation; see :func:`.read_orientation`."""
-    with Image.open(path) as picture:
-        choose_page(picture, page)
+    with open_picture(path, page) as picture:
         if read_orientation(picture) != 1:
             picture.load()  # Pillow turns a TIFF by itself
         return picture.size, read_orientation(picture)
@@ -287,7 +286,7 @@ def image_folder(root: Path, transform: Callable[[Any], Tensor] | None, *, exif:
         root: the folder; or the file of one image.
         transform: turns a PIL image into a tensor.
         exif: turn photos as their EXIF orientation says; False: as up to version 0.4, for heads that say nothing.
-        **whites: the levels of white and the page, as arguments of :func:`.read_picture`.
+        **whites: the levels of white, the page and the window, as arguments of :func:`.read_picture`.
 
     Raises:
         ValueError: there is no such folder, no transform or no image, or images lie beside the folders of others.

@@ -8,6 +8,8 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+from pytorch_grad_cam_pcasvm.studio.pictures.read import open_picture
+
 _WORDS = r"(?:masks?|gts?|ground[ ._-]?truths?|labels?|lbls?|annotations?|annots?|segs?|segmentations?)"
 # Of a mask's name, behind that of its picture or before it; several are numbered.
 _BEHIND = re.compile(rf"[ ._-]+{_WORDS}(?P<number>[ ._-]*\d+)?$", re.IGNORECASE)
@@ -139,7 +141,7 @@ def _have_few_colours(one: Path, other: Path) -> tuple[bool, bool]:
     try:
         small = []
         for path in (one, other):
-            with Image.open(path) as picture:
+            with open_picture(path) as picture:
                 small.append(np.asarray(picture.convert("L").resize((_SMALL, _SMALL), Image.Resampling.BOX), float))
     except Exception:  # who reads it says so
         return False, False
@@ -276,10 +278,8 @@ def _refuse_alike(which: str, pairs: Sequence[Any], way: str) -> None:
 
 def _have_one_shape(mask: Path, photo: Path) -> bool:
     """Return whether a mask has the shape of a photo, which may lie on its side; unreadable ones are told elsewhere."""
-    from PIL import Image
-
     try:
-        with Image.open(mask) as one, Image.open(photo) as other:
+        with open_picture(mask) as one, open_picture(photo) as other:
             ratio = one.width * other.height / (one.height * other.width)
             turned = one.width * other.width / (one.height * other.height)
     except Exception:  # Pillow has no common name for what it raises
@@ -290,10 +290,9 @@ def _have_one_shape(mask: Path, photo: Path) -> bool:
 def has_few_colours(path: Path) -> bool:
     """Return whether a picture has few colours, in areas, as masks have; one that cannot be read has."""
     import numpy as np
-    from PIL import Image
 
     try:
-        with Image.open(path) as picture:
+        with open_picture(path) as picture:
             plain = picture.mode in ("1", "L", "P", "I", "F") or picture.mode.startswith("I;16")
             pixels = np.asarray(picture if plain else picture.convert("RGBA"))
     except Exception:  # Pillow has no common name for what it raises

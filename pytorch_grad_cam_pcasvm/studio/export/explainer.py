@@ -129,9 +129,11 @@ class Explainer(Sheets):
     def read(self, path: str | Path) -> Image.Image:
         """Return the picture in a file by :func:`read_picture`, with white and EXIF as in the metadata."""
         said = self.about["input"]
+        window = said.get("window")
         return read_picture(
-            path, said.get("white_level"), said.get("float_white"), bool(said.get("exif")), said.get("page")
-        )
+            path, said.get("white_level"), said.get("float_white"), bool(said.get("exif")), said.get("page"),
+            None if window is None else (window[0], window[1]),
+        )  # fmt: skip
 
     def sheet(
         self, picture: Image.Image, found: dict[str, np.ndarray], row: int = 0, *, truth: Any = None

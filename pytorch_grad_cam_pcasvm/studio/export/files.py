@@ -48,6 +48,7 @@ def onnx(
     float_white: float | None = None,
     exif: bool | None = None,
     page: int | None = None,
+    window: Sequence[float] | None = None,
     errors: bool = False,
     progress: bool = False,
 ) -> dict[str, Any]:
@@ -84,6 +85,7 @@ def onnx(
         float_white: the number that is white in floating-point pictures; None: these are refused.
         exif: photos are turned as their EXIF orientation says; None: as the head says, and if it says nothing, not.
         page: of TIFFs of several pages the one that is read, from 1 on; None: they are refused.
+        window: of grey DICOM files the centre and width, in the units of the modality; None: the files' own.
         errors: as for :func:`program`; ``sure_from`` of the metadata is then by how many of them a number of a map has
             to differ from 0 for its sign to be sure (95 %), and :class:`Explainer` also gives the mask ``sure``.
         progress: print what is being done, which takes longer the more operations follow the target layer.
@@ -132,7 +134,7 @@ def onnx(
     head = cam.model.head if isinstance(cam.model, PCASVMNet) else None
     if (head is not None and head.exif) if exif is None else exif:
         pictures["exif"] = True
-    pictures |= {"page": page} if page else {}
+    pictures |= ({"page": page} if page else {}) | ({"window": [*map(float, window)]} if window else {})
     if sum(value.nbytes for value in (*cam.model.parameters(), *cam.model.buffers())) > _MOST_BYTES:
         raise NoProgramError("a network of more than 2 GB does not fit into one ONNX file", "use export.program")
     names = [*name_outputs(maps, size)]

@@ -8,7 +8,7 @@ from typing import Any
 from pytorch_grad_cam_pcasvm.runtime.formats import check_fields, check_list, check_sides, is_count, is_number
 
 _SAME = 1e-5  # of numbers of images that two transforms make of a picture
-_RECORDED = ("resize", "white_level", "float_white", "exif", "page", "size", "steps", "tile", "maker")
+_RECORDED = ("resize", "white_level", "float_white", "exif", "page", "window", "size", "steps", "tile", "maker")
 # What is resized, whose numbers differ by rounding; a processor's middle of an odd number of pixels is another.
 _MAKERS = ("pictures", "bytes", "floats", "processor pictures", "processor bytes", "processor floats")
 _BY_NUMBER = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  # of PIL
@@ -27,7 +27,9 @@ class Preparation:
         float_white: the number that is white in floating-point pictures; None: there are none.
         exif: photos are turned as their EXIF orientation says, as people see them; False: those of heads up to version
             0.4 are not.
-        page: of TIFFs of several pages the one that is read, from 1 on; None: they are refused.
+        page: of TIFFs of several pages, and of DICOM of several frames, the one that is read, from 1 on; None: they are
+            refused.
+        window: of grey DICOM files the centre and width; None: the files' own.
         maker: who takes the steps: torchvision, of ``"pictures"``, or of their ``"bytes"`` or ``"floats"`` as tensors;
             or an image processor, ``"processor pictures"``.
     """
@@ -39,6 +41,7 @@ class Preparation:
     float_white: float | None = None
     exif: bool = False
     page: int | None = None
+    window: tuple[float, float] | None = None
     maker: str = "pictures"
 
     @property
@@ -55,13 +58,15 @@ class Preparation:
     @property
     def reading(self) -> dict[str, Any]:
         """How files are read: arguments of ``read_picture`` and ``export.onnx``."""
-        return self.whites | {"exif": self.exif} | ({"page": self.page} if self.page else {})
+        more = ({"page": self.page} if self.page else {}) | ({"window": self.window} if self.window else {})
+        return self.whites | {"exif": self.exif} | more
 
     @property
     def recorded(self) -> dict[str, Any]:
         """What is stored with a head: with size and steps, :func:`read_preparation` makes the same transform again."""
         recorded = {"resize": self.resize} | self.whites | ({"exif": True} if self.exif else {})
         recorded |= {"page": self.page} if self.page else {}
+        recorded |= {"window": [*self.window]} if self.window else {}
         if self.steps is None:
             return recorded
         if isinstance(self.transform, Scaled):
@@ -320,13 +325,21 @@ def _read_reading(recorded: Mapping[str, Any]) -> dict[str, Any]:
     """Return how files are read, as arguments of :class:`Preparation`."""
     whites = {name: recorded.get(name) for name in ("white_level", "float_white")}
     maker = recorded.get("maker", "pictures")
-    return whites | {"exif": bool(recorded.get("exif")), "page": recorded.get("page"), "maker": maker}
+    window = None if recorded.get("window") is None else (recorded["window"][0], recorded["window"][1])
+    return whites | {
+        "exif": bool(recorded.get("exif")), "page": recorded.get("page"), "window": window, "maker": maker,
+    }  # fmt: skip
 
 
 def record_preparation(training_set: Any, preparation: Preparation | None) -> None:
     """Record in a head's training set how pictures are prepared; None: it is not known."""
     entries = {name: value for name, value in (training_set.preparation or {}).items() if name not in _RECORDED}
     training_set.preparation = (entries | (preparation.recorded if preparation else {})) or None
+
+
+def _is_window(window: Any) -> bool:
+    """Return whether a list is a centre and a width."""
+    return len(window) == 2 and all(map(is_number, window)) and window[1] > 0
 
 
 def check_recorded(recorded: Any) -> None:
@@ -341,12 +354,14 @@ def check_recorded(recorded: Any) -> None:
         raise ValueError(f"its preparation is {recorded!r:.40}, and no mapping")
     number, text = (float, type(None)), (str, type(None))
     kinds = {"resize": text, "white_level": number, "float_white": number, "exif": (bool,), "size": (list,)}
-    kinds |= {"page": (int,), "maker": (str,)}
+    kinds |= {"page": (int,), "maker": (str,), "window": (list,)}
     own = {name: value for name, value in recorded.items() if name in _RECORDED}
     check_fields(own, kinds | {"steps": (dict,), "tile": (dict,)}, "preparation", optional=True)
     how, size = recorded.get("resize"), recorded.get("size")
     if how not in (None, "stretch", "pad", "crop", "scale"):
         raise ValueError(f"its preparation has the resize {how!r:.40}")
+    if "window" in recorded and not _is_window(recorded["window"]):
+        raise ValueError(f"its preparation has the window {recorded['window']!r:.40}")
     if recorded.get("maker", "pictures") not in _MAKERS:
         raise ValueError(f"its preparation has the maker {recorded['maker']!r:.40}")
     if recorded.get("threshold") is not None:

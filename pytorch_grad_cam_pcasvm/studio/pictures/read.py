@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 from PIL import Image, TiffImagePlugin, UnidentifiedImageError
 
+from pytorch_grad_cam_pcasvm.studio.pictures.dicom import Window, is_dicom, read_dicom
+
 _TURNS = {  # by EXIF's orientation
     2: Image.Transpose.FLIP_LEFT_RIGHT, 3: Image.Transpose.ROTATE_180, 4: Image.Transpose.FLIP_TOP_BOTTOM,
     5: Image.Transpose.TRANSPOSE, 6: Image.Transpose.ROTATE_270, 7: Image.Transpose.TRANSVERSE,
@@ -34,12 +36,13 @@ def read_picture(
     float_white: float | None = None,
     exif: bool = True,
     page: int | None = None,
+    window: Window | None = None,
 ) -> Image.Image:
     """Return a picture as 8-bit grey, or RGB, whatever it was stored as, and as people see it.
 
     Integers of more than 8 bits are scaled by the range of their type, or by ``white_level``; floating-point numbers by
-    ``float_white``. A picture is never scaled by its own largest value, so that pictures remain comparable. Of
-    animations, the first frame is read.
+    ``float_white``, those of DICOM by their window (:func:`.read_dicom`). A picture is never scaled by its own largest
+    value, so that pictures remain comparable. Of animations, the first frame is read.
 
     Args:
         path: the file.
@@ -47,7 +50,9 @@ def read_picture(
         float_white: the floating-point number that is white, 1 or 255; None: such pictures are refused.
         exif: turn it as its EXIF orientation says, as phones write it; False: leave the pixels where they are stored,
             as up to version 0.4.
-        page: of a TIFF of several pages the one to read, from 1 on; None: such files are refused.
+        page: of a TIFF of several pages, or a DICOM file of several frames, the one to read, from 1 on; None: such
+            files are refused.
+        window: of grey DICOM files the centre and width, in the units of the modality; None: the files' own.
 
     Returns:
         The picture, of mode ``"L"`` or ``"RGB"``.
@@ -56,6 +61,8 @@ def read_picture(
         UnreadableImageError: the file is damaged, too large, of several pages or channels that are no colours, or has
             numbers beyond white or below black.
     """
+    if is_dicom(path):
+        return _read_frame(path, page, window)
     try:
         with Image.open(path) as picture:
             choose_page(picture, page)
@@ -104,6 +111,36 @@ def read_picture(
         )
     shades = white - numbers if inverted else numbers
     return _turned(Image.fromarray(np.rint(shades * (255 / white)).astype(np.uint8)), turn)
+
+
+def open_picture(path: str | Path, page: int | None = None) -> Image.Image:
+    """Return a picture that is opened, as by Pillow, not loaded, at a page; of DICOM a frame that is read.
+
+    Raises:
+        UnreadableImageError: it is a DICOM file that cannot be read, or has several pages, or not as many.
+        Exception: what Pillow raises.
+    """
+    if is_dicom(path):
+        return _read_frame(path, page, None)
+    picture = Image.open(path)
+    choose_page(picture, page)
+    return picture
+
+
+def _read_frame(path: str | Path, page: int | None, window: Window | None) -> Image.Image:
+    """Return a frame of a DICOM file.
+
+    Raises:
+        UnreadableImageError: it cannot be read, with the reason.
+    """
+    try:
+        return read_dicom(path, page, window)
+    except ImportError as error:
+        way = "it is DICOM: pip install 'pytorch_grad_cam_pcasvm[dicom]' reads it"
+        raise UnreadableImageError(path, way) from error
+    except Exception as error:  # whatever pydicom and its decoders raise
+        reason = str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
+        raise UnreadableImageError(path, " ".join(reason.split())) from error
 
 
 def choose_page(picture: Any, page: int | None) -> None:
