@@ -1,6 +1,6 @@
 """Signed maps, on one grid or several, and maps of further targets made of them."""
 
-from pytorch_grad_cam_pcasvm.maps.signed_maps import Jacobians, SignedMaps
+from pytorch_grad_cam_pcasvm.maps.signed_maps import Jacobians, Share, SignedMaps
 
 # isort: split
 # Behind the module of that name, which would hide it.
@@ -11,6 +11,7 @@ from pytorch_grad_cam_pcasvm.network.grid import AnomalyMaps, upsample_maps
 __all__ = [
     "AnomalyMaps",
     "Jacobians",
+    "Share",
     "SignedMaps",
     "check_finite",
     "decision_shares",

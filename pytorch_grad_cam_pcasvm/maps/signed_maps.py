@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import FrozenInstanceError, dataclass, field, replace
 from os import PathLike
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from pytorch_grad_cam_pcasvm.head import storage
 from pytorch_grad_cam_pcasvm.maps.results import MethodResult, check_finite, divided, per_map, warn_of_blanks
 from pytorch_grad_cam_pcasvm.network.grid import upsample_maps
 from pytorch_grad_cam_pcasvm.network.outputs import HeadOutput
-from pytorch_grad_cam_pcasvm.runtime.columns import OptionalPlain, Scaled, join_rows, list_columns
+from pytorch_grad_cam_pcasvm.runtime.columns import OptionalPlain, OptionalScaled, Scaled, join_rows, list_columns
 from pytorch_grad_cam_pcasvm.runtime.device import can_sync
 from pytorch_grad_cam_pcasvm.runtime.pictures import as_pictures, overlaid
 from pytorch_grad_cam_pcasvm.runtime.torch_private import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
@@ -23,6 +23,31 @@ from pytorch_grad_cam_pcasvm.targets import PCATarget, decoded, encoded
 
 SCALES = ("map", "target", "none")
 FORMATS = tuple(f"pytorch_grad_cam_pcasvm maps {version}" for version in (1, 2, 3))
+
+
+class Share(NamedTuple):
+    """Which part of the evidence on each map lies inside of a region, from 0 to 1; NaN where there is none.
+
+    Attributes:
+        positive: of what raises the target, shape (N, K).
+        negative: of what lowers it, (N, K).
+        total: of both, (N, K).
+        error: one standard error of ``total``, by resampled heads, (N, K); None without them, and of maps from files.
+
+    Example:
+        >>> maps.share(torch.ones(32, 32)).total[0, 0]
+        tensor(1.)
+    """
+
+    positive: Tensor
+    negative: Tensor
+    total: Tensor
+    error: Tensor | None
+
+
+def _measure_share(evidence: Tensor, weights: Tensor) -> Tensor:
+    """Return the weighted share of evidence of one sign, over the last two dimensions."""
+    return (evidence * weights).sum((-2, -1)) / evidence.sum((-2, -1))
 
 
 @dataclass(repr=False, eq=False, init=False)
@@ -86,6 +111,7 @@ class SignedMaps(MethodResult):
     _width: int | None = None  # likewise
     _stability: OptionalPlain = None  # (N, K), the same for all images; NaN of what is no component
     _resamples: int = 0
+    _refits: OptionalScaled = None  # the maps of the resampled heads, (N, K, R, H, W)
 
     def __init__(
         self,
@@ -113,6 +139,7 @@ class SignedMaps(MethodResult):
         _width: int | None = None,
         _stability: Tensor | None = None,
         _resamples: int = 0,
+        _refits: Tensor | None = None,
     ) -> None:
         vars(self).update({name: value for name, value in locals().items() if name != "self"})
 
@@ -216,7 +243,8 @@ class SignedMaps(MethodResult):
             >>> SignedMaps.load("maps.safetensors").maps.equal(maps.maps)
             True
         """
-        tensors = self.columns | _name_tensors(self.output)
+        kept = {name: tensor for name, tensor in self.columns.items() if name != "_refits"}
+        tensors = kept | _name_tensors(self.output)
         storage.write(
             path,
             tensors,
@@ -355,6 +383,55 @@ class SignedMaps(MethodResult):
         if not 0 < level < 1:
             raise ValueError(f"level must be between 0 and 1, got {level!r}")
         return self.maps.abs() > float(student.ppf((1 + level) / 2, self._resamples - 1)) * self.error
+
+    def share(self, mask: Any) -> "Share":
+        """Return which part of the evidence on each map lies inside of a region.
+
+        A position that is partly inside counts in part.
+
+        Args:
+            mask: the region on the images as the network sees them: numbers from 0 (outside) to 1, or booleans, shape
+                (H, W), one for all images, or (N, H, W).
+
+        Returns:
+            The shares, with their errors.
+
+        Raises:
+            ValueError: the mask has another shape, is coarser than the maps, or has other numbers; maps are of volumes.
+
+        Example:
+            >>> left = torch.zeros(32, 32)
+            >>> left[:, :16] = 1
+            >>> maps.share(left).total.shape
+            torch.Size([2, 4])
+        """
+        weights = self._weigh_positions(mask)
+        against = -self.maps if self.opposite is None else self.opposite
+        total = self.maps.abs() if self.opposite is None else self.maps.relu() + against.relu()
+        error = None
+        if self._refits is not None:
+            spread = _measure_share(self._refits.abs(), weights.unsqueeze(2)).std(2)
+            error = torch.where(self.values_error.isnan(), torch.nan, spread)  # type: ignore[union-attr]
+        positive, negative, both = (_measure_share(part, weights) for part in (self.maps.relu(), against.relu(), total))
+        return Share(positive, negative, both, error)
+
+    def _weigh_positions(self, mask: Any) -> Tensor:
+        """Return how much of each position is inside of a mask, (N or 1, 1, H, W)."""
+        inside = torch.as_tensor(mask).to(self.maps)
+        size = tuple(self.maps.shape[2:])
+        if self.maps.dim() != 4 or inside.dim() not in (2, 3) or (inside.dim() == 3 and len(inside) != len(self)):
+            raise ValueError(
+                f"a region is a mask (H, W), or ({len(self)}, H, W) with one for each image, and maps have the "
+                f"shape (N, K, H, W); got {tuple(inside.shape)} for maps {tuple(self.maps.shape)}"
+            )
+        if inside.shape[-2] < size[0] or inside.shape[-1] < size[1]:
+            raise ValueError(
+                f"the mask has {tuple(inside.shape[-2:])} pixels, and maps {size}: give the images' pixels"
+            )
+        if can_sync(inside) and not bool(((inside >= 0) & (inside <= 1)).all()):
+            raise ValueError("a mask has numbers from 0 (outside) to 1 (inside): divide, or compare with 0")
+        grid = inside.reshape(-1, 1, *inside.shape[-2:])
+        return torch.nn.functional.interpolate(grid, size, mode="area")
 
     def positive(self, size: Sequence[int] | None = None, scale: str = "map") -> Tensor:
         """Return ``P^+ = relu(maps)``, which raises each target, shape ``(N, K, *size)``, in [0, 1] unless raw.

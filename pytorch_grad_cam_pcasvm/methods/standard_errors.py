@@ -54,6 +54,7 @@ def add_errors(cam: Any, run: Run, questions: Questions, signed: SignedMaps) -> 
         "resampled": spread.mean * of_maps,
         "error": spread.error * of_maps,
         "values_error": spread.values_error * known.to(spread.values_error),
+        "_refits": spread.maps,
         "_stability": stability.expand(signed.maps.shape[0], -1),
     }
     if untold:
@@ -105,13 +106,15 @@ def _warn_of_unstable(cam: Any, resamples: Resamples, of_components: Sequence[in
 
 
 class _Spread(NamedTuple):
-    """Mean and standard deviation of the maps of R heads, (N, K, H, W), and that of their values, (N, K)."""
+    """Mean and standard deviation of the maps of R heads, (N, K, H, W), that of their values, (N, K), and the maps."""
 
     mean: Tensor
     error: Tensor
     values_error: Tensor
+    maps: Tensor
 
 
 def _measure_spread(results: Sequence[MethodResult], log_scale: Tensor) -> _Spread:
     maps = torch.stack([result.rescale(log_scale).maps for result in results])
-    return _Spread(maps.mean(0), maps.std(0), torch.stack([result.values for result in results]).std(0))
+    values = torch.stack([result.values for result in results])
+    return _Spread(maps.mean(0), maps.std(0), values.std(0), maps.movedim(0, 2))
