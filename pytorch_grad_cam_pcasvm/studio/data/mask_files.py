@@ -1,5 +1,6 @@
 """Mask files, as annotation tools write them: numbers of grey, indexes of a palette, colours, or boxes."""
 
+import io
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -89,19 +90,23 @@ def turned_back(pixels: np.ndarray, orientation: int) -> np.ndarray:
     return pixels[::-1] if orientation in (3, 4, 6, 7) else pixels
 
 
-def read_mask(file: Path) -> MaskPixels:
+def read_mask(file: Path, data: bytes | None = None) -> MaskPixels:
     """Return the numbers or colours of a mask file at every pixel.
+
+    Args:
+        file: the file.
+        data: the mask, if it is in a file of something else.
 
     Raises:
         OSError: it cannot be read.
         ValueError: nobody can say what is inside; the message says why.
     """
     try:
-        with Image.open(file) as mask:
+        with Image.open(file if data is None else io.BytesIO(data)) as mask:
             shallow = ";16" in str(mask.tile) and not mask.mode.startswith("I")  # for Pillow has colours of 8 bits only
             inverted = getattr(mask, "tag_v2", {}).get(262) == 0  # of TIFF: 0 is white
             pages = getattr(mask, "n_frames", 1) if mask.format in ("TIFF", "WEBP") else 1
-            lossy = mask.format in _LOSSY or (mask.format == "WEBP" and b"VP8L" not in file.read_bytes()[:64])
+            lossy = mask.format in _LOSSY or (mask.format == "WEBP" and b"VP8L" not in (data or file.read_bytes())[:64])
             lossy = lossy or "jpeg" in str(mask.info.get("compression", "")).lower()
             numbers, white = (None, 255.0) if shallow else deep_numbers(mask)
             mask.load()
