@@ -1,4 +1,4 @@
-"""Annotations as labelling tools write them: which tool's a file is, by what it says. Pascal VOC's alone are read."""
+"""Annotations as labelling tools write them: which tool's a file is, by what it says, and what to do with others."""
 
 import re
 from collections import Counter
@@ -7,16 +7,24 @@ from pathlib import Path
 
 _HEAD = 1 << 16  # bytes; COCO's may have gigabytes
 _SHARE = re.compile(r"(?:[01]?\.\d+|[01]\.?)(?:e-?\d+)?", re.IGNORECASE)  # of a side, as of YOLO's
+_NUMBER = re.compile(r"\d+(?:\.\d*)?(?:e-?\d+)?", re.IGNORECASE)  # behind a box of a pose
 _SAYS = {  # what the first bytes have, by ending; the first that fits
     ".json": (
-        ("LabelMe", r'"shapes"'), ("VIA", r'"(shape_attributes|_via_\w+)"'),
+        ("LabelMe", r'"(shapes|imageData)"'), ("VIA", r'"(shape_attributes|_via_\w+)"'),
+        ("Label Studio", r'"(completions|completed_by|from_name|original_width)"'),
+        ("SuperAnnotate", r'"instances"\s*:[\s\S]*"class(Name|Id)"'),
         ("COCO", r'"(annotations|categories|segmentation)"[\s\S]*|"images"[\s\S]*"file_name"'),
-        ("Label Studio", r'"(completions|result)"'),
     ),
     ".xml": (("Pascal VOC", r"<annotation\b"), ("CVAT", r"<annotations\b")),
     ".csv": (("run lengths", r"(?i)encoded_?pixels"),),
 }  # fmt: skip
-READ = "Pascal VOC"
+READ = ("COCO", "LabelMe", "YOLO", "Pascal VOC", "CVAT", "run lengths")
+OF_ALL = ("COCO", "CVAT", "run lengths")  # one file for all photos
+_WAYS = {  # of those that are not read
+    "VIA": "export them as COCO (Annotation > Export Annotations, COCO format)",
+    "Label Studio": "export them as COCO, YOLO, or 'Brush labels to PNG'",
+    "SuperAnnotate": "turn them into COCO with its own tool, superannotate.export_annotation",
+}
 _EDGES = 4  # of a box
 
 
@@ -40,16 +48,46 @@ def _is_yolo(text: str) -> bool:
     """Return whether each line has the number of a class, and a box or a polygon in shares of the sides."""
     lines = [words for line in text.splitlines() if (words := line.split())]
     return bool(lines) and all(
-        len(shares) >= _EDGES and kind.isdigit() and all(map(_SHARE.fullmatch, shares)) for kind, *shares in lines
+        len(shares) >= _EDGES
+        and kind.isdigit()
+        and all(map(_SHARE.fullmatch, shares[:_EDGES]))
+        and all(_SHARE.fullmatch(share) or _NUMBER.fullmatch(share) for share in shares[_EDGES:])
+        for kind, *shares in lines
     )
 
 
+def is_read(path: Path) -> bool:
+    """Return whether a file has annotations of a format that is read, by its first bytes."""
+    return name_annotation(path) in READ
+
+
 def name_annotations(paths: Iterable[Path]) -> list[str]:
-    """Return the formats of annotations among files, with their numbers and the first file of each; not those read."""
+    """Return the formats of annotations among files that are not read: numbers, first files, and what to do."""
+    return [
+        f"{count} {kind} (such as {first.name}): {_WAYS[kind]}"
+        for kind, (count, first) in count_annotations(paths).items()
+        if kind not in READ
+    ]
+
+
+def count_annotations(paths: Iterable[Path]) -> dict[str, tuple[int, Path]]:
+    """Return the formats of annotations among files: how many there are, and the first."""
     first, counts = dict[str, Path](), Counter[str]()
     for path in paths:
-        name = name_annotation(path)
-        if name is not None and name != READ:
-            counts[name] += 1
-            first.setdefault(name, path)
-    return [f"{count} {name} (such as {first[name].name})" for name, count in counts.items()]
+        if kind := name_annotation(path):
+            counts[kind] += 1
+            first.setdefault(kind, path)
+    return {kind: (counts[kind], path) for kind, path in first.items()}
+
+
+def refuse_unread(path: Path) -> None:
+    """Refuse a file of annotations that are not read.
+
+    Raises:
+        ValueError: it has such, or none.
+    """
+    kind = name_annotation(path)
+    if kind in _WAYS:
+        raise ValueError(f"{path} has annotations of {kind}, which are not read as they are: {_WAYS[kind]}")
+    if kind is None:
+        raise ValueError(f"{path} has no annotations that are known ({', '.join(READ)}): name such a file, or a folder")

@@ -1,0 +1,151 @@
+"""Files of annotations: what they say of each photo of a folder."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from pytorch_grad_cam_pcasvm.studio.data.annotations import READ, name_annotation
+from pytorch_grad_cam_pcasvm.studio.data.coco import read_coco
+from pytorch_grad_cam_pcasvm.studio.data.cvat import read_cvat
+from pytorch_grad_cam_pcasvm.studio.data.drawings import Drawing
+from pytorch_grad_cam_pcasvm.studio.data.files import walk
+from pytorch_grad_cam_pcasvm.studio.data.labelme import read_labelme
+from pytorch_grad_cam_pcasvm.studio.data.photo_names import PhotoNames
+from pytorch_grad_cam_pcasvm.studio.data.run_length_tables import read_run_table
+from pytorch_grad_cam_pcasvm.studio.data.voc import read_voc
+from pytorch_grad_cam_pcasvm.studio.data.yolo import ClassNames, read_yolo
+
+_SHOWN = 3  # names of a kind
+_OF_ALL: dict[str, Callable[[Path], list[Drawing]]] = {  # one file for all photos
+    "COCO": read_coco,
+    "CVAT": read_cvat,
+    "run lengths": read_run_table,
+}
+_OF_ONE: dict[str, Callable[[Path, str], list[Drawing]]] = {"LabelMe": read_labelme, "Pascal VOC": read_voc}
+# Beside others, a file of this ending with the name of a photo is such a one, also if it is empty, or broken.
+_ENDINGS = {"YOLO": ".txt", "Pascal VOC": ".xml"}
+_NOTHING = {  # how a file says that nothing is on a photo
+    "COCO": 'list those with nothing on them under "images" there',
+    "CVAT": "let CVAT export all images",
+    "run lengths": "give those with nothing on them a row without runs",
+    "LabelMe": "save a file without shapes for those with nothing on them",
+    "Pascal VOC": "save a file without objects for those with nothing on them",
+    "YOLO": "give those with nothing on them an empty .txt",
+}
+
+
+@dataclass(frozen=True)
+class Drawings:
+    """What files of annotations say of the photos of a folder.
+
+    Attributes:
+        kind: the format.
+        of_row: what is on a photo, by its number; others are in no file.
+        absent: the names of photos in the files that are not in the folder.
+        classes: the names of YOLO's classes; None: of other formats.
+    """
+
+    kind: str
+    of_row: Mapping[int, Drawing]
+    absent: Sequence[str]
+    classes: ClassNames | None = None
+
+    @cached_property
+    def names(self) -> list[str]:
+        """The names of the classes on these photos, in order: of numbers, by size."""
+        names = {shape.name for drawing in self.of_row.values() for shape in drawing.shapes}
+        return sorted(names, key=lambda name: (len(name), name) if all(map(str.isdecimal, names)) else (0, name))
+
+    @property
+    def to_say_nothing(self) -> str:
+        """How its files say that nothing is on a photo, in words."""
+        return _NOTHING[self.kind]
+
+    def describe(self) -> str:
+        """Say on how many photos there is nothing, what is known by boxes alone, and which photos are not there."""
+        said = f" ({self.kind})"
+        empty = sum(not drawing.shapes for drawing in self.of_row.values())
+        if empty:
+            said += f"; on {empty} of them there is nothing"
+        shapes = [shape for drawing in self.of_row.values() for shape in drawing.shapes]
+        boxes = sum(shape.form.is_box for shape in shapes)
+        if boxes:
+            which = f"{boxes} of {len(shapes)} shapes are" if boxes < len(shapes) else "all shapes are"
+            said += f"; {which} boxes, and all that is in a box is of its class"
+        if self.classes is not None:
+            file = self.classes.file
+            said += f"; classes have the names of {file}" if file else "; no file has names of classes, but numbers"
+        if self.absent:
+            names = ", ".join(self.absent[:_SHOWN]) + (", ..." if len(self.absent) > _SHOWN else "")
+            said += f"; of {len(self.absent)} photos in the annotations, such as {names}, none is here"
+        return said
+
+
+def find_drawings(root: Path, names: Sequence[str]) -> Drawings | None:
+    """Return what a file, or the files below a folder, say of photos; None: there are no annotations that are read.
+
+    Args:
+        root: the file or folder.
+        names: the paths of the photos in theirs.
+
+    Raises:
+        OSError: a file cannot be read.
+        ValueError: it is not what it should be, there are several formats, two say what is on one photo, or one may be
+            of several photos.
+    """
+    seen = [root] if root.is_file() else walk(root)[0]
+    photos, folder = PhotoNames(names), root.parent if root.is_file() else root
+    kinds = {file: kind for file in seen if (kind := name_annotation(file)) in READ}
+    for kind, ending in _ENDINGS.items():
+        if kind in kinds.values():
+            own = [file for file in seen if file not in kinds and file.suffix.lower() == ending]
+            kinds |= {file: kind for file in own if _is_named(file, folder, photos)}
+    first = {kind: file for file, kind in reversed(kinds.items())}
+    if len(first) > 1:
+        listed = " and ".join(f"{kind}, such as {file}" for kind, file in sorted(first.items())[:2])
+        raise ValueError(f"{root} has annotations of {listed}: name a file or a folder of one kind")
+    if not first:
+        return None
+    ((kind, file),) = first.items()
+    classes = ClassNames.of(file.parent) if kind == "YOLO" else None
+    of_row, absent = dict[int, Drawing](), list[str]()
+    for file in kinds:
+        for drawing in _read(kind, file, file.relative_to(folder).with_suffix("").as_posix(), classes):
+            row = _find_row(photos, drawing, names)
+            if row is None:
+                absent.append(drawing.names[0])
+            elif row in of_row:
+                raise ValueError(
+                    f"{of_row[row].file} and {file} both say what is on {names[row]} (as {of_row[row].names[0]} and "
+                    f"{drawing.names[0]}): keep one of them, or name its file or folder"
+                )
+            else:
+                of_row[row] = drawing
+    return Drawings(kind, of_row, absent, classes)
+
+
+def _read(kind: str, file: Path, name: str, classes: ClassNames | None) -> list[Drawing]:
+    if classes is not None:
+        return read_yolo(file, name, classes)
+    return _OF_ALL[kind](file) if kind in _OF_ALL else _OF_ONE[kind](file, name)
+
+
+def _is_named(file: Path, folder: Path, photos: PhotoNames) -> bool:
+    """Return whether a file has the name of a photo."""
+    return photos.find_annotated(file.relative_to(folder).with_suffix("").as_posix(), file) is not None
+
+
+def _find_row(photos: PhotoNames, drawing: Drawing, names: Sequence[str]) -> int | None:
+    """Return the number of the photo of a drawing; None: it is not there.
+
+    Raises:
+        ValueError: its names are of different photos.
+    """
+    rows = [row for name in drawing.names if (row := photos.find_annotated(name, drawing.file)) is not None]
+    if len({*rows}) > 1:
+        raise ValueError(
+            f"{drawing.file} says that it is of {drawing.names[0]}, but has the name of {names[rows[1]]}: rename it, "
+            "or mend what it says"
+        )
+    return rows[0] if rows else None
