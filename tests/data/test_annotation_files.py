@@ -288,7 +288,7 @@ def test_photos_are_found_by_the_ends_of_their_paths(tmp_path, name, fits):
     if fits:
         masks = annotate(tmp_path, files, names=("a/0.png",))
         assert np.array_equal(seen(masks), INSIDE)
-        assert "; of 1 photos in the annotations, such as other/99.png, none is here" in masks.describe()
+        assert "; 1 photo in the annotations is not in the folder, such as other/99.png" in masks.describe()
     else:
         with pytest.raises(FileNotFoundError, match=r"annotations of COCO, but none of a picture here: the first of"):
             annotate(tmp_path, files, names=("a/0.png",))

@@ -353,7 +353,8 @@ ROWS = [
         "are photos by name, but have few colours, and the names and sizes of others", {
         "rename the folder to": partial(listed, "masks"),
         "name the files otherwise, as in new_0.png": partial(listed, "dents", prefix="new_")}),
-    Row("studio/data/masks.py: would have the same mask", partial(masked, "good/0.png", "dent/0.png", mask="0.png"),
+    Row("studio/data/photo_names.py: would have the same mask",
+        partial(masked, "good/0.png", "dent/0.png", mask="0.png"),
         "good/0.png and dent/0.png would have the same mask", {
         "put masks into folders as the pictures are": partial(masked, "good/0.png", "dent/0.png", mask="dent/0.png"),
         "name pictures differently": partial(masked, "good/1.png", "dent/0.png", mask="0.png")}),

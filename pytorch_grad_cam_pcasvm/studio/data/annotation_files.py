@@ -77,8 +77,8 @@ class Drawings:
             file = self.classes.file
             said += f"; classes have the names of {file}" if file else "; no file has names of classes, but numbers"
         if self.absent:
-            names = ", ".join(self.absent[:_SHOWN]) + (", ..." if len(self.absent) > _SHOWN else "")
-            said += f"; of {len(self.absent)} photos in the annotations, such as {names}, none is here"
+            are = "photos in the annotations are" if len(self.absent) > 1 else "photo in the annotations is"
+            said += f"; {len(self.absent)} {are} not in the folder, such as {', '.join(self.absent[:_SHOWN])}"
         return said
 
 
