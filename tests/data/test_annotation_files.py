@@ -322,7 +322,8 @@ def test_what_may_be_of_several_photos_is_refused(tmp_path):
     ):
         annotate(tmp_path / "5", {"a.json": coco(polygon), "0.txt": f"0 {SHARES[0]}"})
     assert annotate(tmp_path / "5", {}, root="a.json").count == 1  # as the message says
-    kinds = annotate(tmp_path / "6", {"x.txt": "notes", "0.txt": f"0 {SHARES[0]}", "package.json": '{"name": "x"}'})
+    others = {"x.txt": "notes", "package.json": '{"name": "x"}'}
+    kinds = annotate(tmp_path / "6", {"0.txt": f"0 {SHARES[0]}", "classes.txt": "crack"} | others)
     assert kinds.count == 1
     assert "; not read: 1 .json, 1 .txt, such as package.json" in kinds.describe()
 

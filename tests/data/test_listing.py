@@ -392,7 +392,8 @@ def test_annotations_that_are_not_read_are_named_with_what_to_do(tmp_path, capsy
 
 @pytest.mark.parametrize(("files", "said"), [
     ({"scratch/s0.xml": b"<annotation><object/></annotation>"}, ("1 file has", "Pascal VOC", "scratch/s0.xml", "")),
-    ({"labels/s0.txt": b"0 .5 .5 .1 .1", "labels/s1.txt": b""}, ("2 files have", "YOLO", "labels/s0.txt", "/labels")),
+    ({"labels/s0.txt": b"0 .5 .5 .1 .1", "labels/s1.txt": b"", "labels/classes.txt": b"a"},
+     ("2 files have", "YOLO", "labels/s0.txt", "/labels")),
     ({"result/coco.json": b'{"images": [], "annotations": []}', "result/s0.txt": b"0 .5 .5 .1 .1"},
      ("2 files have", "COCO, YOLO", "result/coco.json", "/result/coco.json")),
 ])  # fmt: skip

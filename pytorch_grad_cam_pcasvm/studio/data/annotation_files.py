@@ -1,6 +1,6 @@
 """Files of annotations: what they say of each photo of a folder."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -43,12 +43,14 @@ class Drawings:
         kind: the format.
         of_row: what is on a photo, by its number; others are in no file.
         absent: the names of photos in the files that are not in the folder.
+        files: all that are read.
         classes: the names of YOLO's classes; None: of other formats.
     """
 
     kind: str
     of_row: Mapping[int, Drawing]
     absent: Sequence[str]
+    files: Collection[Path]
     classes: ClassNames | None = None
 
     @cached_property
@@ -122,7 +124,8 @@ def find_drawings(root: Path, names: Sequence[str]) -> Drawings | None:
                 )
             else:
                 of_row[row] = drawing
-    return Drawings(kind, of_row, absent, classes)
+    named = [classes.file.resolve()] if classes is not None and classes.file is not None else []
+    return Drawings(kind, of_row, absent, {*kinds, *(file for file in seen if file.resolve() in named)}, classes)
 
 
 def _read(kind: str, file: Path, name: str, classes: ClassNames | None) -> list[Drawing]:

@@ -19,6 +19,8 @@ _SAYS = {  # what the first bytes have, by ending; the first that fits
     ".csv": (("run lengths", r"(?i)encoded_?pixels"),),
 }  # fmt: skip
 READ = ("COCO", "LabelMe", "YOLO", "Pascal VOC", "CVAT", "run lengths")
+CLASS_LISTS = ("classes.txt", "obj.names")  # of YOLO, a name on each line
+CLASS_TABLES = ("data.yaml", "data.yml", "dataset.yaml", "dataset.yml")
 OF_ALL = ("COCO", "CVAT", "run lengths")  # one file for all photos
 _WAYS = {  # of those that are not read
     "VIA": "export them as COCO (Annotation > Export Annotations, COCO format)",

@@ -162,8 +162,8 @@ def read_points(where: str, values: Any, *, fewest: int = _FEWEST) -> np.ndarray
     parts: list[Any] = list(values) if isinstance(values, list | tuple) else [None]
     if all(isinstance(part, list | tuple) and len(part) == 2 for part in parts):
         parts = [number for pair in parts for number in pair]
-    numbers = [read_number(part) for part in parts]
-    if len(numbers) % 2 or None in numbers:
+    numbers = parts if all(type(part) is float for part in parts) else [read_number(part) for part in parts]
+    if len(numbers) % 2 or None in numbers or not (np.abs(np.array(numbers)) <= _FARTHEST).all():  # nor NaN
         raise ValueError(f"{where} has points that are no pairs of numbers, {values!s:.60}: draw it anew")
     if len(numbers) < 2 * fewest:
         raise ValueError(

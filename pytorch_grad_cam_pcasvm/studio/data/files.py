@@ -8,7 +8,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from pytorch_grad_cam_pcasvm.studio.data.annotations import OF_ALL, READ, name_annotation, name_annotations
+from pytorch_grad_cam_pcasvm.studio.data.annotations import (
+    CLASS_LISTS,
+    CLASS_TABLES,
+    OF_ALL,
+    READ,
+    name_annotation,
+    name_annotations,
+)
 
 SUFFIXES = (
     ".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".ppm", ".pgm", ".bmp", ".tif", ".tiff", ".webp", ".gif", ".avif", ".jp2",
@@ -114,18 +121,19 @@ class Listing:
             kinds = ", ".join(dict.fromkeys(annotations.values()))
             first = self._name(next(iter(annotations)))
             lines.append(f"{are} annotations ({kinds}), such as {first}; {use(self._find_annotations())}")
-        if others := [path for path in self.others if path not in annotations]:
+        names = (*CLASS_LISTS, *CLASS_TABLES) if "YOLO" in annotations.values() else ()
+        if others := [path for path in self.others if path not in annotations and path.name not in names]:
             lines.append(f"not read: {describe_others(others, self.root)}")
         return lines
 
     def _find_annotations(self) -> Path:
-        """Return the folder of all annotations: the highest without photos, or the root; one file of several formats.
+        """Return the file of all annotations, or their folder: the highest without photos, or the root.
 
         Of several formats, these are the annotations of the first one.
         """
         (first, kind), *_ = self.annotations.items()
         own = [path for path, other in self.annotations.items() if other == kind]
-        if kind in OF_ALL and len(own) == 1 and len(self.annotations) > 1:
+        if kind in OF_ALL and len(own) == 1:
             return first
         with_photos = {parent for path in self.photos for parent in path.parents}
         folders = [one for one in first.parents if one.is_relative_to(self.root) and one not in with_photos]

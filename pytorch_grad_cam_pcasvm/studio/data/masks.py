@@ -10,7 +10,6 @@ from scipy import ndimage
 
 from pytorch_grad_cam_pcasvm.runtime.errors import warn
 from pytorch_grad_cam_pcasvm.studio.data.annotation_files import Drawings
-from pytorch_grad_cam_pcasvm.studio.data.annotations import is_read
 from pytorch_grad_cam_pcasvm.studio.data.files import NORMAL, describe_others, is_photo, walk
 from pytorch_grad_cam_pcasvm.studio.data.images import size_and_orientation
 from pytorch_grad_cam_pcasvm.studio.data.mask_classes import MOST_CLASSES, UNLABELLED, MaskClasses, MaskFacts
@@ -112,7 +111,8 @@ class MaskFolder:
             said += f"; {left_out} without one {what} is unknown, such as {self.names[self.unknown[0]]}: {way}"
             said += "" if good else ", or name the folder of good photos, --normal NAME"
         seen = walk(self.root)[0] if self.root.is_dir() else []
-        others = [path for path in seen if not (is_photo(path) or is_read(path))]
+        read = () if self._drawings is None else self._drawings.files
+        others = [path for path in seen if not (is_photo(path) or path in read)]
         if others and not self._paths[0].is_relative_to(self.root):  # of which is told where photos are
             said += f"; not read: {describe_others(others, self.root)}"
         return said

@@ -4,7 +4,7 @@ import numpy as np
 
 _STEPS = 5  # of a pixel, to which pycocotools rounds corners
 _MIDDLE = _STEPS // 2
-_MOST = 1 << 22  # crossings of edges and columns that are computed at once
+_MOST = 1 << 18  # crossings of edges and columns that are computed at once
 _SAMPLES = 4  # of a line, on each pixel
 
 
@@ -92,22 +92,28 @@ def _round(values: np.ndarray) -> np.ndarray:
     return np.trunc(values + 0.5).astype(np.int64)
 
 
-def walk_line(points: np.ndarray, width: int, height: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the rows and columns of the pixels that a line passes, or that a point is in; none twice.
+def walk_line(points: np.ndarray, width: int, height: int) -> tuple[int, int, np.ndarray]:
+    """Return the pixels that a line passes, or that a point is in.
 
     Args:
         points: of the line, (x, y) in pixels, shape (n, 2).
         width: of the picture; what lies beyond it is left out.
         height: of the picture.
+
+    Returns:
+        The first row and column, and what is passed from there on, boolean, shape (rows, columns).
     """
-    points = np.asarray(points, float)
+    points, size = np.asarray(points, float), np.array([width, height])
+    low, high = (np.clip(np.floor(edge), 0, size - 1).astype(int) for edge in (points.min(0), points.max(0)))
+    passed = np.zeros((high - low + 1)[::-1], bool)
     ends = points[1:] if len(points) > 1 else points
-    pixels = [_walk_segment(one, other, (width, height)) for one, other in zip(points, ends, strict=False)]
-    columns, rows = np.unique(np.concatenate(pixels), axis=0).T
-    return rows, columns
+    for start, end in zip(points, ends, strict=False):
+        columns, rows = (_walk_segment(start, end, size) - low).T
+        passed[rows, columns] = True
+    return int(low[1]), int(low[0]), passed
 
 
-def _walk_segment(start: np.ndarray, end: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+def _walk_segment(start: np.ndarray, end: np.ndarray, size: np.ndarray) -> np.ndarray:
     """Return the pixels of a part of a line, (x, y), shape (n, 2)."""
     way, low, high = end - start, 0.0, 1.0
     for axis in (0, 1):  # from where to where, in shares of the way, it is in the picture
@@ -121,4 +127,4 @@ def _walk_segment(start: np.ndarray, end: np.ndarray, size: tuple[int, int]) -> 
         return np.zeros((0, 2), np.int64)
     count = 1 + int(np.ceil(_SAMPLES * np.abs(way).max() * (high - low)))
     places = start + np.linspace(low, high, count)[:, None] * way
-    return np.clip(np.floor(places).astype(np.int64), 0, np.array(size) - 1)
+    return np.clip(np.floor(places).astype(np.int64), 0, size - 1)

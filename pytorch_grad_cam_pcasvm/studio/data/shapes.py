@@ -98,7 +98,7 @@ class Rings:
         top, left, inside = fill_ring(ring, canvas.width, canvas.height)
         if inside.any():
             return Patch(top, left, inside)
-        return _mark(*walk_line(np.concatenate([ring, ring[:1]]), canvas.width, canvas.height))
+        return Patch(*walk_line(np.concatenate([ring, ring[:1]]), canvas.width, canvas.height), is_thin=True)
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ class Ellipse:
         centre = np.array(self.centre)
         axis = np.array([(self.radii[0], 0.0)] if self.radii[0] >= self.radii[1] else [(0.0, self.radii[1])])
         ends = _turn(np.concatenate([centre - axis, centre + axis]), centre, self.angle)
-        return _mark(*walk_line(ends * scales, *size))
+        return Patch(*walk_line(ends * scales, *size), is_thin=True)
 
 
 @dataclass(frozen=True)
@@ -154,9 +154,7 @@ class Line:
         """Return the pixels that it passes."""
         points = self.points * (canvas.x, canvas.y)
         parts = [points] if self.is_joined else points[:, None]
-        marks = [walk_line(part, canvas.width, canvas.height) for part in parts]
-        rows, columns = (np.concatenate(own) for own in zip(*marks, strict=True))
-        return Patch(0, 0, np.zeros((0, 0), bool)) if not len(rows) else _mark(rows, columns, is_thin=False)
+        return _join([Patch(*walk_line(part, canvas.width, canvas.height)) for part in parts])
 
 
 @dataclass(frozen=True)
@@ -256,23 +254,16 @@ def _place(inside: np.ndarray, corner: tuple[int, int], canvas: Canvas) -> Patch
     rows, columns = np.nonzero(inside)
     points = np.stack([columns + corner[0] + 0.5, rows + corner[1] + 0.5], 1) * scales
     within = (points >= 0).all(1) & (points < whole).all(1)
-    return _mark(*points[within][:, ::-1].astype(int).T) if within.any() else patch
+    if not within.any():
+        return patch
+    marks = [Patch(*walk_line(point, *whole), is_thin=True) for point in points[within][:, None]]
+    return _join(marks)
 
 
 def _turn(points: np.ndarray, centre: np.ndarray, angle: float) -> np.ndarray:
     """Return points turned around a centre, clockwise as people see it, in degrees."""
     cosine, sine = np.cos(np.radians(angle)), np.sin(np.radians(angle))
     return (points - centre) @ np.array([(cosine, sine), (-sine, cosine)]) + centre
-
-
-def _mark(rows: np.ndarray, columns: np.ndarray, *, is_thin: bool = True) -> Patch:
-    """Return pixels as a patch."""
-    if not len(rows):
-        return Patch(0, 0, np.zeros((0, 0), bool))
-    top, left = int(rows.min()), int(columns.min())
-    inside = np.zeros((int(rows.max()) - top + 1, int(columns.max()) - left + 1), bool)
-    inside[rows - top, columns - left] = True
-    return Patch(top, left, inside, is_thin)
 
 
 def _join(patches: Sequence[Patch]) -> Patch:

@@ -7,13 +7,12 @@ from pathlib import Path
 
 import numpy as np
 
+from pytorch_grad_cam_pcasvm.studio.data.annotations import CLASS_LISTS, CLASS_TABLES
 from pytorch_grad_cam_pcasvm.studio.data.drawings import Drawing, Shape, read_number, read_text
 from pytorch_grad_cam_pcasvm.studio.data.shapes import Canvas, Patch, Rings
 
 _BOX, _POLYGON = 4, 6  # numbers
 _BEYOND = 0.01  # of a side, by which a polygon may leave the photo
-_LISTS = ("classes.txt", "obj.names")  # a name on each line
-_TABLES = ("data.yaml", "data.yml", "dataset.yaml", "dataset.yml")
 _ABOVE = 2  # folders in which they are looked for
 _KEY = re.compile(r"^names[ \t]*:[ \t]*(.*)$", re.MULTILINE)
 _ITEM = re.compile(r"^[ \t]*(?:-|(\d+)[ \t]*:)[ \t]*(.+?)[ \t]*$")
@@ -110,14 +109,14 @@ class ClassNames:
             ValueError: it has no names.
         """
         for place in [folder, *folder.resolve().parents[:_ABOVE]]:
-            for name in (*_LISTS, *_TABLES):
+            for name in (*CLASS_LISTS, *CLASS_TABLES):
                 file = place / name
                 if not file.is_file():
                     continue
                 text = read_text(file)
-                if name in _TABLES and _KEY.search(text) is None:
+                if name in CLASS_TABLES and _KEY.search(text) is None:
                     continue
-                names = dict(enumerate(text.splitlines())) if name in _LISTS else _read_names(file, text)
+                names = dict(enumerate(text.splitlines())) if name in CLASS_LISTS else _read_names(file, text)
                 titles = {number: title.strip() for number, title in names.items()}
                 return cls(file, titles, bool(re.search(r"^kpt_shape\s*:", text, re.MULTILINE)))
         return cls(None, {})
