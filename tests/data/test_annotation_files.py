@@ -409,6 +409,8 @@ def test_annotations_beside_photos_and_masks_beside_them(tmp_path):
     with pytest.raises(ValueError, match=r"has annotations, .*0\.txt, and masks, .*0_mask\.png: keep one kind"):
         MaskFolder(tmp_path / "set", names, paths)
     assert MaskFolder(tmp_path / "set" / "labels" / "0.txt", names, paths).count == 1
+    (tmp_path / "set" / "labels" / "0.txt").rename(tmp_path / "set" / "labels" / "9.txt")  # of another photo
+    assert MaskFolder(tmp_path / "set" / "labels", names, paths).files == [tmp_path / "set" / "labels" / "0_mask.png"]
 
 
 BAD = [
@@ -471,6 +473,7 @@ BAD = [
     ({"a.csv": "x,EncodedPixels\n0.png,1 2\n"}, "has the columns x, EncodedPixels: ImageId, ClassId and"),
     ({"a.csv": "ImageId,ClassId,EncodedPixels\n0.png,,1 2\n"}, "row 2 in .*a.csv, 0.png, , 1 2, has no photo"),
     ({"a.csv": "ImageId,EncodedPixels\n0.png,1 2 3\n"}, "row 2 in .* has the runs 1 2 3, but pairs"),
+    ({"a.csv": "ImageId,EncodedPixels\n0.png," + "9" * 5000 + " 1\n"}, "has the runs 9999"),
     ({"a.csv": "ImageId,EncodedPixels\n0.png,-1\n"}, "has the runs -1, but pairs"),
     ({"a.csv": "ImageId,EncodedPixels\n0.png,9 3 8 2\n"}, "from pixel 8 on, but the one before it ends at 11"),
     ({"a.csv": "ImageId,EncodedPixels\n0.png,0 3\n"}, "a run from pixel 0 on, but the one before it ends at 0"),
@@ -482,6 +485,31 @@ BAD = [
 def test_broken_annotations_are_refused_with_their_place_and_a_way_out(tmp_path, files, reason):
     with pytest.raises((ValueError, OSError), match=reason):
         seen(annotate(tmp_path, files, names=("0.png", "1.png")))
+
+
+def places_in(entry):
+    """Yield all places in a file of JSON: what has it, and its key there."""
+    for key in entry if isinstance(entry, dict) else range(len(entry)):
+        yield entry, key
+        if isinstance(entry[key], dict | list):
+            yield from places_in(entry[key])
+
+
+@pytest.mark.parametrize("tool", ["COCO, run lengths", "LabelMe, masks"])
+def test_no_value_in_a_file_raises_an_error_of_python_s_own(tmp_path, tool):
+    ((name, text),) = SAME[tool].items()
+    entry, told = json.loads(text), []
+    for holder, key in [*places_in(entry)]:
+        kept = holder[key]
+        for value in (None, 10**30, {"a": 1}) if isinstance(holder, dict) or len(holder) < 5 else ("x",):
+            holder[key] = value
+            try:
+                seen(annotate(tmp_path, {name: json.dumps(entry)}))
+            except (ValueError, OSError) as error:
+                told.append(str(error))
+        holder[key] = kept
+    assert len(told) > 20
+    assert all(str(tmp_path) in message for message in told)
 
 
 @pytest.mark.parametrize("name", ["crack", "spåret"])

@@ -98,22 +98,13 @@ def find_drawings(root: Path, names: Sequence[str]) -> Drawings | None:
     """
     seen = [root] if root.is_file() else walk(root)[0]
     photos, folder = PhotoNames(names), root.parent if root.is_file() else root
-    kinds = {file: kind for file in seen if (kind := name_annotation(file)) in READ}
-    for kind, ending in _ENDINGS.items():
-        if kind in kinds.values():
-            own = [file for file in seen if file not in kinds and file.suffix.lower() == ending]
-            kinds |= {file: kind for file in own if _is_named(file, folder, photos)}
-    first = {kind: file for file, kind in reversed(kinds.items())}
-    if len(first) > 1:
-        listed = " and ".join(f"{kind}, such as {file}" for kind, file in sorted(first.items())[:2])
-        raise ValueError(f"{root} has annotations of {listed}: name a file or a folder of one kind")
-    if not first:
+    kind, files = _find_files(root, seen, lambda path: photos.find_annotated(_name(path, folder), path) is not None)
+    if not files:
         return None
-    ((kind, file),) = first.items()
-    classes = ClassNames.of(file.parent) if kind == "YOLO" else None
+    classes = ClassNames.of(files[0].parent) if kind == "YOLO" else None
     of_row, absent = dict[int, Drawing](), list[str]()
-    for file in kinds:
-        for drawing in _read(kind, file, file.relative_to(folder).with_suffix("").as_posix(), classes):
+    for file in files:
+        for drawing in _read(kind, file, _name(file, folder), classes):
             row = _find_row(photos, drawing, names)
             if row is None:
                 absent.append(drawing.names[0])
@@ -125,7 +116,7 @@ def find_drawings(root: Path, names: Sequence[str]) -> Drawings | None:
             else:
                 of_row[row] = drawing
     named = [classes.file.resolve()] if classes is not None and classes.file is not None else []
-    return Drawings(kind, of_row, absent, {*kinds, *(file for file in seen if file.resolve() in named)}, classes)
+    return Drawings(kind, of_row, absent, {*files, *(file for file in seen if file.resolve() in named)}, classes)
 
 
 def _read(kind: str, file: Path, name: str, classes: ClassNames | None) -> list[Drawing]:
@@ -134,9 +125,32 @@ def _read(kind: str, file: Path, name: str, classes: ClassNames | None) -> list[
     return _OF_ALL[kind](file) if kind in _OF_ALL else _OF_ONE[kind](file, name)
 
 
-def _is_named(file: Path, folder: Path, photos: PhotoNames) -> bool:
-    """Return whether a file has the name of a photo."""
-    return photos.find_annotated(file.relative_to(folder).with_suffix("").as_posix(), file) is not None
+def _find_files(root: Path, seen: Sequence[Path], is_named: Callable[[Path], bool]) -> tuple[str, list[Path]]:
+    """Return the format of annotations among files, and those that have it.
+
+    Args:
+        root: the folder, for messages.
+        seen: the files.
+        is_named: returns whether a file has the name of a photo.
+
+    Raises:
+        ValueError: there are several formats.
+    """
+    kinds = {file: kind for file in seen if (kind := name_annotation(file)) in READ}
+    for kind, ending in _ENDINGS.items():
+        if kind in kinds.values():
+            others = [file for file in seen if file not in kinds and file.suffix.lower() == ending]
+            kinds |= {file: kind for file in others if is_named(file)}
+    first = {kind: file for file, kind in reversed(kinds.items())}
+    if len(first) > 1:
+        listed = " and ".join(f"{kind}, such as {file}" for kind, file in sorted(first.items())[:2])
+        raise ValueError(f"{root} has annotations of {listed}: name a file or a folder of one kind")
+    return next(iter(first), ""), sorted(kinds)
+
+
+def _name(file: Path, folder: Path) -> str:
+    """Return the path of a file in a folder, without its ending."""
+    return file.relative_to(folder).with_suffix("").as_posix()
 
 
 def _find_row(photos: PhotoNames, drawing: Drawing, names: Sequence[str]) -> int | None:

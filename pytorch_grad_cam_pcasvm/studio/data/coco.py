@@ -98,7 +98,8 @@ def _read_form(where: str, annotation: dict[str, Any], size: tuple[int, int] | N
         return Rings([read_points(where, ring) for ring in rings])
     if outline:
         raise ValueError(f'{where} has a "segmentation" that is no polygon and no run lengths, {outline!s:.60}')
-    box = [read_number(edge) for edge in annotation.get("bbox") or []]
+    edges = annotation.get("bbox")
+    box = [read_number(edge) for edge in edges] if isinstance(edges, list) else []
     left, top, width, height = (edge or 0.0 for edge in (*box, *[None] * _EDGES)[:_EDGES])
     if len(box) != _EDGES or None in box or width < 0 or height < 0:
         raise ValueError(

@@ -6,6 +6,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 from pytorch_grad_cam_pcasvm.studio.data.drawings import Drawing, Shape, read_number, read_points, read_size, read_xml
+from pytorch_grad_cam_pcasvm.studio.data.run_lengths import is_count
 from pytorch_grad_cam_pcasvm.studio.data.shapes import Ellipse, Form, Line, Rings, Runs
 
 
@@ -84,7 +85,7 @@ def _read_mask(where: str, values: Mapping[str, str]) -> Runs:
     """
     left, top, width, height = map(round, _read_numbers(where, values, "left top width height"))
     counts = [part.strip() for part in (values.get("rle") or "").split(",")]
-    if not all(part.isdecimal() for part in counts):
+    if not all(map(is_count, counts)):
         raise ValueError(f"{where} has run lengths that are no whole numbers: export 'CVAT for images' anew")
     runs = list(map(int, counts))
     if sum(runs) != width * height or min(width, height) < 1:

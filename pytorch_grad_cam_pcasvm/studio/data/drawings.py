@@ -113,9 +113,10 @@ def read_json(file: Path) -> Any:
         OSError: it cannot be read, or is cut off.
         ValueError: it is no text.
     """
+    text = read_text(file)
     try:
-        return json.loads(read_text(file))
-    except (json.JSONDecodeError, RecursionError) as error:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:  # also of numbers of thousands of digits
         raise OSError(
             f"the annotations {file} cannot be read ({error}): is the file cut off? Export it anew"
         ) from error
@@ -162,12 +163,17 @@ def read_points(where: str, values: Any, *, fewest: int = _FEWEST) -> np.ndarray
     parts: list[Any] = list(values) if isinstance(values, list | tuple) else [None]
     if all(isinstance(part, list | tuple) and len(part) == 2 for part in parts):
         parts = [number for pair in parts for number in pair]
-    numbers = parts if all(type(part) is float for part in parts) else [read_number(part) for part in parts]
-    if len(numbers) % 2 or None in numbers or not (np.abs(np.array(numbers)) <= _FARTHEST).all():  # nor NaN
+    if not all(type(part) in (int, float) for part in parts):
+        parts = [read_number(part) for part in parts]
+    try:
+        numbers = np.array(parts, float)  # NaN in the place of None
+    except OverflowError:
+        numbers = np.full(len(parts), np.nan)
+    if len(numbers) % 2 or not (np.abs(numbers) <= _FARTHEST).all():
         raise ValueError(f"{where} has points that are no pairs of numbers, {values!s:.60}: draw it anew")
     if len(numbers) < 2 * fewest:
         raise ValueError(
             f"{where} has {len(numbers) // 2} point{'s' * (len(numbers) != 2)}, but needs {fewest}: delete it, or "
             "draw it anew"
         )
-    return np.array(numbers, float).reshape(-1, 2)
+    return numbers.reshape(-1, 2)

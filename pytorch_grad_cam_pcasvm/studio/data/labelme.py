@@ -38,7 +38,7 @@ def read_labelme(file: Path, name: str) -> list[Drawing]:
 def _read_shape(where: str, file: Path, shape: Any) -> Shape:
     """Return a shape of a file."""
     entry: dict[str, Any] = shape if isinstance(shape, dict) else {}
-    name, kind = str(entry.get("label") or "").strip(), entry.get("shape_type") or "polygon"
+    name, kind = str(entry.get("label") or "").strip(), str(entry.get("shape_type") or "polygon")
     if not name:
         raise ValueError(f'{where} in {file} has no "label": name its class, or delete it')
     if kind == "mask":

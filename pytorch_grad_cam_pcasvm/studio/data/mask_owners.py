@@ -24,22 +24,28 @@ def find_annotations(root: Path, names: Sequence[str], paths: Sequence[Path]) ->
     drawings = find_drawings(root, names) if root.exists() else None
     if drawings is None:
         return None
-    pictures, photos = {path.resolve() for path in paths}, PhotoNames(names)
-    for path in walk(root)[0] if root.is_dir() else []:
-        is_other = is_photo(path) and path.resolve() not in pictures
-        if is_other and photos.find_masked(path.relative_to(root)) is not None:
-            file = next(iter(drawings.of_row.values())).file if drawings.of_row else f"of {drawings.kind}"
-            raise ValueError(
-                f"{root} has annotations, {file}, and masks, {path}: keep one kind in a folder, or name a file of "
-                "annotations"
-            )
-    if not drawings.of_row:
+    mask = _find_mask(root, names, paths)
+    if drawings.of_row and mask is not None:
+        first = next(iter(drawings.of_row.values())).file
+        raise ValueError(
+            f"{root} has annotations, {first}, and masks, {mask}: keep one kind in a folder, or name a file of "
+            "annotations"
+        )
+    if not drawings.of_row and mask is None:
         has = f"has {drawings.absent[0]}" if drawings.absent else "has none"
         raise FileNotFoundError(
             f"{root} has annotations of {drawings.kind}, but none of a picture here: the first of these is {names[0]}, "
             f"and it {has}; name pictures as the annotations do"
         )
-    return drawings
+    return drawings if drawings.of_row else None
+
+
+def _find_mask(root: Path, names: Sequence[str], paths: Sequence[Path]) -> Path | None:
+    """Return the first picture below a folder that has the name of a mask of a picture; None: none has."""
+    pictures, photos = {path.resolve() for path in paths}, PhotoNames(names)
+    others = (path for path in (walk(root)[0] if root.is_dir() else []) if is_photo(path))
+    own = (path for path in others if path.resolve() not in pictures)
+    return next((path for path in own if photos.find_masked(path.relative_to(root)) is not None), None)
 
 
 def masks_by_picture(root: Path, names: Sequence[str], paths: Sequence[Path]) -> list[list[Path]]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from pytorch_grad_cam_pcasvm.studio.data.drawings import Drawing, Shape, read_text
+from pytorch_grad_cam_pcasvm.studio.data.run_lengths import is_count
 from pytorch_grad_cam_pcasvm.studio.data.shapes import Runs
 
 _RUNS = re.compile(r"encoded_?pixels", re.IGNORECASE)
@@ -48,11 +49,17 @@ _COLUMNS = {"runs": _RUNS, "photo": _PHOTOS, "class": _CLASSES, "both": _BOTH}
 
 
 def _read_rows(file: Path) -> Iterator[list[str]]:
-    """Yield the rows of a table that are not empty."""
+    """Yield the rows of a table that are not empty.
+
+    Raises:
+        OSError: it is no table.
+    """
     text = read_text(file)
     limit = csv.field_size_limit(max(len(text), csv.field_size_limit()))
     try:
         yield from ([cell.strip() for cell in row] for row in csv.reader(io.StringIO(text)) if any(row))
+    except csv.Error as error:
+        raise OSError(f"the annotations {file} cannot be read ({error}): save it as CSV anew") from error
     finally:
         csv.field_size_limit(limit)
 
@@ -85,7 +92,7 @@ def _read_counts(where: str, text: str) -> list[int]:
         ValueError: they are no pairs of whole numbers, or do not follow one another.
     """
     words = text.split()
-    if len(words) % 2 or not all(word.isdecimal() for word in words):
+    if len(words) % 2 or not all(map(is_count, words)):
         raise ValueError(
             f"{where} has the runs {text!s:.60}, but pairs of a first pixel (from 1 on) and a length are expected, and "
             "nothing where nothing is"

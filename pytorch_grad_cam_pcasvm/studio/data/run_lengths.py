@@ -8,6 +8,12 @@ _FIRST = ord("0")  # of the characters of COCO's compressed form
 _DIGITS, _MORE, _NEGATIVE = 0x1F, 0x20, 0x10
 _LONGEST = 7  # digits of a number, five bits each
 _LARGEST = 1 << 31
+_DECIMALS = 18  # of a number that is written as text
+
+
+def is_count(text: str) -> bool:
+    """Return whether a text is a whole number that a run may have."""
+    return text.isdecimal() and len(text) <= _DECIMALS
 
 
 def find_counts(inside: np.ndarray, *, by_column: bool = True) -> list[int]:

@@ -246,8 +246,8 @@ def _place(inside: np.ndarray, corner: tuple[int, int], canvas: Canvas) -> Patch
         first = max(0, int(np.floor(corner[axis] * scales[axis])))
         last = min(whole[axis], int(np.ceil((corner[axis] + lengths[axis]) * scales[axis])))
         own = np.floor((np.arange(first, last) + 0.5) / scales[axis]).astype(int) - corner[axis]
-        starts.append(first)
-        places.append(np.clip(own, 0, lengths[axis] - 1))
+        starts.append(first + int((own < 0).sum()))
+        places.append(own[(own >= 0) & (own < lengths[axis])])
     patch = Patch(starts[1], starts[0], inside[np.ix_(places[1], places[0])])
     if patch.inside.any() or not inside.any():
         return patch
