@@ -94,6 +94,7 @@ def test_polygons_are_close_to_exact_centres_and_clipped_to_the_photo():
 
 
 @pytest.mark.optional
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of pycocotools with numpy 2
 def test_polygons_and_run_lengths_are_those_of_pycocotools():
     masks = pytest.importorskip("pycocotools.mask")
     random = np.random.default_rng(0)
@@ -211,6 +212,10 @@ def test_masks_of_a_part_lie_in_it():
         assert np.array_equal(doubled, expected.repeat(2, 0).repeat(2, 1))
         with pytest.raises(ValueError, match="a mask of 3 x 2 pixels on a photo of 1 x 1"):
             draw(form, 1, 1)
+    half = Runs(find_counts(np.ones((6, 6), bool)), (6, 6), (3, 3))  # from 1.5 to 4.5
+    assert np.argwhere(draw(half, 10, 8, x=0.5, y=0.5)).min(0).tolist() == [1, 1]
+    assert draw(half, 10, 8, x=0.5, y=0.5).sum() == 9
+    assert draw(Runs(half.counts, (6, 6), (4, 4)), 4, 3, x=0.2, y=0.2).sum() == 1  # the centres of 2.5 and 7.5
     beyond = Runs(find_counts(part), (3, 2), (-1, 15))
     assert np.argwhere(draw(beyond)).tolist() == [[15, 1]]
     tiny = np.zeros((64, 64), bool)

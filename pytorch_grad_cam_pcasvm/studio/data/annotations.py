@@ -65,21 +65,13 @@ def is_read(path: Path) -> bool:
 
 def name_annotations(paths: Iterable[Path]) -> list[str]:
     """Return the formats of annotations among files that are not read: numbers, first files, and what to do."""
-    return [
-        f"{count} {kind} (such as {first.name}): {_WAYS[kind]}"
-        for kind, (count, first) in count_annotations(paths).items()
-        if kind not in READ
-    ]
-
-
-def count_annotations(paths: Iterable[Path]) -> dict[str, tuple[int, Path]]:
-    """Return the formats of annotations among files: how many there are, and the first."""
     first, counts = dict[str, Path](), Counter[str]()
     for path in paths:
-        if kind := name_annotation(path):
+        kind = name_annotation(path)
+        if kind in _WAYS:
             counts[kind] += 1
             first.setdefault(kind, path)
-    return {kind: (counts[kind], path) for kind, path in first.items()}
+    return [f"{count} {kind} (such as {first[kind].name}): {_WAYS[kind]}" for kind, count in counts.items()]
 
 
 def refuse_unread(path: Path) -> None:

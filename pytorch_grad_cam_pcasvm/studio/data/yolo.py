@@ -108,7 +108,7 @@ class ClassNames:
             OSError: a file cannot be read.
             ValueError: it has no names.
         """
-        for place in [folder, *folder.resolve().parents[:_ABOVE]]:
+        for place in [folder, *folder.absolute().parents[:_ABOVE]]:
             for name in (*CLASS_LISTS, *CLASS_TABLES):
                 file = place / name
                 if not file.is_file():
