@@ -61,7 +61,7 @@ def test_a_square_of_area_100_has_100_pixels():
     expected[2:12, 2:12] = True
     for ring in (SQUARE, SQUARE[::-1], SQUARE[2:] + SQUARE[:2]):
         assert np.array_equal(filled(ring, 20, 16), expected)
-    assert np.array_equal(draw(Rings.of_box(2, 2, 12, 12)), expected)
+    assert np.array_equal(draw(Rings.from_edges(2, 2, 12, 12)), expected)
 
 
 def test_polygons_are_their_pixels_centres():
@@ -163,10 +163,10 @@ def test_thin_shapes_mark_the_pixels_that_they_pass():
     two = Rings([np.array(SQUARE, float), np.array([(17.1, 1.1), (17.2, 1.1), (17.2, 1.2)])])
     assert draw(two).sum() == 101  # a union
     assert two.draw(Canvas(20, 16)).is_thin
-    assert not Rings.of_box(2, 2, 12, 12).draw(Canvas(20, 16)).is_thin
+    assert not Rings.from_edges(2, 2, 12, 12).draw(Canvas(20, 16)).is_thin
     assert np.argwhere(draw(Ellipse((6.2, 3.1), (0.1, 0.1)))).tolist() == [[3, 6]]
     assert np.argwhere(draw(Ellipse((6.2, 3.1), (0, 2)))).tolist() == [[row, 6] for row in (1, 2, 3, 4, 5)]
-    assert np.argwhere(draw(Rings.of_box(20, 16, 20, 16))).tolist() == [[15, 19]]  # the very corner
+    assert np.argwhere(draw(Rings.from_edges(20, 16, 20, 16))).tolist() == [[15, 19]]  # the very corner
 
 
 def test_ellipses_are_their_pixels_centres():
@@ -182,8 +182,8 @@ def test_ellipses_are_their_pixels_centres():
 
 
 def test_a_turned_box_is_turned_clockwise_around_its_centre():
-    assert np.array_equal(draw(Rings.of_box(4, 6, 14, 10, 90)), draw(Rings.of_box(7, 3, 11, 13)))
-    turned = draw(Rings.of_box(2, 7, 18, 9, 45))
+    assert np.array_equal(draw(Rings.from_edges(4, 6, 14, 10, 90)), draw(Rings.from_edges(7, 3, 11, 13)))
+    turned = draw(Rings.from_edges(2, 7, 18, 9, 45))
     assert turned[4, 6]
     assert turned[11, 13]
     assert not turned[11, 6]
@@ -225,7 +225,7 @@ def test_masks_of_a_part_lie_in_it():
 
 
 def test_shapes_are_drawn_in_the_size_of_the_photo_and_the_smaller_one_wins():
-    large, small = Rings.of_box(0, 0, 8, 8), Rings.of_box(2, 2, 4, 4)
+    large, small = Rings.from_edges(0, 0, 8, 8), Rings.from_edges(2, 2, 4, 4)
     shapes = [Shape("b", "shape 1", small), Shape("a", "shape 2", large), Shape("c", "shape 3", small)]
     pixels, thin = Drawing(Path("x.json"), ["x"], shapes, (10, 10)).draw({"a": 1, "b": 2, "c": 3}, (20, 20))
     expected = np.zeros((20, 20), int)
@@ -235,13 +235,13 @@ def test_shapes_are_drawn_in_the_size_of_the_photo_and_the_smaller_one_wins():
 
 
 @pytest.mark.parametrize(("form", "size", "reason"), [
-    (Rings.of_box(30, 0, 40, 9), None, "shape 1 in x.json, 'a' on x, has no pixels on the photo of 20 x 16: was it d"),
+    (Rings.from_edges(30, 0, 40, 9), None, "shape 1 in x.json, 'a' on x, has no pixels on the photo of 20 x 16"),
     (Ellipse((-9, -9), (1, 1)), None, "has no pixels on the photo"),
     (Runs([64], (8, 8)), None, "has no pixels on the photo"),
     (Runs([0, 10**9], (10**5, 10**4)), None, "has a mask of 100000 x 10000 pixels on a photo of 20 x 16: export"),
     (Stored(Path("x"), b"no picture", (0, 0)), None, "has a mask that cannot be read"),
     (Runs([0, 400], None), None, "has runs of 400 pixels, but 20 x 16 are 320: export the annotations anew"),
-    (Rings.of_box(0, 0, 9, 9), (10**7, 10**7), "says that x has 10000000 x 10000000 pixels, more than a photo has"),
+    (Rings.from_edges(0, 0, 9, 9), (10**7, 10**7), "says that x has 10000000 x 10000000 pixels, more than a photo has"),
 ])  # fmt: skip
 def test_shapes_without_pixels_and_sizes_of_no_photo_are_refused(form, size, reason):
     drawing = Drawing(Path("x.json"), ["x"], [Shape("a", "shape 1", form)], size)

@@ -1,4 +1,4 @@
-"""Files of annotations: what they say of each photo of a folder."""
+"""Files of annotations: a drawing for each photo of a folder."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,14 +16,14 @@ from pytorch_grad_cam_pcasvm.studio.data.run_length_tables import read_run_table
 from pytorch_grad_cam_pcasvm.studio.data.voc import read_voc
 from pytorch_grad_cam_pcasvm.studio.data.yolo import ClassNames, read_yolo
 
-_SHOWN = 3  # names of a kind
+_SHOWN = 3  # names of photos
 _OF_ALL: dict[str, Callable[[Path], list[Drawing]]] = {  # one file for all photos
     "COCO": read_coco,
     "CVAT": read_cvat,
     "run lengths": read_run_table,
 }
 _OF_ONE: dict[str, Callable[[Path, str], list[Drawing]]] = {"LabelMe": read_labelme, "Pascal VOC": read_voc}
-# Beside others, a file of this ending with the name of a photo is such a one, also if it is empty, or broken.
+# Beside annotations of such a format, a file of this ending with the name of a photo is one, too, if empty or broken.
 _ENDINGS = {"YOLO": ".txt", "Pascal VOC": ".xml"}
 _NOTHING = {  # how a file says that nothing is on a photo
     "COCO": 'list those with nothing on them under "images" there',
@@ -40,14 +40,14 @@ class Drawings:
     """What files of annotations say of the photos of a folder.
 
     Attributes:
-        kind: the format.
-        of_row: what is on a photo, by its number; others are in no file.
+        tool: the format.
+        of_row: what is on a photo, by its number; photos without a number here are in no file.
         absent: the names of photos in the files that are not in the folder.
         files: all that are read.
         classes: the names of YOLO's classes; None: of other formats.
     """
 
-    kind: str
+    tool: str
     of_row: Mapping[int, Drawing]
     absent: Sequence[str]
     files: Collection[Path]
@@ -62,11 +62,11 @@ class Drawings:
     @property
     def to_say_nothing(self) -> str:
         """How its files say that nothing is on a photo, in words."""
-        return _NOTHING[self.kind]
+        return _NOTHING[self.tool]
 
     def describe(self) -> str:
-        """Say on how many photos there is nothing, what is known by boxes alone, and which photos are not there."""
-        said = f" ({self.kind})"
+        """Say on how many photos there is nothing, how many shapes are boxes, and which photos are not there."""
+        said = f" ({self.tool})"
         empty = sum(not drawing.shapes for drawing in self.of_row.values())
         if empty:
             said += f"; on {empty} of them there is nothing"
@@ -85,7 +85,7 @@ class Drawings:
 
 
 def find_drawings(root: Path, names: Sequence[str]) -> Drawings | None:
-    """Return what a file, or the files below a folder, say of photos; None: there are no annotations that are read.
+    """Return the drawings of photos in a file, or in the files below a folder; None: no annotations that are read.
 
     Args:
         root: the file or folder.
@@ -96,15 +96,17 @@ def find_drawings(root: Path, names: Sequence[str]) -> Drawings | None:
         ValueError: it is not what it should be, there are several formats, two say what is on one photo, or one may be
             of several photos.
     """
-    seen = [root] if root.is_file() else walk(root)[0]
+    files_below = [root] if root.is_file() else walk(root)[0]
     photos, folder = PhotoNames(names), root.parent if root.is_file() else root
-    kind, files = _find_files(root, seen, lambda path: photos.find_annotated(_name(path, folder), path) is not None)
+    tool, files = _find_files(
+        root, files_below, lambda path: photos.find_annotated(_name(path, folder), path) is not None
+    )
     if not files:
         return None
-    classes = ClassNames.of(files[0].parent) if kind == "YOLO" else None
+    classes = ClassNames.of(files[0].parent) if tool == "YOLO" else None
     of_row, absent = dict[int, Drawing](), list[str]()
     for file in files:
-        for drawing in _read(kind, file, _name(file, folder), classes):
+        for drawing in _read(tool, file, _name(file, folder), classes):
             row = _find_row(photos, drawing, names)
             if row is None:
                 absent.append(drawing.names[0])
@@ -115,37 +117,37 @@ def find_drawings(root: Path, names: Sequence[str]) -> Drawings | None:
                 )
             else:
                 of_row[row] = drawing
-    named = [classes.file.resolve()] if classes is not None and classes.file is not None else []
-    return Drawings(kind, of_row, absent, {*files, *(file for file in seen if file.resolve() in named)}, classes)
+    lists = [classes.file.resolve()] if classes is not None and classes.file is not None else []
+    return Drawings(tool, of_row, absent, {*files, *(file for file in files_below if file.resolve() in lists)}, classes)
 
 
-def _read(kind: str, file: Path, name: str, classes: ClassNames | None) -> list[Drawing]:
+def _read(tool: str, file: Path, name: str, classes: ClassNames | None) -> list[Drawing]:
     if classes is not None:
         return read_yolo(file, name, classes)
-    return _OF_ALL[kind](file) if kind in _OF_ALL else _OF_ONE[kind](file, name)
+    return _OF_ALL[tool](file) if tool in _OF_ALL else _OF_ONE[tool](file, name)
 
 
-def _find_files(root: Path, seen: Sequence[Path], is_named: Callable[[Path], bool]) -> tuple[str, list[Path]]:
-    """Return the format of annotations among files, and those that have it.
+def _find_files(root: Path, files_below: Sequence[Path], is_named: Callable[[Path], bool]) -> tuple[str, list[Path]]:
+    """Return the format of annotations among files, and the files that have it.
 
     Args:
         root: the folder, for messages.
-        seen: the files.
+        files_below: the files of the folder.
         is_named: returns whether a file has the name of a photo.
 
     Raises:
         ValueError: there are several formats.
     """
-    kinds = {file: kind for file in seen if (kind := name_annotation(file)) in READ}
-    for kind, ending in _ENDINGS.items():
-        if kind in kinds.values():
-            others = [file for file in seen if file not in kinds and file.suffix.lower() == ending]
-            kinds |= {file: kind for file in others if is_named(file)}
-    first = {kind: file for file, kind in reversed(kinds.items())}
+    tools = {file: tool for file in files_below if (tool := name_annotation(file)) in READ}
+    for tool, ending in _ENDINGS.items():
+        if tool in tools.values():
+            unknown = [file for file in files_below if file not in tools and file.suffix.lower() == ending]
+            tools |= {file: tool for file in unknown if is_named(file)}
+    first = {tool: file for file, tool in reversed(tools.items())}
     if len(first) > 1:
-        listed = " and ".join(f"{kind}, such as {file}" for kind, file in sorted(first.items())[:2])
+        listed = " and ".join(f"{tool}, such as {file}" for tool, file in sorted(first.items())[:2])
         raise ValueError(f"{root} has annotations of {listed}: name a file or a folder of one kind")
-    return next(iter(first), ""), sorted(kinds)
+    return next(iter(first), ""), sorted(tools)
 
 
 def _name(file: Path, folder: Path) -> str:

@@ -1,4 +1,4 @@
-"""Annotations as labelling tools write them: which tool's a file is, by what it says, and what to do with others."""
+"""Annotations as labelling tools write them: the tool that wrote a file, by its first bytes."""
 
 import re
 from collections import Counter
@@ -51,10 +51,10 @@ def _is_yolo(text: str) -> bool:
     lines = [words for line in text.splitlines() if (words := line.split())]
     return bool(lines) and all(
         len(shares) >= _EDGES
-        and kind.isdigit()
+        and label.isdigit()
         and all(map(_SHARE.fullmatch, shares[:_EDGES]))
         and all(_SHARE.fullmatch(share) or _NUMBER.fullmatch(share) for share in shares[_EDGES:])
-        for kind, *shares in lines
+        for label, *shares in lines
     )
 
 
@@ -64,14 +64,14 @@ def is_read(path: Path) -> bool:
 
 
 def name_annotations(paths: Iterable[Path]) -> list[str]:
-    """Return the formats of annotations among files that are not read: numbers, first files, and what to do."""
+    """Return the formats among files of annotations that are not read: numbers, first files, and the way out."""
     first, counts = dict[str, Path](), Counter[str]()
     for path in paths:
-        kind = name_annotation(path)
-        if kind in _WAYS:
-            counts[kind] += 1
-            first.setdefault(kind, path)
-    return [f"{count} {kind} (such as {first[kind].name}): {_WAYS[kind]}" for kind, count in counts.items()]
+        tool = name_annotation(path)
+        if tool in _WAYS:
+            counts[tool] += 1
+            first.setdefault(tool, path)
+    return [f"{count} {tool} (such as {first[tool].name}): {_WAYS[tool]}" for tool, count in counts.items()]
 
 
 def refuse_unread(path: Path) -> None:
@@ -80,8 +80,8 @@ def refuse_unread(path: Path) -> None:
     Raises:
         ValueError: it has such, or none.
     """
-    kind = name_annotation(path)
-    if kind in _WAYS:
-        raise ValueError(f"{path} has annotations of {kind}, which are not read as they are: {_WAYS[kind]}")
-    if kind is None:
+    tool = name_annotation(path)
+    if tool in _WAYS:
+        raise ValueError(f"{path} has annotations of {tool}, which are not read as they are: {_WAYS[tool]}")
+    if tool is None:
         raise ValueError(f"{path} has no annotations that are known ({', '.join(READ)}): name such a file, or a folder")

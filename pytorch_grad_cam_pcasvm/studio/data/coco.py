@@ -20,7 +20,7 @@ _EDGES = 4  # of a box
 
 
 def read_coco(file: Path) -> list[Drawing]:
-    """Return what a file says is on each photo; nothing is on one that is listed, and has no annotation.
+    """Return a drawing for each photo that a file lists; an empty one, if it has no annotation.
 
     Raises:
         OSError: the file cannot be read.
@@ -28,10 +28,10 @@ def read_coco(file: Path) -> list[Drawing]:
     """
     text = read_json(file)
     if not isinstance(text, dict) or any(not isinstance(text.get(part, []), list) for part in _PARTS):
-        kind = "a list, as of results of a detector" if isinstance(text, list) else "something else"
+        content = "a list, as of results of a detector" if isinstance(text, list) else "something else"
         raise ValueError(
-            f"{file} is no file of annotations of COCO, which has lists of {', '.join(_PARTS)}, but {kind}: export the "
-            "annotations as COCO"
+            f"{file} is no file of annotations of COCO, which has lists of {', '.join(_PARTS)}, but {content}: "
+            "export the annotations as COCO"
         )
     images, annotations, categories = ([*map(_as_entry, text.get(part, []))] for part in _PARTS)
     _check_names(file, images)
@@ -106,7 +106,7 @@ def _read_form(where: str, annotation: dict[str, Any], size: tuple[int, int] | N
             f'{where} has no "segmentation", and no "bbox" of x, y, width and height: is the file one of keypoints, '
             "captions or panoptic segments? Export instances"
         )
-    return Rings.of_box(left, top, left + width, top + height)
+    return Rings.from_edges(left, top, left + width, top + height)
 
 
 def _read_runs(where: str, outline: dict[str, Any], size: tuple[int, int] | None) -> Runs:
@@ -118,9 +118,9 @@ def _read_runs(where: str, outline: dict[str, Any], size: tuple[int, int] | None
     sides, counts = outline.get("size"), outline.get("counts")
     own = read_size(sides[1], sides[0]) if isinstance(sides, list) and len(sides) == 2 else None
     if own is None or (size is not None and own != size):
-        told = "" if size is None else f", and its photo {size[1]} x {size[0]}"
+        beside = "" if size is None else f", and its photo {size[1]} x {size[0]}"
         raise ValueError(
-            f'{where} has run lengths of the "size" {sides} (height, width){told}: export the annotations anew'
+            f'{where} has run lengths of the "size" {sides} (height, width){beside}: export the annotations anew'
         )
     if isinstance(counts, str):
         try:

@@ -11,7 +11,7 @@ from pytorch_grad_cam_pcasvm.studio.data.shapes import Ellipse, Form, Line, Ring
 
 
 def read_cvat(file: Path) -> list[Drawing]:
-    """Return what a file says is on each photo; nothing is on one that is listed, and has no shapes.
+    """Return a drawing for each photo that a file lists; an empty one, if it has no shapes.
 
     A photo that only has tags is left out: they say what it shows, and not where.
 
@@ -69,7 +69,7 @@ def _read_corners(where: str, values: Mapping[str, str], fewest: int) -> Any:
 
 def _read_box(where: str, values: Mapping[str, str]) -> Rings:
     left, top, right, bottom = _read_numbers(where, values, "xtl ytl xbr ybr")
-    return Rings.of_box(left, top, right, bottom, read_number(values.get("rotation", 0)) or 0)
+    return Rings.from_edges(left, top, right, bottom, read_number(values.get("rotation", 0)) or 0)
 
 
 def _read_ellipse(where: str, values: Mapping[str, str]) -> Ellipse:

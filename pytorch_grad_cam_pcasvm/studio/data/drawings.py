@@ -107,7 +107,7 @@ def read_text(file: Path) -> str:
 
 
 def read_json(file: Path) -> Any:
-    """Return what a file of JSON says.
+    """Return the content of a file of JSON.
 
     Raises:
         OSError: it cannot be read, or is cut off.

@@ -86,7 +86,7 @@ class Listing:
 
     @cached_property
     def annotations(self) -> dict[Path, str]:
-        """The files of annotations that are read, and their formats; of YOLO also those that say nothing."""
+        """The files of annotations that are read, and their formats; of YOLO also the empty ones."""
         kinds = {path: kind for path in self.others if (kind := name_annotation(path)) in READ}
         stems = {path.stem for path in self.photos} if "YOLO" in kinds.values() else set()
         kinds |= {path: "YOLO" for path in self.others if path.suffix.lower() == ".txt" and path.stem in stems}

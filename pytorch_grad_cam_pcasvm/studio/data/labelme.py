@@ -14,7 +14,7 @@ from pytorch_grad_cam_pcasvm.studio.data.shapes import Ellipse, Form, Line, Ring
 
 
 def read_labelme(file: Path, name: str) -> list[Drawing]:
-    """Return what a file says is on its photo.
+    """Return the drawing of a file, in a list.
 
     Args:
         file: the file.
@@ -38,18 +38,20 @@ def read_labelme(file: Path, name: str) -> list[Drawing]:
 def _read_shape(where: str, file: Path, shape: Any) -> Shape:
     """Return a shape of a file."""
     entry: dict[str, Any] = shape if isinstance(shape, dict) else {}
-    name, kind = str(entry.get("label") or "").strip(), str(entry.get("shape_type") or "polygon")
+    name, form_name = str(entry.get("label") or "").strip(), str(entry.get("shape_type") or "polygon")
     if not name:
         raise ValueError(f'{where} in {file} has no "label": name its class, or delete it')
-    if kind == "mask":
+    if form_name == "mask":
         return Shape(name, where, _read_mask(where, file, entry))
-    if kind not in _FORMS:
+    if form_name not in _FORMS:
         raise ValueError(
-            f"{where} in {file} is a {kind!r}, which is not read, but {', '.join((*_FORMS, 'mask'))}: draw it as one "
-            "of these"
+            f"{where} in {file} is a {form_name!r}, which is not read, but {', '.join((*_FORMS, 'mask'))}: draw it "
+            "as one of these"
         )
-    fewest, form = _FORMS[kind]
-    return Shape(name, where, form(read_points(f"{where} in {file}, a {kind},", entry.get("points"), fewest=fewest)))
+    fewest, form = _FORMS[form_name]
+    return Shape(
+        name, where, form(read_points(f"{where} in {file}, a {form_name},", entry.get("points"), fewest=fewest))
+    )
 
 
 def _read_mask(where: str, file: Path, shape: dict[str, Any]) -> Stored:
@@ -76,7 +78,7 @@ def _read_mask(where: str, file: Path, shape: dict[str, Any]) -> Stored:
 
 def _draw_box(points: np.ndarray) -> Rings:
     """Return a rectangle: of two corners that lie across from one another, or of four."""
-    return Rings.of_box(*points.min(0), *points.max(0))
+    return Rings.from_edges(*points.min(0), *points.max(0))
 
 
 def _draw_circle(points: np.ndarray) -> Ellipse:

@@ -12,7 +12,7 @@ from pytorch_grad_cam_pcasvm.studio.data.photo_names import PhotoNames
 
 
 def find_annotations(root: Path, names: Sequence[str], paths: Sequence[Path]) -> Drawings | None:
-    """Return what annotations say is on pictures; None: there are none, but masks.
+    """Return the annotations of pictures; None: there are none, but masks.
 
     Raises:
         FileNotFoundError: they are of none of the pictures.
@@ -34,7 +34,7 @@ def find_annotations(root: Path, names: Sequence[str], paths: Sequence[Path]) ->
     if not drawings.of_row and mask is None:
         has = f"has {drawings.absent[0]}" if drawings.absent else "has none"
         raise FileNotFoundError(
-            f"{root} has annotations of {drawings.kind}, but none of a picture here: the first of these is {names[0]}, "
+            f"{root} has annotations of {drawings.tool}, but none of a picture here: the first of these is {names[0]}, "
             f"and it {has}; name pictures as the annotations do"
         )
     return drawings if drawings.of_row else None
@@ -43,8 +43,8 @@ def find_annotations(root: Path, names: Sequence[str], paths: Sequence[Path]) ->
 def _find_mask(root: Path, names: Sequence[str], paths: Sequence[Path]) -> Path | None:
     """Return the first picture below a folder that has the name of a mask of a picture; None: none has."""
     pictures, photos = {path.resolve() for path in paths}, PhotoNames(names)
-    others = (path for path in (walk(root)[0] if root.is_dir() else []) if is_photo(path))
-    own = (path for path in others if path.resolve() not in pictures)
+    readable = (path for path in (walk(root)[0] if root.is_dir() else []) if is_photo(path))
+    own = (path for path in readable if path.resolve() not in pictures)
     return next((path for path in own if photos.find_masked(path.relative_to(root)) is not None), None)
 
 

@@ -258,7 +258,7 @@ class MaskFolder:
         return mask.with_numbers(np.ascontiguousarray(numbers))
 
     def _draw(self, row: int, drawings: Drawings, size_seen: tuple[int, int], stored: tuple[int, int]) -> MaskPixels:
-        """Return what is drawn on a picture, on it as people see it, or on it as it is stored, if it only fits that.
+        """Return the drawing on a picture as people see it, or as it is stored, if the drawing only fits that.
 
         Raises:
             ValueError: it fits neither.

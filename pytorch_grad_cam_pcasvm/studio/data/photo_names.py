@@ -13,7 +13,7 @@ _ENDING = re.compile(r"(?<=.)\.[a-z]{3,5}$", re.IGNORECASE)  # of a photo in a f
 
 
 class PhotoNames:
-    """Photos, found by the names of their masks, or by those that annotations have for them.
+    """Photos, found by the names of their masks, or by the names that annotations have for them.
 
     Args:
         names: the paths of the photos in their folder.

@@ -9,7 +9,7 @@ _SAMPLES = 4  # of a line, on each pixel
 
 
 def fill_ring(ring: np.ndarray, width: int, height: int) -> tuple[int, int, np.ndarray]:
-    """Return the pixels whose centres are inside of a ring, by even-odd: those of pycocotools, bit for bit.
+    """Return the pixels whose centres are inside of a ring, by even-odd, as pycocotools has them, bit for bit.
 
     Corners are rounded to fifths of a pixel, and edges go from one of these to the next. Nothing is as large as the
     coordinates are, but only as the picture is.
@@ -82,8 +82,8 @@ def _find_step(x: np.ndarray, slope: np.ndarray, before: np.ndarray) -> np.ndarr
     way = (before + 0.5 - x) / slope
     step = np.where(slope > 0, np.ceil(way), np.floor(way) + 1).astype(np.int64)
     for change in (-1, 1):  # by what is computed, which rounds
-        there = _round(x + slope * (step + min(0, change)))
-        is_beyond = np.where(slope > 0, there > before, there <= before)
+        reached = _round(x + slope * (step + min(0, change)))
+        is_beyond = np.where(slope > 0, reached > before, reached <= before)
         step = np.where(is_beyond if change < 0 else ~is_beyond, step + change, step)
     return step
 

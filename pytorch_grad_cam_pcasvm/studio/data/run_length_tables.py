@@ -19,7 +19,7 @@ _ONE = "1"  # the class of tables that have no classes
 
 
 def read_run_table(file: Path) -> list[Drawing]:
-    """Return what a table says is on each photo; nothing, if it has only rows without runs.
+    """Return a drawing for each photo in a table; an empty one, if it has only rows without runs.
 
     Runs are pairs of a first pixel and a length, counted from 1 on down each column of the photo.
 

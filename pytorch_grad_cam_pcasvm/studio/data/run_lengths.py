@@ -29,7 +29,7 @@ def find_counts(inside: np.ndarray, *, by_column: bool = True) -> list[int]:
 
 
 def draw_counts(counts: Sequence[int], width: int, height: int, *, by_column: bool = True) -> np.ndarray:
-    """Return the mask that has these runs, boolean, shape (height, width); what they leave out at the end is outside.
+    """Return the mask of these runs, boolean, shape (height, width); pixels behind the last run are outside.
 
     Raises:
         ValueError: they are longer than the mask, or one is negative.

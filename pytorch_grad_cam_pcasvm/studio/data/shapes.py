@@ -81,7 +81,7 @@ class Rings:
     is_box: bool = False
 
     @classmethod
-    def of_box(cls, left: float, top: float, right: float, bottom: float, angle: float = 0.0) -> "Rings":
+    def from_edges(cls, left: float, top: float, right: float, bottom: float, angle: float = 0.0) -> "Rings":
         """Return a box by its edges; by its corners, if it is turned around its centre: clockwise, in degrees."""
         corners = np.array([(left, top), (right, top), (right, bottom), (left, bottom)], float)
         if angle:
@@ -89,7 +89,7 @@ class Rings:
         return cls([corners], is_box=True)
 
     def draw(self, canvas: Canvas) -> Patch:
-        """Return its pixels; of a ring without any, those that it passes."""
+        """Return its pixels; of a ring without any centre, the pixels on its way."""
         patches = [self._draw_ring(ring * (canvas.x, canvas.y), canvas) for ring in self.rings]
         return _join(patches)
 
@@ -117,7 +117,7 @@ class Ellipse:
     is_box: bool = field(default=False, init=False)
 
     def draw(self, canvas: Canvas) -> Patch:
-        """Return the pixels whose centres are in it; if none are, those that its longer axis passes."""
+        """Return the pixels whose centres are in it; if none are, the pixels on its longer axis."""
         largest, size = max(self.radii), (canvas.width, canvas.height)
         scales = (canvas.x, canvas.y)
         low, high = (
@@ -267,7 +267,7 @@ def _turn(points: np.ndarray, centre: np.ndarray, angle: float) -> np.ndarray:
 
 
 def _join(patches: Sequence[Patch]) -> Patch:
-    """Return what is inside of any of some patches."""
+    """Return the union of some patches."""
     own = [patch for patch in patches if patch.inside.any()]
     if len(own) < 2:
         return own[0] if own else patches[0]

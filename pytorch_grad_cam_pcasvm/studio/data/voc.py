@@ -16,7 +16,7 @@ _ORIGINAL = (1, True)  # pixels, counted from 1 on: from 179 to 230
 
 
 def read_voc(file: Path, name: str) -> list[Drawing]:
-    """Return what a file says is on its photo.
+    """Return the drawing of a file, in a list.
 
     Args:
         file: the file.
@@ -53,7 +53,7 @@ def _read_object(file: Path, place: int, element: ElementTree.Element, first: in
         )
     if is_last_within:
         left, top, right, bottom = round(left), round(top), round(right) + 1, round(bottom) + 1
-    return Shape(name, where, Rings.of_box(left - first, top - first, right - first, bottom - first))
+    return Shape(name, where, Rings.from_edges(left - first, top - first, right - first, bottom - first))
 
 
 def _read_polygon(where: str, polygon: ElementTree.Element, first: int) -> Form:

@@ -38,7 +38,7 @@ class Shares:
 
 
 def read_yolo(file: Path, name: str, classes: "ClassNames") -> list[Drawing]:
-    """Return what a file says is on its photo; nothing, if it is empty.
+    """Return the drawing of a file, in a list; of an empty file, one without shapes.
 
     Args:
         file: the file.
@@ -55,8 +55,8 @@ def read_yolo(file: Path, name: str, classes: "ClassNames") -> list[Drawing]:
 
 def _read_line(where: str, file: Path, words: Sequence[str], classes: "ClassNames") -> Shape:
     numbers = [read_number(word) for word in words]
-    kind, shares = numbers[0], numbers[1:]
-    if kind is None or kind < 0 or kind != int(kind) or None in shares:
+    label, shares = numbers[0], numbers[1:]
+    if label is None or label < 0 or label != int(label) or None in shares:
         raise ValueError(
             f"{where} in {file} has not the number of a class and shares of the sides, {' '.join(words):.60}: export "
             "it anew"
@@ -74,7 +74,7 @@ def _read_line(where: str, file: Path, words: Sequence[str], classes: "ClassName
             f"{where} in {file} has the number {own[np.abs(own - 0.5).argmax()]:g}, but they are shares of the photo's "
             "width and height, from 0 to 1: divide pixels by these"
         )
-    return Shape(classes.find(int(kind), where, file), where, _read_shares(own))
+    return Shape(classes.find(int(label), where, file), where, _read_shares(own))
 
 
 def _read_shares(own: np.ndarray) -> Shares:
