@@ -30,8 +30,8 @@ def place(tmp_path_factory):
     (root / "empty").mkdir()
     (root / "model.onnx").touch()
     (root / "broken.safetensors").write_bytes(b"\x05broken")
-    (root / "coco").mkdir()
-    (root / "coco" / "a.json").write_text('{"images": [], "annotations": []}')
+    (root / "via").mkdir()
+    (root / "via" / "a.json").write_text('{"_via_img_metadata": {}}')
     (root / "notes.txt").write_text("a note on the photos")
     (root / "lines_backbone.py").write_text(test_lines.BACKBONE)
     with pytest.MonkeyPatch.context() as patch:
@@ -61,7 +61,8 @@ export empty
 explain empty --model model.onnx
 explore nowhere
 evaluate photos --count 10
-evaluate photos --masks coco
+evaluate photos --masks via
+evaluate photos --masks via/a.json
 evaluate photos
 evaluate photos --all-images --minutes 1
 explain photos --class cow

@@ -329,7 +329,7 @@ def test_a_folder_of_dicom_alone_says_what_is_there_and_what_to_do(no_pydicom, t
         assert "has no images (.jpg, .png, .webp, ...): not read: 3 without an ending, 1 .5, such as no" in said
         assert "4 DICOM: pip install 'pytorch_grad_cam_pcasvm[dicom]' reads them" in said
     page = (Path(__file__).parents[2] / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
-    assert "## Annotations are no masks" in page
+    assert "## Photos are DICOM" in page
 
 
 ANNOTATIONS = {
@@ -338,38 +338,82 @@ ANNOTATIONS = {
         '{"info": {}, "images": [{"id": 1, "file_name": "s0.jpg"}], "annotations": [], "categories": []}',
     ),
     "LabelMe": ("s0.json", '{"version": "5.5.0", "flags": {}, "shapes": [], "imagePath": "s0.jpg", "imageData": null}'),
-    "VIA": ("via.json", '{"s0.jpg1": {"filename": "s0.jpg", "regions": [{"shape_attributes": {"name": "rect"}}]}}'),
     "YOLO": ("s0.txt", "0 0.47 0.39 0.31 0.16\n1 0.1 0.2 0.3 0.4 0.5 0.6\n"),
-    "CVAT": ("a.xml", "<?xml version='1.0'?><annotations><version>1.1</version></annotations>"),
+    "CVAT": ("a.xml", "<?xml version='1.0'?><annotations><version>1.1</version><image name='s0.jpg'/></annotations>"),
     "run lengths": ("train.csv", "ImageId,ClassId,EncodedPixels\ns0.jpg,1,1301 10\n"),
-    None: ("readme.txt", "Photos of 2024, see 0 and 1.\n"),
+    "Pascal VOC": ("s0.xml", "<annotation></annotation>"),
+}
+# Those that are not read, and what is to be done.
+OTHERS = {
+    "VIA": (
+        "via.json",
+        '{"s0.jpg1": {"filename": "s0.jpg", "regions": [{"shape_attributes": {"name": "rect"}}]}}',
+        "export them as COCO (Annotation > Export Annotations, COCO format)",
+    ),
+    "Label Studio": (
+        "ls.json",
+        '[{"id": 1, "annotations": [{"id": 2, "completed_by": 1, "result": []}], "data": {"image": "s0.jpg"}}]',
+        "export them as COCO, YOLO, or 'Brush labels to PNG'",
+    ),
+    "SuperAnnotate": (
+        "sa.json",
+        '{"metadata": {"name": "s0.jpg"}, "instances": [{"type": "polygon", "className": "a", "points": []}]}',
+        "turn them into COCO with its own tool, superannotate.export_annotation",
+    ),
+    None: ("readme.txt", "Photos of 2024, see 0 and 1.\n", ""),
 }
 
 
 @pytest.mark.parametrize(("kind", "file"), ANNOTATIONS.items())
-def test_annotations_are_named(tmp_path, capsys, kind, file):
+def test_annotations_are_masks_as_a_folder_and_as_a_file(tmp_path, capsys, kind, file):
     name, text = file
+    put(two_classes(tmp_path / "photos"))
+    put(tmp_path / "ann", **{name: text.encode()})
+    assert name_annotation(tmp_path / "ann" / name) == kind
+    for masks in (tmp_path / "ann", tmp_path / "ann" / name):
+        assert main(["check", str(tmp_path / "photos"), "--masks", str(masks)]) == 0
+        said = capsys.readouterr().out
+        assert f"masks: 1 of 8 photos have one ({kind})" in said
+        assert "on 4 without one, of the normal class, there is nothing; 3 without one are left out" in said
+        assert said.endswith(f"next: pcasvm-cam fit {tmp_path / 'photos'} --pool dense:3 --masks {masks}\n")
+
+
+@pytest.mark.parametrize(("kind", "file"), OTHERS.items())
+def test_annotations_that_are_not_read_are_named_with_what_to_do(tmp_path, capsys, kind, file):
+    name, text, way = file
     put(two_classes(tmp_path / "photos"))
     put(tmp_path / "ann", **{name: text.encode()})
     assert name_annotation(tmp_path / "ann" / name) == kind
     assert main(["check", str(tmp_path / "photos"), "--masks", str(tmp_path / "ann")]) == 0
     said = capsys.readouterr().out
     assert f"it has 1 {Path(name).suffix}, such as {name}" in said
-    assert (f"; 1 {kind} (such as {name}): export masks (PNG) or boxes" in said) == (kind is not None)
-    if kind is not None:
-        assert main(["check", str(tmp_path / "photos"), "--masks", str(tmp_path / "ann" / name)]) == 2
+    assert (f"; 1 {kind} (such as {name}): {way}\n" in said) == (kind is not None)
+    assert main(["check", str(tmp_path / "photos"), "--masks", str(tmp_path / "ann" / name)]) == 2
+    said = capsys.readouterr().err
+    if kind is None:
         assert (
-            f"{name} has annotations of {kind}, which are not read as they are: export masks" in capsys.readouterr().err
+            f"{name} is a file, but a folder is expected, such as {tmp_path / 'ann'}, or a file of annotations (COCO, L"
+            in said
         )
+    else:
+        assert f"{name} has annotations of {kind}, which are not read as they are: {way}" in said
 
 
-def test_boxes_beside_photos_are_told_with_the_command_that_uses_them(tmp_path, capsys):
-    put(two_classes(tmp_path), **{"scratch/s0.xml": b"<annotation><object/></annotation>"})
+@pytest.mark.parametrize(("files", "said"), [
+    ({"scratch/s0.xml": b"<annotation><object/></annotation>"}, ("1 file has", "Pascal VOC", "scratch/s0.xml", "")),
+    ({"labels/s0.txt": b"0 .5 .5 .1 .1", "labels/s1.txt": b"", "labels/classes.txt": b"a"},
+     ("2 files have", "YOLO", "labels/s0.txt", "/labels")),
+    ({"result/coco.json": b'{"images": [], "annotations": []}', "result/s0.txt": b"0 .5 .5 .1 .1"},
+     ("2 files have", "COCO, YOLO", "result/coco.json", "/result/coco.json")),
+])  # fmt: skip
+def test_annotations_beside_photos_are_told_with_the_command_that_uses_them(tmp_path, capsys, files, said):
+    put(two_classes(tmp_path), **files)
     assert main(["check", str(tmp_path)]) == 0
-    way = (
-        f"1 file has boxes (Pascal VOC), such as scratch/s0.xml; to use them: pcasvm-cam fit {tmp_path} --pool dense:3"
-    )
-    assert f"{way} --masks {tmp_path}\n" in capsys.readouterr().out
+    are, kind, first, place = said
+    way = f"{are} annotations ({kind}), such as {first}; to use them: pcasvm-cam fit {tmp_path} --pool dense:3"
+    told = capsys.readouterr().out
+    assert f"{way} --masks {tmp_path}{place}\n" in told
+    assert "not read" not in told
 
 
 @pytest.mark.parametrize("ending", ["jfif", "jpe", "jp2", "tga", "gif", "avif"])

@@ -324,7 +324,8 @@ def test_boxes_of_one_class_have_its_name_or_that_of_their_folders(tmp_path):
 
 @pytest.mark.parametrize(("files", "error", "reason"), [
     ([("0.xml", Annotation(text="<annotation>"))], OSError, "0.xml cannot be read"),
-    ([("0.xml", Annotation(text="<svg/>"))], ValueError, "no annotation of Pascal VOC, <annotation>, but <svg>"),
+    ([("0.xml", Annotation(text="<svg/>"))], OSError, "no file in .* is the mask of a picture: .* it has 1 .xml"),
+    ([("0.xml", Annotation(text="<svg/>")), ("1.xml", Annotation())], ValueError, "<annotation>, but <svg>: export"),
     ([("0.xml", Annotation(("", 1, 1, 9, 9)))], ValueError, "object 1 in .*0.xml has no <name>"),
     ([("0.xml", Annotation(("a", 1, "", 9, 9)))], ValueError, "no <bndbox> of xmin"),
     ([("0.xml", Annotation(("a", 9, 1, 3, 9)))], ValueError, "'a', has no pixels: x from 9 to 3"),

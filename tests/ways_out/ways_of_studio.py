@@ -105,6 +105,20 @@ def masked(*names: str, mask: str) -> Any:
     return MaskFolder(root / "masks", names, [root / "photos" / one for one in names]).of(len(names) - 1, (8, 8), None)
 
 
+def annotated(*names: str, said: str, mask: str = "", at: str = "marked", width: int = 8) -> Any:
+    """Return the pixels that COCO's annotations mark on the last of some photos, which they call by a name."""
+    root = fresh("annotated")
+    (root / "marked").mkdir(parents=True)
+    for name in (*(f"photos/{one}" for one in names), *[mask] * bool(mask)):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.eye(8, dtype=np.uint8) * 255).save(root / name)
+    photo = {"id": 1, "file_name": said, "width": width, "height": 8}
+    thing = {"image_id": 1, "category_id": 1, "bbox": [2, 2, 4, 4]}
+    text = {"images": [photo], "annotations": [thing], "categories": [{"id": 1, "name": "dent"}]}
+    (root / "marked" / "a.json").write_text(json.dumps(text))
+    return MaskFolder(root / at, names, [root / "photos" / one for one in names]).of(len(names) - 1, (8, 8), None)
+
+
 def named_alike(name: str) -> Any:
     place = fresh("alike")
     place.mkdir()
@@ -353,10 +367,23 @@ ROWS = [
         "are photos by name, but have few colours, and the names and sizes of others", {
         "rename the folder to": partial(listed, "masks"),
         "name the files otherwise, as in new_0.png": partial(listed, "dents", prefix="new_")}),
-    Row("studio/data/masks.py: would have the same mask", partial(masked, "good/0.png", "dent/0.png", mask="0.png"),
+    Row("studio/data/photo_names.py: would have the same mask",
+        partial(masked, "good/0.png", "dent/0.png", mask="0.png"),
         "good/0.png and dent/0.png would have the same mask", {
         "put masks into folders as the pictures are": partial(masked, "good/0.png", "dent/0.png", mask="dent/0.png"),
         "name pictures differently": partial(masked, "good/1.png", "dent/0.png", mask="0.png")}),
+    Row("studio/data/photo_names.py: which may be", partial(annotated, "good/0.png", "dent/0.png", said="0.png"),
+        "has annotations of 0.png, which may be good/0.png and dent/0.png", {
+        "name photos there with their folders": partial(annotated, "good/0.png", "dent/0.png", said="dent/0.png"),
+        "name pictures differently": partial(annotated, "good/1.png", "dent/0.png", said="0.png")}),
+    Row("studio/data/mask_owners.py: and masks", partial(annotated, "0.png", said="0.png", mask="marked/0.png"),
+        "keep one kind in a folder", {
+        "keep one kind in a folder": partial(annotated, "0.png", said="0.png"),
+        "or name a file of annotations":
+            partial(annotated, "0.png", said="0.png", mask="marked/0.png", at="marked/a.json")}),
+    Row("studio/data/masks.py: was it cropped", partial(annotated, "0.png", said="0.png", width=9),
+        "9 x 8 pixels, but its picture 8 x 8", {
+        "Take the picture that was annotated": partial(annotated, "0.png", said="0.png")}),
     Row("studio/data/mask_search.py: have one name, and few colours both", partial(named_alike, "a.png"),
         "have one name, and few colours both", {
         "end its name in _mask, as in a_mask.png": partial(named_alike, "a_mask.png"),

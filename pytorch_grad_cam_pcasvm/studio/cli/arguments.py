@@ -237,7 +237,11 @@ class FitOptions(EngineOptions):
         "class against it, also where it is predicted",
         metavar="CLASS",
     )
-    masks: Path | None = option("--pool dense: pictures of where classes are, to label patches", metavar="DIR")
+    masks: Path | None = option(
+        "--pool dense: where classes are, to label patches: a folder of masks, or a folder or file of annotations "
+        "(COCO, LabelMe, YOLO, Pascal VOC, CVAT, run lengths)",
+        metavar="DIR",
+    )
     purity: float = option(
         "--masks: leave out patches less of which has one label (default: 0)",
         0.0,
@@ -475,7 +479,9 @@ class EvaluateOptions(ModelOptions):
 
     images: Path = place("folder of photos, or with one subfolder for each class", metavar="PHOTOS")
     out: Path = option("folder for the page and its JSON (default: evaluation)", Path("evaluation"))
-    masks: Path | None = option("pictures of where defects are, named as the photos", metavar="DIR")
+    masks: Path | None = option(
+        "where defects are: a folder of masks, named as the photos, or annotations, as for fit", metavar="DIR"
+    )
     normal: str | None = option(_NORMAL, metavar="CLASS")
     tiff_page: int | None = option(_PAGE.format("that of the model"), flag="--page", parse=_COUNT, group=_RUNS)
     rate: float = option(
@@ -615,7 +621,7 @@ class CheckOptions(Command):
     runs = "checking:check"
 
     images: Path = place("folder of photos, or with one subfolder for each class", metavar="PHOTOS")
-    masks: Path | None = option("folder of masks, whose names are compared with the photos'", metavar="DIR")
+    masks: Path | None = option("masks or annotations, whose names are compared with the photos'", metavar="DIR")
     normal: str | None = option(_NORMAL, metavar="CLASS")
     tiff_page: int | None = option(_PAGE.format("such files are refused"), flag="--page", parse=_COUNT)
 

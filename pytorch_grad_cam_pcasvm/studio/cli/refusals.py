@@ -23,8 +23,8 @@ from pytorch_grad_cam_pcasvm.studio.cli.folders import (
     use_drawn,
 )
 from pytorch_grad_cam_pcasvm.studio.data import list_photos, name_classes
-from pytorch_grad_cam_pcasvm.studio.data.annotations import READ, name_annotation
-from pytorch_grad_cam_pcasvm.studio.data.files import TO_MASKS, describe_others, is_photo, list_files, walk
+from pytorch_grad_cam_pcasvm.studio.data.annotations import READ, is_read, name_annotation, refuse_unread
+from pytorch_grad_cam_pcasvm.studio.data.files import describe_others, is_photo, list_files, walk
 from pytorch_grad_cam_pcasvm.studio.model.description import parse_origin, read_description, read_header
 
 _WRITER = "pytorch_grad_cam_pcasvm"  # of all its files
@@ -36,19 +36,18 @@ def refuse_missing(options: Any) -> None:
     Raises:
         FileNotFoundError: one is missing; the message says what was expected.
         NotADirectoryError: a file is named where a folder is expected.
-        ValueError: it has annotations, which are no masks.
+        ValueError: it has annotations that are not read.
     """
     for name in ("images", "train", "masks", "atlas"):
         folder = getattr(options, name, None)
+        if name == "masks" and folder is not None and folder.is_file() and name_annotation(folder):
+            refuse_unread(folder)
+            continue
         alone = name == "images" and options.name == "explain"  # which takes one photo, too
         if folder is not None and not (folder.is_dir() or (alone and folder.is_file())):
-            if folder.is_file() and name == "masks" and (kind := name_annotation(folder)):
-                raise ValueError(
-                    f"{folder} has annotations of {kind}, which are not read as they are: "
-                    + (f"name their folder, {folder.parent}" if kind == READ else TO_MASKS)
-                )
             if folder.is_file():
-                raise NotADirectoryError(f"{folder} is a file, but a folder is expected, such as {folder.parent}")
+                more = f", or a file of annotations ({', '.join(READ)})" if name == "masks" else ""
+                raise NotADirectoryError(f"{folder} is a file, but a folder is expected, such as {folder.parent}{more}")
             if name == "atlas":
                 raise FileNotFoundError(
                     f"there is no atlas in {folder}: make one with '{RUN} atlas PHOTOS'{_hint_at(folder)}"
@@ -184,8 +183,10 @@ def _refuse_annotations(masks: Path | None) -> None:
     Raises:
         FileNotFoundError: it has other files alone, which are named.
     """
-    seen = [] if masks is None else walk(masks)[0]
-    if masks is None or any(is_photo(path) or name_annotation(path) == READ for path in seen):
+    if masks is None or masks.is_file():
+        return
+    seen = walk(masks)[0]
+    if any(is_photo(path) or is_read(path) for path in seen):
         return
     raise FileNotFoundError(f"{masks} has no masks: {describe_others(seen, masks) or 'it is empty'}")
 

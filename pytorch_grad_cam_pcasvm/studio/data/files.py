@@ -9,7 +9,14 @@ from functools import cache, cached_property
 from importlib.util import find_spec
 from pathlib import Path
 
-from pytorch_grad_cam_pcasvm.studio.data.annotations import READ, name_annotation, name_annotations
+from pytorch_grad_cam_pcasvm.studio.data.annotations import (
+    CLASS_LISTS,
+    CLASS_TABLES,
+    OF_ALL,
+    READ,
+    name_annotation,
+    name_annotations,
+)
 from pytorch_grad_cam_pcasvm.studio.pictures.dicom import is_dicom
 
 SUFFIXES = (
@@ -79,14 +86,17 @@ class Listing:
         return folder
 
     @cached_property
-    def boxes(self) -> list[Path]:
-        """The files of boxes."""
-        return [path for path in self.others if name_annotation(path) == READ]
+    def annotations(self) -> dict[Path, str]:
+        """The files of annotations that are read, and their formats; of YOLO also the empty ones."""
+        kinds = {path: kind for path in self.others if (kind := name_annotation(path)) in READ}
+        stems = {path.stem for path in self.photos} if "YOLO" in kinds.values() else set()
+        kinds |= {path: "YOLO" for path in self.others if path.suffix.lower() == ".txt" and path.stem in stems}
+        return dict(sorted(kinds.items()))
 
     @property
     def drawn(self) -> Path | None:
-        """The folder of masks, or else of boxes; None: there are none."""
-        return self.mask_folder or (self._find_boxes() if self.boxes else None)
+        """The folder of masks, or else the folder or file of annotations; None: there are none."""
+        return self.mask_folder or (self._find_annotations() if self.annotations else None)
 
     @property
     def beside(self) -> list[Path]:
@@ -107,19 +117,28 @@ class Listing:
             tops = Counter(_find_hidden(path.relative_to(self.root)) for path in self.hidden)
             what = "1 file that is" if len(self.hidden) == 1 else f"{len(self.hidden)} files that are"
             lines.append(f"ignored: {what} hidden or of another system ({_name_first([*tops])})")
-        if boxes := self.boxes:
-            are = "1 file has boxes" if len(boxes) == 1 else f"{len(boxes)} files have boxes"
-            lines.append(f"{are} ({READ}), such as {self._name(boxes[0])}; {use(self._find_boxes())}")
-        if others := [path for path in self.others if path not in {*boxes}]:
+        if annotations := self.annotations:
+            are = "1 file has" if len(annotations) == 1 else f"{len(annotations)} files have"
+            kinds = ", ".join(dict.fromkeys(annotations.values()))
+            first = self._name(next(iter(annotations)))
+            lines.append(f"{are} annotations ({kinds}), such as {first}; {use(self._find_annotations())}")
+        names = (*CLASS_LISTS, *CLASS_TABLES) if "YOLO" in annotations.values() else ()
+        if others := [path for path in self.others if path not in annotations and path.name not in names]:
             lines.append(f"not read: {describe_others(others, self.root)}")
         return lines
 
-    def _find_boxes(self) -> Path:
-        """Return the folder of all boxes: the highest without photos, or the root."""
+    def _find_annotations(self) -> Path:
+        """Return the file of all annotations, or their folder: the highest without photos, or the root.
+
+        Of several formats, these are the annotations of the first one.
+        """
+        (first, kind), *_ = self.annotations.items()
+        own = [path for path, other in self.annotations.items() if other == kind]
+        if kind in OF_ALL and len(own) == 1:
+            return first
         with_photos = {parent for path in self.photos for parent in path.parents}
-        first, *_ = self.boxes
         folders = [one for one in first.parents if one.is_relative_to(self.root) and one not in with_photos]
-        alone = folders and all(path.is_relative_to(folders[-1]) for path in self.boxes)
+        alone = folders and all(path.is_relative_to(folders[-1]) for path in own)
         return folders[-1] if alone else self.root
 
     def _name(self, path: Path) -> str:
@@ -199,7 +218,7 @@ def describe_others(paths: Sequence[Path], root: Path) -> str:
     said = ", ".join(f"{count} {ending}" for ending, count in sorted(counts.items(), key=lambda one: (-one[1], one[0])))
     said += f", such as {paths[0].relative_to(root).as_posix()}"
     if kinds := name_annotations(paths):
-        said += f"; {', '.join(kinds)}: {TO_MASKS}"
+        said += f"; {'; '.join(kinds)}"
     if dicom := sum(map(is_dicom, paths)) * (not _reads_dicom()):
         said += f"; {dicom} DICOM: {TO_PNG}"
     if pictures := sorted(counts.keys() & {*_PICTURES}):
@@ -214,10 +233,6 @@ _PICTURES = (
     ".mat", ".fits",
 )  # fmt: skip
 TO_PNG = "pip install 'pytorch_grad_cam_pcasvm[dicom]' reads them"
-TO_MASKS = (
-    "export masks (PNG) or boxes (Pascal VOC) from the labelling tool, or draw masks with the lines under 'Annotations "
-    "are no masks' in the documentation, 'Troubleshooting'"
-)
 
 
 def _name_first(names: Sequence[str]) -> str:

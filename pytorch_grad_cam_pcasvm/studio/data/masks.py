@@ -1,6 +1,5 @@
 """Masks: the files that say where defects are, beside a folder of pictures, and which belong to which picture."""
 
-from collections import defaultdict
 from collections.abc import Sequence
 from functools import reduce
 from pathlib import Path
@@ -10,19 +9,12 @@ from PIL import Image
 from scipy import ndimage
 
 from pytorch_grad_cam_pcasvm.runtime.errors import warn
+from pytorch_grad_cam_pcasvm.studio.data.annotation_files import Drawings
 from pytorch_grad_cam_pcasvm.studio.data.files import NORMAL, describe_others, is_photo, walk
 from pytorch_grad_cam_pcasvm.studio.data.images import size_and_orientation
 from pytorch_grad_cam_pcasvm.studio.data.mask_classes import MOST_CLASSES, UNLABELLED, MaskClasses, MaskFacts
-from pytorch_grad_cam_pcasvm.studio.data.mask_files import (
-    ENDING,
-    Boxes,
-    MaskPixels,
-    read_boxes,
-    read_mask,
-    turned,
-    turned_back,
-)
-from pytorch_grad_cam_pcasvm.studio.data.mask_search import is_numbered, names_masks, picture_stems
+from pytorch_grad_cam_pcasvm.studio.data.mask_files import MaskPixels, read_mask, turned, turned_back
+from pytorch_grad_cam_pcasvm.studio.data.mask_owners import find_annotations, masks_by_picture
 from pytorch_grad_cam_pcasvm.studio.pictures.frames import frame_picture
 from pytorch_grad_cam_pcasvm.studio.pictures.read import ON_ITS_SIDE
 
@@ -40,11 +32,12 @@ class MaskFolder:
 
     A mask is black and white, or has a number for each class; in a palette these are the indexes, unless its colours
     are black and white. A mask in colours has a class for each. Where the transparency varies, and the colours do not,
-    the transparency is the mask. Boxes are read, too, from files of Pascal VOC's annotations (``007.xml``): what is in
-    a box is of its class.
+    the transparency is the mask. Annotations are masks, too, in files of COCO, LabelMe, YOLO, Pascal VOC, CVAT for
+    images, or run lengths in a table: what is in a shape is of its class, where shapes lie over one another of the
+    smallest one's. A picture that such a file names without shapes has nothing on it.
 
     Args:
-        root: the folder of masks.
+        root: the folder of masks or annotations; or a file of annotations.
         names: the paths of the pictures in theirs, such as ``"crack/007.jpg"``.
         paths: the pictures' files.
         exif: the pictures are turned as their EXIF orientation says, and masks with them; False: neither are.
@@ -55,11 +48,12 @@ class MaskFolder:
 
     Raises:
         FileNotFoundError: there is no such folder, or no mask in it belongs to a picture.
-        ValueError: two masks belong to one picture, or a mask to none.
+        OSError: annotations cannot be read.
+        ValueError: two masks belong to one picture, or a mask to none; or annotations are not what they should be.
 
     Attributes:
         names: of the pictures.
-        files: the mask of each picture, of several the first; or None.
+        files: the file of each picture's mask, of several the first; or None.
         unknown: the numbers of pictures without a mask that may have anything on them.
         unlabelled: the number of what nobody has labelled, beside those of classes.
     """
@@ -78,7 +72,12 @@ class MaskFolder:
         page: int | None = None,
     ) -> None:
         self.root, self.names, self._paths = Path(root), list(names), list(paths)
-        self._masks = masks_by_picture(self.root, self.names, self._paths)
+        self._drawings = find_annotations(self.root, self.names, self._paths)
+        if self._drawings is None:
+            self._masks = masks_by_picture(self.root, self.names, self._paths)
+        else:
+            drawn = self._drawings.of_row
+            self._masks = [[drawn[row].file] if row in drawn else [] for row in range(len(self.names))]
         self.files: list[Path | None] = [masks[0] if masks else None for masks in self._masks]
         self.unknown = [
             row
@@ -88,9 +87,8 @@ class MaskFolder:
         self._is_unknown = np.isin(np.arange(len(self.names)), self.unknown)
         self._exif, self._only_inside, self._page = exif, only_inside, page
         self._classes: MaskClasses | None = None
-        self._boxes: dict[Path, Boxes] = {}
-        self._numbers_of_boxes: dict[str, int] = {}
         self._pictures: dict[int, tuple[tuple[int, int], int]] = {}  # their sizes and orientations
+        self._thin: dict[int, list[str]] = {}  # shapes without a pixel of their own
 
     def __len__(self) -> int:
         return len(self.names)
@@ -104,15 +102,17 @@ class MaskFolder:
         """Say how many pictures have a mask, how many have nothing on them, and which are left out."""
         left_out, good = len(self.unknown), len(self) - self.count - len(self.unknown)
         said = f"masks: {self.count} of {len(self)} photos have one"
+        said += "" if self._drawings is None else self._drawings.describe()
         if good:
             said += f"; on {good} without one, of the normal class, there is nothing"
         if left_out:
             what = "are left out, for what is on them" if left_out > 1 else "is left out, for what is on it"
-            said += (
-                f"; {left_out} without one {what} is unknown, such as {self.names[self.unknown[0]]}: give an empty "
-                "mask where nothing is" + ("" if good else ", or name the folder of good photos, --normal NAME")
-            )
-        others = [path for path in walk(self.root)[0] if not _is_mask_file(path)]
+            way = "give an empty mask where nothing is" if self._drawings is None else self._drawings.to_say_nothing
+            said += f"; {left_out} without one {what} is unknown, such as {self.names[self.unknown[0]]}: {way}"
+            said += "" if good else ", or name the folder of good photos, --normal NAME"
+        seen = walk(self.root)[0] if self.root.is_dir() else []
+        read = () if self._drawings is None else self._drawings.files
+        others = [path for path in seen if not (is_photo(path) or path in read)]
         if others and not self._paths[0].is_relative_to(self.root):  # of which is told where photos are
             said += f"; not read: {describe_others(others, self.root)}"
         return said
@@ -136,13 +136,11 @@ class MaskFolder:
     def classes(self) -> MaskClasses:
         """What the numbers of all masks mean."""
         if self._classes is None:
-            self._read_all_boxes()
-            facts = [MaskFacts.of(self._read(row, file)) for row, files in enumerate(self._masks) for file in files]
-            if self._boxes:
-                names = {number: name for name, number in self._numbers_of_boxes.items()}
-                classes = MaskClasses([1] if self._only_inside else [*names], names=names)
-            else:
+            if self._drawings is None:
+                facts = [MaskFacts.of(self._read(row, file)) for row, files in enumerate(self._masks) for file in files]
                 classes = MaskClasses.of(self.root, facts, only_inside=self._only_inside)
+            else:
+                classes = self._class_shapes(self._drawings)
             for row, masks in enumerate(self._masks):
                 if len(masks) > 1:  # which may contradict each other
                     self._merge_numbers(row, classes)
@@ -185,28 +183,28 @@ class MaskFolder:
         numbers = self._merge_numbers(row, classes)
         return _shrink((numbers > 0) & (numbers != UNLABELLED), size, resize)
 
-    def _read_all_boxes(self) -> None:
-        """Read the files of boxes, and number their classes by name.
+    def _class_shapes(self, drawings: Drawings) -> MaskClasses:
+        """Return the classes of annotations, numbered by name, having drawn all.
 
         Raises:
-            OSError: one cannot be read.
-            ValueError: one is no annotation of Pascal VOC, there are too many classes, or other masks beside them.
+            OSError: a picture cannot be read.
+            ValueError: there are too many classes or none, or a shape or a size does not fit its picture.
         """
-        files = [file for masks in self._masks for file in masks]
-        of_boxes = [file for file in files if file.suffix.lower() == ENDING]
-        if not of_boxes:
-            return
-        if len(of_boxes) < len(files):
-            other = next(file for file in files if file not in of_boxes)
-            raise ValueError(f"{self.root} has boxes, {of_boxes[0]}, and masks, {other}: keep one kind in a folder")
-        self._boxes = {file: read_boxes(file) for file in of_boxes}
-        names = sorted({box.name for boxes in self._boxes.values() for box in boxes.boxes})
+        names = drawings.names
         if not 0 < len(names) <= MOST_CLASSES:
             raise ValueError(
-                f"the boxes in {self.root} have {len(names) or 'no'} names of classes: from 1 to {MOST_CLASSES} are "
-                "expected"
+                f"the annotations in {self.root} have {len(names) or 'no'} names of classes: from 1 to {MOST_CLASSES} "
+                "are expected"
             )
-        self._numbers_of_boxes = {name: number for number, name in enumerate(names, 1)}
+        for row, drawing in drawings.of_row.items():
+            self._read(row, drawing.file)
+        thin = [words for row in sorted(self._thin) for words in self._thin[row]]
+        hint = ""
+        if thin:
+            are = "1 shape is" if len(thin) == 1 else f"{len(thin)} shapes are"
+            hint = f"{are} too thin for a pixel, such as {thin[0]}: the pixels that it passes are of its class"
+        titles = dict(enumerate(names, 1))
+        return MaskClasses([1] if self._only_inside else [*titles], hint=hint, names=titles)
 
     def _merge_numbers(self, row: int, classes: MaskClasses) -> np.ndarray:
         """Return the numbers of a picture's masks together, uint8, as large as the files have them."""
@@ -245,10 +243,7 @@ class MaskFolder:
         stored, orientation = self._pictures[row]
         on_its_side = orientation in ON_ITS_SIDE
         size_seen = stored[::-1] if on_its_side else stored
-        if file in self._boxes:
-            mask = MaskPixels(file, self._boxes[file].draw(self._numbers_of_boxes, size_seen))
-        else:
-            mask = read_mask(file)
+        mask = read_mask(file) if self._drawings is None else self._draw(row, self._drawings, size_seen, stored)
         numbers = turned(mask.numbers, mask.orientation)
         if on_its_side and mask.orientation == 1 and not _fits(numbers, size_seen) and _fits(numbers, stored):
             numbers = turned(numbers, orientation)
@@ -261,6 +256,30 @@ class MaskFolder:
         if not self._exif:
             numbers = turned_back(numbers, orientation)
         return mask.with_numbers(np.ascontiguousarray(numbers))
+
+    def _draw(self, row: int, drawings: Drawings, size_seen: tuple[int, int], stored: tuple[int, int]) -> MaskPixels:
+        """Return the drawing on a picture as people see it, or as it is stored, if the drawing only fits that.
+
+        Raises:
+            ValueError: it fits neither.
+        """
+        drawing = drawings.of_row[row]
+        if drawing.is_stored and size_seen != stored:
+            raise ValueError(
+                f"{drawing.names[0]} lies on its side, by EXIF, and {drawing.file} does not say whether its runs are "
+                "of it as people see it: save the picture turned, without EXIF, and export the annotations anew"
+            )
+        width, height = drawing.size or size_seen
+        fits = next((size for size in (size_seen, stored) if _have_one_shape((width, height), size)), None)
+        if fits is None:
+            raise ValueError(
+                f"{drawing.file} says that {drawing.names[0]} has {width} x {height} pixels, but its picture "
+                f"{size_seen[0]} x {size_seen[1]}: was it cropped or turned since? Take the picture that was "
+                "annotated, or annotate this one"
+            )
+        pixels, thin = drawing.draw({name: number for number, name in enumerate(drawings.names, 1)}, fits)
+        self._thin[row] = [f"{shape.where}, {shape.name!r} on {drawing.names[0]}" for shape in thin]
+        return MaskPixels(drawing.file, pixels)
 
 
 def _shrink(inside: np.ndarray, size: tuple[int, int], resize: int | str | None) -> np.ndarray:
@@ -281,106 +300,9 @@ def _is_normal(folders: Sequence[str], normal: str | None) -> bool:
 
 def _fits(numbers: np.ndarray, size: tuple[int, int]) -> bool:
     """Return whether a mask has the shape of a picture of this width and height."""
-    height, width = numbers.shape
-    return abs(width * size[1] / (height * size[0]) - 1) <= _ASPECT
+    return _have_one_shape((numbers.shape[1], numbers.shape[0]), size)
 
 
-def masks_by_picture(root: Path, names: Sequence[str], paths: Sequence[Path]) -> list[list[Path]]:
-    """Return the masks of each picture.
-
-    Args:
-        root: the folder of masks; they may lie beside the pictures.
-        names: the paths of the pictures in theirs, such as ``"crack/007.jpg"``.
-        paths: the pictures' files.
-
-    Raises:
-        FileNotFoundError: there is no such folder, or no mask in it belongs to a picture.
-        ValueError: two masks belong to one picture, or a mask to none or to several.
-    """
-    if not root.is_dir():
-        raise FileNotFoundError(f"there is no folder of masks {root}")
-    seen, _ = walk(root)
-    pictures = {path.resolve() for path in paths}
-    files = [path for path in seen if _is_mask_file(path) and path.resolve() not in pictures]
-    pictures_of, of_row, unknown = _Pictures(names), defaultdict[int, list[Path]](list), list[Path]()
-    for path in files:
-        row = pictures_of.find(path.relative_to(root))
-        if row is None:
-            unknown.append(path)
-        else:
-            of_row[row].append(path)
-    example = Path(names[0]).with_suffix(".png")
-    if not of_row:
-        others = describe_others([path for path in seen if not is_photo(path)], root)
-        raise FileNotFoundError(
-            f"no file in {root} is the mask of a picture: that of {names[0]} would be {root / example}"
-            + (f"; it has {others}" if others else "")
-        )
-    if unknown:
-        raise ValueError(
-            f"{unknown[0]} is the mask of no picture: a mask is named as its picture, such as {example} or "
-            f"{example.stem}_mask.png for {names[0]}, or lies in a folder of that name, {example.with_suffix('')}; "
-            "masks of other pictures, such as those to test on, need a folder of their own"
-        )
-    for row, masks in of_row.items():
-        _check_one_kind(root, Path(names[row]), masks)
-    return [of_row.get(row, []) for row in range(len(names))]
-
-
-def _is_mask_file(path: Path) -> bool:
-    return is_photo(path) or path.suffix.lower() == ENDING
-
-
-class _Pictures:
-    """Pictures, found by the names of their masks.
-
-    Args:
-        names: the paths of the pictures in their folder.
-    """
-
-    def __init__(self, names: Sequence[str]) -> None:
-        self._names, self._rows = names, defaultdict[str, list[int]](list)
-        self._parts = [Path(name).with_suffix("").parts for name in names]
-        for row, parts in enumerate(self._parts):
-            self._rows[parts[-1]].append(row)
-
-    def find(self, mask: Path) -> int | None:
-        """Return the number of the picture that a mask is of: the one of its name, or of its folder's; None: none.
-
-        Folders that are named as those of masks do not count, and of two paths, the shorter is the end of the longer:
-        the mask of ``images/crack/007.jpg`` is ``crack/007.png``, ``007.png`` or ``crack/masks/007_mask.png``.
-
-        Raises:
-            ValueError: it may be of several.
-        """
-        folders = tuple(part for part in mask.parent.parts if not names_masks(part))
-        all_parts = [*((*folders, stem) for stem in picture_stems(mask.with_suffix("").name)), folders]
-        for fits in (tuple.__eq__, _ends, lambda own, parts: _ends(parts, own)):
-            for parts in filter(None, all_parts):
-                rows = [row for row in self._rows[parts[-1]] if fits(self._parts[row], parts)]
-                if len(rows) > 1:
-                    shared = " and ".join(self._names[row] for row in rows[:2])
-                    raise ValueError(
-                        f"{shared} would have the same mask, {'/'.join(parts)}.png: put masks into folders as the "
-                        "pictures are, and name pictures differently"
-                    )
-                if rows:
-                    return rows[0]
-        return None
-
-
-def _ends(path: tuple[str, ...], end: tuple[str, ...]) -> bool:
-    """Return whether a path has this end."""
-    return path[-len(end) :] == end
-
-
-def _check_one_kind(root: Path, name: Path, masks: Sequence[Path]) -> None:
-    """Refuse several masks of a picture, unless they are numbered, or in a folder of its own."""
-    if len(masks) == 1 or all(path.parent.name == name.stem for path in masks):
-        return
-    if len({path.parent for path in masks}) == 1 and all(is_numbered(path.stem) for path in masks):
-        return
-    raise ValueError(
-        f"{masks[0]} and {masks[1]} are masks of the same picture: delete one of them, or name the folder of one kind; "
-        f"or if what is inside of any is wanted, put them into a folder of their own, {root / name.with_suffix('')}"
-    )
+def _have_one_shape(one: tuple[int, int], other: tuple[int, int]) -> bool:
+    """Return whether one width and height are in the proportion of others."""
+    return abs(one[0] * other[1] / (one[1] * other[0]) - 1) <= _ASPECT
