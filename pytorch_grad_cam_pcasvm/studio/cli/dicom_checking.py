@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from pytorch_grad_cam_pcasvm.studio.pictures.dicom import is_dicom
+from pytorch_grad_cam_pcasvm.studio.pictures.dicom_files import is_dicom
 from pytorch_grad_cam_pcasvm.studio.pictures.read import UnreadableImageError, read_picture
 
 _TOLD = {  # tags that nothing of a patient is in, as people call them

@@ -17,7 +17,7 @@ from pytorch_grad_cam_pcasvm.studio.data.annotations import (
     name_annotation,
     name_annotations,
 )
-from pytorch_grad_cam_pcasvm.studio.pictures.dicom import is_dicom
+from pytorch_grad_cam_pcasvm.studio.pictures.dicom_files import is_dicom
 
 SUFFIXES = (
     ".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".ppm", ".pgm", ".bmp", ".tif", ".tiff", ".webp", ".gif", ".avif", ".jp2",

@@ -8,8 +8,6 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from pytorch_grad_cam_pcasvm.studio.pictures.read import open_picture
-
 _WORDS = r"(?:masks?|gts?|ground[ ._-]?truths?|labels?|lbls?|annotations?|annots?|segs?|segmentations?)"
 # Of a mask's name, behind that of its picture or before it; several are numbered.
 _BEHIND = re.compile(rf"[ ._-]+{_WORDS}(?P<number>[ ._-]*\d+)?$", re.IGNORECASE)
@@ -135,6 +133,8 @@ def _have_few_colours(one: Path, other: Path) -> tuple[bool, bool]:
     """Return which of two pictures may be the mask of the other, by their colours; none if they show the same."""
     import numpy as np
     from PIL import Image
+
+    from pytorch_grad_cam_pcasvm.studio.pictures.read import open_picture
 
     if not _have_one_shape(one, other):
         return False, False
@@ -278,6 +278,8 @@ def _refuse_alike(which: str, pairs: Sequence[Any], way: str) -> None:
 
 def _have_one_shape(mask: Path, photo: Path) -> bool:
     """Return whether a mask has the shape of a photo, which may lie on its side; unreadable ones are told elsewhere."""
+    from pytorch_grad_cam_pcasvm.studio.pictures.read import open_picture
+
     try:
         with open_picture(mask) as one, open_picture(photo) as other:
             ratio = one.width * other.height / (one.height * other.width)
@@ -290,6 +292,8 @@ def _have_one_shape(mask: Path, photo: Path) -> bool:
 def has_few_colours(path: Path) -> bool:
     """Return whether a picture has few colours, in areas, as masks have; one that cannot be read has."""
     import numpy as np
+
+    from pytorch_grad_cam_pcasvm.studio.pictures.read import open_picture
 
     try:
         with open_picture(path) as picture:

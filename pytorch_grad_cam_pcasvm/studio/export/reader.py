@@ -8,8 +8,8 @@ from pytorch_grad_cam_pcasvm.runtime.files import atomically
 
 _STUDIO = Path(__file__).resolve().parents[1]
 _MODULES = (
-    "pictures/dicom.py", "pictures/read.py", "pictures/frames.py", "pictures/panels.py", "pictures/answers.py",
-    "pictures/sheets.py", "export/explainer.py",
+    "pictures/dicom_files.py", "pictures/dicom.py", "pictures/read.py", "pictures/frames.py", "pictures/panels.py",
+    "pictures/answers.py", "pictures/sheets.py", "export/explainer.py",
 )  # fmt: skip
 
 

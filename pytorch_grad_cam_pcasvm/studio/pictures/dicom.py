@@ -8,24 +8,10 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-DICOM_ENDINGS = (".dcm", ".dicom", ".ima")
-_MAGIC, _MAGIC_AT = b"DICM", 128
 _MOST = 2  # times as many pixels as Pillow warns of, from which on it refuses
 _PIXELS = "PixelData", "FloatPixelData", "DoubleFloatPixelData"
 _GREY = ("MONOCHROME1", "MONOCHROME2")
 Window = tuple[float, float]  # centre and width
-
-
-def is_dicom(path: str | Path) -> bool:
-    """Return whether a file is DICOM, by its ending, or of one without an ending by its first bytes."""
-    path = Path(path)
-    if path.suffix.lower() in DICOM_ENDINGS:
-        return True
-    try:
-        with path.open("rb") as file:
-            return file.read(_MAGIC_AT + len(_MAGIC))[_MAGIC_AT:] == _MAGIC
-    except OSError:
-        return False
 
 
 def read_dicom(path: str | Path, page: int | None = None, window: Window | None = None) -> Image.Image:

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 from PIL import Image, TiffImagePlugin, UnidentifiedImageError
 
-from pytorch_grad_cam_pcasvm.studio.pictures.dicom import Window, is_dicom, read_dicom
+from pytorch_grad_cam_pcasvm.studio.pictures.dicom import Window, read_dicom
+from pytorch_grad_cam_pcasvm.studio.pictures.dicom_files import is_dicom
 
 _TURNS = {  # by EXIF's orientation
     2: Image.Transpose.FLIP_LEFT_RIGHT, 3: Image.Transpose.ROTATE_180, 4: Image.Transpose.FLIP_TOP_BOTTOM,
