@@ -20,6 +20,7 @@ from pytorch_grad_cam_pcasvm.studio.cli.options import (
     parse_gamma,
     parse_name,
     parse_place,
+    parse_region,
     parse_share,
     parse_size,
     parse_tiles,
@@ -438,6 +439,12 @@ class ExplainOptions(TargetOptions):
     images: Path = place("folder of photos, or with one subfolder for each class", metavar="PHOTOS")
     out: Path = option("folder for pictures and values.csv (default: maps)", Path("maps"))
     tiff_page: int | None = option(_PAGE.format("that of the model"), flag="--page", parse=_COUNT, group=_RUNS)
+    region: Any = option(
+        "say which part of the evidence lies in a region, and if the decision changes when it is covered: "
+        "LEFT,TOP,WIDTH,HEIGHT as shares of the photo, or masks or annotations of the photos",
+        metavar="WHERE",
+        parse=parse_region,
+    )
     outline: bool = option("surround the strongest evidence by lines, in place of colours over it", False)
     batch_size: int = option("photos at a time (default: 4)", 4, parse=_COUNT, group=_RUNS)
 

@@ -73,7 +73,7 @@ def explain(options: Any) -> None:
     from pytorch_grad_cam_pcasvm.studio.pictures.panels import UNKNOWN
 
     bad: list[str] = []
-    count, drawn = _with_file(options, bad) if is_file else _with_network(options, bad)
+    count, drawn, region = _with_file(options, bad) if is_file else _with_network(options, bad)
     first = list(islice(drawn, 1))  # what is wrong with all is said before anything is written
     out = options.out
     out.mkdir(parents=True, exist_ok=True)
@@ -89,6 +89,8 @@ def explain(options: Any) -> None:
     done = f"{len(gallery)} image{'s' * (len(gallery) != 1)}" if is_whole else f"{len(gallery)} of {count} images"
     print(f"wrote maps of {done} and {values}")
     print(*gallery.list_outcomes(), sep="\n", end="\n" * bool(gallery.list_outcomes()))
+    if region is not None:
+        region.tell()
     if not gallery.tells_sure and not gallery.has_anomalies:
         print(f"{UNKNOWN[0].lower()}{UNKNOWN[1:]}")
     print(f"open {(out / 'index.html').resolve().as_uri()}")
@@ -135,7 +137,7 @@ def _list_values(card: Card) -> list[str]:
     return [card.name, *own, *numbers, card.note]
 
 
-def _with_file(options: Any, bad: list[str]) -> tuple[int, Iterator[Card]]:
+def _with_file(options: Any, bad: list[str]) -> tuple[int, Iterator[Card], None]:
     """Return the number of pictures, and their explanations by a file; unreadable ones go to ``bad``."""
     from pytorch_grad_cam_pcasvm.studio.export.explainer import Explainer
     from pytorch_grad_cam_pcasvm.studio.pictures.read import UnreadableImageError
@@ -165,7 +167,7 @@ def _with_file(options: Any, bad: list[str]) -> tuple[int, Iterator[Card]]:
         sheet, note = explainer.sheet(picture, outputs, truth=truth), explainer.unlike(outputs)
         yield _make_card(name, explainer, outputs, 0, sheet, truth, note)
 
-    return len(paths), (one for path in paths for one in drawn(path))
+    return len(paths), (one for path in paths for one in drawn(path)), None
 
 
 def _list_unreadable(explainer: Any, folder: Path, paths: Sequence[Path]) -> dict[str, str]:
@@ -204,13 +206,17 @@ def _rank_components(net: Any, x: Any, decision: Any, most: int) -> list[list[in
     return shares.argsort(descending=True, stable=True)[:, :most].tolist()
 
 
-def _with_network(options: Any, bad: list[str]) -> tuple[int, Iterator[Card]]:
-    """Return the number of pictures, and their explanations by a network; unreadable ones go to ``bad``."""
+def _with_network(options: Any, bad: list[str]) -> tuple[int, Iterator[Card], Any]:
+    """Return the number of pictures, their explanations by a network, and the region that is typed, or None.
+
+    Unreadable pictures go to ``bad``.
+    """
     from pytorch_grad_cam_pcasvm import are_unlike_training
     from pytorch_grad_cam_pcasvm.head.anomalies import tells_anomalies
     from pytorch_grad_cam_pcasvm.network.modules import find_device
     from pytorch_grad_cam_pcasvm.studio.cli.copies import find_trained
     from pytorch_grad_cam_pcasvm.studio.cli.models import choose_targets, make_cam, open_model
+    from pytorch_grad_cam_pcasvm.studio.cli.region import Region
     from pytorch_grad_cam_pcasvm.studio.data.images import Images, as_picture
     from pytorch_grad_cam_pcasvm.studio.export.outputs import about, describe_range, name_outputs
     from pytorch_grad_cam_pcasvm.studio.pictures.frames import WHOLE, find_frame
@@ -222,6 +228,8 @@ def _with_network(options: Any, bad: list[str]) -> tuple[int, Iterator[Card]]:
     cam = make_cam(options, model)
     images = Images(open_folder(options, preparation), thumbnails=0)
     originals, trained = _keep_originals(images.data), find_trained(model, images.data.paths)
+    names = [images.id(row) for row in range(len(images))]
+    region = None if options.region is None else Region.of(options.region, preparation, names, images.data.paths)
     steps, most = preparation.steps, options.components or _COMPONENTS
     decisions = [target for target in targets if not isinstance(target, package.PCATarget)]
     # Where components are wanted, and carry a decision.
@@ -248,7 +256,12 @@ def _with_network(options: Any, bad: list[str]) -> tuple[int, Iterator[Card]]:
         outputs = {name: tensor.double().cpu().numpy() for name, tensor in name_outputs(maps).items()}
         if maps.error is not None:
             outputs |= {"sure": maps.sure().cpu().numpy(), "values_error": maps.values_error.double().cpu().numpy()}
-        far = are_unlike_training(maps.output)
+        far, where, inside = are_unlike_training(maps.output), list[Any](), list[dict[str, float]]()
+        if region is not None:
+            seen = [originals[Path(images.data.paths[row])].size for row in batch.rows]
+            size = x.shape[2], x.shape[3]
+            where = [region.draw(row, shape, size) for row, shape in zip(batch.rows, seen, strict=True)]
+            inside = region.measure(net, x, maps, sheets.decision or 0, where)
         for place, row in enumerate(batch.rows):
             picture: Any = as_picture(images.picture(batch.images[place].float()))
             frame: Any = WHOLE
@@ -262,6 +275,9 @@ def _with_network(options: Any, bad: list[str]) -> tuple[int, Iterator[Card]]:
             sheet = sheets.drawn(picture, outputs, place, frame=frame, truth=truth, shown=shown, note=note)
             card = _make_card(images.id(row), sheets, outputs, place, sheet, truth, note)
             card.trained = images.data.paths[row] in trained
+            if region is not None:
+                card.numbers |= inside[place]
+                card.said = "; ".join(filter(None, (card.said, region.describe(inside[place], where[place]))))
             yield card
 
     all_rows = range(len(images))
@@ -269,4 +285,4 @@ def _with_network(options: Any, bad: list[str]) -> tuple[int, Iterator[Card]]:
     parts = [all_rows[first : first + together] for first in all_rows[::together]]
     anomalies = (net.anomaly_map(batch.images) for rows in parts if (batch := images.read(rows)).rows)
     ends = describe_range(net.head, anomalies) if net.is_dense and tells_anomalies(net.head) else {}
-    return len(images), (one for rows in parts for one in drawn(rows))
+    return len(images), (one for rows in parts for one in drawn(rows)), region

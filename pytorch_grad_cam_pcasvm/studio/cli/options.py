@@ -142,6 +142,20 @@ def parse_place(text: str) -> str | tuple[int, ...]:
     return text if text == "max" else tuple(map(int, parts))
 
 
+def parse_region(text: str) -> tuple[float, ...] | Path:
+    """Return a box, LEFT,TOP,WIDTH,HEIGHT as shares of a photo's sides, or the path of masks."""
+    try:
+        box = tuple(map(float, text.split(",")))
+    except ValueError:
+        return Path(text)
+    left, top, width, height = box if len(box) == 4 else (math.nan,) * 4
+    if not (0 <= left < left + width <= 1 and 0 <= top < top + height <= 1):
+        raise argparse.ArgumentTypeError(
+            f"a box is LEFT,TOP,WIDTH,HEIGHT from 0 to 1 of the photo's sides, such as 0.8,0,0.2,0.1, got {text!r}"
+        )
+    return box
+
+
 def parse_size(text: str) -> tuple[int, int]:
     """Return (H, W) of a size that is typed as photos are named, WIDTHxHEIGHT, or as one side."""
     sides = text.lower().split("x")
