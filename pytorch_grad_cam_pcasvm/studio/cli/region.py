@@ -12,7 +12,6 @@ from PIL import Image
 
 from pytorch_grad_cam_pcasvm.studio.cli.preparation import resize_of_masks
 from pytorch_grad_cam_pcasvm.studio.data.masks import MaskFolder
-from pytorch_grad_cam_pcasvm.studio.evaluation.faithfulness import FILLS
 from pytorch_grad_cam_pcasvm.studio.model.preparation import Preparation
 from pytorch_grad_cam_pcasvm.studio.pictures.frames import frame_picture
 
@@ -79,7 +78,7 @@ class Region:
     def measure(self, net: Any, x: torch.Tensor, maps: Any, k: int, inside: Sequence[Any]) -> list[dict[str, float]]:
         """Return for each image the share of the evidence inside, its error, and whether covering changes the decision.
 
-        What is covered is blurred over a tenth of the image, as in ``evaluate``.
+        A region is covered with the mean colour of the rest of its image: a blur would leave its colour.
 
         Args:
             net: the network.
@@ -93,7 +92,7 @@ class Region:
         """
         empty = np.zeros(x.shape[2:], bool)
         masks = torch.from_numpy(np.stack([empty if one is None else one for one in inside]))
-        found, covered = maps.share(masks), FILLS["blur"](x)(~masks)
+        found, covered = maps.share(masks), _cover(x, masks.to(x.device).unsqueeze(1))
         with torch.no_grad():
             before, after = (_decide(net, net(images)) for images in (x, covered))
         numbers = list[dict[str, float]]()
@@ -133,6 +132,13 @@ class Region:
         if self.changes:
             words += f"; covering it changes the decision of {sum(self.changes)} of {len(self.changes)}"
         print(words)
+
+
+def _cover(x: torch.Tensor, inside: torch.Tensor) -> torch.Tensor:
+    """Return images (N, C, H, W) with the mean of each channel outside of a mask (N, 1, H, W) inside of it."""
+    rest = (~inside).to(x)
+    mean = (x * rest).sum((2, 3), keepdim=True) / rest.sum((2, 3), keepdim=True).clamp(min=1)
+    return torch.where(inside, mean, x)
 
 
 def _decide(net: Any, output: Any) -> list[Any] | None:
