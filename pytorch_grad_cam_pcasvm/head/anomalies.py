@@ -196,16 +196,15 @@ def split_anomaly(head: Head, trace: HeadTrace, count: int = 1) -> Tensor | None
     return head.stages[place].evaluate(strongest)[1][:, 0].square()
 
 
-def count_expressing(head: Head, share: float) -> tuple[int, float] | None:
-    """Return how many components of good photos have a share of their variance, and how anomalous others make them.
+def count_expressing(head: Head, share: float) -> int | None:
+    """Return how many components of good photos have a share of their variance.
 
     Args:
         head: the head.
         share: of the variance, below 1.
 
     Returns:
-        The number, and which part of the anomaly of good rows lies outside of these components, on average; None: the
-        head was not made of good photos by :class:`.PCADistance`.
+        The number; None: the head was not made of good photos by :class:`.PCADistance`.
 
     Example:
         >>> count_expressing(net.head, 0.95) is None
@@ -217,9 +216,7 @@ def count_expressing(head: Head, share: float) -> tuple[int, float] | None:
     distance = next(stage for stage in head.stages if isinstance(stage, Quadratic))
     weights = distance.roots[0].double().square().sum(0)
     variances = (1 / weights - shrinkage * (1 / weights).mean()).clamp(min=0)
-    count = int((variances.cumsum(0) < share * variances.sum()).sum()) + 1
-    terms = variances * weights
-    return count, float(terms[count:].sum() / terms.sum())
+    return int((variances.cumsum(0) < share * variances.sum()).sum()) + 1
 
 
 def _find_shrinkage(head: Head) -> float | None:

@@ -99,11 +99,25 @@ def test_sheets_say_which_part_of_an_anomaly_good_photos_do_not_have(photos, fit
     np.testing.assert_allclose(outputs["parts"].sum(1), outputs["anomaly"].max((1, 2)), rtol=1e-6)
     count = 1 + int((np.cumsum(pca.explained_variance_ratio_) < 0.95).sum())
     share = terms[0, count:].sum() / terms[0].sum()
-    usual = (variances * weights)[count:].sum() / (variances * weights).sum()
+    usual, folds = [], GroupKFold(5).split(np.zeros(11), groups=np.arange(11))
+    photos_of = read_patches(model, photos / "good")
+    for fit, test in folds:
+        rows = photos_of[fit].reshape(-1, photos_of.shape[2])
+        scaled, own = StandardScaler().fit(rows), PCA(svd_solver="full")
+        own.fit(scaled.transform(rows))
+        main = 1 + int((np.cumsum(own.explained_variance_ratio_) < 0.95).sum())
+        spread = own.explained_variance_
+        for photo in photos_of[test]:
+            squares = own.transform(scaled.transform(photo)) ** 2
+            squares /= (1 - shrinkage) * spread + shrinkage * spread.mean()
+            strongest = squares[squares.sum(1).argmax()]
+            usual.append(strongest[main:].sum() / strongest.sum())
+    assert model.net.head.training_set.preparation["good"]["outside"] == pytest.approx(np.median(usual), rel=1e-4)
     largest = int(terms[0, :count].argmax())
     said = Sheets(about(shown.targets, model.net)).reason(outputs, 0)
     assert said.startswith(
-        f"{share:.0%} of it is outside of the {count} main components of good photos (usually {usual:.0%}); "
+        f"{share:.0%} of the anomaly is outside of the {count} main components of good photos (of other good photos "
+        f"{np.median(usual):.0%}); "
     )
     part = terms[0, largest] / terms[0].sum()
     most = f"component {largest + 1} alone adds {part:.0%}" if part >= 0.1 else "no component alone adds a tenth"

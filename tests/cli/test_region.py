@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from test_choosing import NETWORK, run
+from test_choosing import NETWORK, make_photos, run
 
 from pytorch_grad_cam_pcasvm import SVMTarget, load_model
+from pytorch_grad_cam_pcasvm.studio.cli.region import Region
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +59,7 @@ def test_a_box_has_a_share_of_the_evidence_and_decisions_without_it(photos, mode
         f"changes the decision of {sum(changed):.0f} of 28" in told
     )
     assert f"{float(found.total[0, 0]):.0%} \N{PLUS-MINUS SIGN} " in page
+    assert "of the evidence in the region, 19% of the picture; the decision " in page
     predicted = loaded.net.predict(images)
     blank = images.clone()
     blank[:, :, :12, :16] = (images * (1 - mask)).sum((2, 3), keepdim=True) / (1 - mask).sum()
@@ -76,6 +78,7 @@ def test_masks_are_regions_and_photos_without_one_are_not_counted(photos, model,
     shares = {row["image"]: row["share in rim"] for row in rows}
     assert [name for name, share in shares.items() if share] == [f"a/{number:02}.png" for number in range(4, 14)]
     assert "in rim, 50% of the picture, is " in told
+    assert "of the evidence, on average" in told
     assert "of the evidence, on average of 10 photos; covering it changes the decision of " in told
     assert not math.isnan(float(shares["a/04.png"]))
 
@@ -85,3 +88,23 @@ def test_a_box_lies_in_the_photo(text, photos, capsys):
     with pytest.raises(SystemExit):
         run(capsys, "explain", photos, "--region", text)
     assert "a box is LEFT,TOP,WIDTH,HEIGHT from 0 to 1 of the photo's sides" in capsys.readouterr().err
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_of_good_parts_the_share_is_of_the_strongest_patch_and_no_decision_is_asked(tmp_path, capsys):
+    root, file = make_photos(tmp_path / "photos", {"good": 6}), tmp_path / "m.safetensors"
+    assert run(capsys, "fit", root / "good", *NETWORK, "--pool", "dense", "--out", file)[0] == 0
+    told, rows, page = explain(capsys, root / "good", file, tmp_path / "maps", "--region", "0,0,0.25,1")
+    assert "in the region, 25% of the picture, is " in told
+    assert "of the evidence for the strongest patch, on average of 6 photos\n" in told
+    assert not any("decision changes" in name for name in rows[0])
+    assert "of the evidence for the strongest patch in the region, 25% of the picture" in page
+
+
+def test_places_of_a_padded_photo_that_it_has_not_are_neither_inside_nor_beside():
+    region = Region("the region", (0.0, 0.0, 0.25, 1.0), None, "pad")
+    places = region.draw(0, (64, 32), (32, 32))
+    assert (places[:8] == -1).all()
+    assert (places[24:] == -1).all()
+    assert (places[8:24, :8] == 1).all()
+    assert (places[8:24, 8:] == 0).all()

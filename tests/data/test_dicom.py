@@ -12,6 +12,7 @@ from torchvision.transforms import Compose, Resize, ToTensor
 
 from pytorch_grad_cam_pcasvm.studio import data
 from pytorch_grad_cam_pcasvm.studio.cli import main
+from pytorch_grad_cam_pcasvm.studio.cli.arguments import parse_arguments
 from pytorch_grad_cam_pcasvm.studio.data import files
 from pytorch_grad_cam_pcasvm.studio.pictures import dicom
 from pytorch_grad_cam_pcasvm.studio.pictures.read import UnreadableImageError, read_picture
@@ -77,6 +78,8 @@ CASES = {
         {},
         linear(2 * RAMP - 1000, 40, 400),
     ),
+    "falling": ({"RescaleSlope": -1, "RescaleIntercept": 4095}, {}, 1 - RAMP / 4095),
+    "an intercept alone, which is left out": ({"RescaleIntercept": -1000}, {}, RAMP / 4095),
     "typed": (
         {"WindowCenter": 9, "WindowWidth": 5, "VOILUTFunction": "SIGMOID"},
         {"window": (1000, 800)},
@@ -226,6 +229,11 @@ def test_without_pydicom_scans_are_counted_with_the_way_out(folder, monkeypatch)
     said = " ".join(files.list_files(folder).describe())
     assert "21 DICOM: pip install 'pytorch_grad_cam_pcasvm[dicom]' reads them" in said
     files._reads_dicom.cache_clear()
+
+
+def test_a_window_may_begin_below_0():
+    assert parse_arguments(["fit", "photos", "--window", "-600,1500"]).window == (-600, 1500)
+    assert parse_arguments(["fit", "photos", "--window=-600,1500"]).window == (-600, 1500)
 
 
 @pytest.mark.parametrize("text", ["40", "40,0", "40,-3", "nan,4", "a,b", "1,2,3"])

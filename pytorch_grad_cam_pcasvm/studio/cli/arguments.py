@@ -631,6 +631,7 @@ class CheckOptions(Command):
     masks: Path | None = option("masks or annotations, whose names are compared with the photos'", metavar="DIR")
     normal: str | None = option(_NORMAL, metavar="CLASS")
     tiff_page: int | None = option(_PAGE.format("such files are refused"), flag="--page", parse=_COUNT)
+    window: tuple[float, float] | None = option("as for 'fit', to try it", metavar="CENTER,WIDTH", parse=parse_window)
 
 
 def _refuse_typed(wrong: bool, meant: str, way: str, **typed: Any) -> None:
@@ -715,6 +716,9 @@ def make_parser() -> Parser:
 
 def parse_arguments(arguments: list[str]) -> Command:
     """Return the options of a command as they were typed; a line that cannot be understood ends the process."""
+    if "--window" in arguments[:-1]:  # whose centre may be below 0, which would be an option
+        at = arguments.index("--window")
+        arguments = [*arguments[:at], f"--window={arguments[at + 1]}", *arguments[at + 2 :]]
     parsed, unknown = make_parser().parse_known_args(arguments)
     if unknown:
         parsed.parser.refuse_unknown(unknown)

@@ -68,7 +68,7 @@ def check(options: CheckOptions) -> None:
         print(f"{part}: {len(of_part)} photos")
         findings += [f"{part}: {remark}" for remark in _tell_classes(root / part, of_part)]
     findings += [] if splits else _tell_classes(root, paths)
-    dicom, *hints = tell_windows(paths, None, options.tiff_page) or [""]
+    dicom, *hints = tell_windows(paths, options.window, options.tiff_page) or [""]
     print(dicom, end="\n" * bool(dicom))
     findings += hints
     wrong_masks = _tell_masks(options, root, paths)

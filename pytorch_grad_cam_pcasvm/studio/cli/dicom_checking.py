@@ -49,7 +49,7 @@ def tell_windows(paths: Sequence[Path], window: Any, page: int | None) -> list[s
     if ranges and np.median(ranges) < _GREYS:
         lines.append(
             f"hint: these have {int(np.median(ranges)) + 1} of 256 greys, as their numbers fill little of their range: "
-            "say what is black and white, such as --window 40,400 of soft tissue in a CT"
+            "say what is black and white, such as --window 40,400 of soft tissue in a CT, or -600,1500 of lungs"
         )
     return lines
 

@@ -7,7 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from pytorch_grad_cam_pcasvm.head import CovariancePCA, Head, assemble_detector, choose_shrinkage
+from pytorch_grad_cam_pcasvm.head import (
+    CovariancePCA,
+    Head,
+    assemble_detector,
+    choose_shrinkage,
+    count_expressing,
+    split_anomaly,
+)
 from pytorch_grad_cam_pcasvm.studio.cli.arguments import FitOptions
 from pytorch_grad_cam_pcasvm.studio.cli.choosing import add_resamples
 from pytorch_grad_cam_pcasvm.studio.cli.folders import name_first
@@ -15,6 +22,7 @@ from pytorch_grad_cam_pcasvm.studio.cli.photos import RATE, keep_left_out, split
 from pytorch_grad_cam_pcasvm.studio.cli.training import TrainingFeatures
 from pytorch_grad_cam_pcasvm.studio.data.copies import name_file
 from pytorch_grad_cam_pcasvm.studio.model.fitting import describe_estimator
+from pytorch_grad_cam_pcasvm.studio.pictures.answers import EXPRESSED
 
 _USUAL = 0.25  # where nothing can be left out
 _FAR = 3.0  # times the median of the scores
@@ -48,7 +56,7 @@ def fit_good(
     pipeline = assemble_detector(sums, shrinkage)
     head = Head.of(pipeline)
     head.training_set.sums = sums
-    scores: dict[int, float] = {}
+    scores, heads = dict[int, float](), list[Head]()
     if fold_of:
         rests = [[one for one in parts if one is not part] for part in parts]
         heads = [
@@ -66,8 +74,10 @@ def fit_good(
                 "--skip-suspicious leaves them out"
             )
     files = [] if options.no_pictures else [name_file(paths[row]) for row in sorted({*training.rows})]
+    outside = _measure_outside(heads, training, fold_of, groups, shrinkage) if fold_of else None
     head.training_set.preparation = (head.training_set.preparation or {}) | {
         "good": {
+            "outside": outside,
             "shrinkage": shrinkage,
             "scores": [*scores.values()],
             "objects": [int(row if groups is None else groups[row]) for row in scores],
@@ -81,6 +91,32 @@ def fit_good(
         add_resamples(options, head, pipeline, training.features.numpy(), None, own)
     about_fit = {"estimator": describe_estimator(pipeline)} | training.describe() | {"rows": sums.n_samples_seen_}
     return head, about_fit
+
+
+def _measure_outside(
+    heads: Sequence[Head], training: TrainingFeatures, fold_of: Mapping[int, int], groups: Any, shrinkage: float
+) -> float:
+    """Return which part of the anomaly of a photo's strongest patch is outside of the main components, in the median.
+
+    Args:
+        heads: of each fold, fitted on the others.
+        training: the photos.
+        fold_of: the fold of each photo, or object.
+        groups: the number of the object of each photo of the folder; None: all differ.
+        shrinkage: of the heads.
+    """
+    shares = []
+    for head in heads:
+        head.training_set.preparation = {"good": {"shrinkage": shrinkage}}
+    counts = [count_expressing(head, EXPRESSED) for head in heads]
+    for features, photos in training.read_all():
+        for one, photo in zip(features, photos, strict=True):
+            fold = fold_of[photo if groups is None else int(groups[photo])]
+            rows = one[None] if one.dim() == 1 else one.flatten(1).T
+            parts = split_anomaly(heads[fold], heads[fold].values_of(rows.double()), len(rows))
+            if parts is not None:
+                shares.append(float(parts[0, counts[fold] :].sum() / parts[0].sum()))
+    return float(np.median(shares))
 
 
 def list_suspicious(usual: Sequence[float], scores: Mapping[Any, float]) -> list[Any]:

@@ -59,13 +59,17 @@ class Listing:
     def classes(self) -> list[str]:
         """The names of the folders with photos in the folder, in order; empty if it has none.
 
-        A single one beside a folder of masks, such as ``images`` and ``masks``, is no class.
+        A single one beside a folder of masks, such as ``images`` and ``masks``, is no class, nor is ``images`` where
+        there are annotations.
         """
+        from pytorch_grad_cam_pcasvm.studio.data.mask_search import names_photos
+
         root = self.photo_folder
         of_name = sorted({path.relative_to(root).parts[0] for path in self.photos if root not in (path, path.parent)})
         beside = self.mask_folder is not None and self.mask_folder.parent == root
         flat = len({path.parent for path in self.photos}) == 1
-        return [] if beside and flat and not self.beside else of_name
+        of_photos = flat and len(of_name) == 1 and names_photos(of_name[0]) and bool(self.annotations)
+        return [] if (beside and flat and not self.beside) or of_photos else of_name
 
     @property
     def photo_folder(self) -> Path:

@@ -322,7 +322,7 @@ def about(targets: Sequence[Target], net: nn.Module) -> dict[str, Any]:
     ``meanings`` are what the targets' values are, in words; of a head that tells anomalies, ``anomaly`` what these are.
     Where it is known, ``threshold`` is the largest anomaly with which a photo passes. Of a PCA's distance,
     ``expressing`` is how many components have 95 % of the variance of good photos, and ``usually_outside`` which part
-    of their anomaly lies outside of these. For dense features also
+    of the anomaly of those that were left out lies outside of these. For dense features also
     ``label_colours`` of classes, ``absent``, those that have none, ``heat``, the colours of anomalies and margins, and
     ``strongest``, the numbers of the targets that are about the strongest position.
     """
@@ -340,7 +340,8 @@ def about(targets: Sequence[Target], net: nn.Module) -> dict[str, Any]:
     if anomalies:
         description["anomaly"] = describe_anomaly(head, dense)
     if (expressing := count_expressing(head, EXPRESSED)) is not None:
-        description["expressing"], description["usually_outside"] = expressing
+        good = (head.training_set.preparation or {})["good"]
+        description |= {"expressing": expressing, "usually_outside": good.get("outside")}
     if anomalies and head.threshold is not None:
         description["threshold"] = head.threshold
     if head.normal is not None:

@@ -244,7 +244,8 @@ const explainer = (() => {
     if (count === undefined || !total(parts)) return "";
     const inside = parts.slice(0, count), largest = Math.max(...inside);
     const most = largest >= 0.1 * total(parts) ? `component ${inside.indexOf(largest) + 1} alone adds ${share(largest)}` : "no component alone adds a tenth";
-    return `${share(total(parts.slice(count)))} of it is outside of the ${count} main components of good photos (usually ${Math.round(100 * usual)}%); ${most}`;
+    const beside = usual === null ? "" : ` (of other good photos ${Math.round(100 * usual)}%)`;
+    return `${share(total(parts.slice(count)))} of the anomaly is outside of the ${count} main components of good photos${beside}; ${most}`;
   }
 
   /** Says that a photo is unlike the training set; empty: it is not, or nothing tells. */

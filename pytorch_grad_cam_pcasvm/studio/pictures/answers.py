@@ -78,8 +78,8 @@ class Answers:
             what the targets' values are, with ``{}`` for the number, and ``anomaly`` what anomalies are; ``strongest``
             the numbers of the targets that are about the strongest position, ``usual`` the anomaly that nearly all good
             patches stay below, and ``normal`` the class that is an absence. Of a PCA's distance ``expressing`` is how
-            many components have 95 % of the variance of good photos, and ``usually_outside`` which part of their
-            anomaly is outside of these.
+            many components have 95 % of the variance of good photos, and ``usually_outside`` which part of the anomaly
+            of good photos that were left out is outside of these, or None.
         good: the label of good photos, if the head does not know it; None: not known.
     """
 
@@ -224,10 +224,9 @@ class Answers:
         largest = int(np.argmax(parts[:count]))
         part = float(parts[largest] / parts.sum())
         most = f"component {largest + 1} alone adds {part:.0%}" if part >= _MUCH else "no component alone adds a tenth"
-        return (
-            f"{share:.0%} of it is outside of the {count} main components of good photos (usually "
-            f"{self.about['usually_outside']:.0%}); {most}"
-        )
+        usual = self.about["usually_outside"]
+        beside = "" if usual is None else f" (of other good photos {usual:.0%})"
+        return f"{share:.0%} of the anomaly is outside of the {count} main components of good photos{beside}; {most}"
 
     def unlike(self, outputs: dict[str, np.ndarray], row: int = 0) -> str:
         """Say that an image is unlike the training set; empty: it is not, or nothing tells."""

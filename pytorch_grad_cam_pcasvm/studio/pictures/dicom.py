@@ -88,5 +88,8 @@ def _find_range(dataset: Any) -> tuple[float, float]:
         return 0.0, float(2 ** int(lookup[0].LUTDescriptor[2]) - 1)
     bits, signed = int(dataset.BitsStored), int(dataset.PixelRepresentation)
     low, high = (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if signed else (0, 2**bits - 1)
-    slope, intercept = float(dataset.get("RescaleSlope") or 1), float(dataset.get("RescaleIntercept") or 0)
-    return low * slope + intercept, high * slope + intercept
+    if "RescaleSlope" not in dataset or "RescaleIntercept" not in dataset:  # of which pydicom takes both, or none
+        return float(low), float(high)
+    slope, intercept = float(dataset.RescaleSlope), float(dataset.RescaleIntercept)
+    ends = low * slope + intercept, high * slope + intercept
+    return min(ends), max(ends)
