@@ -8,6 +8,7 @@ from pytorch_grad_cam_pcasvm.studio.data import __getattr__ as __getattr__  # im
 if TYPE_CHECKING:
     from pytorch_grad_cam_pcasvm.studio.data import Images as Images
     from pytorch_grad_cam_pcasvm.studio.data import in_colour as in_colour
+    from pytorch_grad_cam_pcasvm.studio.data import write_regions as write_regions
 
 __all__ = []
 __all__ += _room.__all__
