@@ -25,7 +25,7 @@ def split_regions(inside: np.ndarray) -> Iterator[tuple[int, int, np.ndarray]]:
 def outline_region(inside: np.ndarray) -> np.ndarray:
     """Return one ring around a connected region, with a way to each hole and back, along edges of pixels.
 
-    By even-odd it has the pixels of the region, and no others: what is walked twice, there and back, counts for nothing.
+    By even-odd it has the pixels of the region alone: what is walked twice, there and back, counts for nothing.
 
     Args:
         inside: boolean, shape (H, W), connected, also by corners.

@@ -78,7 +78,8 @@ def find_regions(numbers: np.ndarray, names: Mapping[int, str], values: np.ndarr
             if values is not None:
                 own = values[top : top + inside.shape[0], left : left + inside.shape[1]][inside]
                 score = float(f"{np.nan_to_num(own).max():.6g}")
-            regions.append(Region(name, outline_region(inside) + (left, top), int(inside.sum()), score))
+            ring = outline_region(inside) + np.array([left, top])
+            regions.append(Region(name, ring, int(inside.sum()), score))
     return regions
 
 
@@ -128,7 +129,10 @@ class RegionFiles:
         return sum(bool(photo.regions) for photo in self._photos)
 
     def write(self) -> Path:
-        """Write the files, and return what ``--masks`` takes: the file of all, or the folder of one for each photo.
+        """Write the files.
+
+        Returns:
+            What ``--masks`` takes: the file of all photos, or the folder of one for each.
 
         Raises:
             OSError: a file cannot be written.
@@ -248,11 +252,11 @@ def write_regions(
 ) -> Path:
     """Write the regions of photos as a labelling tool opens them: polygons along the edges of pixels, class and score.
 
-    A region is what is connected, also by corners, and has one number. What ``--masks`` reads of the files are the same
-    pixels. Of COCO that is ``regions.json``, with boxes, areas and scores; of LabelMe a file for each photo in
-    ``regions/``, with scores and areas as descriptions; of YOLO one in ``labels/``, and the names of classes in ``data.yaml``,
-    without scores. Of a hole, the polygon has the way there and back. Photos without regions are listed without
-    annotations, or have an empty file.
+    A region is what is connected, also by corners, and has one number. ``--masks`` reads the same pixels again.
+    COCO's is ``regions.json``, with boxes, areas and scores. LabelMe's are in ``regions/``, one for each photo, with
+    scores and areas as descriptions. YOLO's are in ``labels/``, without scores, and the names of classes in
+    ``data.yaml``. A polygon has the way to each of its holes, and back. Photos without regions are listed without
+    annotations, or have a file without any.
 
     Args:
         numbers: of the class of each pixel, whole numbers or boolean, shape (H, W), by the photo's path in its folder,

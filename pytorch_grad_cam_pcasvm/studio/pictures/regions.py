@@ -82,17 +82,19 @@ def _enlarge(values: np.ndarray, size: tuple[int, int], frame: Any, how: Any = I
 def _mark_classes(
     answers: Answers, outputs: dict[str, np.ndarray], row: int, size: tuple[int, int], frame: Any
 ) -> Marks:
-    """Return the classes at every position but absences, with the margins by which they are ahead."""
-    labels, scores = outputs["label"][row].astype(int), outputs["scores"][row]
-    absent = answers.about.get("absent", ())
-    names = {number: str(name) for number, name in enumerate(answers.about["classes"], 1) if name not in absent}
-    if len(scores) == len(answers.about["classes"]):
-        others = np.where(np.arange(len(scores))[:, None, None] == labels, -np.inf, scores).max(0)
-        margins = np.take_along_axis(scores, labels[None], 0)[0] - others
-    else:  # a decision of two classes, or those of pairs
-        margins = np.abs(scores).max(0)
-    numbers = np.nan_to_num(_enlarge(labels + 1, size, frame, Image.Resampling.NEAREST))
-    return Marks(numbers.astype(int), names, _enlarge(margins, size, frame, Image.Resampling.NEAREST))
+    """Return the classes at every position but absences, with their evidence, or else their scores."""
+    about, labels, scores = answers.about, outputs["label"][row].astype(int), outputs["scores"][row]
+    names = {n: str(name) for n, name in enumerate(about["classes"], 1) if name not in about.get("absent", ())}
+    # Scores of a decision of two classes, or of those of pairs, are no class's own.
+    own = len(scores) == len(about["classes"])
+    values = np.take_along_axis(scores, labels[None], 0)[0] if own else np.abs(scores).max(0)
+    for place, k in enumerate(about.get("strongest", ()) if "evidence" in outputs else ()):
+        name = _strip_kind(about["titles"][k]).removesuffix(" where strongest").split(" / ")[0]
+        number = next((number for number, other in names.items() if other == name), None)
+        values = values if number is None else np.where(labels + 1 == number, outputs["evidence"][row, place], values)
+    nearest = Image.Resampling.NEAREST
+    numbers = np.nan_to_num(_enlarge(labels + 1, size, frame, nearest)).astype(int)
+    return Marks(numbers, names, _enlarge(values, size, frame, nearest))
 
 
 def _mark_evidence(
@@ -121,9 +123,7 @@ def _turns_at_zero(answers: Answers, k: int) -> bool:
 
 def _name_evidence(answers: Answers, outputs: dict[str, np.ndarray], row: int, k: int) -> str:
     """Return the class that a target speaks for: the one of its title, or against another one what is predicted."""
-    words = answers.about["titles"][k]
-    for kind in _KINDS:
-        words = words.removeprefix(kind)
+    words = _strip_kind(answers.about["titles"][k])
     if words.startswith("predicted class"):
         return str(answers.predicted(outputs, row))
     names = [str(name) for name in answers.about["classes"] or ()]
@@ -132,3 +132,8 @@ def _name_evidence(answers: Answers, outputs: dict[str, np.ndarray], row: int, k
     others = [name for name in names if name != against[1]]
     predicted = str(answers.predicted(outputs, row))
     return predicted if predicted in others else others[0] if len(others) == 1 else f"not {against[1]}"
+
+
+def _strip_kind(title: str) -> str:
+    """Return a title without the kind of its value."""
+    return title.removeprefix(_KINDS[0]).removeprefix(_KINDS[1])
