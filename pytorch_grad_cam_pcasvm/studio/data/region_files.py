@@ -18,7 +18,7 @@ TOOLS = ("coco", "labelme", "yolo")
 _ONE = "region"  # the class of masks that have no names
 _MADE = f"regions that pytorch_grad_cam_pcasvm {__version__} found: suggestions, which nobody has looked at"
 _LABELME = "5.5.0"  # the version of the format
-_DECIMALS = 9  # of a side
+_DECIMALS = 7  # of a side
 
 
 @dataclass(frozen=True)
