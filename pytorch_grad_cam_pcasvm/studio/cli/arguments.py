@@ -448,8 +448,8 @@ class ExplainOptions(TargetOptions):
     tiff_page: int | None = option(_PAGE.format("that of the model"), flag="--page", parse=_COUNT, group=_RUNS)
     outline: bool = option("surround the strongest evidence by lines, in place of colours over it", False)
     regions: str | None = option(
-        "also write polygons for a labelling tool, coco, labelme or yolo: of what is beyond the threshold, of each "
-        "class of positions, or of sure evidence; --masks reads them again",
+        "also write polygons for a labelling tool, coco, labelme or yolo: of what is beyond the threshold, of the "
+        "class of each position, or of sure evidence; --masks reads them again",
         metavar="FORMAT",
         parse=parse_name("coco", "labelme", "yolo"),
     )
