@@ -271,8 +271,8 @@ def test_models_without_regions_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"--regions takes the evidence for a decision, and this head has components"):
         refuse_marks({"classes": None, "titles": ["component 1"]})
     with pytest.raises(ValueError, match=r"--regions needs to know which part of a photo the network sees"):
-        suggesting.Suggestions(tmp_path, "yolo").refuse(ABOUT, knows_frame=False)
-    suggesting.Suggestions(tmp_path, None).refuse({"classes": None, "titles": []}, knows_frame=False)
+        suggesting.Suggestions(tmp_path, "yolo").check_model(ABOUT, knows_frame=False)
+    suggesting.Suggestions(tmp_path, None).check_model({"classes": None, "titles": []}, knows_frame=False)
 
 
 @pytest.mark.optional

@@ -154,7 +154,7 @@ def _with_file(options: Any, bad: list[str], found: Any) -> tuple[int, Iterator[
     names = class_folders(folder)
     explainer.good = find_normal(names)
     said = explainer.about["input"]
-    found.refuse(explainer.about)
+    found.check_model(explainer.about)
     if options.tiff_page:
         said["page"] = options.tiff_page
     tell_whites(Preparation(explainer.prepared, None, None, said.get("white_level"), page=said.get("page")), paths)
@@ -232,7 +232,7 @@ def _with_network(options: Any, bad: list[str], found: Any) -> tuple[int, Iterat
     model = open_model(options)
     net, preparation = model.net, model.preparation
     targets = choose_targets(options, net)
-    found.refuse(about(targets, net), knows_frame=preparation.steps is not None)
+    found.check_model(about(targets, net), knows_frame=preparation.steps is not None)
     cam = make_cam(options, model)
     images = Images(open_folder(options, preparation), thumbnails=0)
     originals, trained = _keep_originals(images.data), find_trained(model, images.data.paths)

@@ -23,7 +23,7 @@ class Suggestions:
         self._files = None if tool is None else RegionFiles(out, tool)
         self._by_half = False
 
-    def refuse(self, about: dict[str, Any], *, knows_frame: bool = True) -> None:
+    def check_model(self, about: dict[str, Any], *, knows_frame: bool = True) -> None:
         """Refuse a model whose maps have no regions, before any is made.
 
         Args:

@@ -28,6 +28,11 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
+def __dir__() -> list[str]:
+    """Return all names, also of what is imported when it is asked for."""
+    return sorted({*globals(), *__all__})
+
+
 def list_photos(root: Path) -> list[Path]:
     """Return the pictures in a folder and in its folders that are no masks, in order; of a picture's file, this one."""
     return list_files(root).photos
