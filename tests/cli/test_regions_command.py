@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 from types import SimpleNamespace
 
 import numpy as np
@@ -99,7 +100,7 @@ def explain(made, tmp_path, capsys):
         capsys.readouterr()
         status, printed = main([*line, *trusted, *more]), capsys.readouterr()
         assert status == 0, printed.err
-        (told,) = (line for line in printed.out.splitlines() if line.startswith("wrote") and "region" in line)
+        (told,) = (line for line in printed.out.splitlines() if re.match(r"wrote \d+ regions? on", line))
         file = out / {"coco": "regions.json", "labelme": "regions", "yolo": "labels"}[tool]
         assert f": {file} (" in told
         assert told.endswith(f"read them again with --masks {file})")
@@ -188,6 +189,20 @@ def test_classes_of_positions_are_regions_but_for_the_background(made, explain):
         shapes = json.loads((found.out / "regions" / "spot" / f"{path.stem}.json").read_text())["shapes"]
         scores = [float(shape["description"].split()[1].strip(",")) for shape in shapes]
         assert max(scores) == pytest.approx(values[f"spot/{path.name}"], rel=1e-4)
+
+
+@pytest.mark.parametrize("tiles", [["--tiles", "2x1"], ["--tile", "60"]])
+def test_regions_on_tiles_lie_on_the_faults(made, explain, tmp_path, tiles):
+    model = tmp_path / "tiled.safetensors"
+    line = ["fit", str(made / "train"), "--backbone", NAME, "--features", "0", "--size", str(SIZE), *tiles]
+    options = ["--classifier", "pca", "--pool", "dense:3", "--resample", "0", "--no-cache", "--device", "cpu"]
+    assert main([*line, *options, "--out", str(model)]) == 0
+    found = explain(model, "coco")
+    for row, path in enumerate(found.paths[3:], 3):
+        fault = np.asarray(Image.open(made / "masks" / "spot" / path.name))
+        marked = found.masks.of(row, (HEIGHT, WIDTH), None) > 0
+        assert marked[fault].mean() > 0.95
+        assert marked.sum() < 2.5 * fault.sum()  # what a position sees is larger than it
 
 
 def test_evidence_on_pooled_features_is_for_the_decision_alone(made, explain):

@@ -3,12 +3,14 @@
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pytorch_grad_cam_pcasvm.studio.data.mask_files import turned
-from pytorch_grad_cam_pcasvm.studio.data.region_files import RegionFiles
 from pytorch_grad_cam_pcasvm.studio.pictures.read import open_picture, read_orientation
 from pytorch_grad_cam_pcasvm.studio.pictures.regions import mark_regions, refuse_marks
+
+if TYPE_CHECKING:
+    from pytorch_grad_cam_pcasvm.studio.data.region_files import RegionFiles
 
 
 class Suggestions:
@@ -20,8 +22,12 @@ class Suggestions:
     """
 
     def __init__(self, out: Path, tool: str | None) -> None:
-        self._files = None if tool is None else RegionFiles(out, tool)
+        self._files: RegionFiles | None = None
         self._by_half = False
+        if tool is not None:
+            from pytorch_grad_cam_pcasvm.studio.data import region_files
+
+            self._files = region_files.RegionFiles(out, tool)
 
     def check_model(self, about: dict[str, Any], *, knows_frame: bool = True) -> None:
         """Refuse a model whose maps have no regions, before any is made.
