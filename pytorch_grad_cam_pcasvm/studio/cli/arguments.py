@@ -37,15 +37,8 @@ GOOD_PARTS = ("pca", "neighbours", "residual")  # classifiers that learn from go
 POOLS = ("mean", "max", "gem", "cls", "cls+mean", "dense", "none")
 RUN = "pcasvm-cam"
 MODEL = Path("model.safetensors")
-_OF_FILES = (
-    "images",
-    "model",
-    "out",
-    "outline",
-    "regions",
-    "skip_bad_images",
-    "threads",
-)  # what explains with a file takes
+# What explains with a file takes.
+_OF_FILES = ("images", "model", "out", "outline", "regions", "skip_bad_images", "threads")
 _NET, _PATCH, _GOOD = "network and pictures", "patches, with --pool dense", "threshold"
 _SVM, _RUNS = "SVM", "reading and computing"
 OF_HEADS = "for a head alone, of Head.save or of version 0.4"
