@@ -109,6 +109,7 @@ fit photos --gamma -1
 fit photos --C 0
 fit photos --kernel rgb
 explain photos --method GradCAM
+explain photos --regions voc
 explain photos --batch-size none
 evaluate photos --count 0
 explian photos

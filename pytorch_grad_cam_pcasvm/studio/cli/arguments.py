@@ -38,7 +38,8 @@ GOOD_PARTS = ("pca", "neighbours", "residual")  # classifiers that learn from go
 POOLS = ("mean", "max", "gem", "cls", "cls+mean", "dense", "none")
 RUN = "pcasvm-cam"
 MODEL = Path("model.safetensors")
-_OF_FILES = ("images", "model", "out", "outline", "skip_bad_images", "threads")  # what explains with a file takes
+# What explains with a file takes.
+_OF_FILES = ("images", "model", "out", "outline", "regions", "skip_bad_images", "threads")
 _NET, _PATCH, _GOOD = "network and pictures", "patches, with --pool dense", "threshold"
 _SVM, _RUNS = "SVM", "reading and computing"
 OF_HEADS = "for a head alone, of Head.save or of version 0.4"
@@ -446,6 +447,12 @@ class ExplainOptions(TargetOptions):
         parse=parse_region,
     )
     outline: bool = option("surround the strongest evidence by lines, in place of colours over it", False)
+    regions: str | None = option(
+        "also write polygons for a labelling tool, coco, labelme or yolo: of what is beyond the threshold, of the "
+        "class of each position, or of sure evidence; --masks reads them again",
+        metavar="FORMAT",
+        parse=parse_name("coco", "labelme", "yolo"),
+    )
     batch_size: int = option("photos at a time (default: 4)", 4, parse=_COUNT, group=_RUNS)
 
     def check(self) -> None:

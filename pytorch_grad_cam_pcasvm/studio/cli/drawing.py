@@ -70,10 +70,13 @@ def explain(options: Any) -> None:
         name_classes(options.images)
     from tqdm.auto import tqdm
 
+    from pytorch_grad_cam_pcasvm.studio.cli.suggesting import Suggestions
     from pytorch_grad_cam_pcasvm.studio.pictures.panels import UNKNOWN
 
     bad: list[str] = []
-    count, drawn, region = _with_file(options, bad) if is_file else _with_network(options, bad)
+    found = Suggestions(options.out, options.regions)
+    explained = _with_file(options, bad, found) if is_file else _with_network(options, bad, found)
+    count, drawn, region = explained
     first = list(islice(drawn, 1))  # what is wrong with all is said before anything is written
     out = options.out
     out.mkdir(parents=True, exist_ok=True)
@@ -88,6 +91,7 @@ def explain(options: Any) -> None:
         gallery.write(out / "index.html")
     done = f"{len(gallery)} image{'s' * (len(gallery) != 1)}" if is_whole else f"{len(gallery)} of {count} images"
     print(f"wrote maps of {done} and {values}")
+    found.write()
     print(*gallery.list_outcomes(), sep="\n", end="\n" * bool(gallery.list_outcomes()))
     if region is not None:
         region.tell()
@@ -137,9 +141,13 @@ def _list_values(card: Card) -> list[str]:
     return [card.name, *own, *numbers, card.note]
 
 
-def _with_file(options: Any, bad: list[str]) -> tuple[int, Iterator[Card], None]:
-    """Return the number of pictures, and their explanations by a file; unreadable ones go to ``bad``."""
+def _with_file(options: Any, bad: list[str], found: Any) -> tuple[int, Iterator[Card], None]:
+    """Return the number of pictures, and their explanations by a file; unreadable ones go to ``bad``.
+
+    Regions, if they are wanted, go to ``found``.
+    """
     from pytorch_grad_cam_pcasvm.studio.export.explainer import Explainer
+    from pytorch_grad_cam_pcasvm.studio.pictures.frames import find_frame
     from pytorch_grad_cam_pcasvm.studio.pictures.read import UnreadableImageError
 
     paths, folder = list_photos(options.images), options.images
@@ -149,6 +157,7 @@ def _with_file(options: Any, bad: list[str]) -> tuple[int, Iterator[Card], None]
     names = class_folders(folder)
     explainer.good = find_normal(names)
     said = explainer.about["input"]
+    found.check_model(explainer.about)
     if options.tiff_page:
         said["page"] = options.tiff_page
     tell_whites(Preparation(explainer.prepared, None, None, said.get("white_level"), page=said.get("page")), paths)
@@ -165,6 +174,8 @@ def _with_file(options: Any, bad: list[str]) -> tuple[int, Iterator[Card], None]
         outputs = explainer(explainer.prepared(picture)[None])
         truth = name.split("/")[0] if "/" in name and names else None
         sheet, note = explainer.sheet(picture, outputs, truth=truth), explainer.unlike(outputs)
+        frame = find_frame(picture.size, (said["shape"][1], said["shape"][2]), said["resize"])
+        found.add(name, path, picture, explainer, outputs, 0, frame, reading=said)
         yield _make_card(name, explainer, outputs, 0, sheet, truth, note)
 
     return len(paths), (one for path in paths for one in drawn(path)), None
@@ -206,10 +217,10 @@ def _rank_components(net: Any, x: Any, decision: Any, most: int) -> list[list[in
     return shares.argsort(descending=True, stable=True)[:, :most].tolist()
 
 
-def _with_network(options: Any, bad: list[str]) -> tuple[int, Iterator[Card], Any]:
+def _with_network(options: Any, bad: list[str], found: Any) -> tuple[int, Iterator[Card], Any]:
     """Return the number of pictures, their explanations by a network, and the region that is typed, or None.
 
-    Unreadable pictures go to ``bad``.
+    Unreadable pictures go to ``bad``; regions that are found, if they are wanted, to ``found``.
     """
     from pytorch_grad_cam_pcasvm import are_unlike_training
     from pytorch_grad_cam_pcasvm.head.anomalies import tells_anomalies
@@ -225,6 +236,7 @@ def _with_network(options: Any, bad: list[str]) -> tuple[int, Iterator[Card], An
     model = open_model(options)
     net, preparation = model.net, model.preparation
     targets = choose_targets(options, net)
+    found.check_model(about(targets, net), knows_frame=preparation.steps is not None)
     cam = make_cam(options, model)
     images = Images(open_folder(options, preparation), thumbnails=0)
     originals, trained = _keep_originals(images.data), find_trained(model, images.data.paths)
@@ -273,6 +285,8 @@ def _with_network(options: Any, bad: list[str]) -> tuple[int, Iterator[Card], An
             shown = [*range(len(decisions)), *strongest] if ranked else None
             note = sheets.unlike(outputs, place) or "unlike the training pictures" * far[place]
             sheet = sheets.drawn(picture, outputs, place, frame=frame, truth=truth, shown=shown, note=note)
+            file = Path(images.data.paths[row])
+            found.add(images.id(row), file, picture, sheets, outputs, place, frame, reading=preparation.reading)
             card = _make_card(images.id(row), sheets, outputs, place, sheet, truth, note)
             card.trained = images.data.paths[row] in trained
             if region is not None:

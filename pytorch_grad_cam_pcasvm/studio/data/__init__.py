@@ -9,18 +9,28 @@ from pytorch_grad_cam_pcasvm.studio.data.files import Listing, list_files
 
 if TYPE_CHECKING:
     from pytorch_grad_cam_pcasvm.studio.data.images import Images, in_colour
+    from pytorch_grad_cam_pcasvm.studio.data.region_files import write_regions
 
-__all__ = ["Images", "in_colour"]
+__all__ = ["Images", "in_colour", "write_regions"]
 PHOTOS = ".jpg, .png, .webp, ..."
 
 
 def __getattr__(name: str) -> Any:
-    """Return a public name: torch, which these need, is imported when one is asked for, and not for file names."""
+    """Return a public name: torch, which most need, is imported when one is asked for, and not for file names."""
+    if name == "write_regions":
+        from pytorch_grad_cam_pcasvm.studio.data import region_files
+
+        return region_files.write_regions
     if name in __all__:
         from pytorch_grad_cam_pcasvm.studio.data import images
 
         return getattr(images, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """Return all names, also of what is imported when it is asked for."""
+    return sorted({*globals(), *__all__})
 
 
 def list_photos(root: Path) -> list[Path]:

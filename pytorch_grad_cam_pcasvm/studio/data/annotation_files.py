@@ -103,7 +103,7 @@ def find_drawings(root: Path, names: Sequence[str]) -> Drawings | None:
     )
     if not files:
         return None
-    classes = ClassNames.of(files[0].parent) if tool == "YOLO" else None
+    classes = ClassNames.of(files[0].parent, folder) if tool == "YOLO" else None
     of_row, absent = dict[int, Drawing](), list[str]()
     for file in files:
         for drawing in _read(tool, file, _name(file, folder), classes):

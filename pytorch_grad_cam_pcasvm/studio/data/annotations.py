@@ -41,7 +41,7 @@ def name_annotation(path: Path) -> str | None:
     except OSError:
         return None
     if ending == ".txt":
-        whole = head.rpartition("\n")[0] if len(head) >= _HEAD else head
+        whole = (head.rpartition("\n")[0] or head.rpartition(" ")[0]) if len(head) >= _HEAD else head
         return "YOLO" if _is_yolo(whole) else None
     return next((name for name, pattern in _SAYS[ending] if re.search(pattern, head)), None)
 

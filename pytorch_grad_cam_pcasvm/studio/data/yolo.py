@@ -101,14 +101,18 @@ class ClassNames:
     has_poses: bool = False
 
     @classmethod
-    def of(cls, folder: Path) -> "ClassNames":
+    def of(cls, folder: Path, root: Path) -> "ClassNames":
         """Return the names that lie beside files of annotations, or in the folders above.
+
+        Args:
+            folder: of a file.
+            root: of all, in which they may lie, and in the folder above.
 
         Raises:
             OSError: a file cannot be read.
             ValueError: it has no names.
         """
-        for place in [folder, *folder.absolute().parents[:_ABOVE]]:
+        for place in [folder, *folder.absolute().parents[:_ABOVE], root, root.absolute().parent]:
             for name in (*CLASS_LISTS, *CLASS_TABLES):
                 file = place / name
                 if not file.is_file():
