@@ -75,8 +75,8 @@ def explain(options: Any) -> None:
 
     bad: list[str] = []
     found = Suggestions(options.out, options.regions)
-    explained = _with_file(options, bad, found) if is_file else _with_network(options, bad, found)
-    count, drawn, region = explained
+    start = _with_file if is_file else _with_network
+    count, drawn, region = start(options, bad, found)
     first = list(islice(drawn, 1))  # what is wrong with all is said before anything is written
     out = options.out
     out.mkdir(parents=True, exist_ok=True)
