@@ -10,7 +10,7 @@ from PIL import Image
 from test_choosing import NETWORK, make_photos, run
 
 from pytorch_grad_cam_pcasvm import SVMTarget, load_model
-from pytorch_grad_cam_pcasvm.studio.cli.region import Region
+from pytorch_grad_cam_pcasvm.studio.cli.region import RegionShares
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +102,7 @@ def test_of_good_parts_the_share_is_of_the_strongest_patch_and_no_decision_is_as
 
 
 def test_places_of_a_padded_photo_that_it_has_not_are_neither_inside_nor_beside():
-    region = Region("the region", (0.0, 0.0, 0.25, 1.0), None, "pad")
+    region = RegionShares("the region", (0.0, 0.0, 0.25, 1.0), None, "pad")
     places = region.draw(0, (64, 32), (32, 32))
     assert (places[:8] == -1).all()
     assert (places[24:] == -1).all()

@@ -15,7 +15,7 @@ from pytorch_grad_cam_pcasvm.studio.data.run_lengths import (
     expand_counts,
     find_counts,
 )
-from pytorch_grad_cam_pcasvm.studio.data.shapes import Canvas, Ellipse, Line, Rings, Runs, Stored
+from pytorch_grad_cam_pcasvm.studio.data.shapes import Canvas, Ellipse, Polyline, Rings, Runs, Stored
 
 SQUARE = [(2, 2), (12, 2), (12, 12), (2, 12)]
 
@@ -190,12 +190,12 @@ def test_a_turned_box_is_turned_clockwise_around_its_centre():
 
 
 def test_lines_and_points_have_the_pixels_that_they_pass():
-    line = draw(Line(np.array([(1.5, 1.5), (6.5, 1.5), (6.5, 4.5)])), 8, 6)
+    line = draw(Polyline(np.array([(1.5, 1.5), (6.5, 1.5), (6.5, 4.5)])), 8, 6)
     assert shown(line) == ["........", ".######.", "......#.", "......#.", "......#.", "........"]
-    points = draw(Line(np.array([(1.5, 1.5), (6.5, 4.5)]), is_joined=False), 8, 6)
+    points = draw(Polyline(np.array([(1.5, 1.5), (6.5, 4.5)]), is_joined=False), 8, 6)
     assert np.argwhere(points).tolist() == [[1, 1], [4, 6]]
     assert np.array_equal(walk_line(np.array([(-1e9, -1e9), (1e9, 1e9)]), 4, 4)[2], np.eye(4))
-    assert not draw(Line(np.array([(-5.0, -5.0), (-1.0, 3.0)]))).any()
+    assert not draw(Polyline(np.array([(-5.0, -5.0), (-1.0, 3.0)]))).any()
 
 
 def test_masks_of_a_part_lie_in_it():

@@ -227,7 +227,7 @@ def _with_network(options: Any, bad: list[str], found: Any) -> tuple[int, Iterat
     from pytorch_grad_cam_pcasvm.network.modules import find_device
     from pytorch_grad_cam_pcasvm.studio.cli.copies import find_trained
     from pytorch_grad_cam_pcasvm.studio.cli.models import choose_targets, make_cam, open_model
-    from pytorch_grad_cam_pcasvm.studio.cli.region import Region
+    from pytorch_grad_cam_pcasvm.studio.cli.region import RegionShares
     from pytorch_grad_cam_pcasvm.studio.data.images import Images, as_picture
     from pytorch_grad_cam_pcasvm.studio.export.outputs import about, describe_range, name_outputs
     from pytorch_grad_cam_pcasvm.studio.pictures.frames import WHOLE, find_frame
@@ -241,7 +241,7 @@ def _with_network(options: Any, bad: list[str], found: Any) -> tuple[int, Iterat
     images = Images(open_folder(options, preparation), thumbnails=0)
     originals, trained = _keep_originals(images.data), find_trained(model, images.data.paths)
     names = [images.id(row) for row in range(len(images))]
-    region = None if options.region is None else Region.of(options.region, preparation, names, images.data.paths)
+    region = None if options.region is None else RegionShares.of(options.region, preparation, names, images.data.paths)
     steps, most = preparation.steps, options.components or _COMPONENTS
     decisions = [target for target in targets if not isinstance(target, package.PCATarget)]
     # Where components are wanted, and carry a decision.

@@ -17,12 +17,12 @@ from pytorch_grad_cam_pcasvm.studio.pictures.frames import WHOLE, frame_picture
 
 
 @dataclass
-class Region:
+class RegionShares:
     """The region that is typed, ``--region``: a box that is the same on all photos, or masks.
 
     Attributes:
         name: in words.
-        box: left, top, width and height, as shares of the photo's sides; None: there are masks.
+        box: left, top, width and height, as shares of the photo's sides; empty: there are masks.
         masks: of the photos, as a folder or annotations name them; None: there is a box.
         resize: how photos are resized, and masks with them.
         shares: of each photo that has the region, the part of the evidence inside.
@@ -32,7 +32,7 @@ class Region:
     """
 
     name: str
-    box: tuple[float, ...] | None
+    box: tuple[float, ...]
     masks: MaskFolder | None
     resize: Any
     shares: list[float] = field(default_factory=list)
@@ -41,7 +41,7 @@ class Region:
     evidence: str = "the evidence"
 
     @classmethod
-    def of(cls, typed: Any, preparation: Preparation, names: Sequence[str], paths: Sequence[Path]) -> "Region":
+    def of(cls, typed: Any, preparation: Preparation, names: Sequence[str], paths: Sequence[Path]) -> "RegionShares":
         """Return the region that is typed, of photos.
 
         Raises:
@@ -54,7 +54,7 @@ class Region:
             return cls("the region", typed, None, resize)
         masks = MaskFolder(typed, names, paths, exif=preparation.exif, only_inside=True, page=preparation.page)
         print(masks.describe())
-        return cls(typed.resolve().name if typed.is_dir() else "the region", None, masks, resize)
+        return cls(typed.resolve().name if typed.is_dir() else "the region", (), masks, resize)
 
     def draw(self, row: int, picture: tuple[int, int], size: tuple[int, int]) -> np.ndarray | None:
         """Return where the region of a photo is as the network sees it; None: it has none, or is unknown.
@@ -70,7 +70,6 @@ class Region:
             known = self.masks.files[row] is not None
             inside = self.masks.find_inside(row, size, self.resize) if known else np.zeros(size, bool)
         else:
-            assert self.box is not None
             left, top, width, height = self.box
             inside = self._frame(picture, size, (left, top, left + width, top + height))
         if not inside.any():
@@ -152,7 +151,7 @@ def _write_share(share: float) -> str:
 
 
 def _measure_area(places: np.ndarray) -> float:
-    """Return which part of the photo is inside of a region, of places as :meth:`Region.draw` returns them."""
+    """Return which part of the photo is inside of a region, of places as :meth:`RegionShares.draw` returns them."""
     return float((places == 1).sum() / (places >= 0).sum())
 
 

@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 from pytorch_grad_cam_pcasvm.studio.data.drawings import Drawing, Shape, read_number, read_points, read_size, read_xml
 from pytorch_grad_cam_pcasvm.studio.data.run_lengths import is_count
-from pytorch_grad_cam_pcasvm.studio.data.shapes import Ellipse, Form, Line, Rings, Runs
+from pytorch_grad_cam_pcasvm.studio.data.shapes import Ellipse, Form, Polyline, Rings, Runs
 
 
 def read_cvat(file: Path) -> list[Drawing]:
@@ -99,8 +99,8 @@ def _read_mask(where: str, values: Mapping[str, str]) -> Runs:
 _FORMS: dict[str, Callable[[str, Mapping[str, str]], Form]] = {
     "polygon": lambda where, values: Rings([_read_corners(where, values, 3)]),
     "box": _read_box,
-    "polyline": lambda where, values: Line(_read_corners(where, values, 2)),
+    "polyline": lambda where, values: Polyline(_read_corners(where, values, 2)),
     "ellipse": _read_ellipse,
     "mask": _read_mask,
-    "points": lambda where, values: Line(_read_corners(where, values, 1), is_joined=False),
+    "points": lambda where, values: Polyline(_read_corners(where, values, 1), is_joined=False),
 }

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from pytorch_grad_cam_pcasvm.studio.data.drawings import Drawing, Shape, read_json, read_points, read_size
-from pytorch_grad_cam_pcasvm.studio.data.shapes import Ellipse, Form, Line, Rings, Stored
+from pytorch_grad_cam_pcasvm.studio.data.shapes import Ellipse, Form, Polyline, Rings, Stored
 
 
 def read_labelme(file: Path, name: str) -> list[Drawing]:
@@ -94,8 +94,8 @@ _FORMS: dict[str, tuple[int, Callable[[np.ndarray], Form]]] = {
     "oriented_rectangle": (4, lambda points: Rings([points], is_box=True)),  # LabelMe 6
     "rotation": (4, lambda points: Rings([points], is_box=True)),  # X-AnyLabeling
     "circle": (2, _draw_circle),
-    "line": (2, Line),
-    "linestrip": (2, Line),
-    "point": (1, Line),
-    "points": (1, lambda points: Line(points, is_joined=False)),
+    "line": (2, Polyline),
+    "linestrip": (2, Polyline),
+    "point": (1, Polyline),
+    "points": (1, lambda points: Polyline(points, is_joined=False)),
 }

@@ -22,7 +22,7 @@ _DECIMALS = 7  # of a side
 
 
 @dataclass(frozen=True)
-class Region:
+class MarkedRegion:
     """A connected region of a photo.
 
     Attributes:
@@ -60,10 +60,10 @@ class RegionsOfPhoto:
     file: Path
     width: int
     height: int
-    regions: Sequence[Region]
+    regions: Sequence[MarkedRegion]
 
 
-def find_regions(numbers: np.ndarray, names: Mapping[int, str], values: np.ndarray | None = None) -> list[Region]:
+def find_regions(numbers: np.ndarray, names: Mapping[int, str], values: np.ndarray | None = None) -> list[MarkedRegion]:
     """Return the regions of each class on a photo.
 
     Args:
@@ -79,7 +79,7 @@ def find_regions(numbers: np.ndarray, names: Mapping[int, str], values: np.ndarr
                 own = values[top : top + inside.shape[0], left : left + inside.shape[1]][inside]
                 score = float(f"{np.nan_to_num(own).max():.6g}")
             ring = outline_region(inside) + np.array([left, top])
-            regions.append(Region(name, ring, int(inside.sum()), score))
+            regions.append(MarkedRegion(name, ring, int(inside.sum()), score))
     return regions
 
 

@@ -138,7 +138,7 @@ class Ellipse:
 
 
 @dataclass(frozen=True)
-class Line:
+class Polyline:
     """A line, of one pixel's width, or points.
 
     Attributes:
