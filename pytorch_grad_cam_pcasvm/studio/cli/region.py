@@ -101,11 +101,11 @@ class RegionShares:
         """
         empty = np.zeros(x.shape[2:], np.int8)
         places = torch.from_numpy(np.stack([empty if one is None else one for one in inside]))
-        found, covered = maps.share(places == 1), _cover(x, places.to(x.device).unsqueeze(1))
+        found, before, after = maps.share(places == 1), None, None
         if net.is_dense:
             self.evidence = "the evidence for the strongest patch"
-        with torch.no_grad():
-            before, after = (_decide(net, net(images)) for images in (x, covered))
+        elif net.head.classes_ is not None:
+            before, after = maps.output.labels(), net.predict(_cover(x, places.to(x.device).unsqueeze(1)))
         numbers = list[dict[str, float]]()
         for place, one in enumerate(inside):
             share, error, change = (math.nan,) * 3
@@ -160,8 +160,3 @@ def _cover(x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
     rest = (places == 0).to(x)
     mean = (x * rest).sum((2, 3), keepdim=True) / rest.sum((2, 3), keepdim=True).clamp(min=1)
     return torch.where(places == 1, mean, x)
-
-
-def _decide(net: Any, output: Any) -> list[Any] | None:
-    """Return the class of each image; None: the head decides otherwise."""
-    return None if net.head.classes_ is None or net.is_dense else output.labels().tolist()
