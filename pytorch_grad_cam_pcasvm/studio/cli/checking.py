@@ -17,6 +17,7 @@ from pytorch_grad_cam_pcasvm.studio.cli.copies import (
     pick_first,
     separate_scenes,
 )
+from pytorch_grad_cam_pcasvm.studio.cli.corner_text import find_text, tell_text
 from pytorch_grad_cam_pcasvm.studio.cli.dicom_checking import tell_machines, tell_windows
 from pytorch_grad_cam_pcasvm.studio.cli.folders import (
     describe_left_out,
@@ -66,8 +67,10 @@ def check(options: CheckOptions) -> None:
     for part in splits:
         of_part = [path for path in paths if path.is_relative_to(root / part)]
         print(f"{part}: {len(of_part)} photos")
-        findings += [f"{part}: {remark}" for remark in _tell_classes(root / part, of_part)]
-    findings += [] if splits else _tell_classes(root, paths)
+        own = {path: looked[path] for path in of_part}
+        remarks = [*_tell_classes(root / part, of_part), *tell_text(own, root / part)]
+        findings += [f"{part}: {remark}" for remark in remarks]
+    findings += [] if splits else [*_tell_classes(root, paths), *tell_text(looked, root)]
     dicom, *hints = tell_windows(paths, options.window, options.tiff_page) or [""]
     print(dicom, end="\n" * bool(dicom))
     findings += hints
@@ -123,7 +126,7 @@ def _look_at(path: Path, page: int | None) -> dict[str, Any]:
             numbers, white = deep_numbers(picture)
             picture.load()
             refuse_bands(picture)
-            own = hash_picture(picture, path) if numbers is None else None
+            own, text = (hash_picture(picture, path), find_text(picture)) if numbers is None else (None, None)
             kinds = {"moving": moving, "deep": numbers is not None, "turned": read_orientation(picture) != 1}
         if numbers is not None:
             low, high = float(numbers.min()), float(numbers.max())
@@ -131,8 +134,9 @@ def _look_at(path: Path, page: int | None) -> dict[str, Any]:
                 raise ValueError("no greys")
             kinds |= {"top": high if white > 1 else 0, "deep": white > 1}  # type: ignore[dict-item]
             kinds |= {"unit": white == 1 and high <= 1, "wide": white == 1 and high > 1}
-            own = hash_picture(read_picture(path, float_white=_FLOAT_WHITE, page=page), path)
-        return {"size": size, "digest": digest, "hash": own, "tiny": min(size) < _TINY} | kinds
+            shown = read_picture(path, float_white=_FLOAT_WHITE, page=page)
+            own, text = hash_picture(shown, path), find_text(shown)
+        return {"size": size, "digest": digest, "hash": own, "text": text, "tiny": min(size) < _TINY} | kinds
     except Exception as error:  # whatever a decoder raises
         return {"broken": _find_reason(path, page) or str(error) or type(error).__name__}
 
