@@ -86,7 +86,7 @@ def test_a_data_set_in_a_folder_of_its_own_is_opened_if_that_is_no_class(tmp_pat
     assert told.endswith(f"next: pcasvm-cam fit {tmp_path}/a/tiles\n")
     add_faults(tmp_path / "b", "good", "../masks")
     told = run(capsys, "check", tmp_path / "b")[1]
-    assert told.endswith(f"pcasvm-cam fit {tmp_path}/b/good --pool dense:3 --classifier pca\n")
+    assert told.endswith(f"next, of good photos alone: pcasvm-cam fit {tmp_path}/b/good\n")
 
 
 def test_masks_and_pages_that_are_typed_are_proposed(tmp_path, capsys):

@@ -93,7 +93,9 @@ def _tell_next(options: CheckOptions, listing: Listing, splits: Sequence[str], w
     training = list_files(root / next((part for part in splits if part.lower().startswith("train")), ""))
     photos, drawn = training.photo_folder, options.masks or listing.drawn
     classes = class_folders(photos)
-    if drawn is not None and (options.masks or root != listing.root or photos != training.root or len(classes) < 2):
+    of_all = bool(training.photos) and len(training.masks) >= len(training.photos)  # as of folders of parts
+    elsewhere = root != listing.root or photos != training.root
+    if drawn is not None and (options.masks or elsewhere or of_all or len(classes) < 2):
         line = use_drawn(listing, drawn, options, **more)
         if not splits or f" fit {photos}" in line:
             print(f"next: {line}")
@@ -105,8 +107,10 @@ def _tell_next(options: CheckOptions, listing: Listing, splits: Sequence[str], w
     elif len(classes) == 1 and classes[0].lower() not in NORMAL and len(class_folders(photos / classes[0])) > 1:
         inside = photos / classes[0]
         print(f"next, if the folders in {inside} are the classes: {write_line(options, 'check', images=inside)}")
+    elif (inside := photos / next(iter(classes), "")).name.lower() in NORMAL:
+        print(f"next, of good photos alone: {write_line(options, 'fit', images=inside, **more)}")
     else:
-        print(f"next, {use_good(photos / next(iter(classes), ''), options, **more)}")
+        print(f"next, {use_good(inside, options, **more)}")
 
 
 def _look_at(path: Path, page: int | None) -> dict[str, Any]:

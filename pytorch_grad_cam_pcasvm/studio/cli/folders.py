@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,11 +14,12 @@ from pytorch_grad_cam_pcasvm.studio.data import PHOTOS, arranged, class_folders,
 from pytorch_grad_cam_pcasvm.studio.data.files import NORMAL, Listing, is_hidden, list_files
 
 _BLOCK = 16  # images that are read at once
-# Folders of these names are hardly classes.
-_SPLITS = ("train", "training", "val", "valid", "validation", "test", "testing")
+# Folders of these names are hardly classes: also test_public of MVTec AD 2, val2017 of COCO.
+_OF = r"(?:[ _-]?(?:set|data|images?|split|public|private|mixed|\d{4}))*"
+_SPLIT = re.compile(rf"(?:train(?:ing)?|val(?:id(?:ation)?)?|test(?:ing)?){_OF}", re.IGNORECASE)
 
 
-def classes_in(root: Path, wanted: Sequence[str]) -> Sequence[str] | None:
+def classes_in(root: Path, wanted: str) -> Sequence[str] | None:
     """Return the names of the classes in a folder of images, or None; before a network is loaded.
 
     Raises:
@@ -26,7 +28,7 @@ def classes_in(root: Path, wanted: Sequence[str]) -> Sequence[str] | None:
     """
     splits = list_splits(root)
     if splits:
-        meant = next((name for name in splits if name.lower() in wanted), splits[0])
+        meant = next((name for name in splits if name.lower().startswith(wanted)), splits[0])
         split_names = " and ".join([", ".join(splits[:-1]), splits[-1]] if len(splits) > 1 else splits)
         phrase = "look like splits, not classes" if len(splits) > 1 else "looks like a split, not a class"
         are = "folders are" if len(splits) > 1 else "only folder is"
@@ -37,7 +39,7 @@ def classes_in(root: Path, wanted: Sequence[str]) -> Sequence[str] | None:
 def list_splits(root: Path) -> list[str]:
     """Return the folders that are parts of a data set, such as train and test, and no classes; empty: none are."""
     folders = class_folders(root) if root.is_dir() else []
-    splits = [name for name in folders if name.lower() in _SPLITS]
+    splits = [name for name in folders if _SPLIT.fullmatch(name)]
     return splits if len(splits) > 1 or splits == folders else []  # one among others may be a class: bus, car, train
 
 
@@ -137,7 +139,7 @@ def use_drawn(listing: Listing, folder: Path, options: Any, **more: Any) -> str:
 
 def is_test(folder: Path) -> bool:
     """Return whether a folder is named as one of photos to test on."""
-    return folder.name.lower() in _SPLITS[-2:]
+    return folder.name.lower().startswith("test") and _SPLIT.fullmatch(folder.name) is not None
 
 
 def refuse_bad(options: Any, reasons: Mapping[str, str]) -> None:

@@ -167,7 +167,7 @@ def refuse_photos(options: Any) -> None:
     if options.name == "fit":
         _refuse_training(options)
     elif options.name in ("atlas", "evaluate") or (options.name == "explain" and options.model.suffix != ".onnx"):
-        classes_in(options.images, ("test", "testing"))
+        classes_in(options.images, "test")
     elif options.name == "export" and options.images is not None:
         name_classes(options.images)
     if options.name == "evaluate":
@@ -219,7 +219,7 @@ def _refuse_training(options: FitOptions) -> None:
         )
     if options.skip_suspicious and options.classifier != "pca":
         raise ValueError("--skip-suspicious is for --classifier pca, which learns from good photos alone: leave it out")
-    classes = classes_in(options.images, ("train", "training"))
+    classes = classes_in(options.images, "train")
     if of_good_parts:
         _refuse_several_classes(options, classes)
     elif options.masks is None:
