@@ -136,9 +136,8 @@ def test_what_cannot_be_used_is_told_before_the_network_is_made(photos, tmp_path
 def test_one_class_alone_names_the_way_for_good_photos(photos, tmp_path, capsys):
     shutil.rmtree(photos / "crack")
     good = photos / "good"
-    way = f"if there is nothing to find on them: pcasvm-cam fit {good} --pool dense:3 --classifier pca"
     out = ["--out", tmp_path / "m.safetensors"]
-    assert run(capsys, "check", photos)[1].endswith(f"next, {way}\n")
+    assert run(capsys, "check", photos)[1].endswith(f"next, of good photos alone: pcasvm-cam fit {good}\n")
     for folder in (photos, good):
         line = run(capsys, "fit", folder, *OPTIONS, *out, "--normal", "good", "--C", "1")[2].rpartition("pcasvm-cam ")[
             2
