@@ -25,9 +25,9 @@ _BYPASSED = 1e-3  # of the difference of two images' features: what may come of 
 def find_last_blocks(backbone: nn.Module, source: FeatureSource, x: Tensor) -> list[str]:
     """Return the last layer of every map size on the way to the features, from the finest to the coarsest.
 
-    Of a transformer it is a norm before an attention, or where a named pool takes features from the patches, the block
-    of one; where all sizes are the same, the last two of these. Of a network with several inputs it is the last of each
-    branch.
+    Of a transformer it is a norm before an attention, or where a named pool takes features from patches alone, the
+    block of one; where all sizes are the same, the last two of these. Of a network with several inputs it is the last
+    of each branch.
 
     Args:
         backbone: the network, in evaluation mode.
@@ -55,7 +55,7 @@ def last_blocks_by_branch(backbone: nn.Module, source: FeatureSource, x: Tensor)
         return [[backbone.prefix + name for name in branch] for branch in branches]
     passed, _ = _passed(backbone, source, x)
     norms = [name for name in norms_before_attention(backbone) if name in passed and passed[name].is_tensor]
-    if all(part.by_name for part in source.parts or (source,)):  # pools of patches, part of which passes a norm by
+    if all(part.of_patches for part in source.parts or (source,)):  # part of which passes a norm by
         blocks = [norm.rpartition(".")[0] for norm in norms]
         norms = [name for name in blocks if name in passed and passed[name].is_tensor] or norms
     if norms:

@@ -56,6 +56,7 @@ class FeatureSource:
         dense: whether features are (N, D, h, w), a row for each position.
         parts: of several layers, each one's; of the rest, only ``dense`` is known then.
         layout: how the output lies on the image, for images of one shape.
+        of_patches: whether the pool is one of the package's that looks at no class token.
 
     Example:
         >>> source = FeatureSource.of(backbone, "layer2", "mean")
@@ -70,6 +71,7 @@ class FeatureSource:
     dense: bool = False
     parts: "tuple[FeatureSource, ...]" = ()
     layout: Layout | None = None
+    of_patches: bool = False
 
     def __repr__(self) -> str:
         return " + ".join(map(repr, self.parts)) or repr(self.field or self.layer or "its output")
@@ -97,13 +99,14 @@ class FeatureSource:
         if not checked:
             check_pool(pool)
         is_named, dense = isinstance(pool, str | tuple), keeps_positions(pool)
+        patches = is_named and pool not in ("cls", "cls+mean")
         # Only models with a `config` (Hugging Face) return outputs with named fields.
         a_name = isinstance(layer, str) and layer.isidentifier() and layer not in backbone._modules
         if a_name and hasattr(backbone, "config"):
-            return FeatureSource(None, str(layer), pool, is_named, dense)
+            return FeatureSource(None, str(layer), pool, is_named, dense, of_patches=patches)
         if checked and not isinstance(layer, nn.Module):
-            return FeatureSource(layer, None, pool, is_named, dense)
-        return FeatureSource(find_layer_name(backbone, layer), None, pool, is_named, dense)
+            return FeatureSource(layer, None, pool, is_named, dense, of_patches=patches)
+        return FeatureSource(find_layer_name(backbone, layer), None, pool, is_named, dense, of_patches=patches)
 
     def at(self, backbone: nn.Module, x: Tensor) -> "FeatureSource":
         """Return the same source with the pool as a function, for images of the shape of x."""

@@ -139,6 +139,19 @@ def test_a_model_without_a_layer_for_maps_is_told():
     _check_maps(SimpleNamespace(layer=["0"], backbone=""), nn.Sequential(nn.Conv2d(3, 3, 1), net), FeatureSource(), x)
 
 
+@pytest.mark.parametrize("pool", ["cls", "cls+mean"])
+def test_maps_of_a_class_token_are_of_the_norm_before_its_last_attention(pool):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net, x = Tower().eval(), torch.randn(12, 3, 16, 16)
+    loader = [(x, torch.arange(12) % 2)]
+    model = fit_model(
+        net, loader, make_pipeline(StandardScaler(), SVC()), "norm", pool=pool, resample=0, progress=False
+    )
+    assert model.layers == ("blocks.1.norm1",)
+    assert bool(model.explain(x[:3]).nu.all())
+
+
 @pytest.mark.parametrize("layer", ["norm", ["blocks.0", "blocks.1"], "blocks.0"])
 @pytest.mark.parametrize("pool", ["dense", "mean"])
 def test_maps_of_patches_are_of_a_block_which_nothing_passes_by(layer, pool):

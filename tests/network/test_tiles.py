@@ -427,9 +427,12 @@ def test_a_transformer_on_tiles(pool):
     else:
         assert rows.shape == (9 * 7 * 10, 24)
     labels = np.arange(9) % 3
-    model = fit_model(
-        backbone, [(x, labels)], make_pipeline(StandardScaler(), PCA(4), SVC()), pool=dense, progress=False
-    )
+    norms = ["net.blocks.1.norm1", "net.blocks.2.norm1"]
+    pipeline = make_pipeline(StandardScaler(), PCA(4), SVC())
+    usual = fit_model(backbone, [(x, labels)], pipeline, pool=dense, progress=False)
+    assert usual.layers == ("net.blocks.2.norm1" if pool == "cls" else "net.blocks.2",)
+    assert gap(usual.explain(x[:2], [SVMTarget(1, **({"at": (2, 3)} if dense else {}))])) < 1e-9
+    model = fit_model(backbone, [(x, labels)], pipeline, pool=dense, layers=norms, progress=False)
     assert model.tokens
     assert model.means["net.blocks.2.norm1"].shape == (19, 24)
     at = {"at": (2, 3)} if dense else {}
