@@ -32,7 +32,8 @@ class Share(NamedTuple):
         positive: of what raises the target, shape (N, K).
         negative: of what lowers it, (N, K).
         total: of both, (N, K).
-        error: one standard error of ``total``, by resampled heads, (N, K); None without them, and of maps from files.
+        error: one standard error of ``total``, by resampled heads, (N, K); None without them, of maps from files,
+            and of methods with ``opposite``.
 
     Example:
         >>> maps.share(torch.ones(32, 32)).total[0, 0]
@@ -409,7 +410,7 @@ class SignedMaps(MethodResult):
         against = -self.maps if self.opposite is None else self.opposite
         total = self.maps.abs() if self.opposite is None else self.maps.relu() + against.relu()
         error = None
-        if self._refits is not None:
+        if self._refits is not None and self.opposite is None:  # of which refits make no opposite
             spread = _measure_share(self._refits.abs(), weights.unsqueeze(2)).std(2)
             error = torch.where(self.values_error.isnan(), torch.nan, spread)  # type: ignore[union-attr]
         positive, negative, both = (_measure_share(part, weights) for part in (self.maps.relu(), against.relu(), total))

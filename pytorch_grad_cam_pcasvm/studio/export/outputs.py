@@ -301,13 +301,7 @@ def compared(
         if name in actual:
             actual[name] = actual[name] * np.exp(factor).reshape(*factor.shape, *[1] * (actual[name].ndim - 2))
     for name, numbers in wanted.items():
-        rows = (
-            everywhere
-            if name in ("components", "anomaly", "outside", "parts")
-            else same
-            if name in _OF_VALUES
-            else shown
-        )
+        rows = everywhere if name in _OF_FEATURES else same if name in _OF_VALUES else shown
         of = _BESIDE.get(name, name)
         size = max(np.abs(wanted[of][rows]).max(initial=0.0), largest.get(of, 0.0) * bool(rows.any()))
         unknown = name in ERRORS and np.isnan(actual[name]) & np.isnan(numbers)
